@@ -1,4 +1,4 @@
-"""One call of `embq index`, from its options to a published version."""
+"""Runs `embq index`: from its options to a published version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from core.storage.paths import Place, place
 from embq.cli.authorization import authorized_client
 from embq.cli.options import settings_with
 from embq.indexing.changes import change, grown
-from embq.indexing.progress import BuildProgress
+from embq.indexing.progress import ConsoleProgress
 from indexer.build.build import Built, build
 from indexer.build.queue_runner import QueueRunner
 from indexer.build.report import summary, write_report
@@ -32,7 +32,7 @@ from indexer.plan.plan import IndexPlan, describe_plan, make_plan
 from indexer.tune.queries import plan_queries
 
 FEW_ROWS = 1_000
-"""So few are compared one by one, and nothing is learned of them that would favour queries among them."""
+"""Below this, search is exhaustive and nothing is trained, so that queries need not be held out."""
 
 DECIDING = (
     "recall",
@@ -48,13 +48,13 @@ DECIDING = (
     "drop_invalid",
     "seed",
 )
-"""Options by which an interrupted build is found again; who does it decides nothing about what it is."""
+"""Options that identify a build, to continue an interrupted one; those that do not change the index are left out."""
 
 
 def index(options: Mapping[str, Any]) -> int:
-    """Build what the options ask for, or change the index that is there; gives the exit status."""
+    """Build an index, or change the existing one; returns the exit status."""
     if options["delete"] or options["delete_from"] or options["compact"]:
-        return change(options, runner_of(options, wish_of(options)))
+        return change(options, runner_of(options, build_options(options)))
     root = place(options["source"])
     id_columns = [name.strip() for name in options["id_columns"].split(",") if name.strip()]
     collection = open_collection(
@@ -64,25 +64,25 @@ def index(options: Mapping[str, Any]) -> int:
         file_format=options["file_format"],
         id_columns=id_columns,
     )
-    wish = wish_of(options)
+    wanted = build_options(options)
     folder = index_folder(options["to"], root, collection)
 
     def plan() -> IndexPlan:
         return make_plan(
-            collection.n, collection.dim, wish, unit_length=collection.unit_length, speeds=measure_speeds()
+            collection.n, collection.dim, wanted, unit_length=collection.unit_length, speeds=measure_speeds()
         )
 
     if options["dry_run"]:
-        made = plan()
-        click.echo(json.dumps(to_json(made)) if options["as_json"] else describe_plan(made))
+        planned = plan()
+        click.echo(json.dumps(to_json(planned)) if options["as_json"] else describe_plan(planned))
         return Exit.DONE
-    queries = plan_queries(collection, files=query_files(options["queries"]), seed=wish.seed)
+    queries = plan_queries(collection, files=query_files(options["queries"]), seed=wanted.seed)
     asked = {name: options[name] for name in DECIDING}
     quiet = options["quiet"] or options["as_json"]
     if not options["rebuild"] and fits(folder, asked):
-        with runner_of(options, wish) as runner:
-            came = grown(folder, collection, options, runner, wish.current_memory_available)
-        return account(Built(came.version, fresh=came.rows > 0), collection, as_json=options["as_json"])
+        with runner_of(options, wanted) as runner:
+            result = grown(folder, collection, options, runner, wanted.current_memory_available)
+        return print_result(Built(result.version, fresh=result.rows > 0), collection, as_json=options["as_json"])
 
     def spec() -> BuildSpec:
         return BuildSpec(
@@ -92,17 +92,17 @@ def index(options: Mapping[str, Any]) -> int:
             queries=queries,
             held_out=() if collection.n < FEW_ROWS else tuple(queries.held_out(collection.n).tolist()),
             drop_invalid=options["drop_invalid"],
-            memory_bytes=wish.current_memory_available,
+            memory_bytes=wanted.current_memory_available,
         )
 
-    with runner_of(options, wish) as runner:
-        progress = BuildProgress(quiet=quiet)
+    with runner_of(options, wanted) as runner:
+        progress = ConsoleProgress(quiet=quiet)
         built = build(folder, collection, asked, spec, runner, progress, write_report, rebuild=options["rebuild"])
-    return account(built, collection, as_json=options["as_json"])
+    return print_result(built, collection, as_json=options["as_json"])
 
 
-def wish_of(options: Mapping[str, Any]) -> BuildOptions:
-    """What the options ask for; UsageError where one cannot be understood."""
+def build_options(options: Mapping[str, Any]) -> BuildOptions:
+    """The build options; UsageError where one cannot be parsed."""
     recall, recall_at = parse_recall(options["recall"])
     available = options["current_memory_available"]
     within_ms = options["max_index_query_time_ms"]
@@ -123,11 +123,11 @@ def wish_of(options: Mapping[str, Any]) -> BuildOptions:
 
 
 def index_folder(to: str | None, root: Place, collection: Collection) -> Path:
-    """Where the index goes."""
+    """The folder of the index."""
     where = place(to) if to is not None else root
     if isinstance(where, ObjectPath):
         raise UsageError(
-            f"an index is searched through files that are mapped into memory, and {where} is on an object store",
+            f"the files of an index are memory-mapped, and {where} is on an object store",
             next_step="add --to with a folder of this machine, or one that all workers share",
         )
     if to is not None:
@@ -135,10 +135,10 @@ def index_folder(to: str | None, root: Place, collection: Collection) -> Path:
     return (where if where.is_dir() else where.parent).absolute() / "index" / collection.output
 
 
-def query_files(said: Sequence[str]) -> dict[str, str]:
-    """Name -> path of each further query set."""
+def query_files(pairs: Sequence[str]) -> dict[str, str]:
+    """Name -> path of each additional query set."""
     found = {}
-    for one in said:
+    for one in pairs:
         name, equals, path = one.partition("=")
         if not equals or not name or not path:
             raise UsageError(f"--queries {one!r} is not NAME=FILE", next_step="for example --queries text=prompts.npy")
@@ -147,23 +147,23 @@ def query_files(said: Sequence[str]) -> dict[str, str]:
 
 
 @contextmanager
-def runner_of(options: Mapping[str, Any], wish: BuildOptions) -> Iterator[Runner]:
-    """Who does the work: processes here, or the workers of the broker that --broker names.
+def runner_of(options: Mapping[str, Any], wanted: BuildOptions) -> Iterator[Runner]:
+    """The runner of the steps: local processes, or the workers of --broker.
 
-    Not of EMBQ_BROKER_URL alone: it stands in every environment from which runs are enqueued, by users of the broker
-    that may not do this, and in folders that its workers do not see.
+    EMBQ_BROKER_URL is ignored: it is set wherever runs are enqueued, also for users of the broker without this right,
+    and for folders that its workers cannot reach.
     """
     if not options["broker"]:
-        yield local(options["workers"], threads=cores(), memory_bytes=wish.current_memory_available)
+        yield local(options["workers"], threads=cores(), memory_bytes=wanted.current_memory_available)
         return
     settings = settings_with(options["broker"])
     client = authorized_client(
-        settings, "index", patient=True, instead="; or build it on this machine alone, without --broker"
+        settings, "index", patient=True, instead="; or build it on this machine, without --broker"
     )
     runner = QueueRunner(
         client,
         url=settings.broker_url,
-        memory_bytes=wish.current_memory_available,
+        memory_bytes=wanted.current_memory_available,
         lease_s=settings.lease_s,
         say=lambda text: click.echo(text, err=True),
     )
@@ -173,16 +173,16 @@ def runner_of(options: Mapping[str, Any], wish: BuildOptions) -> Iterator[Runner
         runner.close()
 
 
-def account(built: Built, collection: Collection, *, as_json: bool) -> int:
-    """Say what came of it; gives the exit status."""
+def print_result(built: Built, collection: Collection, *, as_json: bool) -> int:
+    """Print the result; returns the exit status."""
     infos = read_json(built.version.path / "infos.json")
     if as_json:
-        told = {"schema": 1, "index": str(built.version.index), "version": built.version.name, "fresh": built.fresh}
-        click.echo(json.dumps({**told, "infos": infos}))
+        fields = {"schema": 1, "index": str(built.version.index), "version": built.version.name, "fresh": built.fresh}
+        click.echo(json.dumps({**fields, "infos": infos}))
     else:
         if not built.fresh:
-            click.echo("the index is there already, and just as asked for; --rebuild builds it anew", err=True)
+            click.echo("the index exists already and is as requested; --rebuild builds it anew", err=True)
         if not collection.complete:
-            click.echo("note: the run is not complete; what is committed now was indexed", err=True)
+            click.echo("note: the run is not complete; the rows committed so far were indexed", err=True)
         click.echo(summary(infos, report=built.version.path))
     return Exit.DONE if infos.get("target_met", True) is not False else Exit.SOME_FAILED

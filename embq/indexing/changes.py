@@ -1,4 +1,4 @@
-"""What `embq index` does with an index that is there: it lets it grow, deletes from it, and compacts it."""
+"""`embq index` on an existing index: adds rows, deletes rows, compacts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from core.errors import Exit, InputError, UsageError
-from embq.indexing.progress import BuildProgress
+from embq.indexing.progress import ConsoleProgress
 from indexer.build.runners import Runner
 from indexer.change.compaction import Compaction, compact
 from indexer.change.deletes import NAMED, Deletion, delete
@@ -21,35 +21,35 @@ from indexer.index_files.version import resolve_index
 
 
 def grown(index: Path, collection: Collection, options: Mapping[str, Any], runner: Runner, memory_bytes: int) -> Grown:
-    """Add what is new to an index, and say what came of it beside the account."""
+    """Add new rows to an index, and print a summary to stderr."""
     quiet = options["quiet"] or options["as_json"]
-    came = grow(
+    result = grow(
         index,
         collection,
         runner,
-        BuildProgress(quiet=quiet),
+        ConsoleProgress(quiet=quiet),
         drop_invalid=options["drop_invalid"],
         memory_bytes=memory_bytes,
     )
     if not quiet:
-        _say_growth(came)
-    for warning in came.report.get("warnings", ()):
+        _print_growth(result)
+    for warning in result.report.get("warnings", ()):
         click.echo(f"warning: {warning}", err=True)
-    return came
+    return result
 
 
 def change(options: Mapping[str, Any], runner: AbstractContextManager[Runner]) -> int:
-    """Delete or compact; gives the exit status. Only compaction needs the runner."""
+    """Delete or compact; returns the exit status. Only compaction uses the runner."""
     where = Path(options["to"] or options["source"])
     index = resolve_index(where.absolute(), None if options["to"] else options["output"])
     keys = _keys(options)
     if keys and options["compact"]:
-        raise UsageError("--delete and --compact are two steps", next_step="delete first, then compact")
+        raise UsageError("--delete and --compact cannot be combined", next_step="delete first, then compact")
     if options["compact"]:
         with runner as opened:
-            came = compact(index, opened, BuildProgress(quiet=options["quiet"] or options["as_json"]))
-        return _say_compaction(came, options)
-    return _say_deletion(delete(index, keys), options)
+            result = compact(index, opened, ConsoleProgress(quiet=options["quiet"] or options["as_json"]))
+        return _print_compaction(result, options)
+    return _print_deletion(delete(index, keys), options)
 
 
 def _keys(options: Mapping[str, Any]) -> list[str]:
@@ -69,42 +69,52 @@ def _keys(options: Mapping[str, Any]) -> list[str]:
     return keys
 
 
-def _say_growth(came: Grown) -> None:
-    if came.rows:
-        measured = came.report["recall_of_new_rows"]
+def _print_growth(result: Grown) -> None:
+    if result.rows:
+        measured = result.report["recall_of_new_rows"]
         recall = [
             f"{name} of searches for them {value:.3f}" for name, value in measured.items() if "@" in name and value
         ]
-        drift = (
-            f"{100 * came.report['drift']['change']:+.1f} % farther from the centres of their lists than at training"
-        )
+        drift = f"{100 * result.report['drift']['change']:+.1f} % farther from their centroids than at training"
         click.echo(
-            "; ".join([f"added {came.rows:,} rows", drift, *recall]),
+            "; ".join([f"added {result.rows:,} rows", drift, *recall]),
             err=True,
         )
-    if came.compaction is not None:
-        click.echo(f"compacted {came.compaction.groups} groups of lists into one", err=True)
+    if result.compaction is not None:
+        click.echo(f"compacted {result.compaction.groups} groups of lists into one", err=True)
 
 
-def _say_deletion(came: Deletion, options: Mapping[str, Any]) -> int:
+def _print_deletion(result: Deletion, options: Mapping[str, Any]) -> int:
     if options["as_json"]:
-        told = {"schema": 1, "index": str(came.version.index), "version": came.version.name, "deleted": came.rows}
-        click.echo(json.dumps({**told, "already": came.already, "unknown": list(came.unknown), "rows": came.version.n}))
+        fields = {
+            "schema": 1,
+            "index": str(result.version.index),
+            "version": result.version.name,
+            "deleted": result.rows,
+        }
+        click.echo(
+            json.dumps({**fields, "already": result.already, "unknown": list(result.unknown), "rows": result.version.n})
+        )
     else:
-        again = f", {came.already:,} were deleted before" if came.already else ""
-        click.echo(f"deleted {came.rows:,} rows{again}; {came.version.n:,} can be found in {came.version.index}")
-    if came.unknown:
-        named = ", ".join(came.unknown[:NAMED]) + (", ..." if len(came.unknown) > NAMED else "")
-        click.echo(f"warning: no row has {len(came.unknown):,} of the keys: {named}", err=True)
-    return Exit.SOME_FAILED if came.unknown else Exit.DONE
+        again = f", {result.already:,} were deleted earlier" if result.already else ""
+        click.echo(f"deleted {result.rows:,} rows{again}; {result.version.n:,} can be found in {result.version.index}")
+    if result.unknown:
+        named = ", ".join(result.unknown[:NAMED]) + (", ..." if len(result.unknown) > NAMED else "")
+        click.echo(f"warning: no row has {len(result.unknown):,} of the keys: {named}", err=True)
+    return Exit.SOME_FAILED if result.unknown else Exit.DONE
 
 
-def _say_compaction(came: Compaction, options: Mapping[str, Any]) -> int:
+def _print_compaction(result: Compaction, options: Mapping[str, Any]) -> int:
     if options["as_json"]:
-        told = {"schema": 1, "index": str(came.version.index), "version": came.version.name, "fresh": came.fresh}
-        click.echo(json.dumps({**told, "groups": came.groups, "dropped": came.dropped}))
-    elif came.fresh:
-        click.echo(f"compacted {came.groups} groups of lists into one, without {came.dropped:,} deleted rows")
+        fields = {
+            "schema": 1,
+            "index": str(result.version.index),
+            "version": result.version.name,
+            "fresh": result.fresh,
+        }
+        click.echo(json.dumps({**fields, "groups": result.groups, "dropped": result.dropped}))
+    elif result.fresh:
+        click.echo(f"compacted {result.groups} groups of lists into one, without {result.dropped:,} deleted rows")
     else:
-        click.echo("there is nothing to compact: no row was added or deleted since")
+        click.echo("nothing to compact: no row was added or deleted")
     return Exit.DONE

@@ -1,4 +1,4 @@
-"""How a build goes, on a terminal or in a log."""
+"""Progress of a build on stderr, on a terminal or in a log."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ STAGE_WORDS = {
     "retune": "measuring searches for new rows",
     "compact": "merging what was added",
 }
-"""Stage -> what it does, for people."""
+"""Stage -> description."""
 
 SAY_S = 10.0
 """Least time between two lines on a stage in a log."""
 
 
-class BuildProgress:
-    """A course on stderr.
+class ConsoleProgress:
+    """Shows the progress of a build, a growth or a compaction.
 
     Args:
-        quiet: say nothing but what is wrong.
+        quiet: print warnings only.
     """
 
     def __init__(self, *, quiet: bool) -> None:
@@ -51,19 +51,19 @@ class BuildProgress:
             return
         click.echo(describe_plan(spec.plan), err=True)
         if resumed:
-            click.echo("an earlier attempt at just this index was interrupted: going on with what it left", err=True)
+            click.echo("continuing an interrupted build of this index", err=True)
 
     def growing(self, spec: GrowthSpec, *, resumed: bool) -> None:
         """See `indexer.change.growth.GrowthProgress`."""
         if self._quiet:
             return
         click.echo(
-            f"the index is there: {spec.new_rows:,} new rows are added to its {spec.growth.first_id:,}, nothing is "
-            "trained again; --rebuild builds it anew",
+            f"the index exists: adding {spec.new_rows:,} new rows to its {spec.growth.first_id:,}, without training "
+            "again; --rebuild builds it anew",
             err=True,
         )
         if resumed:
-            click.echo("an earlier attempt at just this was interrupted: going on with what it left", err=True)
+            click.echo("continuing an interrupted attempt to add them", err=True)
 
     def stage(self, name: str, done: int, units: int) -> None:
         """See `indexer.build.build.BuildProgress`."""
@@ -77,13 +77,14 @@ class BuildProgress:
             self._line.show(f"{title}: {done:,} of {units:,} units{self._left(done, units)}")
 
     def _left(self, done: int, units: int) -> str:
-        """What the build will take from here on, by the plan and by how much faster or slower it has been so far."""
+        """The estimated time left: the planned time of what is left, scaled by the speed so far."""
         stages = list(self._planned)
         if self._stage not in stages:
             return ""
         at = stages.index(self._stage)
-        before = sum(self._planned[stage] for stage in stages[:at]) + self._planned[self._stage] * done / max(1, units)
-        after = sum(self._planned[stage] for stage in stages[at:]) - self._planned[self._stage] * done / max(1, units)
+        done_s = self._planned[self._stage] * done / max(1, units)
+        before = sum(self._planned[stage] for stage in stages[:at]) + done_s
+        after = sum(self._planned[stage] for stage in stages[at:]) - done_s
         so_far = time.monotonic() - self._began
         pace = min(10.0, max(0.1, so_far / before)) if before > 1.0 else 1.0
         return f", about {duration(after * pace)} left"

@@ -1,4 +1,4 @@
-"""`embq index`."""
+"""`embq index`: builds, grows and changes an index."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from embq.cli.options import json_option
     "--output",
     default=None,
     metavar="NAME",
-    help="Which of a run's vectors: image, text or a model's.  [image or the only one]",
+    help="Output of the run to index: image, text or a model's name.  [image or the only one]",
 )
-@click.option("--recall", default="0.95@10", show_default=True, metavar="R@K", help="What a search must find.")
+@click.option("--recall", default="0.95@10", show_default=True, metavar="R@K", help="Recall that searches must reach.")
 @click.option(
     "--max-index-memory-usage",
     default="16G",
     show_default=True,
     metavar="SIZE",
-    help="Memory that the index may take when it is searched.",
+    help="Memory limit of the index for searching.",
 )
 @click.option(
     "--current-memory-available",
@@ -38,21 +38,21 @@ from embq.cli.options import json_option
     "current_memory_available",
     default=None,
     metavar="SIZE",
-    help="Memory that building may take on this machine.  [what is free, at most 32G]",
+    help="Memory limit of building on this machine.  [free memory, at most 32G]",
 )
 @click.option(
     "--max-index-query-time-ms",
     type=float,
     default=None,
     metavar="MS",
-    help="Give the highest recall within this time per query, instead of the shortest time for --recall.",
+    help="Tune for the highest recall within this time per query, instead of the shortest time for --recall.",
 )
 @click.option(
     "--metric-type",
     type=click.Choice(["ip", "l2"]),
     default="ip",
     show_default=True,
-    help="ip is the cosine where vectors have length 1.",
+    help="Metric; ip is the cosine for vectors of length 1.",
 )
 @click.option(
     "--index-key", default=None, metavar="KEY", help="faiss factory string, such as IVF4096,SQ8.  [by memory]"
@@ -62,7 +62,7 @@ from embq.cli.options import json_option
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="Index as N pieces, each within the memory; a machine may load one.",
+    help="Split the index into N pieces, each within the memory limit, for one machine each.",
 )
 @click.option(
     "--min-nearest-neighbors-to-retrieve",
@@ -70,60 +70,62 @@ from embq.cli.options import json_option
     default=20,
     show_default=True,
     metavar="N",
-    help="Answers that a search must be able to give.",
+    help="Results that a search must be able to return.",
 )
 @click.option(
     "--refine",
     type=click.Choice(["auto", "none", "fp16"]),
     default="auto",
     show_default=True,
-    help="Keep rows on disk as float16, and re-rank candidates by them.",
+    help="Store float16 vectors on disk to re-rank candidates.",
 )
 @click.option(
     "--queries",
     multiple=True,
     metavar="NAME=FILE",
-    help="A further set of queries to measure with: .npy, or the output of a run of the same model.",
+    help="Additional query set for measuring: .npy, or the output of a run of the same model.",
 )
 @click.option(
-    "--file-format", type=click.Choice(["npy", "parquet", "hdf5"]), default=None, help="Of a plain folder.  [by names]"
+    "--file-format",
+    type=click.Choice(["npy", "parquet", "hdf5"]),
+    default=None,
+    help="Format of a plain folder.  [by names]",
 )
-@click.option("--embedding-column-name", default=None, metavar="NAME", help="Column of the vectors in parquet.")
-@click.option("--id-columns", default="", metavar="LIST", help="Columns of parquet to keep beside the vectors.")
-@click.option("--drop-invalid", is_flag=True, help="Leave out vectors that are zero or not finite, and count them.")
-@click.option("--seed", type=int, default=1234, show_default=True, help="Of samples, queries and k-means.")
+@click.option("--embedding-column-name", default=None, metavar="NAME", help="Column of vectors in parquet files.")
+@click.option("--id-columns", default="", metavar="LIST", help="Columns of parquet files to keep besides the vectors.")
+@click.option("--drop-invalid", is_flag=True, help="Skip vectors that are zero or not finite, and count them.")
+@click.option("--seed", type=int, default=1234, show_default=True, help="Random seed for samples, queries and k-means.")
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
     metavar="N",
-    help="Processes on this machine; with --broker those that `embq worker` has on each.",
+    help="Processes on this machine; with --broker, the processes of `embq worker` on each machine.",
 )
-@click.option("--rebuild", is_flag=True, help="Build anew even where the current index is just that.")
-@click.option("--delete", multiple=True, metavar="KEY", help="Delete the rows with this key from the index.")
+@click.option("--rebuild", is_flag=True, help="Rebuild even if the current index is up to date.")
+@click.option("--delete", multiple=True, metavar="KEY", help="Delete the rows with this key; repeatable.")
 @click.option(
-    "--delete-from", multiple=True, metavar="FILE", help="Delete the rows with the keys in FILE, one on each line."
+    "--delete-from", multiple=True, metavar="FILE", help="Delete the rows with the keys in FILE, one per line."
 )
-@click.option("--compact", is_flag=True, help="Merge what was added, and drop what was deleted.")
-@click.option("--dry-run", is_flag=True, help="Print the plan, and do nothing.")
+@click.option("--compact", is_flag=True, help="Merge added rows into the lists, and drop deleted rows.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and exit.")
 @click.option(
     "--broker",
     default="",
     metavar="URL",
-    help="Have the workers of this broker do the steps.  [this machine does them, whatever EMBQ_BROKER_URL says]",
+    help="Build with the workers of this broker.  [this machine, even if EMBQ_BROKER_URL is set]",
 )
 @json_option
-@click.option("--quiet", "-q", is_flag=True, help="No progress, only the account at the end.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the result.")
 def command(**options: Any) -> int:
-    """Make the embeddings of OUT searchable: a faiss index, with the recall that was asked for.
+    """Build a faiss index of the embeddings in OUT, tuned for the requested recall.
 
     OUT is an output folder of embq, or a folder of .npy, .parquet or .h5 files with embeddings. The plan is printed
-    before work starts. Interrupted, the same command goes on. Where OUT has got more rows since, they are added to the
-    index that is there. The report is in infos.json and report.png of the
-    version that CURRENT names.
+    before work starts. After an interruption, the same command continues. If OUT has more rows than its index, the new
+    rows are added. The report is in infos.json and report.png of the version that CURRENT names.
 
-    Exit status: 0 the index is as asked for, 3 it is built and misses the recall or the time, 65 it cannot be built.
+    Exit status: 0 the index is as requested, 3 it is built but misses the recall or the time, 65 it cannot be built.
     """
     from embq.indexing.build import index
 

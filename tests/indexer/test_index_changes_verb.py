@@ -55,7 +55,7 @@ def test_the_same_command_adds_what_is_new(data: Path) -> None:
     add_part(data, "q", rows(50, 60))
     told = embq_index(data, "--index-key", "IVF16,SQ8", "--recall", "0.8")
     assert told.exit_code == Exit.DONE, told.stderr
-    assert "50 new rows are added to its 800" in told.stderr
+    assert "adding 50 new rows to its 800" in told.stderr
     assert "added 50 rows" in told.stderr
     assert "850 vectors" in told.stdout
     again = embq_index(data, "--index-key", "IVF16,SQ8", "--recall", "0.8", "--json")
