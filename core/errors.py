@@ -1,4 +1,4 @@
-"""Every error that embq raises on purpose, and what the caller must do about it.
+"""Errors that embq raises on purpose, with what the caller must do about each.
 
 ::
 
@@ -8,15 +8,15 @@
     │   ├── MalformedError    bytes from outside are not of their form: a service skips them
     │   ├── SourceError       one unit cannot be read: it fails whole, the run goes on
     │   └── SampleError       one sample has no embedding: it becomes a failure, the unit goes on
-    ├── BrokerError           wait for the broker, or mend it              exit 69
+    ├── BrokerError           wait for the broker, or repair it            exit 69
     ├── UnwellError           a service is not well: see its log           exit 69
     ├── ServerError           start the server of searches, or reach it    exit 69
     ├── DeviceError           replace this process: its device is broken   exit 71
     ├── ExhaustedError        give this process more memory or threads     exit 72
-    ├── NoDeviceError         mend the driver, or choose another device    exit 69
+    ├── NoDeviceError         repair the driver, or choose another device  exit 69
     ├── DeviceFullError       embed fewer samples at once                  exit 71
     ├── OutputError           the output cannot be written: make room      exit 74
-    │   ├── AwayError         its storage does not answer: wait, or mend it  exit 69
+    │   ├── AwayError         its storage does not answer: wait, or repair it  exit 69
     │   └── OutsideError      a name in the folder leads out of it: do not trust the folder  exit 74
     ├── TryLaterError         another process holds what we need           exit 75
     ├── ConfigError           fix the configuration or the permission      exit 78
@@ -50,10 +50,10 @@ class Exit(IntEnum):
 
 
 class EmbqError(Exception):
-    """Something went wrong that a user can understand and mend.
+    """An error that a user can understand and resolve.
 
-    Secrets in what it says are masked, because it goes into logs, records of failures and the broker: a store's library
-    may tell of a signed URL that nobody has asked for.
+    Secrets in its message are masked, because it goes into logs, records of failures and the broker, and libraries put
+    signed URLs into their messages.
 
     Args:
         message: what happened, and to which object.
@@ -71,7 +71,7 @@ class EmbqError(Exception):
         self.code = code or self.default_code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """It goes to other processes as it is: made again from its arguments it would lack those given by name."""
+        """Pickle all fields: an error made again from `args` would lack those given by keyword."""
         return _restored, (type(self), self.args, self.__dict__)
 
 
@@ -118,7 +118,7 @@ class InputError(EmbqError):
 class SourceError(InputError):
     """One unit's source cannot be read exactly, so no row of it may be written.
 
-    `transient` says whether the same read may succeed later (storage away) or never will (a damaged shard).
+    `transient`: the same read may succeed later (unreachable storage), unlike that of a damaged shard.
     """
 
     def __init__(self, message: str, *, code: str, next_step: str = "", transient: bool = False) -> None:
@@ -134,7 +134,7 @@ class SampleError(InputError):
 
 
 class MalformedError(InputError):
-    """Bytes from the broker, a folder or the network are not of the form that they should have: see `core.wire`."""
+    """Bytes from the broker, a folder or the network are malformed: see `core.wire`."""
 
     default_code = "malformed"
 
@@ -147,7 +147,7 @@ class BrokerError(EmbqError):
 
 
 class UnwellError(EmbqError):
-    """A service says that it is not well, or says nothing."""
+    """A service reports that it is unhealthy, or does not answer."""
 
     exit_code = Exit.UNAVAILABLE
     default_code = "unwell"

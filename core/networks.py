@@ -1,4 +1,4 @@
-"""Classes of addresses: networks of one's own, the public internet, and hosts that an operator names."""
+"""Network addresses: private and public ones, hosts that an operator allows, and the address to listen on."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from core.errors import ConfigError, TryLaterError
 
 LOOPBACK = "127.0.0.1"
 _EVERYWHERE = {"0.0.0.0": LOOPBACK, "::": "::1"}
-"""An address that stands for all of this machine -> the one under which it asks itself."""
+"""Wildcard address -> loopback address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where to listen.
+    """Address to listen on.
 
     Attributes:
         host: a name or an address of this machine, without brackets.
-        port: 0 finds a free one.
+        port: 0 for a free one.
     """
 
     host: str = LOOPBACK
@@ -42,7 +42,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def url(self, path: str) -> str:
-        """Where this machine finds `path` of who listens there."""
+        """URL of `path` at this address, for clients on this machine."""
         host = _EVERYWHERE.get(self.host, self.host)
         return f"http://{Address(host=host, port=self.port)}{path}"
 
@@ -98,7 +98,7 @@ OWN = tuple(
 
 
 def public_addresses(host: str) -> list[str]:
-    """The addresses of `host` that lie outside one's own networks; none where it has none, or is not known at all."""
+    """The addresses of `host` outside private networks; none for an unknown host."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -150,8 +150,8 @@ SPECIAL = tuple(
         "ff00::/8",  # multicast
     )
 )
-"""Addresses that are no host of the public internet: the registries of IANA for special purposes (RFC 6890), multicast,
-and what RFC 3879 and RFC 4291 withdrew. Written out, because `ipaddress` differs between versions of Python."""
+"""Addresses outside the public internet: IANA's registries for special purposes (RFC 6890), multicast, and those that
+RFC 3879 and RFC 4291 withdrew. Written out, because `ipaddress` differs between versions of Python."""
 
 _NAT64 = ip_network("64:ff9b::/96")
 
@@ -167,7 +167,7 @@ def is_public(address: str) -> bool:
 
 
 def numeric(host: str) -> str | None:
-    """The address that a host stands for without a name server, in any spelling such as 127.1; None for a name."""
+    """The address that a numeric host is, in any spelling such as 127.1; None for a name."""
     try:
         return str(ip_address(host.partition("%")[0]))
     except ValueError:
@@ -179,9 +179,9 @@ def numeric(host: str) -> str | None:
 
 
 class Hosts:
-    """Hosts and networks that an operator names: `files.lan`, `10.0.0.5:8080`, `[fd00::5]`, `10.0.0.0/8`.
+    """Hosts and networks that an operator allows: `files.lan`, `10.0.0.5:8080`, `[fd00::5]`, `10.0.0.0/8`.
 
-    Without a port, every port of the host is meant. Raises ValueError with the entry that is none of these.
+    An entry without a port allows every port. Raises ValueError with the first entry that is malformed.
     """
 
     def __init__(self, entries: Sequence[str] = ()) -> None:
@@ -214,7 +214,7 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::(\d{1,5}))?")
 
 
 def _canonical(host: str) -> str:
-    """A name in lower case; an address as it is usually written, and an IPv4 one without the IPv6 one around it."""
+    """A name in lower case; an address in its usual spelling, an IPv4-mapped one as IPv4."""
     try:
         ip = ip_address(host.partition("%")[0])
     except ValueError:

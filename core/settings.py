@@ -17,25 +17,25 @@ _PLACE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:\[[^\]/]*\]|[^/:]*)(?::\d+(?=
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What belongs to this machine and process, never to a run.
+    """Settings of this machine and process, never of a run.
 
     Attributes:
         broker_url: redis://, rediss:// or unix:// URL; "" where none is configured.
         broker_password: from EMBQ_BROKER_PASSWORD_FILE, so that no password stands in a URL or a process list.
-        lease_s: how long a unit stays with a worker that is no longer heard of. Three times the beat and more, so
-            that one lost beat frees nothing.
+        lease_s: time for which a unit stays with a worker that sends no heartbeat; several times `beat_s`, so that
+            one lost heartbeat frees nothing.
         beat_s: seconds between heartbeats.
-        stall_s: seconds that one step of a worker may take without advancing; after that its process is replaced.
-        slice_s: seconds that a worker serves one model before another one that has work may have its turn.
+        stall_s: seconds without progress in one step of a worker, after which its process is replaced.
+        slice_s: seconds that a worker serves one model while another one has work.
         roots: folders and URLs that workers may read inputs from or below; empty allows all.
-        private_hosts: hosts and networks that workers may read from though they are not public, see
-            `core.networks.Hosts`; redirects may lead there too.
+        private_hosts: hosts and networks that are not public and may be read from, also by redirects; see
+            `core.networks.Hosts`.
         outputs: folders and URLs that producer and writer may have outputs in or below; empty allows all.
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
         trace: folder for the traces of worker processes, see `worker.meter.batch_trace`; "" for none.
-        omp_threads: OMP_NUM_THREADS, or "" where embq shares the cores out itself.
-        metrics: where a service tells its metrics and its health; None for nowhere.
-        compile_s: seconds that a vision model may be compiled for on a GPU when it is loaded; 0 spares it.
+        omp_threads: OMP_NUM_THREADS, or "" where embq divides the cores itself.
+        metrics: address of a service's metrics and health endpoint; None for none.
+        compile_s: seconds for which a vision model may be compiled for a GPU when it is loaded; 0 for no compiling.
     """
 
     broker_url: str = ""
@@ -137,17 +137,17 @@ def _address(name: str) -> Address | None:
 
 
 def state_folder() -> Path:
-    """Where this machine keeps what belongs to an output that is on an object store; see `Layout.home`."""
+    """Folder of this machine for the local part of outputs on object stores; see `Layout.home`."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "embq"
 
 
 def cache_folder() -> Path:
-    """Where this machine keeps what it can find out again."""
+    """Folder of this machine for what can be computed or fetched again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embq"
 
 
 def log_format() -> str:
-    """How this process logs, by EMBQ_LOG: "text" or "json"; ConfigError for anything else."""
+    """Log format of EMBQ_LOG: "text" or "json"; ConfigError for anything else."""
     text = os.environ.get("EMBQ_LOG", "") or "text"
     if text not in ("text", "json"):
         raise ConfigError(f"EMBQ_LOG={text!r} is neither text nor json", next_step="unset it, or write json")
@@ -155,7 +155,7 @@ def log_format() -> str:
 
 
 def model_cache() -> Path:
-    """Where the Hugging Face libraries keep the models of this machine (huggingface_hub, environment variables)."""
+    """Folder of the models of the Hugging Face libraries (huggingface_hub, environment variables)."""
     if hub := os.environ.get("HF_HUB_CACHE"):
         return Path(hub)
     home = os.environ.get("HF_HOME")
@@ -191,7 +191,7 @@ def broker_ca() -> str:
 
 
 def plain_broker_allowed() -> bool:
-    """Whether redis:// may go to public addresses, where everybody on the way can read and change it."""
+    """Whether redis:// may be used to public addresses, unencrypted."""
     text = os.environ.get("EMBQ_PLAIN_BROKER", "")
     if text not in ("", "no", "yes"):
         raise ConfigError(f"EMBQ_PLAIN_BROKER={text!r} is neither yes nor no", next_step="unset it, or write yes")
@@ -199,19 +199,19 @@ def plain_broker_allowed() -> bool:
 
 
 def compute_in_one_thread() -> None:
-    """Have numpy's OpenBLAS, where it is not imported yet, multiply matrices in the thread that asks.
+    """Have numpy's OpenBLAS, where it is not imported yet, multiply matrices in the calling thread.
 
-    Those of one query are small: on two cores its threads take ten times the processor time that the query does, and
-    on a busy machine they wait for each other. Whoever has set the number of threads keeps it.
+    The matrices of one query are small: on two cores the threads of OpenBLAS take ten times the processor time of the
+    query, and on a busy machine they wait for each other. A number of threads that is set already is kept.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def change_environment(changes: Mapping[str, str]) -> None:
-    """Set variables for a library that has not looked at them yet: torch does when it first uses a GPU."""
+    """Set variables that a library reads later: torch does when it first uses a GPU."""
     os.environ.update(changes)
 
 
 def child_environment(**changes: str) -> dict[str, str]:
-    """This process's environment with `changes`, for starting embq's own child processes."""
+    """The environment of this process with `changes`, for child processes."""
     return {**os.environ, **changes}

@@ -1,4 +1,4 @@
-"""Where the broker is, and how one may speak to it there: over TLS, or plainly in networks of one's own."""
+"""Broker URLs: their parts, and the connection options for TLS or for plain text in private networks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from core.networks import public_addresses
 from core.settings import broker_ca, plain_broker_allowed
 
 PORT = 6379
-"""Of a URL that names none."""
+"""Default port of a URL."""
 
 
 class _TlsConnection(SSLConnection):
-    """Trusts the file of EMBQ_BROKER_CA alone where there is one, which redis-py would add to the system's CAs."""
+    """Trusts the file of EMBQ_BROKER_CA alone where it is set; redis-py would add it to the system's CAs."""
 
     def _wrap_socket_with_ssl(self, sock: socket.socket) -> ssl.SSLSocket:
         return context(self.ca_certs or "").wrap_socket(sock, server_hostname=self.host)
@@ -30,15 +30,14 @@ class _TlsConnection(SSLConnection):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerAddress:
-    """What a broker URL says, and how to speak to that server.
+    """The parts of a broker URL.
 
     Attributes:
         scheme: redis, rediss or unix.
         user: "" is the server's user `default`.
         host, port: "" and 0 for a unix socket.
-        checked: whether the certificate is checked here, as embq wants it; a URL that has ssl_ parameters of its own
-            leaves that to redis-py.
-        unchecked_by: the parameter of the URL by which redis-py takes any server for the broker; "" for none.
+        checked: whether embq checks the certificate; a URL with ssl_ parameters of its own leaves that to redis-py.
+        unchecked_by: the parameter of the URL that turns the check of the server off; "" for none.
     """
 
     scheme: str
@@ -50,7 +49,7 @@ class BrokerAddress:
 
     @classmethod
     def of(cls, url: str) -> BrokerAddress:
-        """Read a URL; ValueError where it cannot be understood. "" is nowhere that could be looked at."""
+        """Parse a URL; ValueError where it is none. "" gives an address without a scheme."""
         if not url:
             return cls(scheme="")
         scheme, found = urlsplit(url).scheme, parse_url(url)  # type: ignore[no-untyped-call]
@@ -70,7 +69,7 @@ class BrokerAddress:
         )
 
     def options(self) -> dict[str, Any]:
-        """What redis-py must know of it; ConfigError where our password would be for everybody to read."""
+        """Connection options for redis-py; ConfigError where the password could be read on its way."""
         if self.checked:
             ca = broker_ca()
             context(ca)
@@ -94,14 +93,14 @@ class BrokerAddress:
             )
         return {}
 
-    def look(self) -> None:
-        """ConfigError where a handshake says that this server will never be taken, at whatever try."""
+    def check_handshake(self) -> None:
+        """Shake hands once; ConfigError where no later attempt can succeed either, as with a wrong certificate."""
         if self.checked:
             with suppress(OSError):
                 shake_hands(self.host, self.port, broker_ca())
 
-    def look_again(self) -> None:
-        """ConfigError where no connection could be had because the other side speaks TLS and we do not."""
+    def check_plain(self) -> None:
+        """ConfigError where connecting failed because the server speaks TLS and the URL is redis://."""
         if self.scheme == "redis" and speaks_tls(self.host, self.port):
             raise ConfigError(
                 f"{self.host}:{self.port} speaks TLS, and redis:// does not",

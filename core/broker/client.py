@@ -1,4 +1,4 @@
-"""Connecting to a Redis or Valkey server, and checking that it will not lose or evict work."""
+"""Clients of the broker (Redis or Valkey), the check that it loses and evicts no work, and its refusals as errors."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ MIN_VALKEY = (7, 2)
 """First Valkey release."""
 
 ANSWER_S = 5.0
-"""A connection that gives no answer for this long is taken for dead, and the command is sent again on a new one. Much
-less than a lease, so that a beat that a dead connection swallowed costs no unit."""
+"""Time-out of one answer, after which the command is sent again on a new connection. Much less than a lease, so that a
+heartbeat lost with a dead connection costs no unit."""
 
 RESULT_S = 30.0
-"""The same where commands carry results, because the time that it takes to send one counts."""
+"""Time-out where commands carry results: it includes the time to send them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """Which server answered.
+    """Identity of a server.
 
     Attributes:
         name: "Redis" or "Valkey".
-        version: its own (major, minor, patch).
-        uptime_s: by its own clock, which somebody may set.
-        incarnation: another one after each start.
+        version: (major, minor, patch).
+        uptime_s: by its own clock, which may be set.
+        incarnation: changes with each start.
     """
 
     name: str
@@ -75,19 +75,19 @@ def connect(
     """A client for `url`; nothing is sent yet.
 
     rediss:// checks the server's name and its certificate, against EMBQ_BROKER_CA or the system's CAs. redis:// is
-    for one's own networks: to an address of others it is refused, unless EMBQ_PLAIN_BROKER says yes.
+    for private networks: a public address is refused, unless EMBQ_PLAIN_BROKER is yes.
 
     Args:
         url: redis://, rediss:// or unix://.
         password: used where the URL has none.
-        patient: True for services: wait as long as it takes while the server is away, loading, full or a replica.
+        patient: True for services: retry without limit while the server is unreachable, loading, full or a replica.
             False for commands that a person waits for: give up after about two seconds.
-        give_up: asked before each further try, in the thread that waits. Once it says yes, a patient client waits for
-            a few seconds only, and raises BrokerError.
-        answer_s: how long to wait for one answer, the sending of the command included.
+        give_up: whether a stop was requested; called before each retry, in the thread that waits. Once it is True, a
+            patient client retries for a few seconds only, and then raises BrokerError.
+        answer_s: time-out of one answer, the sending of the command included.
 
     Raises:
-        ConfigError: the URL is not one that can be used.
+        ConfigError: the URL cannot be used.
     """
     if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
         raise ConfigError(
@@ -116,14 +116,13 @@ def connect(
 
 
 def reach(client: redis.Redis, url: str) -> ServerInfo:
-    """Ask the server who it is; BrokerError or ConfigError in one line where it cannot be used at all.
+    """The identity of the server; BrokerError or ConfigError where it cannot be used at all.
 
     Args:
-        client: asks.
-        url: its own, so that an error can say what is wrong there; "" where it has had answers before.
+        url: of the client, for the diagnosis of a failure; "" where the client had answers before.
     """
     address = BrokerAddress.of(url)
-    address.look()
+    address.check_handshake()
     try:
         info = client.info("server")
     except AuthenticationError as error:
@@ -142,7 +141,7 @@ def reach(client: redis.Redis, url: str) -> ServerInfo:
             next_step="put the user into the URL and the password into EMBQ_BROKER_PASSWORD_FILE",
         ) from error
     except RedisError as error:
-        address.look_again()
+        address.check_plain()
         raise BrokerError(
             f"no broker answers at {mask(url)} ({_brief(error)})",
             next_step="start it, or correct --broker / EMBQ_BROKER_URL; `embq doctor` checks it",
@@ -154,7 +153,7 @@ def reach(client: redis.Redis, url: str) -> ServerInfo:
 
 
 def user_of(client: redis.Redis) -> str:
-    """The name under which we are logged in; "" where the broker does not tell."""
+    """The broker's user of this connection; "" where the broker has no such command."""
     try:
         user = client.acl_whoami()
     except ResponseError:
@@ -163,13 +162,13 @@ def user_of(client: redis.Redis) -> str:
 
 
 def now_ms(client: redis.Redis) -> int:
-    """Milliseconds by the broker's clock, the only one that all clients share."""
+    """Milliseconds by the broker's clock, which all clients share."""
     seconds, micros = client.time()
     return int(seconds * 1000 + micros // 1000)
 
 
 def problems(client: redis.Redis, server: ServerInfo) -> list[tuple[str, str]]:
-    """What is wrong with the server's version, persistence and eviction: (what, how to mend it), worst first."""
+    """Problems of the server's version, persistence and eviction: (problem, next step), worst first."""
     found: list[tuple[str, str]] = []
     floor = MIN_VALKEY if server.name == "Valkey" else MIN_REDIS
     if server.version < floor:
@@ -194,16 +193,16 @@ def problems(client: redis.Redis, server: ServerInfo) -> list[tuple[str, str]]:
 
 
 def check(client: redis.Redis, url: str) -> ServerInfo:
-    """`reach`, then refuse a server that would lose or evict work. One line says what is wrong and how to mend it."""
+    """`reach`, then ConfigError for a server that would lose or evict work."""
     server = reach(client, url)
     if found := problems(client, server):
-        what, mend = found[0]
-        raise ConfigError(f"the broker at {mask(url)} cannot be used: {what}", next_step=mend, code="broker")
+        problem, next_step = found[0]
+        raise ConfigError(f"the broker at {mask(url)} cannot be used: {problem}", next_step=next_step, code="broker")
     return server
 
 
 def refusal(error: RedisError) -> EmbqError:
-    """What it means for the user that the broker refused a command, or was away for longer than a client waits."""
+    """The EmbqError for an error of redis-py: a refused command, or a broker that does not answer."""
     if str(error).startswith("MISCONF") or " MISCONF " in str(error):
         return OutputError(
             f"the broker's disk is full or broken, so it takes nothing more ({_brief(error)})",

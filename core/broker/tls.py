@@ -1,7 +1,6 @@
-"""TLS to the broker: whom we take for it, and what is wrong where its certificate or its port is not what was expected.
+"""TLS to the broker: the check of its certificate, and the diagnosis where certificate or port are wrong.
 
-redis-py reports all of that as a failed connection. Here the handshake is done once more on a connection of its own, so
-that the error can say what to mend.
+redis-py reports all of these as a failed connection. The diagnosis repeats the handshake on a connection of its own.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ _NO_CHECK_TIME = 0x200000
 
 EXPIRED, NOT_YET_VALID, OTHER_NAMES, UNKNOWN_CA = 10, 9, (62, 64), (18, 19, 20, 21)
 """X509_V_ERR_* of OpenSSL, as in `ssl.SSLCertVerificationError.verify_code`."""
-WANTS_OURS = ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE")
-"""What a server says to who shows no certificate, in TLS 1.3 and before. Redis asks for one unless told not to."""
+CLIENT_CERTIFICATE_REQUIRED = ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE")
+"""Alerts of a server to a client without a certificate, in TLS 1.3 and before. Redis requires one by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handshake:
-    """What a server showed.
+    """Version and certificate of a TLS connection.
 
     Attributes:
         version: such as "TLSv1.3".
@@ -46,7 +45,7 @@ class Handshake:
 
 @lru_cache(maxsize=8)
 def context(ca: str) -> ssl.SSLContext:
-    """For clients that check the server's name, and its certificate against the file `ca` alone, or the system's CAs.
+    """Context that checks the server's name, and its certificate against the file `ca` alone, or the system's CAs.
 
     One for all connections, because reading the CAs takes longer than a handshake. ConfigError where `ca` holds none.
     """
@@ -61,23 +60,23 @@ def context(ca: str) -> ssl.SSLContext:
 
 
 def shake_hands(host: str, port: int, ca: str) -> Handshake:
-    """Do what every client does first, up to an answer to its first command.
+    """Connect as every client does, up to the answer to a first command.
 
     Raises:
-        ConfigError: the certificate must not be taken, ours is asked for, or the port does not speak TLS.
-        OSError: nobody is there, or the connection broke.
+        ConfigError: the certificate is invalid, one of the client is required, or the port does not speak TLS.
+        OSError: no server answers, or the connection broke.
     """
     try:
         with _secured(host, port, context(ca)) as connection:
-            # Since TLS 1.3 a server that wants a certificate of ours says so only now; it may have hung up already.
+            # Since TLS 1.3 a server that requires a client certificate says so only now; it may have hung up already.
             with suppress(ssl.SSLEOFError, ConnectionError):
                 connection.sendall(b"PING\r\n")
             connection.recv(1)
-            return _shown_by(connection)
+            return _handshake_of(connection)
     except ssl.SSLCertVerificationError as error:
-        raise _not_taken(error, host, port, ca) from error
+        raise _rejected(error, host, port, ca) from error
     except OSError as error:
-        if isinstance(error, ssl.SSLError) and error.reason in WANTS_OURS:
+        if isinstance(error, ssl.SSLError) and error.reason in CLIENT_CERTIFICATE_REQUIRED:
             raise _refused(
                 f"{_at(host, port)} does not finish the handshake: it seems to want a certificate of its clients",
                 "start the server with --tls-auth-clients no: clients of embq show a password, not a certificate",
@@ -93,7 +92,7 @@ def shake_hands(host: str, port: int, ca: str) -> Handshake:
 
 
 def speaks_tls(host: str, port: int) -> bool:
-    """Whether a server answers to a TLS handshake, whoever it may be."""
+    """Whether a server answers a TLS handshake, with any certificate."""
     anybody = ssl.create_default_context()
     anybody.check_hostname = False
     anybody.verify_mode = ssl.CERT_NONE
@@ -113,7 +112,7 @@ def _secured(host: str, port: int, trust: ssl.SSLContext) -> Iterator[ssl.SSLSoc
         yield secured
 
 
-def _shown_by(secured: ssl.SSLSocket) -> Handshake:
+def _handshake_of(secured: ssl.SSLSocket) -> Handshake:
     shown = secured.getpeercert() or {}
     names = tuple(str(name) for _, name in shown.get("subjectAltName", ()))  # type: ignore[str-unpack]
     begins, ends = (str(shown.get(key, "")) for key in ("notBefore", "notAfter"))
@@ -134,8 +133,8 @@ def _speaks_plain(host: str, port: int) -> bool:
         return False
 
 
-def _not_taken(error: ssl.SSLCertVerificationError, host: str, port: int, ca: str) -> ConfigError:
-    """The error for a certificate that did not stand the check."""
+def _rejected(error: ssl.SSLCertVerificationError, host: str, port: int, ca: str) -> ConfigError:
+    """The error for a certificate that failed the check."""
     where, code = _at(host, port), error.verify_code
     if code in UNKNOWN_CA:
         return _refused(
@@ -166,13 +165,13 @@ def _not_taken(error: ssl.SSLCertVerificationError, host: str, port: int, ca: st
 
 
 def _shown(host: str, port: int, ca: str) -> Handshake | None:
-    """What stands in a certificate of a known authority whose name or time is wrong."""
+    """The handshake with a certificate of a known authority whose name or validity is wrong."""
     lenient = ssl.create_default_context(cafile=ca or None)
     lenient.check_hostname = False
     lenient.verify_flags = ssl.VerifyFlags(lenient.verify_flags | _NO_CHECK_TIME)
     try:
         with _secured(host, port, lenient) as connection:
-            return _shown_by(connection)
+            return _handshake_of(connection)
     except OSError:
         return None
 

@@ -1,4 +1,4 @@
-"""What the broker knows of indexes that are being built: one record for each build, which its conductor renews.
+"""Index builds in the broker: one record for each build in progress, which its conductor renews.
 
 A stage of a build is a run of its own in the broker, so leases, heartbeats and lost workers are those of every run.
 """
@@ -23,22 +23,22 @@ from core.units import content_hash
 from core.wire import Count, PathText, StageId, Word
 
 RECORD = "record of an index build"
-"""What messages call it."""
+"""Noun for messages."""
 
 SHARED = ".shared"
-"""File in the folder of a build; who reads the record's nonce there sees the storage that the conductor sees."""
+"""File with the record's nonce in the folder of a build: a worker that can read it shares the conductor's storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexBuild:
-    """A build of an index, as work that workers share.
+    """An index build that workers share.
 
     Attributes:
         index: absolute path of the index's folder.
         build: id of the build.
-        folder: where its sidecars are, absolute.
-        nonce: what `SHARED` holds there.
-        memory_bytes: that all processes of one machine may take together.
+        folder: folder of its sidecars, absolute.
+        nonce: content of `SHARED` there.
+        memory_bytes: limit for all processes of one machine together.
     """
 
     index: PathText
@@ -49,18 +49,18 @@ class IndexBuild:
 
     @property
     def queue_key(self) -> str:
-        """Names its queue of hints, and its share of the workers' time."""
+        """Name of its queue of hints, and of its share of the workers' time."""
         return f"index.{content_hash([self.index, self.build])[:16]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexStage:
-    """What of a build is at work now.
+    """The stage of a build that is in progress.
 
     Attributes:
         stage: name of the stage, for people.
         run: id of the run that the stage is in the broker.
-        seen_ms: when the conductor said so last, by the broker's clock.
+        seen_ms: time of the conductor's last renewal, by the broker's clock.
     """
 
     build: IndexBuild
@@ -80,7 +80,7 @@ class IndexStage:
 
 
 def announce(client: redis.Redis, stage: IndexStage) -> None:
-    """Say that a stage is at work, or still is."""
+    """Record that a stage is in progress, or renew the record."""
     client.hset(INDEXING, stage.build.queue_key, replace(stage, seen_ms=now_ms(client)).to_json())
 
 
@@ -90,14 +90,14 @@ def announced(client: redis.Redis) -> list[IndexStage]:
 
 
 def forget_abandoned(client: redis.Redis, *, scripts: Mapping[str, Script]) -> None:
-    """Remove what builds have left whose conductor is gone."""
+    """Remove the records, runs and hints of builds whose conductor is gone."""
     for queue_key, text, stage, renewed in _found(client):
         if not renewed:
             _forget(client, queue_key, text, stage, scripts)
 
 
 def _found(client: redis.Redis) -> Iterator[tuple[str, bytes, IndexStage, bool]]:
-    """(queue key, record, what it says, whether a conductor has renewed it of late) of each build of this version."""
+    """(queue key, record, its stage, whether a conductor renewed it recently) of each build of this version."""
     found = cast("dict[bytes, bytes]", client.hgetall(INDEXING))
     now = now_ms(client) if found else 0
     for key, text in found.items():
@@ -123,5 +123,5 @@ def withdraw(client: redis.Redis, build: IndexBuild, *, scripts: Mapping[str, Sc
 def _forget(client: redis.Redis, queue_key: str, text: bytes, stage: IndexStage, scripts: Mapping[str, Script]) -> None:
     keys = [INDEXING, *(run_key(stage.run, part) for part in RUN_PARTS)]
     if scripts["forget"](keys=keys, args=[queue_key, text], client=client):
-        # Where a conductor comes back at this very moment, the hints that it loses are given again.
+        # Where the conductor returns at this moment, the hints that it loses are pushed again.
         hints.remove(client, hints.hint_queue(client, queue_key))

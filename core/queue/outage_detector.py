@@ -1,4 +1,4 @@
-"""How long the broker has answered without an outage: before that is a whole lease, no lease is taken away."""
+"""Outages of the broker as a client sees them: no lease is taken away until one lease after the last outage."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from core.broker.client import now_ms, reach
 
 OUTAGE_S = 2.0
 OUTAGE_SHARE = 0.25
-"""An answer that took longer than this, and than this share of a lease, was an outage: holders of overdue leases may be
-alive, and must get to beat first. A shorter one has ended no lease: half of it at least was left (core.settings)."""
+"""An answer that took longer than both is an outage: holders of overdue leases may be alive, and must get to send a
+heartbeat first. A shorter one has ended no lease: at least half of the lease was left (core.settings)."""
 
 
 class OutageDetector:
-    """Notes outages, for whoever takes leases away.
+    """Detects outages, for a process that takes overdue leases away.
 
     Args:
         client: a patient client.
-        lease_s: length of a lease; no lease is taken away until one server has been heard for that long, without an
-            outage, and without a jump of its clock.
+        lease_s: length of a lease, for which one server must have answered, without an outage or a jump of its clock.
         pause_s: between `rest` and the next `listen`.
         clock: monotonic seconds.
     """
@@ -40,7 +39,7 @@ class OutageDetector:
         self._offset_s = 0.0
 
     def listen(self) -> None:
-        """Note another server, a jump of its clock, or that we stood still ourselves, as an outage."""
+        """Count another server, a jump of its clock, or a pause of this process as an outage."""
         paused = self._clock() - self._rested > self.outage_s + self._pause_s
         with self.answered():
             server_ms = now_ms(self.client)
@@ -52,18 +51,18 @@ class OutageDetector:
         self._server, self._offset_s = server, offset_s
 
     def rest(self) -> None:
-        """A round is over; the next one begins with `listen`."""
+        """End a round; the next one begins with `listen`."""
         self._rested = self._clock()
 
     @contextmanager
     def answered(self) -> Iterator[None]:
-        """Note an outage where what is asked in it takes that long."""
+        """Count an outage where the block takes that long."""
         asked = self._clock()
         yield
         if self._clock() - asked > self.outage_s:
             self._since = self._clock()
 
     def reap_at(self) -> int:
-        """The broker's time where leases may be taken away now, 0 where their holders must get to beat first."""
+        """The broker's time in ms where overdue leases may be taken away now; 0 where they may not."""
         now = self._clock()
         return int((now + self._offset_s) * 1000) if now - self._since >= self.lease_s else 0

@@ -1,4 +1,4 @@
-"""A thread in which a service reports itself to the broker, and notices who else does."""
+"""Thread in which a service reports itself to the broker, and warns of other services that do not fit."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from core.queue.scripts import Script, load_scripts
 from core.service.log import Events
 
 CLOCK_OFFSET_S = 5.0
-"""Clocks that differ by more are told of. Leases and ages are judged by the broker's alone, but logs are compared by
-eye, and certificates are valid by the clock of each machine."""
+"""Largest difference of clocks without a warning. Leases and ages depend on the broker's clock alone, but logs are
+compared by eye, and certificates are valid by the clock of each machine."""
 CLOCK_NEXT = (
     "set both machines' clocks by NTP (chrony, systemd-timesyncd); leases and rows do not depend on it, "
     "certificates and times in logs do"
@@ -45,18 +45,18 @@ TWO_NEXT = {
     "writer": "each run is written by one of them at a time; stop one, or give each stack a broker of its own, "
     "because a writer that does not see a run's folder cannot write it",
 }
-"""Role -> what it means that two services of it serve the same runs, and what to do."""
+"""Role -> consequence and next step where two services of it serve the same runs."""
 
 
 def versions_next(own: Service, other: Service) -> str:
-    """What it means that two services have different versions, and what to do."""
+    """Consequence and next step where two services have different versions."""
     if own.protocol != other.protocol:
         return "they do not see each other's runs: upgrade all machines to one version"
     return "they work together; upgrade the older one when it is convenient"
 
 
 class FleetWarnings:
-    """Tells of each thing once: another version, a second service of the same kind, runs of another version, a clock.
+    """Warns once each of other versions, competing services, runs of another version, and a clock that differs.
 
     Args:
         log: of the service.
@@ -64,15 +64,15 @@ class FleetWarnings:
 
     def __init__(self, log: Events) -> None:
         self._log = log
-        self._told: set[tuple[str, ...]] = set()
+        self._warned: set[tuple[str, ...]] = set()
 
     def clock(self, ahead_s: float) -> None:
-        """The clock of this machine is ahead of the broker's by so much."""
+        """Check how far the clock of this machine is ahead of the broker's."""
         if abs(ahead_s) > CLOCK_OFFSET_S and self._first("clock"):
             self._log.warning("clock_differs", ahead_s=round(ahead_s, 1), next=CLOCK_NEXT)
 
     def others(self, own: Service, heard: list[Heard]) -> None:
-        """These services are heard of, this one among them."""
+        """Check the services that report, this one among them."""
         mine = next((one for one in heard if one.service.name == own.name), None)
         for other in [one.service for one in heard if mine is not None and one is not mine and one.is_beside(mine)]:
             same = (other.version, other.protocol) == (own.version, own.protocol)
@@ -90,27 +90,27 @@ class FleetWarnings:
                 self._log.warning("two_of_a_kind", role=own.role, hosts=hosts, next=TWO_NEXT[own.role])
 
     def runs(self, foreign: list[ForeignRun]) -> None:
-        """These runs are of another protocol version."""
+        """Warn of runs of another protocol version."""
         for run in foreign:
             if self._first("run", run.run):
                 self._log.warning("run_of_another_version", run=run.run, protocol=run.protocol, next=FOREIGN_NEXT)
 
     def _first(self, *what: str) -> bool:
-        new = what not in self._told
-        self._told.add(what)
+        new = what not in self._warned
+        self._warned.add(what)
         return new
 
 
 LOGS_AS = {"worker": "supervisor"}
-"""Role -> the name that its log has, where it is another one."""
+"""Role -> name of its log, where that differs."""
 KEEPERS = ("producer", "writer")
-"""Roles that keep the list of services; others may have no right to take names off it."""
+"""Roles that remove silent services from the list; others may lack the right to."""
 STOP_S = 3.0
-"""What the broker gets at the end to forget a service; it does so by itself as well."""
+"""Time-out of signing off at the end; the report expires by itself as well."""
 
 
 def this_service(role: str, *, version: str, run: str = "", metrics: str = "") -> Service:
-    """A service in this process, under a name of its own.
+    """A service in this process, under a unique name.
 
     Args:
         version: of embq.
@@ -138,14 +138,14 @@ def clock_ahead_s(client: redis.Redis) -> float:
 
 
 class Reporter(threading.Thread):
-    """Reports a service every `REPORT_S` seconds while the `with` block goes on, and has it forgotten afterwards.
+    """Reports a service every `REPORT_S` seconds during the `with` block, and signs it off afterwards.
 
-    The service itself never waits for it: a broker that is away is asked again later.
+    The service never waits for it: where the broker is unreachable, the report is made later.
 
     Args:
-        connect: makes a client that nobody else uses, and that gives up soon; gets what says that it is to stop.
-        service: what stays the same of it.
-        look: what is different now of what it said before; asked before each report, in this thread.
+        connect: makes an impatient client for this thread alone; its argument says whether a stop was requested.
+        service: the first report.
+        look: makes the present report of the last one; called before each report, in this thread.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Reporter(threading.Thread):
                 self._patiently(client, lambda client: SERVICE_REPORTS.sign_off(client, self.service.name))
 
     def _patiently(self, client: redis.Redis, action: Callable[[redis.Redis], None]) -> None:
-        """Do it, or leave it for the next time; a refusal that does not end by itself is told of once."""
+        """Do it, or leave it for the next time; a lasting refusal is logged once."""
         try:
             action(client)
         except (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError):

@@ -1,6 +1,6 @@
-"""The results of one run on their way from the workers to its writer: a stream in the broker, read by one consumer.
+"""Result stream of a run: results of its workers wait here for its writer, the one consumer.
 
-Workers put results there with `core.queue.ledger.Ledger.publish`, and what is committed leaves it with `Ledger.commit`.
+Workers add results with `core.queue.ledger.Ledger.publish`; `Ledger.commit` removes those that are committed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Entry:
 
 
 class Sender(msgspec.Struct, frozen=True, kw_only=True):
-    """What every entry of the result stream says: whose result it is.
+    """Fields of every entry of the result stream: unit and lease.
 
     Attributes:
         u: unit index.
@@ -48,7 +48,7 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def worker(self) -> str:
-        """Name of the worker, as it says."""
+        """Name of the worker, as the token has it; not verified."""
         return self.token.partition(":")[2].rpartition(":")[0]
 
 
@@ -56,11 +56,11 @@ QUARANTINE = "quarantine"
 """Token of the failures that scripts publish for units that they give up."""
 
 MOST_TEXT_BYTES = 8_192
-"""Of the fields of an entry that hold no rows."""
+"""Limit of the fields of an entry that hold no rows."""
 
 
 def read_fields(form: type[T], entry: Entry) -> T:
-    """The fields of an entry as a form; MalformedError where they are none."""
+    """The fields of an entry as a form; MalformedError where they do not fit."""
     wanted = [field.name for field in msgspec.structs.fields(form)]
     raw = {name.encode(): entry.fields[name] for name in wanted if name in entry.fields}
     if sum(map(len, raw.values())) > MOST_TEXT_BYTES:
@@ -114,18 +114,18 @@ class ResultStream:
         ]
 
     def is_overfull(self) -> bool:
-        """Whether it holds more bytes than workers that keep to the bound can have put there."""
+        """Whether it holds more bytes than its limit, which honest workers keep to."""
         return int(self._client.memory_usage(self._key, samples=0) or 0) > LIMIT_BYTES
 
     def has_room(self) -> bool:
-        """Whether it is below its bounds, without sending a result to find out."""
+        """Whether it is below its limits."""
         names = ["bytes", "limit_bytes", "limit_entries"]
         waiting, most_bytes, most_entries = cast("list[bytes | None]", self._client.hmget(self._meta, names))
         entries = self._client.xlen(self._key)
         if most_bytes is None or most_entries is None or not entries:
             return True
         if not all((number or b"0").isdigit() for number in (waiting, most_bytes, most_entries)):
-            return True  # the writer puts them right
+            return True  # the writer corrects them
         return int(waiting or 0) < int(most_bytes) and entries < int(most_entries)
 
     def unacknowledged(self) -> int:

@@ -1,8 +1,7 @@
-"""Lua scripts: who runs one sends its hash, and who may load scripts sees to it that the server knows them.
+"""Running and loading Lua scripts: a script is run by its hash, and loaded by users that have the right to.
 
-A server forgets its scripts when it starts. Where users have roles (`core.broker.users`), workers and laptops may run
-what is loaded and send no text of their own, so producer and writer load all scripts, and load them again after a
-restart.
+A server forgets its scripts when it restarts. Where users have roles (`core.broker.users`), workers and laptops may
+run loaded scripts only, so producer and writer load all scripts, and load them again after a restart.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from core.errors import BrokerError
 from core.queue.lua import FREEING, SCRIPTS
 
 WAIT_S = 10.0
-"""So long does a command that a person waits for give producer and writer to load the scripts."""
+"""Time for which an impatient client waits for producer or writer to load the scripts."""
 LOOK_S = 1.0
-"""How often is looked whether the server has forgotten them."""
+"""Time between two checks that the server still knows them."""
 
 
 class Script:
-    """One script; it runs whether the server knows it already or not.
+    """A script, run whether the server knows it already or not.
 
-    redis-py's own loads it first and then sends the hash again, which fails where the server restarts in between.
+    redis-py's own class loads it first and then sends the hash again, which fails on a restart in between.
     """
 
     def __init__(self, text: str) -> None:
@@ -41,8 +40,8 @@ class Script:
     def __call__(self, *, keys: Sequence[str], args: Sequence[Any], client: redis.Redis) -> Any:
         """Run it; gives the server's answer.
 
-        Where the server does not know it, and our user may not send it: a patient client waits until somebody has
-        loaded it, another one for `WAIT_S`. Raises BrokerError after that, and where a stop was asked for.
+        Where the server does not know it and the user may not send it, a patient client waits until it is loaded,
+        another one for `WAIT_S`. Raises BrokerError after that, and where a stop was requested.
         """
         try:
             return self._run(keys, args, client)
@@ -51,7 +50,7 @@ class Script:
         if role not in LOADING and role:
             return self._run_once_loaded(keys, args, client)
         if role != "writer":
-            # Text and call in one: there is nothing in between in which a server might restart.
+            # Text and call in one command, so no restart can come in between.
             with suppress(NoPermissionError):
                 return client.eval(self.text, len(keys), *keys, *args)
         return self._load_and_run(keys, args, client)
@@ -65,7 +64,7 @@ class Script:
                 client.script_load(self.text)
             except NoPermissionError:
                 return self._run_once_loaded(keys, args, client)
-            with suppress(NoScriptError):  # it restarted just now
+            with suppress(NoScriptError):  # the server restarted just now
                 return self._run(keys, args, client)
         raise BrokerError("the broker forgets its scripts as fast as they are loaded", next_step="see the broker's log")
 
@@ -80,7 +79,7 @@ class Script:
 
 
 def load_scripts(client: redis.Redis) -> dict[str, Script]:
-    """All scripts by name, in the form that the server which the client leads to takes."""
+    """All scripts by name, in the form for the version of the client's server."""
     major = int(str(client.info("server")["redis_version"]).split(".")[0])
     return {
         name: Script(("#!lua flags=allow-oom\n" if name in FREEING and major >= 7 else "") + text)
@@ -89,7 +88,7 @@ def load_scripts(client: redis.Redis) -> dict[str, Script]:
 
 
 class Loader:
-    """Has a server know all scripts, again after each restart and each SCRIPT FLUSH.
+    """Loads all scripts into a server, again after each restart and each SCRIPT FLUSH.
 
     Args:
         clock: monotonic seconds.
@@ -106,7 +105,7 @@ class Loader:
     def look(self) -> int:
         """Load what the server does not know, at most once in `LOOK_S`; gives how many.
 
-        A user that may not load scripts loads none: on a server of others, each is then sent as a whole.
+        A user without the right to load scripts loads none; each is then sent in full.
         """
         now = self._clock()
         if now - self._looked < LOOK_S:

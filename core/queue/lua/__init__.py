@@ -1,9 +1,9 @@
-"""The Lua scripts, by who sends them: what must not come between a look and a decision is decided on the server.
+"""Lua scripts: decisions that the server takes atomically.
 
-Each is text, under a line that says what it is given and what it answers. `core.queue.keys` has the keys and the rules
-between them; `core.queue.scripts` runs a script, and sees to it that the server knows it.
+The comment above each script has its arguments and its answer. `core.queue.keys` documents the keys and the rules
+between them; `core.queue.scripts` loads and runs the scripts.
 
-A script about a run is given the keys `RUN_PARTS` of that run, and stands behind the prelude, which names them.
+A script about a run gets the keys `RUN_PARTS` of that run, which the prelude names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCRIPTS = {
     "swap": SWAP,
     "forget": FORGET,
 }
-"""Each script, by the name that the rest of embq knows it by."""
+"""Name -> text of a script."""
 
 FREEING = frozenset(
     {"beat", "release", "abandon", "commit", "reject", "report", "rate", "swap", "forget", "grow", "control"}

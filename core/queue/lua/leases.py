@@ -1,9 +1,9 @@
-"""Scripts of workers and their supervisor: a lease is got, begun and kept, and ends with a result or without one."""
+"""Scripts of workers and supervisors: a lease is claimed, begun, extended, and ends with or without a result."""
 
 from __future__ import annotations
 
-# claim(u, token, gen, lease_ms, fingerprint, idle, own_ms) -> {word, detail, ordinals to leave out}. own_ms: what a
-# unit takes the worker; 0 where it does not know.
+# claim(u, token, gen, lease_ms, fingerprint, idle, own_ms) -> {word, detail, ordinals to leave out}. own_ms: time
+# that a unit takes the worker; 0 where unknown.
 CLAIM = """
 local u, token, lane = ARGV[1], ARGV[2], owner
 if get('gen') ~= ARGV[3] then return {'gen', '', ''} end
@@ -39,7 +39,7 @@ redis.call('ZREM', hinted, u)
 return {'ok', lane == spare and '0' or attempts, redis.call('HGET', poison, u) or ''}
 """
 
-# start(u, token, ...) -> the tokens whose lease is lost; their units must not be worked on
+# start(u, token, ...) -> the tokens whose lease is lost; their units must not be embedded
 START = """
 local lost, known, state = {}, get('gen'), get('state')
 for i = 1, #ARGV, 2 do
@@ -91,7 +91,7 @@ if waiting > 0 and waiting + bytes > num('limit_bytes', 0) then return -1 end
 if redis.call('XLEN', res) >= num('limit_entries', 0) then return -1 end
 local since = plain(redis.call('HGET', busy, token))
 if since then
-  -- What a unit usually takes, later ones counting more.
+  -- Moving average of the time of a unit.
   local usual = num('unit_ms', now - since)
   redis.call('HSET', meta, 'unit_ms', math.floor(usual + (now - since - usual) / 8 + 0.5))
 end
@@ -111,8 +111,8 @@ if not end_lease(u, token) then lapse(u, mode == 'fail', tonumber(ARGV[6]), ARGV
 return 1
 """
 
-# abandon(worker name, max_attempts, message, token, ordinal or '', ...) -> number of leases freed. For the supervisor
-# that saw the worker die. Charged are the begun units among the tokens named, those that the worker had in hand.
+# abandon(worker name, max_attempts, message, token, ordinal or '', ...) -> number of leases freed. Sent by the
+# supervisor of a worker that died. The tokens are those of the units in hand; the begun ones among them are charged.
 ABANDON = """
 if not get('gen') then return 0 end
 local freed, blamed = 0, {}

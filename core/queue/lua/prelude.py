@@ -1,4 +1,4 @@
-"""What each script about a run begins with: names for its keys, the server's time, how leases and results end."""
+"""Prelude of every script about a run: names of its keys, the server's time, the ends of leases and results."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local RECHECK, MOST_POISON = 60000, 8
 local function get(name) return redis.call('HGET', meta, name) end
--- Whoever may write to a key may have written anything: what is no plain number counts as `otherwise`.
-local function plain(said, otherwise)
-  return said and #said < 16 and string.find(said, '^%d+$') and tonumber(said) or otherwise
+-- Any user with the right to write a key may have written anything: what is no plain number counts as `otherwise`.
+local function plain(text, otherwise)
+  return text and #text < 16 and string.find(text, '^%d+$') and tonumber(text) or otherwise
 end
 local function num(name, otherwise) return plain(get(name), otherwise) end
 local function add(name, by)
@@ -25,22 +25,22 @@ local function total() return math.min(num('total', 0), 100000000) end
 local function is_unit(u) return plain(u) ~= nil and tonumber(u) < total() and tostring(tonumber(u)) == u end
 local function attempts(u) return plain(redis.call('HGET', att, u), 0) end
 local function charge(u, by)
-  local said = redis.call('HGET', att, u) or '0'
-  if #said < 10 and string.find(said, '^%-?%d+$') then redis.call('HINCRBY', att, u, by) end
+  local text = redis.call('HGET', att, u) or '0'
+  if #text < 10 and string.find(text, '^%-?%d+$') then redis.call('HINCRBY', att, u, by) end
 end
 local function hint_at_once(u) redis.call('ZREM', due, u) redis.call('ZADD', hinted, 0, u) end
 local function begun(token) return redis.call('HEXISTS', busy, token) == 1 end
 local function holds(u, token)
   return redis.call('HGET', owner, u) == token or redis.call('HGET', spare, u) == token
 end
--- Every lease on u ends.
+-- End every lease on u.
 local function end_leases(u)
   for _, lane in ipairs({owner, spare}) do
     local token = redis.call('HGET', lane, u)
     if token then redis.call('HDEL', busy, token) redis.call('HDEL', lane, u) end
   end
 end
--- One lease on u ends; true where another one on it goes on.
+-- End one lease on u; true where another one on it goes on.
 local function end_lease(u, token)
   redis.call('HDEL', busy, token)
   local second = redis.call('HGET', spare, u)
@@ -57,7 +57,7 @@ local function publish_entry(u, token, fields, bytes)
   end
   local id = redis.pcall('XADD', res, '*', unpack(entry))
   if type(id) == 'table' then
-    -- A stream whose last id is the greatest one takes nothing any more: the queue is lost, and is made anew.
+    -- A stream whose last id is the greatest possible takes no entry: the queue is lost and gets rebuilt.
     if not string.find(id.err, 'last possible ID', 1, true) then error(id.err) end
     redis.call('HDEL', meta, 'gen')
     return false
@@ -72,7 +72,7 @@ local function publish_entry(u, token, fields, bytes)
   redis.call('ZADD', due, now + RECHECK, u)
   return true
 end
--- An entry that is there gives its bytes back once; one that is gone already gives nothing back.
+-- Subtracts the bytes of an entry once: nothing is subtracted for one that is gone.
 local function take_off_stream(id)
   local entry = redis.call('XRANGE', res, id, id)
   if #entry == 1 and get('gen') then
@@ -85,9 +85,8 @@ local function take_off_stream(id)
   redis.call('XACK', res, 'w', id)
   redis.call('XDEL', res, id)
 end
--- The last lease on u has ended without a result. An attempt that was charged and was the last one allowed either names
--- the sample it ended in, which the next attempt leaves out, or quarantines the unit: its failure travels to the writer
--- like any other result.
+-- The last lease on u has ended without a result. The last allowed attempt that was charged either names the sample it
+-- ended in, which the next attempt leaves out, or quarantines the unit: its failure is published like a result.
 local function lapse(u, charged, max_attempts, code, message, ordinal)
   end_leases(u)
   local attempts = attempts(u)
@@ -109,15 +108,15 @@ local function lapse(u, charged, max_attempts, code, message, ordinal)
     hint_at_once(u)
   end
 end
--- The run is paused: a unit that was claimed ahead goes back, uncharged. False where it is begun; it may be finished.
+-- The run is paused: release a unit that was claimed ahead, uncharged. False where it is begun; it may be finished.
 local function give_back(u, token)
   if begun(token) then return false end
   if not end_lease(u, token) then lapse(u, false) end
   return true
 end
--- Nothing is left to hint, so a worker without work may as well help with u: take it over where its holder has not
--- begun it, or run it a second time where it takes longer than the idle one needs (own_ms; 0 where it does not know),
--- or three times as long as usual. A unit that was charged before runs once at a time.
+-- Nothing is left to hint, so an idle worker may help with u: take it over where its holder has not begun it, or run it
+-- a second time where it takes longer than the idle worker needs (own_ms; 0 where unknown), or three times as long as
+-- usual. A unit that was charged before runs once at a time. Gives the lane and since when it is busy.
 local function may_help(u, held, own_ms)
   if num('cursor', 0) < total() or redis.call('ZCARD', hinted) > 0 then return nil end
   if attempts(u) > (begun(held) and 1 or 0) then return nil end

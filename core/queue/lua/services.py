@@ -1,136 +1,11 @@
-"""The feeder's script: which units of a run to hint now. What was lost on its way is found here and hinted again."""
+"""Scripts of the producer, the writer and commands, and those about keys that belong to no run."""
 
 from __future__ import annotations
 
-# report(name, what it says of itself, life_ms): KEYS are the list of workers or services, and the reporter's own key
-REPORT = """
-local t = redis.call('TIME')
-redis.call('ZADD', KEYS[1], t[1] * 1000 + math.floor(t[2] / 1000), ARGV[1])
-redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
-return 1
-"""
-
-# rate(field, what was measured): the hash has 256 fields at most
-RATE = """
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 and redis.call('HLEN', KEYS[1]) >= 256 then
-  redis.call('HDEL', KEYS[1], redis.call('HRANDFIELD', KEYS[1]))
-end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-return 1
-"""
-
-# forget(queue of a build, its record) -> 1: the record was still that one, and is gone with the keys of its stage
-FORGET = """
-if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
-redis.call('HDEL', KEYS[1], ARGV[1])
-for i = 2, #KEYS do redis.call('DEL', KEYS[i]) end
-return 1
-"""
-
-# swap(old, new) -> 1 where the key held `old` ('': nothing), or holds `new` already; 0 where somebody was faster
-SWAP = """
-local there = redis.call('GET', KEYS[1]) or ''
-if there ~= ARGV[1] and there ~= ARGV[2] then return 0 end
-redis.call('SET', KEYS[1], ARGV[2])
-return 1
-"""
-
-
-# control(durable, name, value, ...) -> {state, priority}: what a user asked for. It holds at once, and stands in
-# `asked` until the writer has it on disk and sends it again as durable; what was asked for since stands above that.
-CONTROL = """
-local asked, durable = KEYS[12], ARGV[1] == '1'
-for i = 2, #ARGV, 2 do
-  local name, wish = ARGV[i], ARGV[i + 1]
-  local open = redis.call('HGET', asked, name)
-  if durable and open == wish then
-    redis.call('HDEL', asked, name)
-    open = false
-  elseif not durable and (name == 'priority' or get('state') ~= 'done') then
-    -- A run that is done has no state to change, but its weight counts when units are added to it.
-    redis.call('HSET', asked, name, wish)
-    open = false
-  end
-  if get('gen') and not open and get(name) ~= wish and get('state') ~= 'done' then
-    redis.call('HSET', meta, name, wish)
-    if name == 'state' and wish ~= 'running' then
-      -- No hint is left. Going on, the feeder passes all units again, and finds those that are neither done nor held.
-      redis.call('DEL', hinted)
-      redis.call('HSET', meta, 'cursor', 0)
-    end
-    if name == 'state' and wish == 'cancelled' then
-      for _, lane in ipairs({owner, spare}) do
-        local held = redis.call('HGETALL', lane)
-        for k = 1, #held, 2 do
-          if begun(held[k + 1]) then charge(held[k], -1) end
-        end
-      end
-      redis.call('DEL', due, owner, spare, busy)
-    end
-  end
-end
-return {get('state') or '', get('priority') or ''}
-"""
-
-
-# commit(rows, failures, quarantined, n, truncated, tokens, tokens_left, id, u, ...) -> units done. id '' sets the bit
-# only, u '' acknowledges only. tokens_left is '' where it is not known.
-COMMIT = """
-for i = 8, #ARGV, 2 do
-  local id, u = ARGV[i], ARGV[i + 1]
-  if id ~= '' then take_off_stream(id) end
-  if u ~= '' then
-    redis.call('ZREM', due, u)
-    redis.call('ZREM', hinted, u)
-    end_leases(u)
-    for _, key in ipairs({pub, att, poison}) do redis.call('HDEL', key, u) end
-    redis.call('SETBIT', done, u, 1)
-  end
-end
-local count = redis.call('BITCOUNT', done)
-if not get('gen') then return count end
-redis.call('HSET', meta, 'done', count, 'rows', ARGV[1], 'failures', ARGV[2], 'quarantined', ARGV[3], 'n', ARGV[4],
-  'truncated', ARGV[5], 'tokens', ARGV[6], 'tokens_left', ARGV[7], 'last_commit_ms', now)
-if count == total() and get('state') ~= 'done' then
-  redis.call('HSET', meta, 'state', 'done')
-  redis.call('DEL', hinted, due, owner, spare, busy, att, poison)
-end
-return count
-"""
-
-# reject(id, u, token, code, message, max_attempts) -> 1: the writer could not use this result, the unit runs again
-REJECT = """
-if not get('gen') then return 0 end
-local id, u, token = ARGV[1], ARGV[2], ARGV[3]
-take_off_stream(id)
-if redis.call('HGET', pub, u) ~= token .. ' ' .. id then return 0 end
-redis.call('HDEL', pub, u)
-lapse(u, true, tonumber(ARGV[6]), ARGV[4], ARGV[5])
-return 1
-"""
-
-# grow(gen, total) -> 1: units were added to the manifest; a run that was done goes on with them
-GROW = """
-if get('gen') ~= ARGV[1] then return 0 end
-if tonumber(ARGV[2]) <= total() then return 1 end
-redis.call('HSET', meta, 'total', ARGV[2])
-if get('state') == 'done' then redis.call('HSET', meta, 'state', 'running') end
-return 1
-"""
-
-# Renew or take the writer lock: (writer id, ttl_ms, takeover) -> "" when held by us, else the holder's id.
-WRITER_LOCK = """
-local holder = redis.call('GET', KEYS[1])
-if holder and holder ~= ARGV[1] and ARGV[3] ~= '1' then return holder end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return ''
-"""
-
-
-# next(gen, room, queue_empty, reap_at, max_attempts, idle, fresh, own_ms) -> {number of urgent units, u ...}: what to
+# next(gen, room, queue_empty, reap_at, max_attempts, idle, fresh, own_ms) -> {number of urgent units, u ...}: units to
 # hint now, urgent ones first; of the others as many as still fit in `room`, and `fresh` of them for the first time.
-# Leases that have run out are taken away only within two seconds of `reap_at`, when that was decided: where this was
-# sent before an outage and is carried out after it, the holders must get to beat first.
+# Overdue leases are taken away only within two seconds of `reap_at`, the time of that decision: where the command was
+# sent before an outage and is executed after it, the holders must get to send a heartbeat first.
 NEXT = """
 if get('gen') ~= ARGV[1] or get('state') ~= 'running' then return {0} end
 -- The members of a set that are units; others are taken out of it.
@@ -143,7 +18,7 @@ local function units_among(members)
 end
 local room, max_attempts, fresh = tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[7])
 local reap = math.abs(now - tonumber(ARGV[4])) < 2000
--- The server's clock was set back: what was to be looked at soon would otherwise wait as long as that.
+-- The server's clock was set back: without this, everything due would wait for that long.
 local back = num('fed_ms', 0) - now
 if back > 2000 then
   for _, key in ipairs({due, hinted}) do
@@ -172,7 +47,7 @@ for _, u in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, 500
     lapse(u, begun(held), max_attempts, 'crash', 'the worker was not heard of for one lease')
   end
 end
--- These were in hand and go in front: a queue that is full is no reason to let them wait.
+-- These were in hand and are urgent: they do not wait for room in the queue.
 local units = redis.call('ZRANGEBYSCORE', hinted, 0, 0, 'LIMIT', 0, 500)
 units = units_among(units)
 local urgent = #units
@@ -218,4 +93,127 @@ if idle > 0 and #units == 0 and ARGV[3] == '1' and now - num('helped_ms', 0) > 1
   redis.call('HSET', meta, 'helped_ms', now)
 end
 return answer
+"""
+
+# commit(rows, failures, quarantined, n, truncated, tokens, tokens_left, id, u, ...) -> units done. id '' sets the bit
+# only, u '' acknowledges only. tokens_left is '' where it is not known.
+COMMIT = """
+for i = 8, #ARGV, 2 do
+  local id, u = ARGV[i], ARGV[i + 1]
+  if id ~= '' then take_off_stream(id) end
+  if u ~= '' then
+    redis.call('ZREM', due, u)
+    redis.call('ZREM', hinted, u)
+    end_leases(u)
+    for _, key in ipairs({pub, att, poison}) do redis.call('HDEL', key, u) end
+    redis.call('SETBIT', done, u, 1)
+  end
+end
+local count = redis.call('BITCOUNT', done)
+if not get('gen') then return count end
+redis.call('HSET', meta, 'done', count, 'rows', ARGV[1], 'failures', ARGV[2], 'quarantined', ARGV[3], 'n', ARGV[4],
+  'truncated', ARGV[5], 'tokens', ARGV[6], 'tokens_left', ARGV[7], 'last_commit_ms', now)
+if count == total() and get('state') ~= 'done' then
+  redis.call('HSET', meta, 'state', 'done')
+  redis.call('DEL', hinted, due, owner, spare, busy, att, poison)
+end
+return count
+"""
+
+# reject(id, u, token, code, message, max_attempts) -> 1: drops a result that the writer cannot use; the unit runs again
+REJECT = """
+if not get('gen') then return 0 end
+local id, u, token = ARGV[1], ARGV[2], ARGV[3]
+take_off_stream(id)
+if redis.call('HGET', pub, u) ~= token .. ' ' .. id then return 0 end
+redis.call('HDEL', pub, u)
+lapse(u, true, tonumber(ARGV[6]), ARGV[4], ARGV[5])
+return 1
+"""
+
+# grow(gen, total) -> 1: units were added to the manifest; a run that was done goes on with them
+GROW = """
+if get('gen') ~= ARGV[1] then return 0 end
+if tonumber(ARGV[2]) <= total() then return 1 end
+redis.call('HSET', meta, 'total', ARGV[2])
+if get('state') == 'done' then redis.call('HSET', meta, 'state', 'running') end
+return 1
+"""
+
+# writer_lock(writer id, ttl_ms, takeover) -> "" where the lock is taken or renewed, else the holder's id
+WRITER_LOCK = """
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] and ARGV[3] ~= '1' then return holder end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return ''
+"""
+
+# control(durable, name, value, ...) -> {state, priority}: pause, resume, cancel or priority; KEYS[12] is `asked`.
+# A change holds at once, and is kept in `asked` until the writer has it on disk and sends it again as durable; a later
+# change takes precedence.
+CONTROL = """
+local asked, durable = KEYS[12], ARGV[1] == '1'
+for i = 2, #ARGV, 2 do
+  local name, wish = ARGV[i], ARGV[i + 1]
+  local open = redis.call('HGET', asked, name)
+  if durable and open == wish then
+    redis.call('HDEL', asked, name)
+    open = false
+  elseif not durable and (name == 'priority' or get('state') ~= 'done') then
+    -- The state of a finished run does not change, but its priority counts when units are added to it.
+    redis.call('HSET', asked, name, wish)
+    open = false
+  end
+  if get('gen') and not open and get(name) ~= wish and get('state') ~= 'done' then
+    redis.call('HSET', meta, name, wish)
+    if name == 'state' and wish ~= 'running' then
+      -- No hint is left. After a resume the feeder passes all units again, and hints those neither done nor held.
+      redis.call('DEL', hinted)
+      redis.call('HSET', meta, 'cursor', 0)
+    end
+    if name == 'state' and wish == 'cancelled' then
+      for _, lane in ipairs({owner, spare}) do
+        local held = redis.call('HGETALL', lane)
+        for k = 1, #held, 2 do
+          if begun(held[k + 1]) then charge(held[k], -1) end
+        end
+      end
+      redis.call('DEL', due, owner, spare, busy)
+    end
+  end
+end
+return {get('state') or '', get('priority') or ''}
+"""
+
+# report(name, report, life_ms): KEYS are the set of workers or services, and the key of the report
+REPORT = """
+local t = redis.call('TIME')
+redis.call('ZADD', KEYS[1], t[1] * 1000 + math.floor(t[2] / 1000), ARGV[1])
+redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
+return 1
+"""
+
+# rate(field, measurement): the hash has at most 256 fields
+RATE = """
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 and redis.call('HLEN', KEYS[1]) >= 256 then
+  redis.call('HDEL', KEYS[1], redis.call('HRANDFIELD', KEYS[1]))
+end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+return 1
+"""
+
+# swap(old, new) -> 1 where the key held `old` ('': nothing), or holds `new` already; 0 where another client was faster
+SWAP = """
+local there = redis.call('GET', KEYS[1]) or ''
+if there ~= ARGV[1] and there ~= ARGV[2] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2])
+return 1
+"""
+
+# forget(queue of a build, record) -> 1 where the record was still that one: it is removed with the keys of its stage
+FORGET = """
+if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
+redis.call('HDEL', KEYS[1], ARGV[1])
+for i = 2, #KEYS do redis.call('DEL', KEYS[i]) end
+return 1
 """
