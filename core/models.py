@@ -1,4 +1,7 @@
-"""What a run computes with: one model, or several beside each other, and all that decides their numbers."""
+"""Models of a run: the specs by which users name them, and the config that decides the numbers they compute.
+
+No model library is imported here.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +37,13 @@ EMBEDS = {
 """Model family -> the modalities that its models can embed."""
 
 EMBED_ONE = ("hf",)
-"""Model families whose models embed one of these modalities each; which, only loading tells."""
+"""Model families whose models embed one of these modalities each, which is known after loading."""
 
 NORMALIZING = ("minilm", "st", "open_clip")
-"""Model families that may bring vectors to length 1 by themselves; with ?normalize=false they leave that out."""
+"""Model families that may normalize vectors by themselves, unless the spec has ?normalize=false."""
 
 PROMPTED = {"minilm": ("prompt", "prompt_text"), "st": ("prompt", "prompt_text"), "hf": ("prompt_text",)}
-"""Model families that put something before each text -> the parameters that say what."""
+"""Model families with prompts before each text -> the parameters for them."""
 
 INT8_FAMILIES = ("minilm", "st", "hf", "stub")
 """Model families that compute in int8, on CPUs."""
@@ -48,7 +51,7 @@ INT8_FAMILIES = ("minilm", "st", "hf", "stub")
 MODALITIES = ("image", "text")
 
 _PLAIN = "/:,+"
-"""Signs that stay as they are in the value of a parameter, beside letters, digits and `_.-~`."""
+"""Characters that are not quoted in the value of a parameter, beside letters, digits and `_.-~`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,7 @@ class ModelSpec:
 
     @classmethod
     def parse(cls, text: str) -> ModelSpec:
-        """The spec that `text` says; ModelError names the known families where it says none."""
+        """Parse a spec; the ModelError for a malformed one names the known families."""
         head, _, query = text.partition("?")
         family, _, name = head.strip().partition(":")
         if family not in FAMILIES:
@@ -84,7 +87,7 @@ class ModelSpec:
                 next_step="for example stub:384",
             )
         try:
-            # A plus sign is one here, as in pooling=mean+max, and no space.
+            # A plus sign is literal, as in pooling=mean+max, and no space.
             pairs = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True, strict_parsing=bool(query))
         except ValueError as error:
             raise ModelError(
@@ -106,33 +109,33 @@ class ModelSpec:
 
     @property
     def can_embed(self) -> tuple[str, ...]:
-        """What the model can embed, as far as its spec tells."""
-        said = self.param("embeds", "")
-        return (said,) if self.family in EMBED_ONE and said in MODALITIES else EMBEDS[self.family]
+        """Modalities that the model can embed, as far as its spec tells."""
+        own = self.param("embeds", "")
+        return (own,) if self.family in EMBED_ONE and own in MODALITIES else EMBEDS[self.family]
 
     def embedded_of(self, modalities: Sequence[str]) -> tuple[str, ...]:
-        """Those of a run's modalities that the model embeds beside other models."""
+        """The run's modalities that the model embeds beside other models."""
         own = tuple(modality for modality in modalities if modality in self.can_embed)
         # Texts, unless the spec has embeds=image.
         return ("text",) if self.family in EMBED_ONE and len(own) > 1 else own
 
     @property
     def unit_length(self) -> bool:
-        """Whether all vectors of the model have length 1; False too where only loading it tells."""
+        """Whether all vectors of the model have length 1; False where unknown before loading."""
         return self.param("normalize", "true" if self.family in ("minilm", "open_clip") else "") == "true"
 
     def without_normalizing(self) -> ModelSpec:
-        """The spec of the same model without what it does by itself to bring its vectors to length 1.
+        """The spec of the same model without its own normalization.
 
-        ModelError where the spec asks for that itself.
+        ModelError where the spec requires normalization.
         """
-        said = self.param("normalize", "")
-        if said == "true":
+        own = self.param("normalize", "")
+        if own == "true":
             raise ModelError(
                 f"{self} asks for vectors of length 1, and --no-normalize for others",
                 next_step="leave out one of the two",
             )
-        if said == "false" or self.family not in NORMALIZING:
+        if own == "false" or self.family not in NORMALIZING:
             return self
         return replace(self, params=tuple(sorted((*self.params, ("normalize", "false")))))
 
@@ -140,10 +143,10 @@ class ModelSpec:
         """The spec of the same model with a prompt before each text.
 
         Args:
-            name: of a prompt of the model; None for none.
-            text: the prompt itself, "" for no prompt; None for none.
+            name: name of a prompt of the model; None for none.
+            text: the prompt itself, "" for an empty one; None for none.
 
-        ModelError where the spec has one already, or its models take none.
+        ModelError where the spec has a prompt already, or its models take none.
         """
         asked = {key: value for key, value in (("prompt", name), ("prompt_text", text)) if value is not None}
         if asked and (said := [key for key, _ in self.params if key in PROMPTED["st"]]):
@@ -172,20 +175,20 @@ class ModelSpec:
 
 
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
-"""What is computed in."""
+"""Compute precisions."""
 
 CPU_DECODES = ("cpu-exact", "cpu-fast", "reference")
-"""Paths from an encoded image to the pixels that a model reads, on any machine."""
+"""Decoding paths from an encoded image to the pixels that a model reads, on any machine."""
 
 GPU = "gpu"
-"""The path on which a CUDA device decodes, too."""
+"""The decoding path that uses a CUDA device."""
 
 DECODES = (*CPU_DECODES, GPU)
-"""All paths from an encoded image to pixels."""
+"""All decoding paths."""
 
 REFERENCE = "reference"
-"""The path that is what the model's own library does. What embeds no image has this one, and what was begun before
-there were others."""
+"""The decoding path of the model's own library; also of models without images, and of runs made before other paths
+existed."""
 
 SpecText = Annotated[str, Meta(min_length=1, max_length=16_000)]
 Modalities = Annotated[tuple[Annotated[str, one_of(MODALITIES)], ...], Meta(min_length=1, max_length=2)]
@@ -193,11 +196,11 @@ Modalities = Annotated[tuple[Annotated[str, one_of(MODALITIES)], ...], Meta(min_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunking:
-    """How long texts are cut into chunks, each of which gets a row.
+    """Chunking of long texts; each chunk gets a row.
 
     Attributes:
         tokens: most tokens of a chunk as the model sees it, with its special tokens and its prompt.
-        overlap: most tokens that a chunk repeats from the end of the one before, at most half of `tokens`.
+        overlap: most tokens that a chunk repeats from the end of the previous one, at most half of `tokens`.
     """
 
     tokens: Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -216,10 +219,10 @@ class Output:
     """One of the vectors that each row gets.
 
     Attributes:
-        name: what it is called: its modality, or with several models the model's name, and the modality after it
-            where that model embeds two.
-        spec: canonical text of the spec of the model that makes it.
-        modality: what it is made from, one of `MODALITIES`.
+        name: its modality, or with several models the model's name, followed by the modality where that model embeds
+            two.
+        spec: canonical text of the spec of its model.
+        modality: one of `MODALITIES`.
     """
 
     name: str
@@ -232,7 +235,7 @@ class NamedModel:
     """One of several models that embed the same samples.
 
     Attributes:
-        name: short name, with which its columns begin.
+        name: short name, the prefix of its columns.
         spec: canonical text of its spec.
         modalities: those of the run that it embeds, at least one.
     """
@@ -246,7 +249,7 @@ class NamedModel:
 
     @property
     def outputs(self) -> dict[str, Output]:
-        """Modality -> what the model gives for it."""
+        """Modality -> output of the model."""
         alone = len(self.modalities) == 1
         return {
             modality: Output(name=self.name if alone else f"{self.name}_{modality}", spec=self.spec, modality=modality)
@@ -256,15 +259,15 @@ class NamedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """All that decides the numbers a worker computes; one RQ queue and one loaded model per config.
+    """Everything that decides the numbers a worker computes; one RQ queue and one loaded model per config.
 
     Attributes:
-        spec: canonical text of the model spec; with several models all of them, as people see them.
-        modalities: what is embedded of a sample: ("text",), ("image",) or ("image", "text").
+        spec: canonical text of the model spec; with several models all of them, for people.
+        modalities: embedded parts of a sample: ("text",), ("image",) or ("image", "text").
         precision: one of `PRECISIONS`.
-        chunking: how texts are cut; None embeds each text as one, cut off at what the model reads.
-        members: the models, in the order in which they were named, where there are several; else ().
-        decode: how images become pixels, one of `DECODES`.
+        chunking: chunking of texts; None embeds each text whole, truncated to what the model reads.
+        members: the models in the order of the command line, where there are several; else ().
+        decode: decoding path of images, one of `DECODES`.
     """
 
     spec: SpecText
@@ -296,7 +299,7 @@ class ModelConfig:
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The names of `outputs`: what an embedder's vectors are called."""
+        """The names of `outputs`, which are those of an embedder's vectors."""
         return tuple(output.name for output in self.outputs)
 
     @property
@@ -311,7 +314,7 @@ class ModelConfig:
 
     @property
     def queue_key(self) -> str:
-        """Name of the config's queue: the same for every run that can share a loaded model."""
+        """Name of the config's queue, equal for runs that can share a loaded model."""
         cut = [] if self.chunking is None else [self.chunking.describe()]
         members = [[member.name, member.spec, list(member.modalities)] for member in self.members]
         path = [] if self.decode == REFERENCE else [{"decode": self.decode}]
@@ -331,16 +334,15 @@ class ModelConfig:
 
     @classmethod
     def from_description(cls, described: Mapping[str, Any]) -> ModelConfig:
-        """The config that `describe` gave; other fields are ignored. MalformedError for anything else."""
+        """The inverse of `describe`; other fields are ignored. MalformedError for anything else."""
         return convert(cls, described, what="model of a run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryConfig(ModelConfig):
-    """A model as queries need it, which bears the fingerprint of the model that made the rows.
+    """Config of a model for queries, with the fingerprint of the model that made the rows.
 
-    What is asked may be a text where the rows are images, with another prompt, in another precision: none of that
-    makes it another model.
+    A query may be a text where the rows are images, with another prompt, in another precision: it is the same model.
 
     Attributes:
         rows: the config that made the rows.

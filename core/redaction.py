@@ -1,4 +1,4 @@
-"""Texts for people: secrets hidden, control characters escaped."""
+"""Redaction of secrets, and escaping of control characters, in texts for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIGNED = re.compile(
     r"|policy|key-pair-id|awsaccesskeyid|(?:access_?|auth_?|id_?)?token|api_?key|secret)=)[^&\s\"'<>)]*",
     re.IGNORECASE,
 )
-"""In the query of a URL: the broker's client takes its password there too; stores and their CDNs take signatures."""
+"""Secrets in the query of a URL: passwords for redis-py, signatures for object stores and their CDNs."""
 
 _NAMED = re.compile(
     r"(?<![\w-])((?:password|passwd|aws_secret_access_key|aws_session_token|hf_token|client_secret|private_key)"
@@ -29,8 +29,7 @@ _HUGGING_FACE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
 def masked(text: str) -> str:
     """The text without its secrets: passwords in URLs, what is signed in a query, bearer and Hugging Face tokens.
 
-    Nothing else changes, and a text that is masked already stays as it is. It is meant for single values and lines:
-    mask the values before they are written as JSON.
+    A masked text stays as it is. For single values and lines: mask values before they are written as JSON.
     """
     text = _USER_INFO.sub(rf"\1:{HIDDEN}@", text)
     text = _SIGNED.sub(rf"\1{HIDDEN}", text)
@@ -40,7 +39,7 @@ def masked(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` with everything that could steer a terminal, or that no terminal can show, as an escape."""
+    """`text` with control characters and what no terminal can show as escapes."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text
     )

@@ -1,6 +1,6 @@
-"""What is embedded: samples, and the units in which workers take them.
+"""Vocabulary of what is embedded: units, their samples, retries of samples, and failures.
 
-A unit's identity is the hash of what it says, so planning the same input twice gives the same units on any machine.
+A unit's id is the hash of its description, so planning the same input twice gives the same units on any machine.
 """
 
 from __future__ import annotations
@@ -16,24 +16,65 @@ from msgspec import Meta
 
 from core.wire import Count, PathText, UnitNumber, Word, convert, malformed
 
+UNIT_SPEC_MAX_BYTES = 48_000
+"""Longest canonical description of a unit. It travels in a hint, and hints above 64 kB are refused."""
+
+
+def canonical_json(value: Any) -> str:
+    """`value` as JSON text that is equal for equal values: sorted keys, no spaces, UTF-8 unescaped."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+_ASCII_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+
+def json_text(value: Any) -> str:
+    """`value` as compact JSON in valid UTF-8; ValueError for NaN and infinity."""
+    text = _ENCODER.encode(value)
+    return text if is_unicode(text) else _ASCII_ENCODER.encode(value)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can encode `text`: a JSON escape can give half a surrogate pair."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def content_hash(value: Any) -> str:
+    """First 32 hex digits of the SHA-256 of `canonical_json(value)`; surrogate escapes are hashed as bytes."""
+    return id_of(canonical_json(value).encode("utf-8", "surrogateescape"))
+
+
+def id_of(description: bytes) -> str:
+    """The id of the unit whose description is `description`: canonical JSON with surrogate escapes as bytes."""
+    return hashlib.sha256(description).hexdigest()[:32]
+
+
 MOST_SAMPLES = 10_000_000
-"""Of one unit: a few characters of a forged hint must not fill a worker's memory."""
+"""Limit of one unit, because a few characters of a forged hint could fill a worker's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """What a retry unit does again.
+    """The samples of an earlier unit that a unit retries.
+
+    A retry is a unit of its own in a later generation of the manifest. Its rows and failures replace the failures that
+    it names; committed rows are neither changed nor read again.
 
     Attributes:
-        unit: index of the unit that was planned first, whose ordinals its samples have.
-        failed: index of the unit whose result holds the failures: that one, or an earlier retry of it.
+        unit: index of the original unit, whose ordinals its samples have.
+        failed: index of the unit whose result holds the failures: the original one, or an earlier retry of it.
         record: number of the commit record that holds them.
-        attempts: how often these samples were tried before.
-        replaces: number of failures that its result takes the place of.
+        attempts: number of earlier attempts at these samples.
+        replaces: number of failures that its result replaces.
         only: ordinals of its samples, ascending, as ranges such as "0-3,7"; "" for a unit that failed as a whole.
-        keys: `key_digest` of its samples; "" where their place alone says which they are.
-        samples: samples of the unit that was planned first, where they are known; a source that has another number
-            of them was not mended but changed.
+        keys: `key_digest` of its samples; "" where their positions identify them.
+        samples: number of samples of the original unit, where known; a source with another number was not repaired
+            but changed.
     """
 
     unit: UnitNumber
@@ -50,12 +91,12 @@ class Retry:
 
     @property
     def ordinals(self) -> list[int]:
-        """The samples that are done again, ascending; empty where that is the whole unit."""
+        """Ordinals of the samples, ascending; empty for the whole unit."""
         return from_ranges(self.only)
 
     @property
     def lifts(self) -> int:
-        """Number of quarantined units, 0 or 1, that are none any more once this one is committed."""
+        """Number of units, 0 or 1, whose quarantine ends when this one is committed."""
         return 0 if self.only else self.replaces
 
     def describe(self) -> dict[str, Any]:
@@ -96,47 +137,9 @@ def key_digest(keys: Sequence[str]) -> str:
     return digest.hexdigest()[:32]
 
 
-UNIT_SPEC_MAX_BYTES = 48_000
-"""Longest canonical description of a unit. It travels in a hint, and hints above 64 kB are refused."""
-
-
-def canonical_json(value: Any) -> str:
-    """`value` as JSON text that is the same for equal values: sorted keys, no spaces, UTF-8 kept as it is."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-
-
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-_ASCII_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-
-
-def json_text(value: Any) -> str:
-    """`value` as compact JSON that UTF-8 can hold; ValueError for NaN and infinity, which JSON has not."""
-    text = _ENCODER.encode(value)
-    return text if is_unicode(text) else _ASCII_ENCODER.encode(value)
-
-
-def is_unicode(text: str) -> bool:
-    """Whether UTF-8 can hold `text`: a JSON escape can smuggle in half a surrogate pair, which no encoder takes."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def content_hash(value: Any) -> str:
-    """First 32 hex digits of the SHA-256 of `canonical_json(value)`; surrogate escapes are hashed as bytes."""
-    return id_of(canonical_json(value).encode("utf-8", "surrogateescape"))
-
-
-def id_of(description: bytes) -> str:
-    """The id of the unit whose description is `description`: canonical JSON with surrogate escapes as bytes."""
-    return hashlib.sha256(description).hexdigest()[:32]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """What one worker takes at once.
+    """A unit: the part of a source that one worker embeds at once.
 
     Attributes:
         kind: name of the source type that reads it: "tar", "files", "parquet", "arrow", "hdf5", "csv", "jsonl" or
@@ -150,11 +153,11 @@ class Unit:
         etag: version of the source when it was planned (modification time and size); a change fails the unit.
         items: for "files": (path relative to `source`, size in bytes) of each file, in order; for "hdf5": (dataset,
             rows of it).
-        options: reader options that change what the unit says, such as the text column, as sorted pairs.
-        retry: which samples of an earlier unit are done again here; None for a unit of the inputs. All else says what
-            the source is now; `items` of a folder are those of these samples alone.
-        size: about how many bytes of a table its rows have; 0 where planning does not see that. For estimates, and no
-            part of what the unit says: only the manifest keeps it.
+        options: reader options that change the samples, such as the text column, as sorted pairs.
+        retry: the samples of an earlier unit that are retried here; None for a unit of the inputs. The other fields
+            describe the source as it is now; `items` of a folder are those of these samples alone.
+        size: estimated bytes of its rows in a table; 0 where unknown. No part of the description: only the manifest
+            keeps it.
     """
 
     kind: Word
@@ -186,7 +189,7 @@ class Unit:
 
     @classmethod
     def from_description(cls, described: dict[str, Any]) -> Unit:
-        """The unit that `describe` gave; MalformedError for anything else."""
+        """The inverse of `describe`; MalformedError for anything else."""
         unit = convert(cls, described, what="unit")
         if unit.describe() != described:
             raise malformed("unit", "it lacks fields, or has others")
@@ -211,12 +214,12 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """Where a chunk of a long text stands in it.
+    """Position of a chunk in its text.
 
     Attributes:
-        document: key of the text that was cut.
-        number: which of its chunks, from 0.
-        count: how many chunks it has.
+        document: key of the text.
+        number: index of the chunk, from 0.
+        count: number of its chunks.
         start, end: characters (code points) of the text as it was read: the chunk is `text[start:end]`.
     """
 
@@ -228,29 +231,29 @@ class Passage:
 
     @property
     def key(self) -> str:
-        """Key of the chunk. What stands before the last "#" is the document, whatever its own key holds."""
+        """Key of the chunk: the document's key up to the last "#"."""
         return f"{self.document}#{self.number}"
 
 
 def key_without_chunks(document: str) -> str:
-    """Key of the failure that stands for a whole text of a run with chunks; no chunk's key ends in "#"."""
+    """Key of the failure of a whole text in a run with chunks; no chunk's key ends in "#"."""
     return f"{document}#"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """The smallest thing that is counted: one image and/or text with a key, or a chunk of such a text.
+    """The smallest item that is counted: one image and/or text with a key, or a chunk of such a text.
 
     Attributes:
         ordinal: position within its unit, from 0; (unit_id, ordinal) is the sample's identity. All chunks of a text
             have that of the text.
-        key: the name that users know it by.
+        key: its name for users.
         image: encoded image bytes, or None.
         text: caption or text, or None.
         metadata: further fields as JSON text of one object, or None.
-        error: (code, message) where the source itself already says that this sample cannot be embedded, such as
-            a duplicate key or a text that is not UTF-8; such a sample only becomes a failure.
-        passage: where `text` stands in the document that it is a chunk of; None for a text that was not cut.
+        error: (code, message) where the reader found that this sample cannot be embedded, such as a duplicate key or
+            a text that is not UTF-8; such a sample becomes a failure.
+        passage: position of `text` in its document; None for a text that was not cut.
     """
 
     ordinal: int
@@ -267,11 +270,11 @@ class Failure:
     """A sample, or a whole unit, that has no row.
 
     Attributes:
-        ordinal: position within the unit, or None where the failure stands for the whole unit.
+        ordinal: position within the unit, or None for the whole unit.
         key: the sample's key; "" for a whole unit.
         code: stable name of the cause.
         message: one line, at most 1,000 characters.
-        attempt: how often it was tried by now, counting attempts that ended their worker, and earlier retries.
+        attempt: number of attempts, those that killed their worker and earlier retries included.
     """
 
     ordinal: int | None

@@ -1,4 +1,4 @@
-"""The strict reader of every form that comes from outside: the broker, an output folder, the network.
+"""Strict reader of JSON from outside: the broker, an output folder, the network.
 
 A form is a dataclass or msgspec struct whose annotations hold types, ranges and lengths. `read` and `read_hash` raise
 `MalformedError` and nothing else, for any bytes. A service skips what is malformed (`skipped`) and goes on.
@@ -23,7 +23,7 @@ from core.service.log import Events
 T = TypeVar("T")
 
 MOST_BYTES = 1 << 20
-"""Most bytes of a form, where its reader names no other bound."""
+"""Default limit of the bytes of a form."""
 
 _NO_SURROGATES = r"\A[^\ud800-\udfff]*\Z"
 
@@ -86,7 +86,7 @@ def convert(form: type[T], value: object, *, what: str) -> T:
 
 
 def read_hash(form: type[T], raw: Mapping[bytes, bytes], *, what: str) -> T:
-    """A hash of the broker as type `form`; values are texts or numbers in decimal, foreign fields are ignored."""
+    """A hash of the broker as type `form`; values are texts or decimal numbers, unknown fields are ignored."""
     try:
         texts = {name.decode(): value.decode() for name, value in raw.items()}
         return msgspec.convert(texts, form, strict=False)
@@ -105,7 +105,7 @@ def read_text(data: bytes, *, what: str, most_bytes: int = MOST_BYTES) -> str:
 
 
 def read_version(data: bytes | str, version: int, *, what: str, most_bytes: int = MOST_BYTES) -> dict[str, Any] | None:
-    """The fields of a JSON object whose `v` is `version`, for `convert`; None where another version wrote it."""
+    """The fields of a JSON object with `v` equal to `version`, for `convert`; None for another version."""
     fields = read(dict[str, Any], data, what=what, most_bytes=most_bytes)
     if convert(int, fields.get("v"), what=f"version of a {what}") != version:
         return None
@@ -123,7 +123,7 @@ def write(value: object) -> str:
 
 
 def malformed(what: str, why: object) -> MalformedError:
-    """The error for something that is not what it should be."""
+    """The error for malformed data."""
     return MalformedError(f"{what} is malformed: {' '.join(str(why).split())[:300]}")
 
 
@@ -154,11 +154,11 @@ def _constant(name: str) -> float:
 
 
 _DECODER = json.JSONDecoder(parse_int=_integer, parse_float=_real, parse_constant=_constant)
-"""Not msgspec's own, which refuses the lone surrogates that stand for bytes of paths that are not UTF-8."""
+"""Not that of msgspec, which refuses lone surrogates, the form of bytes of paths that are not UTF-8."""
 
 
 class Skips:
-    """Counts what was skipped because it is malformed, and names each once in the log, at a bounded rate.
+    """Counts malformed items that were skipped, and logs each once, at a limited rate.
 
     Args:
         clock: monotonic seconds.
@@ -176,7 +176,7 @@ class Skips:
         self._minute, self._lines, self._unnamed = float("-inf"), 0, 0
 
     def add(self, what: str, key: str, error: Exception | str) -> None:
-        """Count one; the first time that `key` is seen it goes into the log, unless 60 others did in this minute."""
+        """Count one; a new `key` is logged, up to 60 a minute."""
         with self._lock:
             self._counts[what] = self._counts.get(what, 0) + 1
             if (what, key) in self._named:
@@ -195,7 +195,7 @@ class Skips:
         self._log.warning("malformed_skipped", what=what, key=key[:200], why=error, **others)
 
     def counts(self) -> dict[str, int]:
-        """Noun -> how many of it were skipped, since this process began."""
+        """Noun -> number of skipped items since the start of this process."""
         with self._lock:
             return dict(self._counts)
 
@@ -204,24 +204,24 @@ _SKIPS = Skips(Events("wire"))
 
 
 def skipped(what: str, key: str | bytes, error: Exception | str) -> None:
-    """Note that a service leaves something out because it is malformed, and goes on with the rest.
+    """Count and log a malformed item that a service skips.
 
     Args:
         what: the noun of `read`; one of a fixed set, because it is a label of a metric.
-        key: which one.
+        key: key or name of the item.
     """
     _SKIPS.add(what, key.decode(errors="backslashreplace") if isinstance(key, bytes) else key, error)
 
 
 def skip_counts() -> dict[str, int]:
-    """Noun -> how many of it this process has skipped."""
+    """Noun -> number of items that this process has skipped."""
     return _SKIPS.counts()
 
 
 def read_each(
     form: type[T], raw: Mapping[bytes, bytes], *, what: str, key: Any = ShortText, most_bytes: int = MOST_BYTES
 ) -> dict[str, T]:
-    """The values of a hash of the broker whose fields are JSON; what does not parse is skipped, each by itself.
+    """The values of a hash of the broker whose fields are JSON; malformed ones are skipped.
 
     Args:
         key: form of the names of the fields.

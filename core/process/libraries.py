@@ -1,4 +1,4 @@
-"""Versions of the libraries on which a model's vectors depend, without importing them."""
+"""Versions of libraries without importing them, and imports of libraries that are avoided."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from importlib.abc import MetaPathFinder
 
 
 def leave_out_pandas() -> None:
-    """Have pyarrow do without pandas in this process, which then can convert neither from nor to it.
+    """Stop pyarrow from importing pandas in this process; conversions from and to pandas then fail.
 
-    pyarrow imports pandas, where that is installed, when it makes its first array, only to see whether it was given
-    something of pandas. That takes 0.4 s of a core and 30 MB in each process of a run. It remembers a failed import.
+    pyarrow imports an installed pandas when it makes its first array, to recognise its objects. That takes 0.4 s of a
+    core and 30 MB in each process of a run. pyarrow remembers a failed import.
     """
     if "pandas" in sys.modules:
         return
@@ -26,7 +26,7 @@ def leave_out_pandas() -> None:
 
 
 class _Nowhere(MetaPathFinder):
-    """Finds that there is no pandas."""
+    """Import hook without pandas."""
 
     def find_spec(self, name: str, _path: object, _target: object = None) -> None:
         """Raises ImportError for pandas."""
@@ -35,7 +35,8 @@ class _Nowhere(MetaPathFinder):
 
 
 MODEL_PACKAGES = ("torch", "open_clip_torch", "sentence-transformers", "transformers", "tokenizers")
-"""What loads models. Another version may build another model from the same files, which its fingerprint then shows."""
+"""Distributions that load models. Another version may build another model from the same files; its fingerprint shows
+that."""
 
 
 def version_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Memory that this process may use, and the errors where memory, threads or processes are used up."""
+"""Cores and memory that this process may use, and the errors where memory, threads or processes are used up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from core.errors import ExhaustedError
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Where a container finds its own limits: `cpu.max` of version 2, `cpu.cfs_*` of version 1 (kernel documentation,
+"""Limits of a container: `cpu.max` of version 2, `cpu.cfs_*` of version 1 (kernel documentation,
 admin-guide/cgroup-v2 and scheduler/sched-bwc)."""
 
 
@@ -51,7 +51,7 @@ _processes = 1
 
 
 def machine_bytes() -> int:
-    """Memory of the machine."""
+    """Memory of the machine in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -68,13 +68,13 @@ def container_bytes(cgroup: Path = CGROUP) -> int:
 
 
 def memory_bytes() -> int:
-    """What this process may use at most: of the machine, its container, and its resource limits (`ulimit -v`, `-d`)."""
+    """Memory limit of this process: of the machine, its container, and its resource limits (`ulimit -v`, `-d`)."""
     limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
     return min(container_bytes() or machine_bytes(), *(limit for limit in limits if limit > 0), machine_bytes())
 
 
 def shared_by(processes: int) -> None:
-    """Note that so many processes like this one share `memory_bytes`."""
+    """Set the number of processes that share `memory_bytes`."""
     global _processes
     _processes = max(1, processes)
 
@@ -93,7 +93,7 @@ def unit_bytes() -> int:
 def exhausted(error: BaseException) -> ExhaustedError | None:
     """The error for a user where memory, threads or processes are used up; None for any other error."""
     is_memory = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-    if is_memory or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):  # torch says it so
+    if is_memory or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):  # of torch
         return ExhaustedError(
             "the memory that this process may use is used up",
             next_step="give the machine or container more memory, or end what else uses it; for workers fewer "

@@ -131,7 +131,7 @@ class Heartbeats(Generic[T]):
 
 
 def names_of(scored: Iterable[tuple[bytes, float]]) -> dict[str, float]:
-    """The names of reporters among the members of a list of them, with their scores; what is no name is skipped."""
+    """The names in a sorted set of them, with their times; malformed ones are skipped."""
     found = {}
     for raw, at_ms in scored:
         if _NAME.fullmatch(raw) and math.isfinite(at_ms):
@@ -145,7 +145,7 @@ def names_of(scored: Iterable[tuple[bytes, float]]) -> dict[str, float]:
 
 
 class ModelShare(TypedDict):
-    """A worker's work for one run: its speed, the units in hand and their size, (u, token, tokens done) of each."""
+    """A worker's part in one run: speed, units in hand, their size, and (u, token, tokens done) of each begun one."""
 
     tokens_per_s: wire.Rate
     units: Count
@@ -155,7 +155,7 @@ class ModelShare(TypedDict):
 
 
 class TimeSpent(TypedDict):
-    """What held a worker up over a time, in shares of it, see the table of `limit_detail` in docs/operations.md."""
+    """Causes of a worker's waiting, in shares of a time; see the table of `limit_detail` in docs/operations.md."""
 
     limit: NotRequired[Word]
     seconds: NotRequired[Seconds]
@@ -166,7 +166,7 @@ class TimeSpent(TypedDict):
 
 
 class Attribution(TypedDict):
-    """What limits a worker, late and over its whole time."""
+    """The bottleneck of a worker, recently and over its whole time."""
 
     threads: Count
     cores: Count
@@ -177,7 +177,7 @@ class Attribution(TypedDict):
 
 
 class WorkerReport(TypedDict, total=False):
-    """What a worker says of itself; other fields are dropped."""
+    """Report of a worker; other fields are dropped."""
 
     name: Required[WorkerName]
     device: ShortText
@@ -220,7 +220,7 @@ def live_workers(client: redis.Redis) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """What one worker last measured of a model on a kind of device.
+    """The last measured speed of a model on a kind of device.
 
     Attributes:
         device: the model of the device.
@@ -234,12 +234,12 @@ class Rate:
 
 
 def report_rate(client: redis.Redis, model: ModelConfig, rate: Rate, *, scripts: Mapping[str, Script]) -> None:
-    """Keep a measured speed; it outlives the worker, and of many models some are forgotten."""
+    """Keep a measured speed beyond the life of the worker; the number of speeds is limited."""
     scripts["rate"](keys=[RATES], args=[f"{model.queue_key} {rate.device}", wire.write(rate)], client=client)
 
 
 def measured_rates(client: redis.Redis, model: ModelConfig) -> list[Rate]:
-    """The speeds that were measured of a model, by device."""
+    """The measured speeds of a model, by device."""
     raw = cast("dict[bytes, bytes]", client.hgetall(RATES))
     prefix = f"{model.queue_key} ".encode()
     ours = {field: text for field, text in sorted(raw.items()) if field.startswith(prefix)}
@@ -250,11 +250,11 @@ def measured_rates(client: redis.Redis, model: ModelConfig) -> list[Rate]:
 
 ROLES = ("producer", "writer", "worker")
 STATES = ("starting", "idle", "loading", "serving", "given_up", "over")
-"""Of a device: its process is being started; waits for work; loads a model; has one; cannot serve; or the only run that
-was asked for is over."""
+"""Of a device: its process is being started, waits for work, loads a model, has one, cannot serve, or has finished the
+only run that it was started for."""
 
 UNKNOWN = ("fp32",)
-"""Precisions of a device that does not say: every device computes in fp32."""
+"""Precisions of a device whose report has none: every device computes in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,11 +263,11 @@ class Device:
 
     Attributes:
         device: "cpu", "cuda:N" or "sim:SPEED".
-        name: its model, such as "NVIDIA H200"; "" where that is not known.
+        name: its model, such as "NVIDIA H200"; "" where unknown.
         state: one of `STATES`.
         worker: name of the process that serves it now; "" where there is none.
-        precisions: those that it computes fast, best first; () for a GPU that the torch there has no code for.
-        why: for what it was given up, and what helps; "" where it was not.
+        precisions: those that it computes fast, best first; () for a GPU that its torch does not support.
+        why: reason and next step where it was given up, else "".
     """
 
     device: ShortText
@@ -280,20 +280,20 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What a service says of itself.
+    """Report of a service.
 
     Attributes:
         name: unique for ever.
         role: one of `ROLES`.
         protocol: `core.queue.keys.VERSION` of its code.
         run: the one run that it serves; "" for all.
-        state: "running", or "draining" once a stop was asked for.
+        state: "running", or "draining" once a stop was requested.
         metrics: HOST:PORT of its metrics; "" for none.
         began_ms: when it first reported, by the broker's clock.
         clock_s: how far the clock of its machine is ahead of the broker's.
         devices: of a supervisor of workers.
-        cores, memory_bytes: that it may use; 0 where it does not say.
-        cache_free_bytes: room on the disk of the model cache; 0 where it does not say.
+        cores, memory_bytes: that it may use; 0 where unknown.
+        cache_free_bytes: room on the disk of the model cache; 0 where unknown.
         packages: of a supervisor of workers: library that loads models -> version.
         refused: of the same: model that cannot be loaded there -> why, and what to do.
     """
@@ -325,10 +325,10 @@ class Service:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """A service that the broker hears of.
+    """A service that reports.
 
     Attributes:
-        last_ms: its last report, by the broker's clock.
+        last_ms: time of its last report, by the broker's clock.
         silent_s: seconds since then.
     """
 
@@ -337,7 +337,7 @@ class Heard:
     silent_s: float
 
     def is_beside(self, other: Heard) -> bool:
-        """Whether both are at work at the same time. One that was killed has not reported since the next one began."""
+        """Whether both run at the same time: a killed service has not reported since the start of its successor."""
         return self.last_ms > other.service.began_ms and other.last_ms > self.service.began_ms
 
 
@@ -373,7 +373,7 @@ def competing_services(heard: Iterable[Heard]) -> list[tuple[Service, Service]]:
 
 
 def hosts_of(pair: tuple[Service, Service]) -> str:
-    """Both hosts, for people; with their processes where the hosts have one name."""
+    """Both hosts, for people; with process ids where the names are equal."""
     if pair[0].host != pair[1].host:
         return " and ".join(sorted(service.host for service in pair))
     return " and ".join(f"{service.host} (process {service.pid})" for service in pair)

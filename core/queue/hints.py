@@ -1,7 +1,7 @@
-"""Hints: RQ jobs that say "unit U of run R waits". Plain JSON, allow-listed names, nothing that can be executed.
+"""Hints: RQ jobs with the message "unit U of run R waits". Plain JSON and allow-listed names, nothing executable.
 
-RQ by itself imports whatever function a job names, unpickles by default, and follows callbacks and webhooks. `HintJob`
-has none of these: it is data (RQ 2.12: `Job.func`, `Job.restore`).
+RQ by itself imports the function that a job names, unpickles by default, and follows callbacks and webhooks. `HintJob`
+does none of these: it is data (RQ 2.12: `Job.func`, `Job.restore`).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from core.wire import Generation, LedgerId, UnitNumber
 T = TypeVar("T")
 
 STALE_S = 600
-"""A hint that was popped this long ago and is still listed as popped belongs to a worker that died."""
+"""Age at which a hint that is still listed as popped is taken for one of a dead worker."""
 
 
 class AnyHint(Protocol):
-    """What every kind of hint has: the name of its job, and whose unit it is."""
+    """A hint of any kind: the name of its job, and its unit."""
 
     function: ClassVar[str]
 
@@ -53,13 +53,13 @@ class AnyHint(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
-    """What a hint says.
+    """A hint for a unit of a run.
 
     Attributes:
         run: run id.
         gen: generation of the run's queue; hints of an older one are dropped.
         u: index of the unit.
-        unit: the unit itself, so that a worker need not see the output folder.
+        unit: the unit itself, so that a worker needs no access to the output folder.
     """
 
     function: ClassVar[str] = HINT_FUNCTION
@@ -75,18 +75,18 @@ class Hint:
 
     @classmethod
     def from_job(cls, job: HintJob) -> Hint:
-        """The hint in a job; MalformedError where it is anything else than a hint of this version."""
+        """The hint in a job; MalformedError where it is no hint of this version."""
         run, gen, u, unit = _read(job, cls.function, Unit.from_description)
         return cls(run=run, gen=gen, u=u, unit=unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexHint:
-    """What a hint says of a step of a build of an index.
+    """A hint for a step of an index build.
 
     Attributes:
-        run, gen, u: as of other hints; the run is a stage of the build.
-        unit: the step, for the process that does it. Who hands it on looks at the folder and the build alone.
+        run, gen, u: as in other hints; the run is a stage of the build.
+        unit: the step, for the process that does it.
     """
 
     function: ClassVar[str] = INDEX_HINT_FUNCTION
@@ -102,7 +102,7 @@ class IndexHint:
 
     @classmethod
     def from_job(cls, job: HintJob) -> IndexHint:
-        """The hint in a job; MalformedError where it is anything else than such a hint of this version."""
+        """The hint in a job; MalformedError where it is no such hint of this version."""
         run, gen, u, unit = _read(job, cls.function, _words_and_numbers)
         return cls(run=run, gen=gen, u=u, unit=unit)
 
@@ -134,7 +134,7 @@ def _read(job: HintJob, function: str, unit_of: Callable[[Any], T]) -> tuple[str
 
 
 class _Call(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What RQ stores of a job, an array."""
+    """The array that RQ stores of a job."""
 
     function: str
     instance: None
@@ -153,7 +153,7 @@ class HintJob(Job):
     """Its data, of at most HINT_MAX_BYTES."""
 
     def restore(self, raw_data: Mapping[bytes, bytes]) -> Any:
-        """Load the job's data and no other field, refusing what is too large before it is unpacked."""
+        """Load the job's data and no other field; NoSuchJobError where it is too large, before it is unpacked."""
         data = raw_data.get(b"data", b"")
         unpacker = zlib.decompressobj()
         try:
@@ -203,9 +203,9 @@ def push(queue: Queue, hints: Sequence[AnyHint], *, at_front: bool) -> None:
 
 
 def pop(queue: Queue, most: int) -> list[HintJob]:
-    """Pop up to `most` hints that wait, as RQ pops one: each is listed as popped until it is dropped.
+    """Pop up to `most` waiting hints, as RQ pops one: each is listed as popped until it is dropped.
 
-    One whose data is missing, or is no hint's, is left to `sweep`.
+    One whose data is missing or malformed is left to `sweep`.
     """
     if most < 1:
         return []
@@ -226,7 +226,7 @@ def pop(queue: Queue, most: int) -> list[HintJob]:
 
 
 def put_back(queue: Queue, job_ids: Sequence[str]) -> None:
-    """Let popped hints wait again, in front and in their order."""
+    """Return popped hints to the front of the queue, in their order."""
     if not job_ids:
         return
     with queue.connection.pipeline() as pipe:
@@ -243,7 +243,7 @@ def drop(pipe: Pipeline, queue: Queue, job_id: str) -> None:
 
 
 def peek(queue: Queue, run: str, most: int) -> Hint | None:
-    """A hint of one run among the first `most` that wait, which waits on; None where there is none."""
+    """A hint of one run among the first `most` in the queue, where it stays; None where there is none."""
     client = queue.connection
     for job_id in _ids(client.lrange(queue.key, 0, most - 1)):
         if job_id.startswith(f"{run}-"):
@@ -255,7 +255,7 @@ def peek(queue: Queue, run: str, most: int) -> Hint | None:
 
 
 def withdraw(client: redis.Redis, queue: Queue, run: str) -> int:
-    """Remove the hints of one run that wait; gives their number. One that a worker pops meanwhile is harmless."""
+    """Remove the waiting hints of one run; gives their number. One that a worker pops meanwhile is harmless."""
     waiting = _ids(client.lrange(queue.key, 0, -1))
     ours = [job_id for job_id in waiting if job_id.startswith(f"{run}-")]
     with client.pipeline() as pipe:
@@ -267,7 +267,7 @@ def withdraw(client: redis.Redis, queue: Queue, run: str) -> int:
 
 
 def remove(client: redis.Redis, queue: Queue) -> None:
-    """Remove a queue with all its hints. RQ would load a script of its own for that, which not every user may."""
+    """Remove a queue with all its hints. RQ would load a script for that, which not every user may."""
     lists = (queue.key, queue.intermediate_queue.key)
     listed = [job_id for key in lists for job_id in _ids(client.lrange(key, 0, -1))]
     with client.pipeline() as pipe:
@@ -277,7 +277,7 @@ def remove(client: redis.Redis, queue: Queue) -> None:
 
 
 def sweep(client: redis.Redis, queue: Queue) -> int:
-    """Remove popped hints of workers that died before they dropped them; gives their number."""
+    """Remove the popped hints of dead workers; gives their number."""
     popped = cast("list[bytes]", client.lrange(queue.intermediate_queue.key, 0, -1))
     oldest_ms = now_ms(client) - STALE_S * 1000 if popped else 0
     swept = 0
@@ -294,7 +294,7 @@ def sweep(client: redis.Redis, queue: Queue) -> int:
 
 
 def _ids(listed: Iterable[bytes | str]) -> list[str]:
-    """Ids of jobs; what RQ would not take as one is left out, and to `sweep` once it is popped."""
+    """Ids of jobs; a malformed one is skipped, and left to `sweep` once it is popped."""
     found = []
     for raw in cast("Iterable[bytes]", listed):
         if _ID.fullmatch(raw):

@@ -9,23 +9,23 @@ keeps its data; a finished run leaves a few hundred bytes and its bitmap.
 key                       type    content                                               lifetime, bound
 ========================  ======  ====================================================  ==========================
 embq:runs                 hash    run id -> run record (JSON)                           run
-embq:workers              zset    worker name -> ms of its last report, for people      until it is found gone
-embq:worker:<name>        string  what one worker last said of itself (JSON)            three leases
-embq:services             zset    name of a producer, writer or supervisor -> ms of its  until a producer or a
-                                  last report                                           writer finds it gone
-embq:service:<name>       string  what one of them last said of itself (JSON)           20 s
+embq:workers              zset    worker name -> ms of its last report, for people      until found silent
+embq:worker:<name>        string  last report of one worker (JSON)                      three leases
+embq:services             zset    name of a producer, writer or supervisor -> ms of its until a producer or a
+                                  last report                                           writer finds it silent
+embq:service:<name>       string  last report of one of them (JSON)                     20 s
 embq:rates                hash    model config and device -> measured speed (JSON)      256 fields
-embq:turns                string  virtual times of the models that share workers (JSON) models with work of late
-embq:indexing             hash    queue of a build of an index -> what of it is at work   30 s, renewed; then removed
-                                  now (JSON): index folder, stage, the stage's run id     with what it names
-embq:uploads              hash    upload name -> what is being sent (JSON)              until it is in the folder
+embq:turns                string  virtual times of the models that share workers (JSON) models with recent work
+embq:indexing             hash    queue of an index build -> its stage in progress      30 s, renewed; then removed
+                                  (JSON): index folder, stage, the stage's run id       with what it names
+embq:uploads              hash    upload name -> record of the upload (JSON)            until it is in the folder
 embq:up:{U}:pieces        hash    number -> compressed piece of an upload               64 pieces
 embq:up:{U}:state         hash    taken, sent, why, end; the end also under the run's   a day after its end
-                                  id in the place of U
+                                  id in place of U
 embq:{R}:meta             hash    gen, state, priority, total, cursor, done, bytes ...  run
 embq:{R}:hinted           zset    u -> server ms of its last hint; 0 = hint at once     units waiting in RQ
 embq:{R}:due              zset    u -> server ms when its lease, its delay or its       units leased, delayed or
-                                  published result must be looked at again              published
+                                  published result must be checked again                published
 embq:{R}:owner            hash    u -> token of the lease                               leased units
 embq:{R}:spare            hash    u -> token of a second lease, at the tail of a run    leased units
 embq:{R}:busy             hash    token -> server ms, once its samples are being read   leases begun
@@ -34,31 +34,30 @@ embq:{R}:poison           hash    u -> ordinals of samples that ended their work
 embq:{R}:pub              hash    u -> "<token> <stream id>" of the published result    published units
 embq:{R}:res              stream  results; group "w"                                    limit_bytes, limit_entries
 embq:{R}:done             bitmap  committed units                                       run; N/8 bytes
-embq:{R}:writer           string  id of the writer at work: an early warning only        5 s, renewed
-embq:{R}:asked            hash    state and priority that a user asked for               until the writer has them
-                                                                                         in the output folder
+embq:{R}:writer           string  id of the active writer: an early warning only        5 s, renewed
+embq:{R}:asked            hash    state and priority that a user requested              until the writer has them
+                                                                                        in the output folder
 rq:queue:embq.<v>.<key>   list    RQ's own: hints                                       high-water mark
 ========================  ======  ====================================================  ==========================
 
-A stage of a build of an index is a run of its own, with the keys of every run. It stands in `embq:indexing` and not in
-`embq:runs`, so producers and writers never see it; its conductor is both to it, and removes it when it is over.
+A stage of an index build is a run of its own, with the keys of every run. It is in `embq:indexing` and not in
+`embq:runs`, so producers and writers never see it; its conductor is both to it, and removes it at its end.
 
-Every unit below the cursor is done, or in `hinted`, or in `due`. One rule mends lost hints, lost leases and lost
+Every unit below the cursor is done, or in `hinted`, or in `due`. One rule repairs lost hints, lost leases and lost
 results alike: what is overdue is hinted again (`next`). Losing or doubling a hint is harmless, because only the holder
 of a token may publish and the writer accepts a unit once.
 
-At the tail of a run, when nothing is left to hint, an idle worker may take a unit over that its holder has not begun,
-or get a second lease on one that takes longer than it would itself need, or than is usual. The first of the two to
-publish wins.
+At the tail of a run, when nothing is left to hint, an idle worker may take over a unit that its holder has not begun,
+or get a second lease on one that takes longer than it would itself need, or than is usual. The first to publish wins.
 
 A token is "<gen>:<worker name>:<random>"; it is compared for equality only. `gen` changes whenever the queue is
-rebuilt, so nothing from before a loss of the broker can publish after it. Times are the server's; clients' clocks
-decide nothing.
+rebuilt, so nothing from before a loss of the broker can publish after it. Times are the server's; no decision depends
+on clients' clocks.
 
-Where `meta` is lost, the queue is lost: every lease is void, and no script writes to `meta` until the writer has made
-the queue anew.
+Where `meta` is lost, the queue is lost: every lease is void, and no script writes to `meta` until the writer has
+rebuilt the queue.
 
-Every script may be sent twice (a reply was lost): the second time changes nothing more, and `claim`, `start` and
+Every script may be sent twice (after a lost reply): the second call changes nothing more, and `claim`, `start` and
 `publish` repeat their answer.
 """
 
@@ -75,7 +74,7 @@ RATES = "embq:rates"
 TURNS = "embq:turns"
 INDEXING = "embq:indexing"
 INDEXING_MS = 30_000
-"""A build that its conductor has not renewed for so long has none."""
+"""Time after which a build that was not renewed has lost its conductor."""
 
 UPLOADS = "embq:uploads"
 GROUP = "w"
@@ -91,12 +90,12 @@ failure and the rest is tried again; where no sample can be named, the unit is q
 
 
 def worker_key(name: str) -> str:
-    """Key of one worker's stats."""
+    """Key of one worker's report."""
     return f"embq:worker:{name}"
 
 
 def service_key(name: str) -> str:
-    """Key of what one service says of itself."""
+    """Key of one service's report."""
     return f"embq:service:{name}"
 
 
@@ -116,4 +115,4 @@ def queue_name(queue_key: str) -> str:
 
 
 RUN_PARTS = ("meta", "hinted", "due", "owner", "spare", "busy", "att", "poison", "pub", "res", "done")
-"""The keys that every script gets, in this order. A rebuild makes all of them anew."""
+"""The keys that every script about a run gets, in this order. A rebuild replaces all of them."""

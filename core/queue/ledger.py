@@ -1,6 +1,6 @@
-"""The ledger of one run in Redis: who holds which unit, what is published, what is done.
+"""Ledger of one run in Redis: leases, published results and done units.
 
-Thin and typed: the decisions are in the scripts of `core.queue.lua`, so that they are atomic on the server.
+A thin, typed interface: the decisions are in the scripts of `core.queue.lua`, so that they are atomic on the server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from core.run.control import Control, requested_changes
 from core.wire import MalformedError, malformed, skipped
 
 BULK_BYTES = 256 * 1024
-"""A larger result may take longer to send than another answer takes to come."""
+"""A larger result is sent by the client with the longer time-out."""
 
 
 _NUMBERS = frozenset(
@@ -39,9 +39,9 @@ _PLAIN = re.compile(r"[0-9]{1,15}")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Answer to a claim: `word` is "ok" or the reason why not; `detail` belongs to it.
+    """Answer to a claim: `word` is "ok" or the reason for the refusal, with its `detail`.
 
-    `poison` holds the ordinals of samples that ended their worker, and are to be left out.
+    `poison` holds the ordinals of samples that killed their worker and are left out.
     """
 
     word: str
@@ -50,7 +50,7 @@ class Claim:
 
     @property
     def granted(self) -> bool:
-        """Whether the unit is ours."""
+        """Whether the lease was granted."""
         return self.word == "ok"
 
     @property
@@ -68,10 +68,10 @@ class Ledger:
     """Typed access to the scripts for one run and one connection. Safe to share between threads.
 
     Attributes:
-        results: what is published and not committed yet.
+        results: published results that are not committed yet.
 
     Args:
-        bulk: for results that take long to send; None where there are none.
+        bulk: client for results that take long to send; None where there are none.
     """
 
     def __init__(
@@ -97,8 +97,10 @@ class Ledger:
         return read_meta(cast("dict[bytes, bytes]", self.client.hgetall(self.keys[0])))
 
     def mend(self, fields: Mapping[str, int | str]) -> list[str]:
-        """Put back what `meta` should hold of `fields`, and 0 for what should be a number; gives the names of those
-        that were otherwise. For the writer: whoever else may write there may have written anything."""
+        """Restore `fields` in `meta`, and 0 for malformed numbers; gives the names of the fields that were wrong.
+
+        For the writer: other users with the right to write there may have written anything.
+        """
         raw = cast("dict[bytes, bytes]", self.client.hgetall(self.keys[0]))
         there = {_text(name): _text(value) for name, value in raw.items()}
         wanted = read_meta(raw)
@@ -119,8 +121,10 @@ class Ledger:
         return [_text(token) for token in found]
 
     def sent(self, entries: Sequence[Entry], units: int) -> tuple[list[tuple[Entry, Sender, bool]], list[str]]:
-        """Of entries of the result stream, where anybody who may publish can put anything: those that say whose result
-        they are, with whether each is what was published for its unit under a lease; and the ids of the others.
+        """Check entries of the result stream, to which every user with the right to publish may add anything.
+
+        Gives (entry, its sender, whether it was published under a lease) of the well-formed ones, and the ids of the
+        others.
 
         Args:
             units: how many the run has.
@@ -133,20 +137,20 @@ class Ledger:
                     raise malformed("result", f"the run has no unit {sender.u}")
                 sent.append((entry, sender))
             except MalformedError as error:
-                if entry.fields:  # else it was deleted
+                if entry.fields:  # an entry without fields was deleted
                     skipped("result", f"{self.run} {entry.id}", error)
                 others.append(entry.id)
         if not sent:
             return [], others
         names = [str(sender.u) for _, sender in sent]
         found = cast("list[bytes | None]", self.client.hmget(self.keys[RUN_PARTS.index("pub")], names))
-        told = [_text(one) for one in found]
+        published = [_text(one) for one in found]
         return [
-            (entry, by, f"{by.token} {entry.id}" == one) for (entry, by), one in zip(sent, told, strict=True)
+            (entry, by, f"{by.token} {entry.id}" == one) for (entry, by), one in zip(sent, published, strict=True)
         ], others
 
     def note_unleased(self, sender: Sender) -> None:
-        """Say that a result is left out because its sender does not hold the unit."""
+        """Log that a result is dropped because its sender does not hold the unit."""
         skipped(
             "result without a lease", f"{self.run} {sender.u} {sender.token}", f"unit {sender.u} was not leased to it"
         )
@@ -165,7 +169,7 @@ class Ledger:
 
         Args:
             idle: the worker holds nothing, so at the tail of a run it may help with a unit that another one holds.
-            unit_s: seconds that the unit takes it; 0 where it does not know.
+            unit_s: seconds that the worker needs for the unit; 0 where unknown.
         """
         gen = token.split(":", 1)[0]
         own_ms = math.ceil(unit_s * 1000)
@@ -194,22 +198,22 @@ class Ledger:
         mode = "fail" if failed else "undo"
         return bool(self._call("release", u, token, mode, code, message[:1000], MAX_ATTEMPTS))
 
-    # --- what a user asks for ---
+    # --- state and priority ---
 
     def ask(self, wishes: Mapping[str, str]) -> dict[str, str]:
         """Change `state` or `priority`, at once; gives both as they are now.
 
-        The wish lives in the broker until the run's writer has written it to the output folder: see `asked`.
+        The change is kept in the broker until the run's writer has written it to the output folder: see `asked`.
         """
         return self._control(0, wishes)
 
     def asked(self) -> dict[str, str]:
-        """What was asked for and is not in the output folder yet."""
+        """Requested changes that are not in the output folder yet."""
         raw = cast("dict[bytes, bytes]", self.client.hgetall(run_key(self.run, "asked")))
         return requested_changes(raw)
 
     def restore(self, control: Control) -> dict[str, str]:
-        """Make the broker agree with the output folder, save for what was asked for since; gives what holds now."""
+        """Make the broker agree with the output folder, except for later requests; gives what holds now."""
         return self._control(1, control.fields())
 
     def _control(self, durable: int, fields: Mapping[str, str]) -> dict[str, str]:
@@ -221,11 +225,11 @@ class Ledger:
     # --- supervisor and feeder ---
 
     def abandon(self, worker: str, message: str, *, blame: Mapping[str, int | None]) -> int:
-        """Free every lease of a worker that is known to be dead; gives their number.
+        """Free every lease of a dead worker; gives their number.
 
         Args:
-            blame: token of each unit that the worker had in hand when it died, which alone are charged -> the ordinal
-                of the sample, where it was one.
+            blame: token of each unit that the worker had in hand, which alone are charged -> ordinal of the sample in
+                hand, where it was one.
         """
         named = [part for token, ordinal in blame.items() for part in (token, "" if ordinal is None else ordinal)]
         return int(self._call("abandon", worker, MAX_ATTEMPTS, message[:1000], *named))
@@ -246,10 +250,10 @@ class Ledger:
         Args:
             room: most units to give; urgent ones are given in any case, and use it up.
             fresh: most units among them that are hinted for the first time; None for no such limit.
-            reap_at: when it was decided, in ms of the broker's clock, that leases that have run out may be taken away;
-                0 where they may not.
+            reap_at: time of the decision that overdue leases may be taken away, in ms of the broker's clock; 0 where
+                they may not.
             idle: workers that hold nothing, and could help at the tail of the run.
-            unit_s: seconds that a unit takes the fastest of them; 0 where that is not known.
+            unit_s: seconds that the fastest of them needs for a unit; 0 where unknown.
         """
         room = max(0, room)
         most = room if fresh is None else fresh
@@ -276,7 +280,7 @@ class Ledger:
 
         Args:
             tokens: of the committed units.
-            tokens_left: about how many the others have; None where that is not known.
+            tokens_left: estimate for the other units; None where unknown.
         """
         left = "" if tokens_left is None else tokens_left
         count = 0
@@ -286,11 +290,11 @@ class Ledger:
         return count
 
     def reject(self, id_: str, u: int, token: str, code: str, message: str) -> None:
-        """Throw a result away that cannot be used; its unit runs again, charged."""
+        """Drop a result that cannot be used; its unit runs again, charged."""
         self._call("reject", id_, u, token, code, message[:1000], MAX_ATTEMPTS)
 
     def grow(self, gen: str, total: int) -> None:
-        """Let the run have `total` units, where it has fewer: a generation was added. A finished run goes on."""
+        """Raise the number of units to `total`, after a generation was added. A finished run goes on."""
         self._call("grow", gen, total)
 
     def done_bits(self) -> bytes:
@@ -306,10 +310,10 @@ class Ledger:
         counters: Mapping[str, int | str],
         control: Control = Control(),  # noqa: B008 - it is frozen
     ) -> None:
-        """Make the run's queue anew from the commit log: a first start and a lost broker are the same thing.
+        """Rebuild the run's queue from the commit log, on a first start and after a loss of the broker alike.
 
         Args:
-            gen: the new generation; nothing of an older one can claim or publish afterwards.
+            gen: the new generation; no token of an older one can claim or publish afterwards.
             total: number of units.
             done: bitmap of the committed units.
             counters: rows, failures, quarantined, truncated, tokens, n and fingerprint as the commit log has them.
@@ -348,14 +352,14 @@ class Ledger:
         return _text(script(keys=[key], args=[writer, int(ttl_s * 1000), int(takeover)], client=self.client))
 
     def unlock_writer(self, writer: str) -> None:
-        """Drop the writer lock where it is ours, so that the next writer need not wait."""
+        """Drop the writer lock where `writer` holds it, so that the next writer need not wait."""
         key = run_key(self.run, "writer")
         if _text(self.client.get(key)) == writer:
             self.client.delete(key)
 
 
 def read_meta(raw: Mapping[bytes, bytes]) -> dict[str, str]:
-    """A run's `meta` as texts; what should be a number is one, whatever somebody has written there."""
+    """A run's `meta` as texts; numeric fields are numbers, whatever was written there."""
     return {_text(name): _plain(_text(name), _text(value)) for name, value in raw.items()}
 
 
@@ -370,7 +374,7 @@ def _text(value: Any) -> str:
 
 
 def _plain(name: str, value: str) -> str:
-    """A field of `meta`; "0" where it should be a number and is none, "" where a fingerprint is none."""
+    """A field of `meta`; "0" for a malformed number, "" for a malformed fingerprint."""
     if name == "fingerprint":
         return value if _FINGERPRINT.fullmatch(value) else ""
     if name not in _NUMBERS or _PLAIN.fullmatch(value) or (name == "tokens_left" and not value):

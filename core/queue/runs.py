@@ -23,22 +23,22 @@ from core.storage.paths import place
 from core.wire import Count, PathText, RunId, ShortText, UnitCount, Word
 
 RECORD = "run record"
-"""What messages call it."""
+"""Noun for messages."""
 
 _Value = bytes | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What a service must know of a run before it has seen the output folder.
+    """A run, as far as a service must know it before it reads the output folder.
 
     Attributes:
         run: run id.
         output: absolute path of the output folder.
-        model: what the workers load.
+        model: config of the model that the workers load.
         units: number of units.
-        retries: units among them that do samples of others again.
-        rows: what the run's rows hold.
+        retries: units among them that retry samples of others.
+        rows: content of the run's rows.
     """
 
     run: RunId
@@ -89,17 +89,17 @@ def register(client: redis.Redis, record: RunRecord) -> None:
 
 
 def register_again(client: redis.Redis, record: RunRecord) -> bool:
-    """Make a run known that the broker has forgotten; False where it has not: another version of embq has it now."""
+    """Announce a run that the broker has lost; False where it is there: another version of embq has announced it."""
     return bool(client.hsetnx(RUNS, record.run, record.to_json()))
 
 
 def registered(client: redis.Redis) -> dict[str, RunRecord]:
-    """All runs that the broker knows, by id; what is no record of that id is skipped."""
+    """All runs that the broker knows, by id; malformed records are skipped."""
     return records_of(cast("dict[bytes, bytes]", client.hgetall(RUNS)))
 
 
 def records_of(raw: Mapping[bytes, bytes]) -> dict[str, RunRecord]:
-    """The records among what the hash of runs holds, by id."""
+    """The records in the hash of runs, by id; malformed ones are skipped."""
     found = {}
     for run, text in raw.items():
         try:
@@ -114,11 +114,11 @@ def records_of(raw: Mapping[bytes, bytes]) -> dict[str, RunRecord]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignRun:
-    """A run that an embq of another protocol version has announced: services of this one do not see it.
+    """A run that an embq of another protocol version has announced; services of this version do not serve it.
 
     Attributes:
-        output: its output folder, as far as its record says.
-        protocol: the version that it was announced under.
+        output: its output folder; "?" where its record has none.
+        protocol: the version of its record.
     """
 
     run: str
@@ -127,7 +127,7 @@ class ForeignRun:
 
 
 def foreign_runs(client: redis.Redis) -> list[ForeignRun]:
-    """The runs that the broker knows under another protocol version; what is no record is skipped."""
+    """The runs of other protocol versions; malformed records are skipped."""
     found = []
     for run, text in sorted(cast("dict[bytes, bytes]", client.hgetall(RUNS)).items()):
         try:
@@ -142,7 +142,7 @@ def foreign_runs(client: redis.Redis) -> list[ForeignRun]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Foreign:
-    """What a record says in every version."""
+    """The fields of a record in every version."""
 
     v: Count
     output: PathText = "?"
@@ -150,10 +150,10 @@ class _Foreign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """How much of a run waits, and for what; see `meta` in `core.queue.keys`.
+    """How much of a run waits; see `meta` in `core.queue.keys`.
 
     Attributes:
-        state: "" where the broker has no queue of the run, or none that can be understood.
+        state: "" where the broker has no queue of the run, or a malformed one.
     """
 
     state: Word = ""
@@ -168,7 +168,7 @@ class Backlog:
 
     @classmethod
     def of(cls, run: str, values: Sequence[_Value]) -> Backlog:
-        """What the broker answers when it is asked for `FIELDS` of a run's `meta`."""
+        """Parse the broker's answer for `FIELDS` of a run's `meta`."""
         raw = {name.encode(): value for name, value in zip(cls.FIELDS, values, strict=True) if value is not None}
         try:
             return wire.read_hash(cls, raw, what="queue of a run")

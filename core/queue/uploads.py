@@ -1,4 +1,4 @@
-"""The way into an output folder that only the writer can reach: files in numbered pieces through the broker.
+"""Uploads: files sent through the broker, in numbered pieces, to an output folder that only the writer can reach.
 
 A laptop announces what it will send, and sends pieces in order. The writer takes them, makes them durable in its
 folder, and says how many it has taken; no more than a window of pieces waits in the broker. Announcing and sending are
@@ -38,7 +38,7 @@ MOST_UPLOAD_BYTES = 64 << 20
 """Bytes of what is announced of an upload: 300,000 files."""
 
 _SAFE = re.compile(rf"run\.json|manifest/\d{{5}}\.parquet|{INPUTS}/[0-9a-f]{{5,16}}(/[^/\0]+)+")
-"""What an upload may write. An upload comes over the network, and must not reach anything else."""
+"""Paths that an upload may write; it comes over the network."""
 
 
 class UploadFile(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -47,7 +47,7 @@ class UploadFile(msgspec.Struct, frozen=True, kw_only=True, array_like=True, for
     Attributes:
         path: where it goes, relative to the output folder.
         bytes: its size.
-        mtime_ns: its modification time, which is part of its version in units; 0 where nobody cares.
+        mtime_ns: its modification time, which is part of its version in units; 0 where it does not matter.
         sha256: hex digest of its content.
     """
 
@@ -64,16 +64,16 @@ class UploadFile(msgspec.Struct, frozen=True, kw_only=True, array_like=True, for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """What a laptop sends: the files of a planned run, `run.json` last.
+    """An upload: the files of a planned run, `run.json` last.
 
     Where the output folder holds a run of the same model already, the units that this one lacks are added to it.
 
     Attributes:
-        run: id of the run that they make, unless they are added to another.
+        run: id of the run that they make, unless they are added to an existing one.
         output: absolute path of the output folder on the writer's machine.
         record: the run's record, as it will be announced.
         files: in the order in which they are sent.
-        priority: what the run is to have, or None to leave it as it is; no part of what the upload is.
+        priority: of the run, or None to leave it unchanged; no part of the upload's name.
     """
 
     run: RunId
@@ -84,7 +84,7 @@ class Upload:
 
     @property
     def name(self) -> str:
-        """What the broker knows it by: a hash of what it is."""
+        """Its name in the broker: a hash of its content."""
         return content_hash([self.run, self.output, [[file.path, file.sha256] for file in self.files]])[:16]
 
     def to_json(self) -> str:
@@ -147,7 +147,7 @@ _Optional = Annotated[str, Meta(pattern=r"\A[0-9]{0,18}\Z")]
 
 
 def announce(client: redis.Redis, upload: Upload) -> None:
-    """Say what will be sent; repeating it changes nothing, but for an end that it came to before."""
+    """Announce an upload; repeating it changes nothing, but resets an earlier end."""
     if state(client, upload.name).end:
         client.delete(upload_key(upload.name, "state"))
     client.hset(UPLOADS, upload.name, upload.to_json())
@@ -166,9 +166,9 @@ def names(client: redis.Redis) -> list[str]:
 
 
 def announced(client: redis.Redis, name: str) -> Upload | None:
-    """What was announced under a name; None where it has ended, and for an upload of another version.
+    """The upload of a name; None where it has ended, and for one of another version.
 
-    Raises InputError where it is no upload, or one of another name.
+    Raises InputError where it is malformed, or has another name.
     """
     text = cast("bytes | None", client.hget(UPLOADS, name))
     upload = None if text is None else Upload.from_json(text)
@@ -204,12 +204,12 @@ def is_announced(client: redis.Redis, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What the writer says of an upload, and its sender.
+    """State of an upload, as its writer and its sender set it.
 
     Attributes:
         taken: pieces that are durable.
         sent: "1" once the sender has written all pieces.
-        why: what it waits for; "" where it goes on.
+        why: the reason for its waiting; "" where it goes on.
         end: "accepted" or "refused"; "" while it has not ended.
         code, run, added, units, samples: see `Outcome`; "" for None.
     """
@@ -226,7 +226,7 @@ class State:
 
 
 def state(client: redis.Redis, name: str) -> State:
-    """What is said of an upload; nothing where that is malformed."""
+    """The state of an upload; an empty one where it is malformed."""
     raw = cast("dict[bytes, bytes]", client.hgetall(upload_key(name, "state")))
     try:
         return wire.read_hash(State, raw, what="state of an upload")
@@ -236,7 +236,7 @@ def state(client: redis.Redis, name: str) -> State:
 
 
 def confirm_pieces(client: redis.Redis, name: str, taken: int) -> None:
-    """Say that the first `taken` pieces are durable, and drop them; also those that were sent once more."""
+    """Record that the first `taken` pieces are durable, and drop them, those that were sent again included."""
     key = upload_key(name, "pieces")
     with client.pipeline() as pipe:
         pipe.hset(upload_key(name, "state"), "taken", str(taken))
@@ -247,22 +247,22 @@ def confirm_pieces(client: redis.Redis, name: str, taken: int) -> None:
 
 
 def mark_sent(client: redis.Redis, name: str) -> None:
-    """Say that all pieces were written."""
+    """Record that all pieces were sent."""
     client.hset(upload_key(name, "state"), "sent", "1")
 
 
 def set_reason(client: redis.Redis, name: str, why: str) -> None:
-    """Say what an upload waits for; "" where it goes on."""
+    """Record the reason for an upload's waiting; "" where it goes on."""
     client.hset(upload_key(name, "state"), "why", why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedUnits:
-    """What came of an upload that is whole.
+    """The units that a complete upload has added.
 
     Attributes:
         units: of the run now.
-        samples: of what was added, or of a new run; None where only reading tells.
+        samples: of the added units, or of a new run; None where only reading tells.
         added: units that were added; None where the run is new.
     """
 
@@ -273,15 +273,15 @@ class AddedUnits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of an upload.
+    """The outcome of an upload.
 
     Attributes:
         end: "accepted" or "refused".
         code, why: of a refusal.
         run: the run that has its units now; "" where it was refused.
-        added: units that were added to a run that was there before; None where the run is new.
-        units: of the run, with all that was added.
-        samples: of what was added, or of the run where it is new; None where only reading tells.
+        added: units that were added to an existing run; None where the run is new.
+        units: of the run, with those added.
+        samples: of the added units, or of a new run; None where only reading tells.
     """
 
     end: str
@@ -294,7 +294,7 @@ class Outcome:
 
 
 def outcome_of(client: redis.Redis, name: str) -> Outcome | None:
-    """How an upload ended, for a day; None while it has not. `name` may also be the id of the run that was sent."""
+    """The outcome of an upload, kept for a day; None before its end. `name` may also be the id of the run."""
     said = state(client, name)
     if not said.end:
         return None
@@ -305,7 +305,7 @@ def outcome_of(client: redis.Redis, name: str) -> Outcome | None:
 
 
 def finish(client: redis.Redis, name: str, run: str, end: Outcome) -> None:
-    """Say what became of an upload, also to who knows only the id of the run that was sent; forget the rest of it."""
+    """Record the outcome of an upload, also under the id of the run that was sent; remove the rest of it."""
     fields: dict[Any, Any] = {part: "" if value is None else str(value) for part, value in asdict(end).items()}
     with client.pipeline() as pipe:
         for known_as in (name, run):
@@ -318,12 +318,12 @@ def finish(client: redis.Redis, name: str, run: str, end: Outcome) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadProgress:
-    """An upload that has not ended.
+    """Progress of an upload that has not ended.
 
     Attributes:
-        bytes: taken by a writer and on its disk; `bytes_total` of all.
-        sent: whether the broker has had all of it: the sender may be gone.
-        why: what it waits for, as the writer says; "".
+        bytes: on the writer's disk, of `bytes_total`.
+        sent: whether all pieces were sent, so that the sender may end.
+        why: the reason for its waiting; "".
     """
 
     name: str
@@ -335,7 +335,7 @@ class UploadProgress:
 
 
 def in_progress(client: redis.Redis) -> list[UploadProgress]:
-    """The uploads that have not ended; those of other versions, and what is none, are left out."""
+    """The uploads that have not ended; those of other versions, and malformed ones, are left out."""
     found = []
     for name in names(client):
         try:
@@ -359,12 +359,12 @@ def in_progress(client: redis.Redis) -> list[UploadProgress]:
 
 
 def drop_pieces(client: redis.Redis, name: str) -> None:
-    """Remove what was sent to a writer that had ended the upload meanwhile."""
+    """Remove pieces that were sent after the writer had ended the upload."""
     client.unlink(upload_key(name, "pieces"))
 
 
 def has_writer(client: redis.Redis, name: str) -> bool:
-    """Whether a writer has looked at it, and said how much it has."""
+    """Whether a writer has taken up the upload."""
     return bool(client.hexists(upload_key(name, "state"), "taken"))
 
 

@@ -1,6 +1,8 @@
-"""The metadata of samples in the columns of their run: what fits goes there, and what does not stays JSON text.
+"""Columns of a run's metadata, found from its first samples, and the distribution of samples' metadata over them.
 
-Together they hold each field once, unchanged. Nothing that a source says can fail here, or change the columns.
+A field is a value of a sample's metadata that is no object; values of nested objects are fields under the names that
+lead to them. A null field counts as absent. A field that fits no column stays in the JSON text of the row, so that each
+field is stored once, unchanged. No metadata can fail here, or change the columns.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ FAILURE_SCHEMA = pa.schema(
 )
 
 ARROW_DTYPES = {"float16": pa.float16(), "float32": pa.float32(), "int8": pa.int8(), "binary": pa.uint8()}
-"""What is stored of a vector -> the type of one item of its list; an item of binary holds eight numbers."""
+"""Type of stored vectors -> type of one item of the list; an item of binary holds eight numbers."""
 
 COLUMN_ARROW = {
     "string": pa.string(),
@@ -43,7 +43,7 @@ COLUMN_ARROW = {
     "bool": pa.bool_(),
     "json": pa.string(),
 }
-"""Type of a column of metadata, see `core.rows.spec.COLUMN_TYPES` -> what holds it."""
+"""Type of a column of metadata, see `core.rows.spec.COLUMN_TYPES` -> Arrow type."""
 
 
 def embedding_columns(outputs: Sequence[str]) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ PASSAGE_FIELDS = (
     pa.field("char_start", pa.int64(), nullable=False),
     pa.field("char_end", pa.int64(), nullable=False),
 )
-"""What a row says of the chunk that it stands for, in a run that cuts its texts; see `core.units.Passage`."""
+"""Columns of a row's chunk, in a run with chunks; see `core.units.Passage`."""
 
 
 def row_schema(
@@ -76,7 +76,7 @@ def row_schema(
     Args:
         outputs: names of a row's vectors, `core.models.ModelConfig.output_names`.
         dims: output -> length of its vectors, as the model gives them.
-        compared: columns of similarities, those of `core.models.ModelConfig.compared` where the run has them.
+        compared: columns of similarities, see `core.models.ModelConfig.compared`.
         chunked: whether the rows are chunks of texts.
     """
     columns = zip(embedding_columns(outputs), outputs, strict=True)
@@ -94,7 +94,7 @@ def row_schema(
 
 
 def metadata_fields(rows: RowSpec) -> tuple[pa.Field, ...]:
-    """The run's columns of metadata, and behind them the JSON text of what is in none of them."""
+    """The run's columns of metadata, and the JSON text of the fields without a column."""
     columns = (pa.field(column.name, COLUMN_ARROW[column.type]) for column in rows.columns)
     return (*columns, pa.field("metadata", pa.string()))
 
@@ -105,7 +105,7 @@ def vector_widths(schema: pa.Schema) -> dict[str, int]:
 
 
 def unlike(schema: pa.Schema, wanted: pa.Schema) -> list[str]:
-    """The columns in which a schema is not the wanted one; how long vectors are is not compared."""
+    """The columns in which a schema differs from the wanted one; lengths of vectors are not compared."""
     there, expected = [_without_width(field) for field in schema], [_without_width(field) for field in wanted]
     if there == expected:
         return []
@@ -139,11 +139,11 @@ def encode_result(
     """The bytes of one unit's result.
 
     Args:
-        samples: the embedded samples, in order of their ordinals; where there are none, `vectors` is not looked at.
+        samples: the embedded samples, in order of their ordinals; without any, `vectors` is ignored.
         vectors: column name -> array of shape (len(samples), width), already in the stored dtype; of a similarity,
             float32 of shape (len(samples),).
         failures: the samples (or the unit) without a row.
-        schema: what `row_schema` gave.
+        schema: from `row_schema`.
         columns: the run's columns of metadata.
     """
     rows = _row_batch(samples, vectors, schema, columns) if samples else pa.RecordBatch.from_pylist([], schema)

@@ -1,4 +1,4 @@
-"""What a row of a run holds, beside the model that made its vectors: how they are stored, and which metadata it has."""
+"""Content of a run's rows: the form of their vectors and the columns of their metadata."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ FORMATS = ("parquet", "hdf5", "npy", "arrow")
 """Formats of parts."""
 
 DTYPES = ("float16", "float32", "int8", "binary")
-"""What is stored of a vector."""
+"""Types of stored vectors."""
 
 COLUMN_TYPES = ("string", "int64", "float64", "bool", "json")
-"""Types that a column of metadata can have; every format and reader has them. A value of "json" is stored as a string:
-its JSON text."""
+"""Types of columns of metadata; every format and reader has them. "json" is stored as a string, the JSON text."""
 
 SIMILARITY = "image_text_similarity"
 """Column of the cosine of a row's two vectors."""
@@ -30,7 +29,7 @@ INT8_RANGE = 1.0
 """No number of a vector of length 1 is larger."""
 
 LEAST_RANGE, MOST_RANGE = 1e-6, 1e6
-"""Of `int8_range`; beyond them a float32 cannot hold the steps."""
+"""Limits of `int8_range`; beyond them a float32 cannot hold the steps."""
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -49,16 +48,16 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSpec:
-    """What the rows of a run hold. Frozen when the run is made, and the same in all its parts.
+    """Content of the rows of a run. Frozen when the run is made, and the same in all its parts.
 
     Attributes:
         dtype: one of `DTYPES`.
-        truncate_dim: how many numbers at the beginning of a vector are kept; 0 for all.
-        normalize: whether vectors are brought to length 1 before they are stored; False also leaves out what a model
-            does of that by itself; None leaves them as the model gives them, but see `unit_length`.
+        truncate_dim: number of leading numbers of a vector that are kept; 0 for all.
+        normalize: whether vectors are normalized to length 1 before they are stored; False also turns off the model's
+            own normalization; None keeps them as the model gives them, but see `unit_length`.
         int8_range: the number that int8 stores as 127; larger ones are stored as 127, too.
         similarity: whether a row has the cosine of its image and its text, in the column `SIMILARITY`.
-        columns: the columns of metadata, in order; found when the run is made, so they are no part of what it is.
+        columns: the columns of metadata, in order; found when the run is made, and no part of its identity.
     """
 
     dtype: Annotated[str, one_of(DTYPES)] = "float16"
@@ -70,18 +69,18 @@ class RowSpec:
 
     @property
     def unit_length(self) -> bool:
-        """Whether what is stored is made of vectors of length 1.
+        """Whether vectors are stored from vectors of length 1.
 
-        The beginning of a unit vector is none, and one range of int8 suits vectors of one length only: both imply it.
+        Truncated vectors are normalized again, and one range of int8 suits vectors of one length only: both imply it.
         """
         return self.normalize or (self.normalize is None and (self.dtype == "int8" or self.truncate_dim > 0))
 
     def kept(self, dim: int) -> int:
-        """How many numbers are kept of a vector of `dim`."""
+        """Number of numbers that are kept of a vector of `dim`."""
         return min(dim, self.truncate_dim) if self.truncate_dim else dim
 
     def width(self, dim: int) -> int:
-        """Length of the list that is stored of a vector of `dim` numbers; binary has eight of them in a byte."""
+        """Length of the stored list for a vector of `dim` numbers; binary packs eight of them into a byte."""
         return self.kept(dim) // 8 if self.dtype == "binary" else self.kept(dim)
 
     def check(self, model: str, dim: int) -> None:
@@ -111,18 +110,18 @@ class RowSpec:
 
     @classmethod
     def from_description(cls, described: Mapping[str, Any]) -> RowSpec:
-        """The spec that `describe` gave; MalformedError for anything else."""
+        """The inverse of `describe`; MalformedError for anything else."""
         return convert(cls, described, what="rows of a run")
 
     def identity(self) -> dict[str, Any]:
-        """What makes two runs of one model different ones, by the words of the command line."""
-        said: dict[str, Any] = {"dtype": self.dtype}
+        """The values that distinguish runs of one model, by the names of their options."""
+        values: dict[str, Any] = {"dtype": self.dtype}
         if self.truncate_dim:
-            said["truncate dim"] = self.truncate_dim
+            values["truncate dim"] = self.truncate_dim
         if self.unit_length or self.normalize is False:
-            said["normalize"] = "yes" if self.unit_length else "no"
+            values["normalize"] = "yes" if self.unit_length else "no"
         if self.dtype == "int8":
-            said["int8 range"] = self.int8_range
+            values["int8 range"] = self.int8_range
         if self.similarity:
-            said["similarity"] = "yes"
-        return said
+            values["similarity"] = "yes"
+        return values

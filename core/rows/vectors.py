@@ -1,7 +1,7 @@
-"""From the vectors that a model gives to what is stored of them, and back. Pure functions of arrays.
+"""Stored form of vectors: truncation, normalization and quantization, and the way back. Pure functions of arrays.
 
-Each row is computed alone and sums are kept in float64, so what is stored of a vector depends neither on the batch in
-which it was embedded nor on how many numbers a processor adds at once.
+Each row is computed alone, with sums in float64, so the stored form depends neither on the batch nor on the width
+of the processor's vector registers.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 from core.rows.spec import RowSpec
 
 STORED_DTYPES = {"float16": np.float16, "float32": np.float32, "int8": np.int8, "binary": np.uint8}
-"""What is stored -> the type of the array that holds it."""
+"""Type of stored vectors -> type of their array."""
 
 INT8_MOST = 127
-"""Values are stored as -127 to 127, so that zero is in the middle; -128 stands for nothing."""
+"""Values are stored as -127 to 127, so that zero is in the middle; -128 is unused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +32,13 @@ ZERO_VECTOR = Fault(code="zero_vector", message="the model gave a vector of zero
 
 
 def stored(block: np.ndarray, rows: RowSpec) -> tuple[np.ndarray, dict[int, Fault]]:
-    """What is stored of some vectors, and which of them are not: cut, brought to length 1, cast, as `rows` says.
+    """The stored form of vectors, and those without one: truncated, normalized and cast as `rows` says.
 
     Args:
         block: float32 of shape (n, dim); `rows.check` has found `dim` to be fit.
 
-    Gives an array of shape (n, rows.width(dim)) of the type in `STORED_DTYPES`, and position -> fault. What stands in
-    the array at the position of a fault means nothing.
+    Gives an array of shape (n, rows.width(dim)) of the type in `STORED_DTYPES`, and position -> fault. The array's
+    values at the position of a fault are undefined.
     """
     finite = np.isfinite(block).all(axis=1)
     kept = block[:, : rows.kept(block.shape[1])]
@@ -58,7 +58,7 @@ def stored(block: np.ndarray, rows: RowSpec) -> tuple[np.ndarray, dict[int, Faul
 
 
 def restored(values: np.ndarray, rows: RowSpec) -> np.ndarray:
-    """The vectors that stored ones stand for: float32 of shape (n, kept numbers); of binary ones, their signs as 1, -1.
+    """The vectors of a stored form: float32 of shape (n, kept numbers); of binary ones, their signs as 1, -1.
 
     Args:
         values: as `stored` gave them, in any of its types.

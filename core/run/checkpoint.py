@@ -1,7 +1,7 @@
-"""The state of a commit log after some record, kept so that opening a long log reads only the records behind it.
+"""Checkpoint of a commit log: its state after some record, so that opening a long log reads only the later records.
 
-It is a shortcut and no truth: one that is damaged, or does not fit the record it names, is passed over, and the log is
-read from its beginning. `embq verify` never looks at it.
+A checkpoint is never the truth: one that is damaged, or does not fit the record it names, is ignored, and the log is
+read from its beginning. `embq verify` never reads it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EVERY = 1_000
 """Records between two checkpoints: reading so many takes about a quarter of a second."""
 
 MOST_BYTES = 1 << 26
-"""Of the file: the bitmap of the most units that a run can have, as text, is a quarter of it."""
+"""Limit of the file; the largest possible bitmap of units, as text, is a quarter of it."""
 
 _COUNTS = ("n", "epoch", "next_id", "rows", "failures", "quarantined", "truncated", "tokens", "retries", "count")
 
@@ -57,7 +57,7 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save(layout: Layout, state: LogState) -> None:
-    """Keep `state`, in place of an earlier one. Not synced: a torn one does not match its hash."""
+    """Write `state`, in place of an earlier one. Not synced: a torn one does not match its hash."""
     body: dict[str, Any] = {
         **{name: getattr(state, name) for name in _COUNTS},
         "units": state.units,
@@ -75,12 +75,12 @@ def save(layout: Layout, state: LogState) -> None:
             return
         temporary.write_text(text + "\n", encoding="utf-8")
         temporary.rename(path)
-    except OSError:  # the next commit will say what is wrong; nothing depends on this file
+    except OSError:  # the next commit reports the cause; nothing depends on this file
         drop(temporary)
 
 
 def load(layout: Layout, units: int) -> LogState:
-    """The state that was kept last, where it fits the record it names; else the state before the first record."""
+    """The last checkpoint, where it fits the record it names; else the state before the first record."""
     try:
         name = f"{layout.writer.name}/{_path(layout).name}"
         data = read_bytes(layout.root, name, most_bytes=MOST_BYTES)

@@ -21,46 +21,16 @@ from core.storage.beneath import read_bytes
 from core.storage.durable import names_in, output_error, write_new
 from core.storage.paths import Place
 
-AT_ONCE = 16
-"""Objects that are asked for at a time, once a log has turned out to be long."""
-
-
-def contents(root: Place, names: Iterator[str], *, most_bytes: int) -> Iterator[tuple[str, bytes]]:
-    """Each name below `root` with its content, in order, up to the first that is not there.
-
-    OSError where one cannot be read; raises as `core.storage.beneath.read_bytes` does, too.
-
-    On an object store more are asked for at once the longer it goes on. So a look at the end of a log is one request,
-    and a long log is not read at the pace of one answer after the other.
-    """
-
-    def content(name: str) -> bytes | None:
-        try:
-            return read_bytes(root, name, most_bytes=most_bytes)
-        except FileNotFoundError:
-            return None
-
-    with ExitStack() as stack:
-        pool, size = ThreadPoolExecutor(AT_ONCE), 1
-        stack.callback(pool.shutdown, cancel_futures=True)
-        while batch := list(islice(names, size)):
-            found = map(content, batch) if size == 1 else pool.map(content, batch)
-            for name, data in zip(batch, found, strict=True):
-                if data is None:
-                    return
-                yield name, data
-            size = 1 if isinstance(root, Path) else min(AT_ONCE, 2 * size)
-
 
 @dataclass(slots=True)
 class LogState:
-    """What the log says so far; `apply` moves it one record on.
+    """State after a record of the log; `apply` adds the next record.
 
     Attributes:
         units: number of units of the run.
-        failures, quarantined: those that stand; a retry that is committed takes the place of what it retries.
+        failures, quarantined: those that stand; a committed retry replaces those that it retries.
         retries: units among the committed ones that replaced failures.
-        ended: whether the last record closes the log; units that were added since open it again.
+        ended: whether the last record closes the log; units added since open it again.
         widths: of the vectors, by column; empty before the first rows.
         done: bitmap of committed units, laid out as Redis lays out bits (unit 0 is the highest bit of byte 0).
     """
@@ -88,11 +58,11 @@ class LogState:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is left: the last record says so, and nothing was added since."""
+        """Whether the last record closes the log, and no unit was added since."""
         return self.ended and self.count == self.units
 
     def grow(self, units: int) -> None:
-        """The run has `units` units now; fewer than before change nothing."""
+        """Raise the number of units to `units`."""
         if units > self.units:
             self.units = units
             self.done.extend(bytes((units + 7) // 8 - len(self.done)))
@@ -102,7 +72,7 @@ class LogState:
         return bool(self.done[u >> 3] & (0x80 >> (u & 7)))
 
     def apply(self, commit: Commit) -> None:
-        """Take one more record; OutputError where it does not follow the last one."""
+        """Add the next record; OutputError where it does not follow the last one."""
         name = f"{commit.n:08d}.json"
         if commit.n != self.n + 1 or commit.prev != self.prev:
             raise damaged(name, f"it does not follow record {self.n}")
@@ -137,7 +107,7 @@ class LogState:
 
 
 def added_by(units: Iterable[CommittedUnit]) -> dict[str, int]:
-    """What units add to the cumulative counts; retries take away the failures that they take the place of."""
+    """Additions of units to the cumulative counts; retries subtract the failures that they replace."""
     counts = {"rows": 0, "failures": 0, "quarantined": 0, "truncated": 0, "tokens": 0}
     for unit in units:
         counts["rows"] += unit.rows
@@ -217,3 +187,34 @@ def row_files(commits: Sequence[Commit] | Iterator[Commit]) -> Iterator[Committe
     """The files with rows that the records name, in order of their ids."""
     for commit in commits:
         yield from (file for file in commit.files if file.kind == "rows")
+
+
+AT_ONCE = 16
+"""Most objects that are requested at a time."""
+
+
+def contents(root: Place, names: Iterator[str], *, most_bytes: int) -> Iterator[tuple[str, bytes]]:
+    """Each name below `root` with its content, in order, up to the first that is not there.
+
+    OSError where one cannot be read; raises as `core.storage.beneath.read_bytes` does, too.
+
+    On an object store the number of requests at a time grows with the log, so that reading its end is one request, and
+    a long log is not read one answer after the other.
+    """
+
+    def content(name: str) -> bytes | None:
+        try:
+            return read_bytes(root, name, most_bytes=most_bytes)
+        except FileNotFoundError:
+            return None
+
+    with ExitStack() as stack:
+        pool, size = ThreadPoolExecutor(AT_ONCE), 1
+        stack.callback(pool.shutdown, cancel_futures=True)
+        while batch := list(islice(names, size)):
+            found = map(content, batch) if size == 1 else pool.map(content, batch)
+            for name, data in zip(batch, found, strict=True):
+                if data is None:
+                    return
+                yield name, data
+            size = 1 if isinstance(root, Path) else min(AT_ONCE, 2 * size)

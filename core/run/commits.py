@@ -1,5 +1,6 @@
-"""The records of the commit log: what one says, and how it is sealed. A unit is done, and a file exists for readers,
-when a record names it. One that does not match its own hash stops the run: it is never skipped.
+"""Records of the commit log, sealed by their hash. A unit is done, and a file is committed, when a record names it.
+
+A record that does not match its hash stops the run: it is never skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ RowId = Annotated[int, Meta(ge=-1, le=2**62)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedFile:
-    """A file that a record makes real.
+    """A file that a record commits.
 
     Attributes:
         path: relative to the output folder.
@@ -59,7 +60,7 @@ class CommittedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedUnit:
-    """A unit that a record makes done.
+    """A unit that a record commits.
 
     Attributes:
         u: index in the manifest.
@@ -70,9 +71,9 @@ class CommittedUnit:
         failures: number of its failures.
         quarantined: code of the failure that stands for the whole unit, or "".
         truncated: texts that were longer than the model reads, and of which only the beginning was embedded.
-        tokens: what its samples cost the device; 0 where that is not known.
-        supersedes: failures of earlier records that its rows and failures take the place of (a retry).
-        lifts: units of earlier records, 0 or 1, that are not quarantined any more because of it.
+        tokens: of its samples, as the device computes them; 0 where unknown.
+        supersedes: failures of earlier records that its rows and failures replace (a retry).
+        lifts: units of earlier records, 0 or 1, whose quarantine it ends.
     """
 
     u: UnitNumber
@@ -88,7 +89,7 @@ class CommittedUnit:
     lifts: Count = 0
 
     def describe(self) -> dict[str, Any]:
-        """The unit as a record holds it: what is not known, and what only retries have, is left out elsewhere."""
+        """The unit as a record holds it, without zeros in the fields of retries and of unknown tokens."""
         described = asdict(self)
         for name in ("tokens", "supersedes", "lifts"):
             if not described[name]:
@@ -147,7 +148,7 @@ class Commit:
 
 
 def damaged(name: str, why: str) -> OutputError:
-    """The error for a record that cannot be trusted."""
+    """The error for a damaged record."""
     return OutputError(
         f"commit record {name} is damaged: {why}",
         next_step="restore it from a backup; rows of records before it are safe",

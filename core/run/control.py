@@ -1,7 +1,7 @@
-"""What a user may change of a run while it goes on: whether it goes on, and its weight among other runs.
+"""State and priority of a run, which a user may change while it goes on.
 
 The file `control.json` in the output folder is the truth. It is written when the run is made, and from then on by the
-run's writer alone; the broker holds a copy, and what was asked for and is not in the file yet.
+run's writer alone; the broker holds a copy, and the requested changes that are not in the file yet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PRIORITY, LEAST_PRIORITY, MOST_PRIORITY = 10, 1, 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """What was asked of a run.
+    """State and priority of a run.
 
     Attributes:
         state: "running"; "paused" (begun units are finished, no other is begun) or "cancelled" (nothing goes on). A run
@@ -39,12 +39,12 @@ class Control:
     priority: int = PRIORITY
 
     def fields(self) -> dict[str, str]:
-        """As the broker has it."""
+        """Fields as the broker has them."""
         return {"state": self.state, "priority": str(self.priority)}
 
-    def with_changes(self, wishes: Mapping[str, str]) -> Control:
-        """This, changed by what was asked for; what cannot be understood is left out."""
-        state, priority = wishes.get("state", ""), wishes.get("priority", "")
+    def with_changes(self, changes: Mapping[str, str]) -> Control:
+        """This with changes; invalid ones are ignored."""
+        state, priority = changes.get("state", ""), changes.get("priority", "")
         return replace(
             self,
             state=state if is_valid_change("state", state) else self.state,
@@ -53,13 +53,13 @@ class Control:
 
 
 def requested_changes(raw: Mapping[bytes, bytes]) -> dict[str, str]:
-    """What the hash `asked` of a run holds, but for what nobody can ask for."""
+    """The valid changes in the hash `asked` of a run."""
     asked = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in raw.items()}
     return {name: value for name, value in asked.items() if is_valid_change(name, value)}
 
 
 def is_valid_change(name: str, value: str) -> bool:
-    """Whether `value` is one that a user can ask `name` to have."""
+    """Whether a user may set `name` to `value`."""
     if name == "state":
         return value in STATES
     number = re.fullmatch(r"[0-9]{1,3}", value)
@@ -67,7 +67,7 @@ def is_valid_change(name: str, value: str) -> bool:
 
 
 def load_control(layout: Layout) -> Control:
-    """What was asked of the run in a folder; OutputError where the file cannot be understood."""
+    """State and priority of the run in a folder; OutputError where the file is damaged."""
     try:
         found = read_bytes(layout.root, layout.control.name, most_bytes=MOST_BYTES)
         data = wire.read(dict[str, Any], found, what=str(layout.control), most_bytes=MOST_BYTES)

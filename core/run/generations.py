@@ -2,7 +2,7 @@
 
 The run's first units are described by `run.json`, which never changes. What is added later is a generation: segments of
 its own in the folder of the manifest, and a record `gen-0001.json` that names them, created exclusively after they are
-durable. So a reader sees all of a generation or nothing of it; segments that no record names are leftovers.
+durable. A reader sees all of a generation or nothing of it; segments that no record names are orphans.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from core.wire import Count, RunId, ShortText, UnitCount, Word
 
 SCHEMA = 1
 MOST_BYTES = 1 << 26
-"""Of run.json and of a generation's record: some hundred thousand names of inputs."""
+"""Limit of run.json and of a generation's record: some hundred thousand names of inputs."""
 
 SegmentName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.parquet\Z")]
 PREFIX = "gen-"
@@ -35,7 +35,7 @@ PREFIX = "gen-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What was added at once.
+    """Units that were added together.
 
     Attributes:
         number: from 1, without gaps; what `run.json` describes is number 0.
@@ -65,7 +65,7 @@ class Generation:
 
     @property
     def is_retry(self) -> bool:
-        """Whether its units do samples of earlier units again."""
+        """Whether its units retry samples of earlier units."""
         return not self.inputs
 
 
@@ -99,7 +99,7 @@ def read_generations(folder: Place) -> Iterator[Generation]:
 
 
 def append(folder: Place, generation: Generation, *, temporary: Path) -> None:
-    """Make a generation real; its segments are durable. TryLaterError where another one took its number.
+    """Commit a generation whose segments are durable. TryLaterError where another process took its number.
 
     Args:
         temporary: folder for the unfinished file, on the same file system.
@@ -119,7 +119,7 @@ def append(folder: Place, generation: Generation, *, temporary: Path) -> None:
 
 
 def leftovers(folder: Place, first: Collection[str] = ()) -> list[Place]:
-    """Segments that nothing names: of plans that were killed, or are at work.
+    """Segments that no record names: of planning that was killed, or is in progress.
 
     Args:
         first: the segments that run.json names.

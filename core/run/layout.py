@@ -1,4 +1,4 @@
-"""Where things stand in an output folder."""
+"""Layout of an output folder: the paths of its entries, and their creation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from core.storage.paths import Place
 from core.units import content_hash
 
 INPUTS = "_inputs"
-"""Folder below the output folder for inputs that were sent by value."""
+"""Folder below the output folder for uploaded inputs."""
 
 ENTRIES = frozenset(
     {
@@ -37,45 +37,44 @@ ENTRIES = frozenset(
         INPUTS,
     }
 )
-"""Entries that an output folder may have before there is a run in it."""
+"""Entries that an output folder may have before a run is made in it."""
 RUN_ENTRIES = frozenset({"run.json", "metadata"})
 """Entries that it has later, besides the folders of vectors of an npy run, whose names end in `_emb`."""
 
 PLANNED = ("manifest-", "run-")
-"""How unfinished files of a plan are called; they belong to the holder of `_writer/plan.lock`."""
+"""Prefixes of unfinished files of planning, which belong to the holder of `_writer/plan.lock`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Paths of one output: a folder, or a prefix on an object store.
 
-    `_staging`, `_tmp`, `_writer` and `_broker` are nobody's to read but embq's own. On an object store there are no
-    locks, no rename and no half-written names, so what needs them is in a folder of this machine, `home`; readers and
-    other machines need nothing of it.
+    `_staging`, `_tmp`, `_writer` and `_broker` are private to embq. An object store has no locks and no rename, so the
+    files that need them are in a folder of this machine, `home`; readers and other machines need nothing of it.
     """
 
     root: Place
 
     @property
     def home(self) -> Path:
-        """Folder of this machine for what is its own: the output folder, or one named after the object store's URL."""
+        """Folder for files of this machine: the output folder, or one named after the object store's URL."""
         if isinstance(self.root, Path):
             return self.root
         return state_folder() / _hashed(self.root)
 
     @property
     def run_json(self) -> Place:
-        """Written last when a run is made: where it is, the first generation of the manifest is complete."""
+        """Written last when a run is made, after the first generation of the manifest."""
         return self.root / "run.json"
 
     @property
     def control(self) -> Place:
-        """What was asked of the run since it was made: whether it goes on, and its priority."""
+        """State and priority of the run, see `core.run.control`."""
         return self.root / "control.json"
 
     @property
     def manifest(self) -> Place:
-        """Folder of the manifest's segments, and of the records `gen-0001.json` ... of what was added later."""
+        """Folder of the manifest's segments, and of the records `gen-0001.json` ... of later generations."""
         return self.root / "manifest"
 
     @property
@@ -100,21 +99,21 @@ class Layout:
 
     @property
     def plan_lock(self) -> Path:
-        """Locked by who plans or adds units."""
+        """Lock file of the process that plans or adds units."""
         return self.home / "_writer" / "plan.lock"
 
     @property
     def staging(self) -> Path:
         """Results on their way from workers to the writer, where these share a folder.
 
-        With EMBQ_STAGING it stands apart from the output, which workers then need no right to write to.
+        With EMBQ_STAGING it is apart from the output, to which workers then need no right to write.
         """
         apart = staging_folder()
         return self.home / "_staging" if apart is None else apart / f"embq-{_hashed(self.root)}"
 
     @property
     def temporary(self) -> Path:
-        """Unfinished files; for an object store those that are written here before they are sent."""
+        """Folder of unfinished files; for an object store those that are sent later."""
         spool = None if isinstance(self.root, Path) else spool_folder()
         return self.home / "_tmp" if spool is None else spool / f"embq-{_hashed(self.root)}"
 
@@ -129,14 +128,13 @@ class Layout:
         return self.home / "_logs"
 
     def relative(self, path: Place) -> str:
-        """What a record calls a file of the output."""
+        """Name of a file of the output in records."""
         return str(path).removeprefix(f"{self.root}/")
 
     def make(self, *rows: Place) -> None:
         """Create the folders that every run has, and those for its `rows`.
 
-        Raises OutputError where that is not possible, ConfigError where an object store is none on which one writer
-        can shut out another.
+        Raises OutputError where that is not possible, ConfigError for an object store without conditional creates.
         """
         if isinstance(self.root, ObjectPath):
             try:
@@ -148,7 +146,7 @@ class Layout:
         self.make_own()
 
     def make_own(self) -> None:
-        """Create the folders of this machine that `make` creates as well.
+        """Create the folders of this machine, as `make` does too.
 
         Links in the folder of unfinished files are removed: files in it are written by their names.
         """
@@ -160,7 +158,7 @@ class Layout:
     def refuse_links(self) -> None:
         """Raise OutsideError where one of embq's entries of the output folder is a symbolic link.
 
-        What reads, writes and deletes below an entry would do so wherever the link leads to.
+        Otherwise files would be read, written and deleted where the link leads to.
         """
         if not isinstance(self.root, Path):
             return
@@ -193,7 +191,7 @@ def _make(*folders: Place) -> None:
 
 
 def _hashed(root: Place) -> str:
-    """A name for an output that a folder can have."""
+    """Name of a folder for an output."""
     return content_hash([str(root)])[:16]
 
 

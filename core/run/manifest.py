@@ -1,6 +1,6 @@
-"""The list of a run's units, as parquet segments. The index `u` of a unit is its position in the list.
+"""Manifest: the list of a run's units, as parquet segments. The index `u` of a unit is its position in the list.
 
-What is in the list never changes; further generations (see `core.run.generations`) are added at its end.
+The list only grows: further generations (see `core.run.generations`) are added at its end.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ SCHEMA = pa.schema(
 """`description` is the unit as canonical JSON (surrogate escapes kept as bytes); the rest is for people and tools."""
 
 REQUIRED = [SCHEMA.field(name) for name in ("unit_id", "kind", "source", "description")]
-"""What every version of embq wrote, without nulls."""
+"""Columns that every version of embq wrote, without nulls."""
 
 MOST_UNIT_BYTES = 1 << 28
-"""Of one unit's description, which names all samples of a retry."""
+"""Limit of one unit's description, which names all samples of a retry."""
 
 DICTIONARY = ["kind", "source", "etag"]
-"""Columns whose values repeat; a dictionary of the others would be as large as they are."""
+"""Columns whose values repeat, so that a dictionary is smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestSummary:
-    """What writing a manifest found: counts, and the digest that identifies it."""
+    """Counts of a manifest that was written, and the digest that identifies it."""
 
     units: int
     samples: int | None
@@ -68,10 +68,10 @@ class ManifestSummary:
 
 
 def first_segment_writer(layout: Layout) -> SegmentWriter:
-    """Writes the segments of a new run, which are real once run.json names them.
+    """Writer of the segments of a new run, which are committed once run.json names them.
 
-    In a folder the caller holds the lock on planning, so what is there is left over, and goes. On an object store
-    another plan may be at work, so each gives its segments names of their own.
+    In a folder the caller holds the plan lock, so existing segments are orphans, and are removed. On an object store
+    another process may be planning, so each gives its segments unique names.
     """
     if not isinstance(layout.root, Path):
         return SegmentWriter(layout, f"{PREFIX}0000-{secrets.token_hex(4)}-")
@@ -106,8 +106,8 @@ class SegmentWriter:
             unit_id = id_of(description)
             digest.update(unit_id.encode())
             source = unit.source.encode("utf-8", "backslashreplace").decode()
-            says = (unit.kind, source, unit.start, unit.stop, unit.first, unit.samples, unit.etag)
-            for column, value in zip(columns, (unit_id, *says, unit.size, description), strict=True):
+            fields = (unit.kind, source, unit.start, unit.stop, unit.first, unit.samples, unit.etag)
+            for column, value in zip(columns, (unit_id, *fields, unit.size, description), strict=True):
                 column.append(value)
             count += 1
             size += len(description)
@@ -186,7 +186,7 @@ class Manifest:
                 yield from zip(batch["unit_id"].to_pylist(), batch["kind"].to_pylist(), strict=True)
 
     def sources(self, unit_ids: Iterable[str]) -> dict[str, str]:
-        """Unit id -> its source, of those of the ids that are in the list; one pass over it."""
+        """Unit id -> its source, for the ids that are in the list; one pass over it."""
         wanted = pa.array(sorted(unit_ids), pa.string())
         found: dict[str, str] = {}
         for path in self._paths:
@@ -196,24 +196,24 @@ class Manifest:
         return found
 
     def is_retry(self, u: int) -> bool:
-        """Whether unit `u` may do samples of an earlier unit again: its generation is one of retries."""
+        """Whether the generation of unit `u` is one of retries."""
         return any(one.is_retry and one.first <= u < one.first + one.units for one in self.generations)
 
     def retries(self) -> Iterator[tuple[int, Unit]]:
-        """(index, unit) of each unit that does samples of an earlier one again, in order."""
+        """(index, unit) of each unit of a generation of retries, in order."""
         for one in self.generations:
             if one.is_retry:
                 yield from ((u, self.unit(u)) for u in range(one.first, one.first + one.units))
 
     def unit_size(self, u: int) -> UnitSize:
-        """How much unit `u` holds."""
+        """Size of unit `u`."""
         segment = self._segment(u)
         if segment not in self._sizes:
             self._sizes = {segment: self._sizes_of(segment)}
         return self._sizes[segment].at(u - self._starts[segment])
 
     def sizes_left(self, done: bytes) -> dict[str, UnitSize]:
-        """Kind -> how much its units hold together that are not done, from one pass over numbers of the list.
+        """Kind -> size of its units that are not done together, in one pass over the list.
 
         Args:
             done: bitmap of units, as the log has it.
@@ -256,7 +256,7 @@ class Manifest:
 
 
 UNREADABLE = (OSError, ValueError, pa.ArrowException)
-"""What pyarrow raises for a file that is damaged; of a name that is not UTF-8, a UnicodeDecodeError."""
+"""Errors of pyarrow for a damaged file; for a name that is not UTF-8, a UnicodeDecodeError."""
 
 
 def _read_table(path: Place, columns: Sequence[str]) -> pa.Table:

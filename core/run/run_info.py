@@ -1,4 +1,4 @@
-"""What a run is: its immutable `run.json`, and what was added to it since."""
+"""A run: its immutable `run.json`, and the generations that were added since."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ class _Planned(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """What a run is. All of it is frozen when it is planned, but for the units that are added later.
+    """A run. All of it is frozen when it is planned, except for the units that are added later.
 
     Attributes:
         run: run id, 16 hex digits.
         inputs: as the user gave them first.
         options: reader options and selection that shaped the first units.
-        model: what computes the vectors.
-        rows: what its rows hold.
+        model: config of the model.
+        rows: content of its rows.
         format: format of its parts, one of `core.rows.spec.FORMATS`.
         part_rows: most rows of one part.
-        units: number of units in the manifest, with all that was added.
-        samples: number of samples, with all that was added, or None where only reading tells.
+        units: number of units in the manifest, with all generations.
+        samples: number of samples, with all generations, or None where only reading tells.
         manifest_digest: hash over the ids of the first units in order.
         version: embq version that planned the run.
         created: UTC time, ISO 8601; information only.
         added: the generations that were added, in order.
-        segments: names of the segments of the manifest that the run was planned with, in order; () where a record of
-            another version of embq does not say, and they are all whose names begin with a digit.
+        segments: names of the segments of the manifest that the run was planned with, in order; () in records of
+            older versions of embq, whose segments are all those with names that begin with a digit.
     """
 
     run: str
@@ -87,7 +87,7 @@ class RunInfo:
 
     @property
     def retries(self) -> int:
-        """Number of units that do samples of earlier ones again."""
+        """Number of units that retry samples of earlier ones."""
         return sum(generation.units for generation in self.added if generation.is_retry)
 
     @property
@@ -96,7 +96,7 @@ class RunInfo:
         return (self.first_units, *(generation.first + generation.units for generation in self.added))
 
     def notes(self, *, fingerprint: str, version: str) -> dict[str, str]:
-        """What files of the run's rows say of it, in the metadata of their format.
+        """Notes on the run for the metadata of its files of rows.
 
         Args:
             version: of the embq that writes them.
@@ -110,7 +110,7 @@ class RunInfo:
         }
 
     def identity(self) -> dict[str, Any]:
-        """What makes two runs the same run: what it was planned with decides its id."""
+        """The values that decide the run's id: two runs with equal ones are the same run."""
         cut = {} if self.model.chunking is None else {"chunks": str(self.model.chunking)}
         return {
             "inputs (units)": self.manifest_digest,
@@ -124,7 +124,7 @@ class RunInfo:
         }
 
     def publish(self, layout: Layout) -> None:
-        """Write run.json of a run to which nothing was added; it becomes real by this."""
+        """Write run.json of a new run, which commits it."""
         data = json.dumps(
             {
                 "schema": SCHEMA,
@@ -144,7 +144,7 @@ class RunInfo:
             },
             indent=1,
         )
-        # A name of its own: a leftover of a killed process must not look like another process at the same time.
+        # A unique name: an orphan of a killed process must not look like another process at the same time.
         temporary = layout.temporary / f"run-{self.run}.{secrets.token_hex(4)}.json"
         try:
             write_new(layout.run_json, data.encode() + b"\n", temporary=temporary)
@@ -158,7 +158,7 @@ class RunInfo:
 
 
 def run_id(identity: dict[str, Any], output: Place) -> str:
-    """Run id: 16 hex digits over what the run is and where it goes, so that planning again finds the same run."""
+    """Run id: 16 hex digits over the identity and the output, so that planning again finds the same run."""
     return content_hash([identity, str(output)])[:16]
 
 
@@ -215,7 +215,7 @@ def first_segments(layout: Layout) -> list[str]:
 
 
 def _read(layout: Layout) -> _Planned:
-    """What run.json says; OSError where it cannot be read, OutputError where it is damaged."""
+    """The content of run.json; OSError where it cannot be read, OutputError where it is damaged."""
     data = beneath.read_bytes(layout.root, layout.run_json.name, most_bytes=MOST_BYTES)
     try:
         body = wire.read(dict[str, Any], data, what=str(layout.run_json), most_bytes=MOST_BYTES)

@@ -1,4 +1,4 @@
-"""The failures that stand: what was committed as failed, less what a later retry has taken the place of."""
+"""Standing failures: the committed failures, less those that a later retry has replaced."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Retries:
 
     Args:
         manifest: of the run.
-        counts: whether a retry, by its index, is to be looked at.
+        counts: whether a retry, by its index, is taken into account.
     """
 
     def __init__(self, manifest: Manifest, counts: Callable[[int], bool]) -> None:
@@ -42,15 +42,15 @@ class Retries:
                     self._of.setdefault(unit.retry.unit, []).append((u, unit.retry))
 
     def planned(self, u: int) -> int:
-        """The unit that was planned first, of which `u` does samples again; `u` itself where it is no retry."""
+        """The original unit of which `u` is a retry; `u` itself where it is none."""
         return self._planned.get(u, u)
 
     def of(self, u: int) -> list[tuple[int, Retry]]:
-        """(index, retry) of each later unit that does samples of unit `u` again, in order."""
+        """(index, retry) of each later unit that retries samples of unit `u`, in order."""
         return [(later, retry) for later, retry in self._of.get(self.planned(u), ()) if later > u]
 
     def covered(self, u: int, ordinals: np.ndarray) -> np.ndarray:
-        """Which failures of unit `u` a later unit does again: a mask. The ordinal -1 stands for the whole unit."""
+        """Mask of the failures of unit `u` that a later unit retries. The ordinal -1 stands for the whole unit."""
         mask = np.zeros(len(ordinals), dtype=bool)
         for _, retry in self.of(u):
             mask |= np.isin(ordinals, retry.ordinals) if retry.only else np.ones(len(ordinals), dtype=bool)
@@ -70,7 +70,7 @@ def standing_failures(root: Place) -> Iterator[pa.Table]:
 def standing_by_record(root: Place) -> Iterator[tuple[Commit, pa.Table]]:
     """(commit record, failures of it that stand); as `standing_failures`."""
     _, state = committed(root)
-    # Later records are not looked at: they may hold retries of these very failures.
+    # Later records are ignored: they may hold retries of these failures.
     retries = Retries(Manifest(Layout(root)), lambda u: u < state.units and state.is_done(u))
     for commit in CommitLog(Layout(root)).read():
         if commit.n > state.n:
@@ -83,7 +83,7 @@ def standing_by_record(root: Place) -> Iterator[tuple[Commit, pa.Table]]:
 
 
 def with_attempts(failures: pa.Table) -> pa.Table:
-    """Failures that were written before attempts were counted, with the first one for each."""
+    """Failures with the column of attempts; 1 in files that were written before attempts were counted."""
     if "attempt" in failures.column_names:
         return failures
     at = failures.schema.get_field_index("message") + 1
@@ -91,7 +91,7 @@ def with_attempts(failures: pa.Table) -> pa.Table:
 
 
 def covered_by(retries: Retries, failures: pa.Table) -> np.ndarray:
-    """Which rows of a table of failures a later unit does again: a mask."""
+    """Mask of the rows of a table of failures that a later unit retries."""
     masks = [
         retries.covered(u, pc.fill_null(some["ordinal"], -1).to_numpy())
         if retries.of(u)
@@ -111,7 +111,7 @@ def by_unit(failures: pa.Table) -> Iterator[tuple[int, pa.Table]]:
 
 
 def record_failures(root: Place, number: int) -> pa.Table:
-    """The failures that one commit record names, whether they stand or not; empty where it names none.
+    """All failures that one commit record names, standing or not.
 
     Raises OutputError where the record, or its file, is damaged or gone.
     """
@@ -122,12 +122,12 @@ def record_failures(root: Place, number: int) -> pa.Table:
 
 
 def failed_keys(failures: pa.Table, retry: Retry) -> dict[int | None, str]:
-    """Ordinal (None: the whole unit) -> key of the failures of the unit that a retry does again.
+    """Ordinal (None: the whole unit) -> key of the failures that a retry retries.
 
     Args:
         failures: those of the record that the retry names.
 
-    Raises OutputError where one that it takes the place of is not among them.
+    Raises OutputError where one of them is missing.
     """
     of_unit = failures.filter(pc.equal(failures["u"], retry.failed))
     found = dict(zip(of_unit["ordinal"].to_pylist(), of_unit["key"].to_pylist(), strict=True))

@@ -1,4 +1,4 @@
-"""How much units hold as far as planning knows it, which tells how long they will take once some of them are done."""
+"""Sizes of units as far as planning knows them, from which the time of the remaining ones is estimated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from core.units import Unit
 
 if TYPE_CHECKING:
-    # Who plans a run reads no extents, and need not have numpy.
+    # Planning reads no sizes, and does not need numpy.
     import numpy as np
 
 COLUMNS = ["kind", "start", "stop", "samples", "size"]
@@ -20,7 +20,7 @@ COLUMNS = ["kind", "start", "stop", "samples", "size"]
 
 
 class UnitSize(NamedTuple):
-    """What some units of one kind hold together.
+    """Size of one or more units of one kind.
 
     `samples` counts 1 for a unit where only reading tells; `bytes` are those of the slice of a text file, of a shard,
     or about those of some rows of a table, and 0 for other kinds.
@@ -39,7 +39,7 @@ class UnitSize(NamedTuple):
 
 
 def size_of(unit: Unit) -> UnitSize:
-    """What one unit holds; of a retry, its share of the unit that it does again."""
+    """Size of one unit; of a retry, its share of the unit that it retries."""
     size = max(unit.size, unit.stop - unit.start)
     if unit.retry is not None and unit.retry.only and (of_all := unit.samples or unit.retry.samples):
         size = size * len(unit.retry.ordinals) // of_all
@@ -48,7 +48,7 @@ def size_of(unit: Unit) -> UnitSize:
 
 @dataclass(frozen=True, slots=True)
 class UnitSizes:
-    """What each unit of a segment holds, in order: `kinds`, `samples` and `bytes` are arrays of one length."""
+    """Sizes of the units of a segment, in order: `kinds`, `samples` and `bytes` are arrays of one length."""
 
     kinds: pa.Array
     samples: np.ndarray
@@ -75,11 +75,11 @@ class UnitSizes:
         return cls(kinds, np.array([one.samples for one in each]), np.array([one.bytes for one in each]))
 
     def at(self, position: int) -> UnitSize:
-        """What one unit holds."""
+        """Size of one unit."""
         return UnitSize(self.kinds[position].as_py(), int(self.samples[position]), int(self.bytes[position]))
 
     def sums(self, chosen: np.ndarray) -> Iterator[UnitSize]:
-        """What the units hold together that a mask chooses, kind by kind."""
+        """Size of the units that a mask selects, kind by kind."""
         for kind in self.kinds.unique().to_pylist():
             these = chosen & pc.equal(self.kinds, kind).to_numpy(zero_copy_only=False)
             yield UnitSize(kind, int(self.samples[these].sum()), int(self.bytes[these].sum()))

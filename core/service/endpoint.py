@@ -1,7 +1,7 @@
-"""The HTTP endpoint of a service: `/metrics` for Prometheus, `/healthz` for who starts it again.
+"""HTTP endpoint of a service: `/metrics` for Prometheus, `/healthz` for health checks.
 
-It answers from threads of its own, so it does so too while the service waits for its broker; a process that is stopped
-does not answer at all. It asks for no password, and what it tells is no secret.
+It answers from its own threads, also while the service waits for its broker. It requires no password, and its answers
+hold no secret.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from core.service.log import Events
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PATHS = ("/metrics", "/healthz")
 CLIENT_S = 10.0
-"""A client that says nothing, or takes nothing, for so long is sent away."""
+"""Time-out of a client that sends or takes nothing."""
 MOST_CLIENTS = 32
-"""Answered at a time; each has a thread. Prometheus and a health check are two."""
+"""Most clients at a time, each with a thread. Prometheus and a health check are two."""
 
 
 class Endpoint:
-    """Listens from the moment it is made; answers from `start` on.
+    """Listens from its construction on; answers from `start` on.
 
-    Raises as `core.networks.bound` does, so that a port that is taken is said before anything else happens.
+    Raises as `core.networks.bound` does, so that a port in use is reported before anything else happens.
 
     Args:
-        exposition: gives what `/metrics` answers; UnwellError where it cannot.
-        complaint: gives what is wrong, in one line; "" where nothing is.
+        exposition: the answer of `/metrics`; UnwellError where there is none.
+        complaint: the problem in one line; "" for a healthy service.
     """
 
     def __init__(self, address: Address, *, exposition: Callable[[], bytes], complaint: Callable[[], str]) -> None:
@@ -72,7 +72,7 @@ class _Server(ThreadingHTTPServer):
         self._places = threading.BoundedSemaphore(MOST_CLIENTS)
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
-        """Answer in a thread; whoever comes when all are taken is sent away."""
+        """Answer in a thread; a client beyond `MOST_CLIENTS` is disconnected."""
         if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -81,14 +81,14 @@ class _Server(ThreadingHTTPServer):
     def process_request_thread(
         self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
     ) -> None:
-        """As the base class, and give the place back."""
+        """As the base class, and free the thread's place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._places.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is its own matter; anything else is ours."""
+        """Log everything but disconnected clients as a bug."""
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             self.log.bug("bug")
 
@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def handle(self) -> None:
-        """Let a client go that has gone."""
+        """Close the connection of a client that has disconnected."""
         try:
             super().handle()
         except ConnectionError:

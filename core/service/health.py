@@ -1,4 +1,4 @@
-"""Whether a service is well: its loop moves, the broker answers, and it has nothing to complain of."""
+"""Health of a service: its loop advances, the broker answers, and the service reports no problem."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from redis.retry import Retry
 from core.redaction import masked
 
 STANDS_S = 30.0
-"""A loop that has not moved for so long stands still; a tick of one takes less than a second."""
+"""Time without a beat after which a loop hangs; a round of one takes less than a second."""
 PING_S = 1.0
 SILENT_S = 5.0
-"""A broker that has not answered for so long is away. As long as a client waits for one answer (see `connect`)."""
+"""Time without an answer after which the broker is unreachable: the time-out of one answer (see `connect`)."""
 
 
 def single_try_client(client: redis.Redis, *, answer_s: float) -> redis.Redis:
-    """A client of its own for the same server, that waits for one answer and no longer.
+    """Another client for the same server, with one retry and a short time-out.
 
-    For who must tell at once that the broker is away; a patient client would wait with it.
+    For checks that must notice at once that the broker is unreachable.
     """
     pool = client.connection_pool
     options = {
@@ -37,10 +37,10 @@ def single_try_client(client: redis.Redis, *, answer_s: float) -> redis.Redis:
 
 
 class Health:
-    """What `/healthz` of a service says. Safe to ask from any thread.
+    """State behind `/healthz` of a service. Thread-safe.
 
     Args:
-        stands_s: the loop stands still when it has not moved for so long.
+        stands_s: time without a beat after which the loop hangs.
         clock: monotonic seconds.
     """
 
@@ -53,25 +53,25 @@ class Health:
         self._pinging: threading.Thread | None = None
         self._stopped = threading.Event()
         self.also: Callable[[], str] = lambda: ""
-        """A complaint of the service itself, or ""."""
+        """A problem that the service itself reports, or ""."""
 
     def beat(self) -> None:
-        """The loop of the service moves."""
+        """Note that the loop of the service advances."""
         self._moved = self._clock()
 
     def listen_to(self, client: redis.Redis) -> None:
-        """Note from now on, every second in a thread of its own, whether the broker of `client` answers."""
+        """Start a thread that pings the broker of `client` every second."""
         self._heard = self._clock()
         pinger = single_try_client(client, answer_s=SILENT_S / 2)
         self._pinging = threading.Thread(target=self._ping, args=(pinger,), name="health", daemon=True)
         self._pinging.start()
 
     def stop(self) -> None:
-        """Note no more; does not wait for a broker that is away."""
+        """Stop the pings, without waiting for the broker."""
         self._stopped.set()
 
     def complaint(self) -> str:
-        """What is wrong, in one line; "" where nothing is."""
+        """The problem in one line; "" for a healthy service."""
         now = self._clock()
         if self._pinging is not None and now - self._heard > SILENT_S:
             why = f" ({self._refused})" if self._refused else ""

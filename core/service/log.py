@@ -1,4 +1,4 @@
-"""Logs are events with fields, one line each, on stderr.
+"""Logging: events with fields, one line each, on stderr.
 
 As text: `time level service event key=value ...`. With EMBQ_LOG=json an object: time, level, service, event, fields.
 """
@@ -16,7 +16,7 @@ from core.redaction import masked, printable
 from core.settings import log_format
 
 FOREIGN = "message"
-"""The event of a line that another library logs; its text is the field `text`."""
+"""Event of the lines that other libraries log; the line is the field `text`."""
 
 
 class _TextFormatter(logging.Formatter):
@@ -45,9 +45,9 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _Repeated(logging.Filter):
-    """Leaves out lines that repeat: a client can cause those of other libraries, and bugs, as often as it asks.
+    """Limits the rate of repeated lines of other libraries, and of bugs, which a client can cause at will.
 
-    By the place in the code that logs, because the text may hold what the client sent.
+    Lines are compared by their place in the code, because the text may hold what the client sent.
     """
 
     MOST, WITHIN_S = 30, 60.0
@@ -81,12 +81,12 @@ def configure(level: str = "info") -> None:
     root.setLevel(level.upper())
     for noisy in ("rq", "rq.worker", "faiss.loader", "httpx", "urllib3", "sentence_transformers", "transformers"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    # It tells of each of its attempts twice; what became of them is in the error that it raises at the end.
+    # It logs each of its attempts twice; the error that it raises at the end has the outcome.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
 def is_json() -> bool:
-    """Whether this process logs in JSON, so that whatever it says last belongs there too."""
+    """Whether this process logs in JSON, so that its last message does too."""
     return any(isinstance(handler.formatter, _JsonFormatter) for handler in logging.getLogger().handlers)
 
 
@@ -97,19 +97,19 @@ class Events:
         self._logger = logging.getLogger(service)
 
     def info(self, event: str, **fields: object) -> None:
-        """Something that is expected happened."""
+        """Log an expected event."""
         self._logger.info(_line(event, fields), extra={"event": event, "fields": fields})
 
     def warning(self, event: str, **fields: object) -> None:
-        """Something that a user may want to look at happened; work goes on."""
+        """Log an event that a user may want to look at; work goes on."""
         self._logger.warning(_line(event, fields), extra={"event": event, "fields": fields})
 
     def error(self, event: str, **fields: object) -> None:
-        """Something went wrong that stops this process or this unit."""
+        """Log an error that stops this process or this unit."""
         self._logger.error(_line(event, fields), extra={"event": event, "fields": fields})
 
     def bug(self, event: str, **fields: object) -> None:
-        """An exception that embq does not know; the traceback goes into the log."""
+        """Log an unexpected exception with its traceback."""
         self._logger.exception(_line(event, fields), extra={"event": event, "fields": fields})
 
 
@@ -122,7 +122,7 @@ def _line(event: str, fields: dict[str, object]) -> str:
 
 
 def _plain(value: object, name: str = "") -> object:
-    """A value that JSON can hold, masked. Its name counts: what is called a password is one."""
+    """A value as JSON holds it, masked; also by its name, as that of a password is."""
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, Mapping):

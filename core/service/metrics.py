@@ -1,4 +1,7 @@
-"""Every metric that resident services tell Prometheus, by role."""
+"""Metrics of the resident services for Prometheus, by role, and the samples of one scrape.
+
+A service keeps plain numbers; `MetricSamples` reads them for each scrape.
+"""
 
 from __future__ import annotations
 
@@ -8,105 +11,6 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
-
-
-@dataclass(slots=True)
-class Histogram:
-    """How seconds are spread: what a histogram is made of. For one thread that counts.
-
-    Attributes:
-        bounds: upper bounds of its buckets, rising.
-    """
-
-    bounds: tuple[float, ...]
-    sum: float = 0.0
-    _counts: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._counts = [0] * (len(self.bounds) + 1)
-
-    def observe(self, seconds: float) -> None:
-        """Count one."""
-        at = next((i for i, bound in enumerate(self.bounds) if seconds <= bound), len(self.bounds))
-        self._counts[at] += 1
-        self.sum += seconds
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """(upper bound, how many are not above it), as Prometheus wants it; the last one holds all."""
-        names = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
-        return [(name, float(sum(self._counts[: i + 1]))) for i, name in enumerate(names)]
-
-
-class MetricSamples:
-    """What one look at a service has read. A metric that nobody put is not told.
-
-    Args:
-        role: only its metrics can be put.
-    """
-
-    def __init__(self, role: Role) -> None:
-        self._metrics = {metric.name: metric for metric in METRICS[role]}
-        self._read: dict[str, dict[tuple[str, ...], float | Histogram]] = {}
-
-    def put(self, name: str, value: float | Histogram, *labels: str) -> None:
-        """The value of a metric of this role under `labels`, one for each of its own; a later one replaces it."""
-        metric = self._metrics[name]
-        if len(labels) != len(metric.labels):
-            raise ValueError(f"{name} has the labels {metric.labels}, not {labels}")
-        self._read.setdefault(name, {})[labels] = value
-
-    def add(self, name: str, value: float, *labels: str) -> None:
-        """As `put`, on top of what is there."""
-        before = self._read.get(name, {}).get(labels, 0.0)
-        assert not isinstance(before, Histogram)
-        self.put(name, before + value, *labels)
-
-    def families(self) -> Iterator[Family]:
-        """As Prometheus's client has them, in the order of the list."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
-        for name, metric in self._metrics.items():
-            if name not in self._read:
-                continue
-            if metric.kind == "histogram":
-                histogram = HistogramMetricFamily(name, metric.meaning, labels=metric.labels)
-                for labels, spread in self._read[name].items():
-                    assert isinstance(spread, Histogram)
-                    histogram.add_metric(labels, spread.buckets(), spread.sum)
-                yield histogram
-                continue
-            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-            family = kind(name, metric.meaning, labels=metric.labels)
-            for labels, value in self._read[name].items():
-                assert not isinstance(value, Histogram)
-                family.add_metric(labels, value)
-            yield family
-
-    def text(self) -> bytes:
-        """All of it in Prometheus's text format."""
-        from prometheus_client import CollectorRegistry, generate_latest
-
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Once(self))
-        return generate_latest(registry)
-
-
-class _Once:
-    """What a registry collects from."""
-
-    def __init__(self, readings: MetricSamples) -> None:
-        self._readings = readings
-
-    def collect(self) -> Iterator[Family]:
-        yield from self._readings.families()
-
-    def describe(self) -> Sequence[Family]:
-        return ()
-
-
-Collector = Callable[[MetricSamples], None]
-"""Reads something of a service. It may raise redis.exceptions.RedisError where the broker is away: then what it has
-put until then is told."""
 
 
 Role = Literal["producer", "writer", "worker"]
@@ -375,3 +279,102 @@ METRICS: dict[Role, tuple[Metric, ...]] = {
     "worker": (*EVERY_ROLE, *WORKER),
 }
 """Every metric by role, in the order of docs/deployment.md, which has the same list."""
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Distribution of durations in seconds. For one counting thread.
+
+    Attributes:
+        bounds: upper bounds of its buckets, rising.
+    """
+
+    bounds: tuple[float, ...]
+    sum: float = 0.0
+    _counts: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, seconds: float) -> None:
+        """Count one."""
+        at = next((i for i, bound in enumerate(self.bounds) if seconds <= bound), len(self.bounds))
+        self._counts[at] += 1
+        self.sum += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """(upper bound, count of values up to it), in Prometheus' form; the last one counts all."""
+        names = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
+        return [(name, float(sum(self._counts[: i + 1]))) for i, name in enumerate(names)]
+
+
+class MetricSamples:
+    """Samples of one scrape. A metric without a sample is left out.
+
+    Args:
+        role: the role whose metrics may be put.
+    """
+
+    def __init__(self, role: Role) -> None:
+        self._metrics = {metric.name: metric for metric in METRICS[role]}
+        self._read: dict[str, dict[tuple[str, ...], float | Histogram]] = {}
+
+    def put(self, name: str, value: float | Histogram, *labels: str) -> None:
+        """Set the value of a metric of this role for the values of its labels."""
+        metric = self._metrics[name]
+        if len(labels) != len(metric.labels):
+            raise ValueError(f"{name} has the labels {metric.labels}, not {labels}")
+        self._read.setdefault(name, {})[labels] = value
+
+    def add(self, name: str, value: float, *labels: str) -> None:
+        """Add to the value of a metric."""
+        before = self._read.get(name, {}).get(labels, 0.0)
+        assert not isinstance(before, Histogram)
+        self.put(name, before + value, *labels)
+
+    def families(self) -> Iterator[Family]:
+        """The samples as families of prometheus_client, in the order of the list."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        for name, metric in self._metrics.items():
+            if name not in self._read:
+                continue
+            if metric.kind == "histogram":
+                histogram = HistogramMetricFamily(name, metric.meaning, labels=metric.labels)
+                for labels, spread in self._read[name].items():
+                    assert isinstance(spread, Histogram)
+                    histogram.add_metric(labels, spread.buckets(), spread.sum)
+                yield histogram
+                continue
+            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            family = kind(name, metric.meaning, labels=metric.labels)
+            for labels, value in self._read[name].items():
+                assert not isinstance(value, Histogram)
+                family.add_metric(labels, value)
+            yield family
+
+    def text(self) -> bytes:
+        """The samples in Prometheus' text format."""
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Once(self))
+        return generate_latest(registry)
+
+
+class _Once:
+    """Collector for one exposition."""
+
+    def __init__(self, readings: MetricSamples) -> None:
+        self._readings = readings
+
+    def collect(self) -> Iterator[Family]:
+        yield from self._readings.families()
+
+    def describe(self) -> Sequence[Family]:
+        return ()
+
+
+Collector = Callable[[MetricSamples], None]
+"""Puts samples of a service. It may raise redis.exceptions.RedisError where the broker is unreachable; the samples put
+before are kept."""

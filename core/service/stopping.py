@@ -1,4 +1,4 @@
-"""How resident services end: SIGTERM or Ctrl-C sets a flag that their loops ask."""
+"""Stop flag of resident services, set by SIGTERM and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FrameType
 
 REPEAT_S = 1.0
-"""A signal this soon after another is the same request: service managers and terminals signal children and parents."""
+"""A signal this soon after another is the same request: service managers and terminals signal parent and child."""
 
 
 class StopFlag:
@@ -24,7 +24,7 @@ class StopFlag:
         self._first = self._last = float("-inf")
 
     def install(self) -> None:
-        """Take over both signals."""
+        """Handle both signals."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 

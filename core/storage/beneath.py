@@ -43,8 +43,8 @@ def parts_of(root: Path | ObjectPath, name: str | PurePath) -> tuple[str, ...]:
 def below(root: Root, name: str | PurePath) -> Root:
     """The path `root / name`, where neither it nor a folder on the way is a link; it may be missing.
 
-    For what needs a path. What another user can change meanwhile is opened with the functions below instead, which
-    leave no time between the check and the use.
+    For code that needs a path. Files that another user can change meanwhile are opened with the functions below, which
+    leave no time between check and use.
     """
     parts = parts_of(root, name)
     path: Path | ObjectPath = root
@@ -87,7 +87,7 @@ def parent(root: Path, name: str | PurePath, *, make: bool = False) -> Iterator[
 def open_file(root: Path, name: str | PurePath, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
     """A descriptor of the regular file `root / name`, opened with `flags` (of `os.open`).
 
-    OutsideError for a pipe, a device and a socket too, so that no reader waits for one.
+    OutsideError for a pipe, a device or a socket, which a reader could wait for without end.
     """
     with parent(root, name) as (above, last):
         descriptor = _opened(root, name, last, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode, above)
@@ -122,7 +122,7 @@ def listing(root: Path, name: str | PurePath = "") -> list[tuple[str, os.stat_re
 def entries(descriptor: int) -> list[tuple[str, os.stat_result]]:
     """(name, status) of each entry of an open folder, in no order; links are not followed.
 
-    What is gone before its status is asked for is left out.
+    Entries that disappear meanwhile are left out.
     """
     found = []
     for name in os.listdir(descriptor):

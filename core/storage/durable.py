@@ -1,10 +1,10 @@
-"""Files that are either complete under their final name or not there. Local and network POSIX file systems, and object
-stores (`core.storage.objects`).
+"""Durable files: complete under their final name, or absent. On POSIX file systems and object stores
+(`core.storage.objects`).
 
 The order in folders: temporary name on the same file system, write, fsync, rename or link, fsync of the folder. An
 error drops the temporary file; fsync is never tried again on the same descriptor, because after a failed fsync the
-kernel may already have marked the pages clean. On an object store an upload that is whole is durable, and not there
-before; the temporary file is one of this machine.
+kernel may already have marked the pages clean. On an object store a complete upload is durable and an incomplete one
+absent; the temporary file is on this machine.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
-"""Refusals of the operating system that a user can mend, whatever was being written."""
+"""Errors of the operating system that a user can resolve."""
 
 
 def fsync_folder(folder: Place) -> None:
-    """Make the names in `folder` durable; those on an object store are."""
+    """Make the names in `folder` durable; on an object store they are already."""
     if isinstance(folder, ObjectPath):
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -67,7 +67,7 @@ def write_new(path: Place, data: bytes, *, temporary: Path) -> None:
 
 
 def claim(path: Place, owner: str) -> None:
-    """Create a file whose name is all that counts; FileExistsError where another owner was first."""
+    """Create a file as a claim to its name; FileExistsError where another owner was first."""
     if isinstance(path, ObjectPath):
         path.create(owner.encode())
     else:
@@ -96,10 +96,9 @@ def _write_synced(temporary: Path, data: bytes) -> None:
 
 
 def reserve(path: Path, size: int) -> None:
-    """Have the file system set aside room for the first `size` bytes of a file, which keeps its length.
+    """Allocate room for the first `size` bytes of a file without changing its length.
 
-    OSError where there is no room for them. A file system that cannot do that sets nothing aside; `trim` gives back
-    what is not used.
+    OSError where there is no room. File systems without fallocate allocate nothing; `trim` frees what is not used.
     """
     if not hasattr(_libc, "fallocate"):
         return
@@ -114,18 +113,18 @@ def reserve(path: Path, size: int) -> None:
 
 
 def trim(path: Path) -> None:
-    """Give back the room behind a file's end that `reserve` set aside."""
+    """Free the room behind a file's end that `reserve` allocated."""
     os.truncate(path, path.stat().st_size)
 
 
 def drop(path: Place) -> None:
-    """Remove a file that nobody needs and that may not be there. One that stays is litter, and hides no other error."""
+    """Remove a temporary file that may be missing. A failure is ignored: it must not hide the error before it."""
     with suppress(OSError, OutputError):
         path.unlink(missing_ok=True)
 
 
 def names_in(folder: Place) -> list[str]:
-    """The names of what is in a folder of an output, none where it is missing; OutsideError where it is a link."""
+    """The names of the entries of an output's folder, none where it is missing; OutsideError where it is a link."""
     try:
         if isinstance(folder, ObjectPath):
             return [path.name for path in folder.iterdir()]
@@ -135,7 +134,7 @@ def names_in(folder: Place) -> list[str]:
 
 
 def drop_in(folder: Place, name: str) -> None:
-    """`drop` of an entry of a folder of an output; nothing is removed behind a link that has the folder's name."""
+    """`drop` an entry of an output's folder, where the folder is no link."""
     if isinstance(folder, ObjectPath):
         drop(folder / name)
         return
@@ -146,11 +145,10 @@ def drop_in(folder: Place, name: str) -> None:
 def publish(temporary: Path, path: Place, moved: Callable[[], None] = lambda: None) -> None:
     """Give a finished, closed temporary file its final name, durably.
 
-    An orphan of that name, which a dead writer left, is replaced; on an object store FileExistsError says that it is
-    in the way.
+    An orphan of that name, left by a dead writer, is replaced; on an object store it raises FileExistsError.
 
     Args:
-        moved: called as it goes on, where it is sent over a network.
+        moved: called on progress, where the file is sent over a network.
     """
     if isinstance(path, ObjectPath):
         path.take(temporary, moved)
@@ -171,14 +169,14 @@ _NEXT_STEPS = {
     "no_space": "make room, then run `embq resume` on the output folder; committed rows are safe",
     "not_writable": "give write permission, or choose another --output",
 }
-"""Of a run's output folder."""
+"""Code -> next step for a run's output folder."""
 
 
 def output_error(error: OSError, path: Place, *, next_steps: Mapping[str, str] = _NEXT_STEPS) -> OutputError:
-    """The error that a failed write means for the user: `no_space`, `not_writable`, or `output` for anything else.
+    """The error of a failed write, with the code `no_space`, `not_writable`, or `output` for anything else.
 
     Args:
-        next_steps: by code, where it is no run's output folder that is written.
+        next_steps: by code, for other files than those of a run's output folder.
     """
     if error.errno in NO_SPACE and isinstance(path, ObjectPath):
         return OutputError(

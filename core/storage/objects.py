@@ -1,8 +1,7 @@
-"""Names of an output on an object store, used as `pathlib.Path` is where the output is a folder.
+"""Paths of an output on an object store, with the interface of `pathlib.Path`.
 
-An object store has no folders, no rename, no locks and no names that are half written: an object is there whole or not
-at all. What guards an output there is the conditional create: of those who create one name, one succeeds. `probe` finds
-out whether a store keeps to that.
+An object store has no folders, rename or locks, and an object is there whole or not at all. An output there is guarded
+by the conditional create: of several processes that create one name, one succeeds. `probe` checks that a store does so.
 
 Nothing is cached. Errors are those of a file system (FileNotFoundError, FileExistsError, PermissionError); a store that
 does not answer, after some attempts, is AwayError. Credentials come from where the store's own tools take them.
@@ -29,118 +28,29 @@ from typing import Any, Protocol, TypeVar
 from core.errors import AwayError, ConfigError, OutputError
 from core.storage.object_clients import connect, http_status, translate
 
-
-class Ranges(Protocol):
-    """What can be read in ranges."""
-
-    def read_range(self, start: int, stop: int) -> bytes | memoryview:
-        """The bytes from `start` on, at least one and none from `stop` on; `start` is below `stop`."""
-        ...
-
-
-class RangedFile(io.RawIOBase):
-    """A file for reading, which can seek; each read asks for a range."""
-
-    def __init__(self, ranges: Ranges, size: int) -> None:
-        super().__init__()
-        self._ranges, self._size, self._at = ranges, size, 0
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """As every file does."""
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = max(0, start + offset)
-        return self._at
-
-    def tell(self) -> int:
-        """Where the next read begins."""
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        """As every file does; the number of bytes read."""
-        view = memoryview(buffer).cast("B")
-        stop = min(self._size, self._at + len(view))
-        if stop <= self._at:
-            return 0
-        piece = self._ranges.read_range(self._at, stop)
-        view[: len(piece)] = piece
-        self._at += len(piece)
-        return len(piece)
-
-
-@dataclass(frozen=True, slots=True)
-class Unfinished:
-    """An upload that was begun: what it was to become, its id, and when it was begun by the store's clock."""
-
-    path: ObjectPath
-    upload: str
-    began: float
-
-    def abort(self) -> None:
-        """Let the store forget it; one that is gone already is no error."""
-        bucket, _, key = key_of(str(self.path)).partition("/")
-        try:
-            self.path.ask(
-                lambda store, _: store.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=self.upload)
-            )
-        except FileNotFoundError:
-            return
-
-
-def unfinished(folder: ObjectPath) -> list[Unfinished]:
-    """Uploads below a name that were begun and not completed; only S3 keeps them (and bills for them)."""
-    if not str(folder).startswith("s3:"):
-        return []
-    bucket, _, key = key_of(str(folder)).partition("/")
-    found: list[Unfinished] = []
-    marks: dict[str, str] = {}
-    while True:
-        request = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", **marks}
-        said = folder.ask(partial(_uploads, request))
-        found += [
-            Unfinished(ObjectPath(f"s3://{bucket}/{one['Key']}"), one["UploadId"], seconds_of(one.get("Initiated")))
-            for one in said.get("Uploads") or ()
-        ]
-        if not said.get("IsTruncated"):
-            return found
-        marks = {"KeyMarker": said["NextKeyMarker"], "UploadIdMarker": said["NextUploadIdMarker"]}
-
-
-def _uploads(request: dict[str, str], store: Any, _: str) -> dict[str, Any]:
-    found: dict[str, Any] = store.call_s3("list_multipart_uploads", **request)
-    return found
-
-
 PIECE_BYTES = 8 << 20
-"""Of a large upload; S3 takes up to 10,000 of them, so 84 GB."""
+"""Part of a large upload; S3 takes up to 10,000 of them, so 84 GB."""
 AT_ONCE = 4
-"""Pieces under way at a time; together they are what an upload holds in memory."""
+"""Parts in flight at a time; together they are the memory of an upload."""
 BUSY_S = (0.2, 0.5, 1.0, 2.0)
-"""Before an upload is begun again because another one of the same name was under way (409)."""
+"""Pauses before a retry where another upload of the same name was in progress (409)."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a store says of an object: its size, and when it was written by the store's clock (seconds since 1970)."""
+    """Size of an object, and its time by the store's clock in seconds since 1970."""
 
     st_size: int
     st_mtime: float
 
 
 class ObjectPath:
-    """The name of an object, or of what would be a folder: all objects below it.
+    """Path of an object, or of a prefix in place of a folder.
 
-    The methods that `pathlib.Path` has as well do the same here, and durably. Others: `create`, `replace`, `take` and
-    `fetch`; see `core.storage.durable` for what chooses between them and the calls for files.
+    Methods of `pathlib.Path` do the same here, durably. Others: `create`, `replace`, `take` and `fetch`;
+    `core.storage.durable` chooses between them and the calls for files.
     """
 
     __slots__ = ("_url",)
@@ -261,8 +171,8 @@ class ObjectPath:
     def create(self, data: bytes) -> None:
         """Create it; FileExistsError where it is there with other bytes.
 
-        The answer to an earlier attempt may have been lost, so bytes that are ours already are no conflict. What is
-        to be exclusive must hold something that only one writer writes.
+        The answer to an earlier attempt may have been lost, so equal bytes are no conflict. Exclusive content must
+        therefore be unique to its writer.
         """
         try:
             self.ask(lambda store, key: store.pipe_file(key, data, mode="create"))
@@ -277,10 +187,10 @@ class ObjectPath:
     def take(self, local: Path, moved: Callable[[], None] = lambda: None) -> None:
         """Create it from a file of this machine, whole; FileExistsError where it is there with other bytes.
 
-        The client libraries send a checksum along, which the store verifies; the size is asked for afterwards.
+        The client libraries send a checksum, which the store verifies; the size is compared afterwards.
 
         Args:
-            moved: called for each piece that was sent.
+            moved: called for each part that was sent.
         """
         from fsspec.callbacks import Callback
 
@@ -291,7 +201,7 @@ class ObjectPath:
         try:
             self.ask(lambda store, key: store.put_file(str(local), key, **options))
         except (FileExistsError, FileNotFoundError):
-            # Where an answer was lost, the end of an upload is asked for again, and the store knows no such upload now.
+            # After a lost answer the completion is retried, and the store knows no such upload any more.
             if not (self.exists() and self._equals(local)):
                 raise
         size, there = local.stat().st_size, self.stat().st_size
@@ -299,7 +209,7 @@ class ObjectPath:
             raise OutputError(f"{self}: {there} bytes arrived of {size}", code="output")
 
     def unlink(self, missing_ok: bool = True) -> None:
-        """Remove it; one that is gone already is no error, because S3 does not tell."""
+        """Remove it; a missing one is no error, because S3 does not report it."""
         with suppress(FileNotFoundError):
             self.ask(lambda store, key: store.rm_file(key))
 
@@ -313,7 +223,7 @@ class ObjectPath:
         return True
 
     def ask(self, request: Callable[[Any, str], T]) -> T:
-        """What the store answers to `request`, which gets the client and the key; errors as described above."""
+        """The answer to `request`, which gets the client and the key; errors as described above."""
         for pause in (*BUSY_S, None):
             try:
                 return request(connect(self._url.partition(":")[0]), key_of(self._url))
@@ -326,9 +236,9 @@ class ObjectPath:
 
 
 def probe(folder: ObjectPath) -> None:
-    """Find out whether a name can be created only once; ConfigError where the store lets it be created again.
+    """Check that a name can be created only once; ConfigError where the store allows a second creation.
 
-    Raises also what writing and reading there raise, so that a missing permission is told before there is work.
+    Errors of writing and reading are raised too, so that a missing permission is reported before any work.
     """
     path = folder / f"probe-{secrets.token_hex(8)}"
     first, second = b"first", b"second"
@@ -347,6 +257,94 @@ def probe(folder: ObjectPath) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """An incomplete upload: its object, its id, and its begin by the store's clock."""
+
+    path: ObjectPath
+    upload: str
+    began: float
+
+    def abort(self) -> None:
+        """Abort it; a missing one is no error."""
+        bucket, _, key = key_of(str(self.path)).partition("/")
+        try:
+            self.path.ask(
+                lambda store, _: store.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=self.upload)
+            )
+        except FileNotFoundError:
+            return
+
+
+def unfinished(folder: ObjectPath) -> list[Unfinished]:
+    """Incomplete uploads below a name, such as a killed writer leaves; only S3 keeps them (and bills for them)."""
+    if not str(folder).startswith("s3:"):
+        return []
+    bucket, _, key = key_of(str(folder)).partition("/")
+    found: list[Unfinished] = []
+    marks: dict[str, str] = {}
+    while True:
+        request = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", **marks}
+        said = folder.ask(partial(_uploads, request))
+        found += [
+            Unfinished(ObjectPath(f"s3://{bucket}/{one['Key']}"), one["UploadId"], seconds_of(one.get("Initiated")))
+            for one in said.get("Uploads") or ()
+        ]
+        if not said.get("IsTruncated"):
+            return found
+        marks = {"KeyMarker": said["NextKeyMarker"], "UploadIdMarker": said["NextUploadIdMarker"]}
+
+
+def _uploads(request: dict[str, str], store: Any, _: str) -> dict[str, Any]:
+    found: dict[str, Any] = store.call_s3("list_multipart_uploads", **request)
+    return found
+
+
+class Ranges(Protocol):
+    """Something that can be read in ranges."""
+
+    def read_range(self, start: int, stop: int) -> bytes | memoryview:
+        """The bytes from `start` on, at least one and none from `stop` on; `start` is below `stop`."""
+        ...
+
+
+class RangedFile(io.RawIOBase):
+    """A seekable file for reading; each read requests a range."""
+
+    def __init__(self, ranges: Ranges, size: int) -> None:
+        super().__init__()
+        self._ranges, self._size, self._at = ranges, size, 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """As every file does."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def tell(self) -> int:
+        """Where the next read begins."""
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """As every file does; the number of bytes read."""
+        view = memoryview(buffer).cast("B")
+        stop = min(self._size, self._at + len(view))
+        if stop <= self._at:
+            return 0
+        piece = self._ranges.read_range(self._at, stop)
+        view[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+
 def key_of(url: str) -> str:
     """Bucket and key, as the client libraries name objects."""
     return url.partition("://")[2]
@@ -357,7 +355,7 @@ def _status(said: dict[str, Any]) -> Status:
 
 
 def seconds_of(when: Any) -> float:
-    """Seconds since 1970 of the time that a store gives as text or as a datetime; 0 where it gives none."""
+    """Seconds since 1970 of a time as text or datetime; 0 for none."""
     if isinstance(when, str):
         when = datetime.fromisoformat(when)
     return float(when.timestamp()) if isinstance(when, datetime) else 0.0

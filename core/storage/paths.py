@@ -1,4 +1,4 @@
-"""Where an output is: in a folder of this machine, or below a prefix of an object store."""
+"""Paths of outputs, on this machine or an object store, and the roots that outputs must be in."""
 
 from __future__ import annotations
 
@@ -13,67 +13,19 @@ from core.errors import ConfigError, EmbqError, InputError, UsageError
 from core.storage.object_clients import NEEDED
 from core.storage.objects import ObjectPath
 
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """The folders and URLs that outputs may lie in or below.
-
-    Attributes:
-        roots: as EMBQ_OUTPUTS has them; empty allows all.
-    """
-
-    roots: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        for root in self.roots:
-            try:
-                place(root)
-            except EmbqError as error:
-                raise ConfigError(
-                    f"EMBQ_OUTPUTS names {root}, where no output can lie: {error.message}", next_step=error.next_step
-                ) from error
-
-    def check(self, output: str) -> None:
-        """InputError where an output is elsewhere. Links are followed, so none leads out of the roots."""
-        if self.roots and not any(_is_inside(output, root) for root in self.roots):
-            raise InputError(
-                f"{output} is outside of where outputs may lie here ({', '.join(self.roots)})",
-                next_step="choose another --output, or have its folder added to EMBQ_OUTPUTS of producer and writer",
-                code="outside_outputs",
-            )
-
-
-ANYWHERE = Outputs()
-
-
-def _is_inside(output: str, root: str) -> bool:
-    if is_url(output) or is_url(root):
-        try:
-            there, above = place(output), place(root)
-        except EmbqError:
-            return False
-        both = isinstance(there, ObjectPath) and isinstance(above, ObjectPath)
-        return both and f"{there}/".startswith(f"{above}/")
-    try:
-        real, above_real = os.path.realpath(output), os.path.realpath(root)
-    except (OSError, ValueError):  # a zero byte, or a loop of links
-        return False
-    return os.path.commonpath([real, above_real]) == above_real
-
-
 SPELLINGS = {"s3a": "s3", "gcs": "gs"}
-"""Other names of the same schemes; an output has one name, because a run's id is made of it."""
+"""Aliases of schemes; the run's id depends on the canonical name."""
 
 
 Place: TypeAlias = Path | ObjectPath
-"""A name in an output: of a file or folder of this machine, or of an object store."""
+"""Path in an output, on this machine or an object store."""
 
 
 def place(text: str | Place) -> Place:
-    """The output that a user or a record names, absolute.
+    """The absolute path of an output.
 
-    Raises UsageError for URLs that are no outputs: of other storage, or with what a key cannot hold; and as
-    `refuse_unnameable` does.
+    Raises UsageError for URLs of other storage, or with characters that a key cannot hold; and as `refuse_unnameable`
+    does.
     """
     text = str(text)
     refuse_unnameable(text)
@@ -104,9 +56,9 @@ def place(text: str | Place) -> Place:
 
 
 def refuse_unnameable(path: str) -> None:
-    """Raise UsageError for a folder that the libraries that read and write files there have no name for.
+    """Raise UsageError for a path that is not UTF-8, or has a zero byte.
 
-    Arrow, HDF5 and faiss take names in UTF-8, so one that is no UTF-8 is refused before there is work.
+    Arrow, HDF5 and faiss take paths in UTF-8 only.
     """
     why, next_step = "a name has no zero byte", "choose another folder"
     try:
@@ -124,15 +76,62 @@ def refuse_unnameable(path: str) -> None:
 
 
 def is_url(text: str) -> bool:
-    """Whether what a user names is a URL and no path of this machine."""
+    """Whether a user's text is a URL and no path of this machine."""
     return "://" in text
 
 
 def is_folder(text: str) -> bool:
-    """Whether what a user names is a folder of this machine, or on an object store; and not the id of a run."""
+    """Whether a user's text is a folder of this machine or a URL, and not the id of a run."""
     return is_url(text) or Path(text).is_dir()
 
 
 def opened(path: Place) -> Path | io.BufferedReader:
-    """What a library that reads some of a file can be given: the name of a file, or an open object."""
+    """The form in which libraries that read parts of a file take it: a path, or an open object."""
     return path if isinstance(path, Path) else path.open()
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The folders and URLs that outputs must be in or below.
+
+    Attributes:
+        roots: as EMBQ_OUTPUTS has them; empty allows all.
+    """
+
+    roots: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for root in self.roots:
+            try:
+                place(root)
+            except EmbqError as error:
+                raise ConfigError(
+                    f"EMBQ_OUTPUTS names {root}, where no output can lie: {error.message}", next_step=error.next_step
+                ) from error
+
+    def check(self, output: str) -> None:
+        """InputError for an output elsewhere. Links are followed, so none leads out of the roots."""
+        if self.roots and not any(_is_inside(output, root) for root in self.roots):
+            raise InputError(
+                f"{output} is outside of where outputs may lie here ({', '.join(self.roots)})",
+                next_step="choose another --output, or have its folder added to EMBQ_OUTPUTS of producer and writer",
+                code="outside_outputs",
+            )
+
+
+ANYWHERE = Outputs()
+
+
+def _is_inside(output: str, root: str) -> bool:
+    if is_url(output) or is_url(root):
+        try:
+            there, above = place(output), place(root)
+        except EmbqError:
+            return False
+        both = isinstance(there, ObjectPath) and isinstance(above, ObjectPath)
+        return both and f"{there}/".startswith(f"{above}/")
+    try:
+        real, above_real = os.path.realpath(output), os.path.realpath(root)
+    except (OSError, ValueError):  # a zero byte, or a loop of links
+        return False
+    return os.path.commonpath([real, above_real]) == above_real
