@@ -1,4 +1,4 @@
-"""Rows on the runs that a broker knows, seen from a machine that is to work on them: model, inputs, output."""
+"""Checks of the runs that a broker knows: whether this machine has their model, inputs and output."""
 
 from __future__ import annotations
 
@@ -21,73 +21,14 @@ from core.run.manifest import Manifest
 from core.storage.paths import is_url, place
 from core.units import Unit
 from embq.doctor.check import Check, guarded
-from embq.doctor.probes import MODEL_TIMEOUT_S, child
+from embq.doctor.probes import MODEL_TIMEOUT_S, PROBE, child
 from worker.supervisor.devices import alone
 
 MOST_RUNS = 20
-"""So many are looked at, for each costs seconds."""
+"""Most runs that are checked; each takes seconds."""
 MOST_HINTS = 200
 INPUT_S, LOOKUP_S = 60.0, 60.0
 OVER = ("done", "cancelled")
-
-# Finds the files of the models in its arguments. What was wrong is said of the first that cannot be had.
-_FILES = """
-import json, sys
-from core.errors import EmbqError
-from core.models import ModelSpec
-from worker.embedders.lookup import look
-told = []
-try:
-    for text in sys.argv[1:]:
-        found = look(ModelSpec.parse(text))
-        told.append(found.where)
-    print(json.dumps({"where": told}))
-except EmbqError as error:
-    print(json.dumps({"error": error.message, "fix": error.next_step}))
-except ImportError as error:
-    print(json.dumps({"error": f"the package {error.name} is not installed", "fix": "pip install 'embq[worker]'"}))
-"""
-
-# Loads the model of the run record in its first argument on the device in its second, and embeds one sample.
-_LOAD = """
-import io, json, sys
-from core.errors import EmbqError, SampleError
-from core.queue.runs import RunRecord
-from core.units import Sample
-from worker.embedders.registry import load
-record = RunRecord.from_json(sys.argv[1])
-try:
-    picture = None
-    if "image" in record.model.modalities:
-        from PIL import Image
-        picture = io.BytesIO()
-        Image.new("RGB", (64, 64), (200, 100, 50)).save(picture, "PNG")
-    model = load(record.model, sys.argv[2])
-    (prepared,) = model.prepare([Sample(ordinal=0, key="k", image=picture and picture.getvalue(), text="a test")])
-    if isinstance(prepared, SampleError):
-        raise prepared
-    model.embed([prepared])
-    print(json.dumps({"fingerprint": model.fingerprint}))
-except EmbqError as error:
-    print(json.dumps({"error": error.message, "fix": error.next_step}))
-"""
-
-# Reads the first sample of the unit in its argument as a worker does: size and version first, then bytes.
-_READ = """
-import json, sys
-from core.errors import EmbqError
-from core.settings import Settings
-from core.units import Unit
-from sources.unit_reader import read
-from sources.access.allowed_hosts import Reach, limit
-try:
-    settings = Settings.from_environment()
-    limit(Reach.of(settings.roots, settings.private_hosts))
-    sample = next(iter(read(Unit.from_description(json.loads(sys.argv[1])), settings.roots)), None)
-    print(json.dumps({"key": "" if sample is None else sample.key}))
-except EmbqError as error:
-    print(json.dumps({"error": error.message, "fix": error.next_step}))
-"""
 
 
 def runs(client: redis.Redis, device: str, cuda_visible: str | None, *, load: bool) -> Iterator[Check]:
@@ -96,7 +37,7 @@ def runs(client: redis.Redis, device: str, cuda_visible: str | None, *, load: bo
     Args:
         device: on which models are loaded.
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
-        load: load each model, and compare it with the one that the run was begun with.
+        load: load each model, and compare its fingerprint with that of the run.
     """
     try:
         found = [
@@ -119,7 +60,7 @@ def runs(client: redis.Redis, device: str, cuda_visible: str | None, *, load: bo
 
 
 def _meta(client: redis.Redis, record: RunRecord) -> dict[str, str] | None:
-    """State, fingerprint and nonce of a run; None where it is over."""
+    """State, fingerprint and nonce of a run; None for one that is over."""
     names = ("state", "fingerprint", "nonce", "total")
     values = cast("list[bytes | None]", client.hmget(run_key(record.run, "meta"), names))
     meta = {name: (value or b"").decode("utf-8", "replace") for name, value in zip(names, values, strict=True)}
@@ -128,7 +69,7 @@ def _meta(client: redis.Redis, record: RunRecord) -> dict[str, str] | None:
 
 def _files(model: ModelConfig) -> Check:
     specs = [member.spec for member in model.members] or [model.spec]
-    found = child(_FILES, *specs, timeout_s=LOOKUP_S)
+    found = child(*PROBE, "files", *specs, timeout_s=LOOKUP_S)
     if "error" in found:
         return _failed("model", found, "embq doctor --model SPEC loads it")
     return Check("model", "ok", printable(f"{model.spec}: {'; '.join(found['where'])}"))
@@ -136,7 +77,7 @@ def _files(model: ModelConfig) -> Check:
 
 def _model(record: RunRecord, meta: dict[str, str], device: str, cuda_visible: str | None) -> Check:
     in_torch, environment = alone(device, cuda_visible)
-    found = child(_LOAD, record.to_json(), in_torch, timeout_s=MODEL_TIMEOUT_S, **environment)
+    found = child(*PROBE, "run_model", record.to_json(), in_torch, timeout_s=MODEL_TIMEOUT_S, **environment)
     if "error" in found:
         return _failed("model", found, "check the files of the model")
     if meta["fingerprint"] and found["fingerprint"] != meta["fingerprint"]:
@@ -152,7 +93,7 @@ def _input(client: redis.Redis, record: RunRecord, meta: dict[str, str]) -> list
     if unit is None:
         detail = f"run {record.run}: no unit of it can be seen from here now, so no input was tried"
         return [Check("input", "ok" if meta["state"] else "warn", detail)]
-    found = child(_READ, json.dumps(unit.describe()), timeout_s=INPUT_S)
+    found = child(*PROBE, "sample", json.dumps(unit.describe()), timeout_s=INPUT_S)
     if "error" in found:
         fix = "mount it under the same path as where the run was planned, or give this machine credentials for it"
         return [_failed("input", found, fix)]
@@ -160,7 +101,7 @@ def _input(client: redis.Redis, record: RunRecord, meta: dict[str, str]) -> list
 
 
 def _a_unit(client: redis.Redis, record: RunRecord) -> Unit | None:
-    """Any unit of a run: one that waits in its queue, or of its manifest where that is to be seen here."""
+    """Any unit of a run: from its queue, or from its manifest where that is readable here."""
     hint = peek(hint_queue(client, record.model.queue_key), record.run, MOST_HINTS)
     if hint is not None:
         return hint.unit
@@ -172,7 +113,7 @@ def _a_unit(client: redis.Redis, record: RunRecord) -> Unit | None:
 
 
 def _output(record: RunRecord, meta: dict[str, str]) -> Check:
-    # Here, because it imports numpy and pyarrow.
+    # Imports numpy and pyarrow.
     from worker.stages.publish import shares_storage
 
     output = f"run {record.run}: {record.output}"

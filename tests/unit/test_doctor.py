@@ -48,7 +48,7 @@ def states(checks: Iterator[Check]) -> dict[str, str]:
 
 def answer(patch: pytest.MonkeyPatch, found: dict[str, Any]) -> None:
     """Let every child process of the probes give this answer."""
-    patch.setattr(probes, "child", lambda code, *arguments, timeout_s, **shown: found)
+    patch.setattr(probes, "child", lambda *arguments, timeout_s, **shown: found)
 
 
 # --- packages ---
@@ -177,7 +177,7 @@ CARDS = (Card(name="NVIDIA H200", uuid="GPU-1"), Card(name="NVIDIA GeForce GTX 1
 def test_each_gpu_is_tried_alone_and_one_that_does_not_compute_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(*CARDS))
 
-    def child(code: str, *, timeout_s: float, **shown: str) -> dict[str, Any]:
+    def child(*_arguments: str, timeout_s: float, **shown: str) -> dict[str, Any]:
         found = {"torch": "2.9", "why": "", "mend": "", "bytes": 140 * GIB}
         if shown == {"CUDA_VISIBLE_DEVICES": "GPU-1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}:
             return found
@@ -234,7 +234,7 @@ def test_a_torch_that_crashes_fails_and_a_missing_one_is_a_warning(monkeypatch: 
     ],
 )
 def test_a_child_that_dies_or_hangs_becomes_an_error(code: str, said: str) -> None:
-    assert said in probes.child(code, timeout_s=1 if "sleep" in code else 30)["error"]
+    assert said in probes.child("-c", code, timeout_s=1 if "sleep" in code else 30)["error"]
 
 
 def test_the_families_that_can_be_loaded_are_named_without_importing_them() -> None:
@@ -355,7 +355,9 @@ def test_small_limits_of_the_machine_are_warnings(monkeypatch: pytest.MonkeyPatc
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[Check]:
     """The rows that the verb will be given; add to them."""
     found: list[Check] = []
-    monkeypatch.setattr(embq.doctor.machine_checks, "examine", lambda settings, *, output, model_specs: iter(found))
+    monkeypatch.setattr(
+        embq.doctor.machine_checks, "check_machine", lambda settings, *, output, model_specs: iter(found)
+    )
     return found
 
 
