@@ -119,15 +119,19 @@ bench-index: install .venv-autofaiss/installed   ## the index beside autofaiss: 
 		--requirement bench/requirements_alone.txt
 	touch $@
 
-test-faults: install   ## the whole fault matrix, then the soak: [SEED=n] [SEEDS=n] [SECONDS=n] [JOBS=2] [SERVER=redis]
-	EMBQ_TEST_SEED=$(SEED) EMBQ_TEST_SERVER=$(SERVER) \
-		$(BIN)/python -m pytest -q tests/faults --all-faults -n $(or $(JOBS),2) --dist worksteal \
-		--fault-table bench/results/faults$(if $(SERVER),-$(SERVER)).json
-	$(MAKE) soak JOBS=$(or $(JOBS),2)
+SOAK = PYTHONPATH=tests EMBQ_TEST_SERVER=$(SERVER) $(BIN)/python -m faults.soak \
+	--seeds $(or $(SEEDS),20) --seconds $(or $(SECONDS),3600) --results bench/results/soak.json
 
-soak: install   ## random faults, exact check after each seed: [SEED=n] [SEEDS=20] [SECONDS=n] [JOBS=n] [SERVER=redis]
-	PYTHONPATH=tests EMBQ_TEST_SERVER=$(SERVER) $(BIN)/python -m faults.soak --seed $(or $(SEED),1) \
-		--seeds $(or $(SEEDS),20) --seconds $(or $(SECONDS),3600) --jobs $(or $(JOBS),1) --results bench/results/soak.json
+test-faults: install   ## the whole fault matrix, then the soak, from a seed that is drawn and printed: [SEED=n] [SEEDS=n] [SECONDS=n] [JOBS=2] [SERVER=redis]
+	@seed=$(or $(SEED),$(EMBQ_TEST_SEED),$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')); \
+	echo "fault matrix and soak with SEED=$$seed"; set -e; \
+	EMBQ_TEST_SEED=$$seed EMBQ_TEST_SERVER=$(SERVER) \
+		$(BIN)/python -m pytest -q tests/faults --all-faults -n $(or $(JOBS),2) --dist worksteal \
+		--fault-table bench/results/faults$(if $(SERVER),-$(SERVER)).json; \
+	$(SOAK) --seed $$seed --jobs $(or $(JOBS),2)
+
+soak: install   ## random faults, exact check after each seed: [SEED=1] [SEEDS=20] [SECONDS=n] [JOBS=n] [SERVER=redis]
+	$(SOAK) --seed $(or $(SEED),1) --jobs $(or $(JOBS),1)
 
 clean:
 	rm -rf .venv .venv-readers .venv-bench .venv-autofaiss bench/cache build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -13,9 +13,11 @@ import gc
 import shutil
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -46,9 +48,51 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--slow"):
         return
     left = [item for item in items if item.get_closest_marker("slow")]
-    items[:] = [item for item in items if item not in left]
+    items[:] = [item for item in items if not item.get_closest_marker("slow")]
     if left:
         config.hook.pytest_deselected(items=left)
+
+
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Count what an option would run."""
+    if not items:
+        return
+    left = items[0].config.stash.setdefault(LEFT_OUT, Counter())
+    for item in items:
+        if item.get_closest_marker("slow"):
+            left["marked slow: --slow"] += 1
+        elif item.get_closest_marker("fault"):
+            left["in the whole fault matrix only: --all-faults"] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand what was left out here to the process that prints the summary."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["left_out"] = dict(session.config.stash.get(LEFT_OUT, Counter()))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take it from one of the processes that run the tests: all have collected the same."""
+    node.config.stash[LEFT_OUT] = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print what did not run and why, a line for each reason."""
+    reasons = Counter(_reason(report) for report in terminalreporter.stats.get("skipped", []))
+    reasons += config.stash.get(LEFT_OUT, Counter())
+    if reasons:
+        terminalreporter.section("not run")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:6,} {reason}")
+
+
+def _reason(report: Any) -> str:
+    why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return why.removeprefix("Skipped: ").partition("\n")[0]
 
 
 def pytest_collection_finish() -> None:

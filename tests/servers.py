@@ -343,6 +343,17 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _one_at_a_time(app: Callable[..., Any]) -> Callable[..., Any]:
+    """A WSGI application that answers no request before the last one is answered."""
+    lock = threading.Lock()
+
+    def locked(*of: Any) -> list[bytes]:
+        with lock:
+            return list(app(*of))
+
+    return locked
+
+
 @contextmanager
 def s3_server() -> Iterator[dict[str, str]]:
     """An S3 server; gives the environment with which this and other processes find it."""
@@ -350,6 +361,9 @@ def s3_server() -> Iterator[dict[str, str]]:
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
+    # moto looks whether an object exists before it writes one, and another thread may write it in between: of two
+    # conditional creates both would succeed.
+    server._server.app = _one_at_a_time(server._server.app)
     _, port = server.get_host_and_port()
     variables = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -75,8 +74,8 @@ class Setting:
         return int(json.loads((self.root / "control.json").read_bytes())["priority"])
 
     def taken(self) -> int:
-        names = self.client.keys("embq:up:*:state")
-        return int(self.client.hget(names[0], "taken") or 0) if names else 0
+        """Pieces that the writer has made durable. An upload that has ended has a second key, without a number."""
+        return max((int(self.client.hget(key, "taken") or 0) for key in self.client.keys("embq:up:*:state")), default=0)
 
 
 @pytest.fixture
@@ -124,17 +123,22 @@ def test_a_run_by_reference_is_taken_by_the_writer(setting: Setting, short_tmp: 
 
 
 def test_texts_by_value_over_a_connection_that_is_cut_five_times(setting: Setting, short_tmp: Path) -> None:
-    expected = write_noise(short_tmp / "texts.jsonl", 8000)
+    expected = write_noise(short_tmp / "texts.jsonl", 12_000)
     setting.service("producer")
     writer = setting.service("writer")
-    setting.proxy.rate = 3e6
-    laptop = setting.enqueue(short_tmp / "texts.jsonl", "--inline", "--unit-size", "500")
+    # No more than two pieces go through between two cuts, so that the upload is not over before the last of them.
+    setting.proxy.quota = 2 * PIECE
+    laptop = setting.enqueue(short_tmp / "texts.jsonl", "--inline", "--unit-size", "750")
     for cut in range(1, 6):
         wait_until(lambda cut=cut: setting.taken() >= cut)
         setting.proxy.cut()
+        setting.proxy.quota = 2 * PIECE
         if cut == 3:
             writer.process.kill()
             writer = setting.service("writer")
+    assert not committed(setting.root)
+    assert not (setting.root / "run.json").exists(), "it was over before it was cut five times"
+    setting.proxy.quota = None
     assert laptop.wait() == 0, laptop.said
     (short_tmp / "texts.jsonl").unlink()  # the laptop is gone
     setting.service("worker", "--devices", "cpu")
@@ -323,8 +327,9 @@ def test_adding_is_exact_whoever_is_killed_and_whenever(setting: Setting, short_
         expected |= write_noise(folder / f"{number}.jsonl", 3000, name=f"{number}-")
     setting.proxy.rate = 4e6
     for turn in range(3):
+        moment = setting.proxy.commands + chance.randrange(120)
         laptop = setting.enqueue(folder, "--inline", "--unit-size", "500")
-        time.sleep(chance.uniform(0.0, 2.5))
+        wait_until(lambda at=moment, one=laptop: setting.proxy.commands >= at or one.process.poll() is not None)
         if turn % 3 == 0:
             laptop.process.kill()
         elif turn % 3 == 1:

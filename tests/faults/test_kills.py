@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -19,9 +18,8 @@ import redis
 from e2e.check import check_complete
 from e2e.session import Command, Ledger, await_in, committed, ended, logs, started, write_texts
 
-from faults.kit.cluster import alive, held_after, let_go, sabotaged
+from faults.kit.cluster import SEED, alive, held_after, let_go, sabotaged
 
-SEED = int(os.environ.get("EMBQ_TEST_SEED", "20240611"))
 DIM = 16
 SAMPLES = 10
 """Of one unit."""
