@@ -11,6 +11,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import gc
 import shutil
+import sys
 import tempfile
 import threading
 from collections import Counter
@@ -47,8 +48,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave what is marked slow to `--slow`."""
     if config.getoption("--slow"):
         return
-    left = [item for item in items if item.get_closest_marker("slow")]
-    items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+    def is_left(item: pytest.Item) -> bool:
+        whole_matrix = item.get_closest_marker("fault") and config.getoption("--all-faults")
+        return bool(item.get_closest_marker("slow")) and not whole_matrix
+
+    left = [item for item in items if is_left(item)]
+    items[:] = [item for item in items if not is_left(item)]
     if left:
         config.hook.pytest_deselected(items=left)
 
@@ -103,6 +109,9 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    # One thread for each of several processes that run tests; those that they start share the cores out themselves.
+    if "PYTEST_XDIST_WORKER" in os.environ and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 def pytest_unconfigure() -> None:

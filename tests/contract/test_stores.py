@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -243,22 +244,26 @@ def test_damage_anywhere_ends_no_process(output: Output) -> None:
     output.commit(40)
     random = np.random.default_rng(1)
     for path in list(victims(output)):
-        content = bytearray(path.read_bytes())
-        for at in random.integers(0, len(content), 30):
-            changed = bytearray(content)
-            changed[at : at + 8] = random.bytes(len(changed[at : at + 8]))
-            path.write_bytes(changed)
-            child = os.fork()
-            if child == 0:
-                try:
-                    for table in row_tables(output.root):
-                        table.to_pydict()
-                except (OutputError, UnicodeDecodeError):
-                    os._exit(0)
-                except BaseException:  # noqa: BLE001 - it is told by the status
-                    os._exit(1)
-                os._exit(0)
-            _, status = os.waitpid(child, 0)
-            assert not os.WIFSIGNALED(status), f"{path.name} at {at}: {signal.Signals(os.WTERMSIG(status)).name}"
-            assert os.WEXITSTATUS(status) == 0, f"{path.name} at {at}"
+        content = path.read_bytes()
+        damage = [(int(at), random.bytes(8)) for at in random.integers(0, len(content), 30)]
+        told, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                for at, noise in damage:
+                    os.write(tell, b"%d " % at)
+                    path.write_bytes((content[:at] + noise + content[at + 8 :])[: len(content)])
+                    with suppress(OutputError, UnicodeDecodeError):
+                        for table in row_tables(output.root):
+                            table.to_pydict()
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(tell)
+        _, status = os.waitpid(child, 0)
+        at = os.read(told, 10_000).split()[-1].decode()
+        os.close(told)
+        assert not os.WIFSIGNALED(status), f"{path.name} at {at}: {signal.Signals(os.WTERMSIG(status)).name}"
+        assert os.WEXITSTATUS(status) == 0, f"{path.name} at {at}"
         path.write_bytes(content)

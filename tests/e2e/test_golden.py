@@ -75,7 +75,8 @@ def test_docstrings_get_the_vectors_of_sentence_transformers(tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("decode", [pytest.param("reference", marks=pytest.mark.slow), "cpu-exact"])
+@pytest.mark.slow  # test_golden_towers and test_image_kinds compare towers and pixels with open_clip in one process
+@pytest.mark.parametrize("decode", ["reference", "cpu-exact"])
 def test_photographs_and_captions_get_the_vectors_of_open_clip(tmp_path: Path, decode: str) -> None:
     pictures = photographs(PHOTOGRAPHS, seed=0)
     captions = [text for _, text in docstrings(PHOTOGRAPHS)]

@@ -21,6 +21,7 @@ pytestmark = int8_cpu
 TEXTS = 60
 
 
+@pytest.mark.slow  # test_int8_trunks compares vectors and fingerprints of two loads in one process
 @pytest.mark.timeout(600)
 def test_two_processes_give_one_fingerprint_and_the_same_vectors_in_int8(tmp_path: Path) -> None:
     texts = dict(docstrings(TEXTS))

@@ -123,6 +123,7 @@ def kill_the_writer(command: Command, case: Case, number: int) -> None:
     await_in(command, lambda: not alive(writer))
 
 
+@pytest.mark.slow  # in test_workers processes of a worker are killed at every point, in test_writer those of a writer
 @pytest.mark.fault("W1", "`embq run`: ten worker processes and three writers are killed in mid-run", gate=True)
 def test_ten_kills_of_workers_and_three_of_the_writer_lose_and_double_nothing(make_case) -> None:
     case = make_case(300)
