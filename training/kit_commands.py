@@ -1,7 +1,7 @@
 """Commands of the webdataset ImageNet kit: `run-local`, `run-ray`, `shardsum` and `convert-image.py`.
 
-What means the same here is renamed. What changes nothing is told in one line, and what embq has no counterpart of is
-refused with what to do instead. Flags of embq's own may stand among them.
+Flags with a counterpart are renamed, flags without effect are noted, and others are refused with an alternative.
+embq's own flags may be among them.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ _SETTINGS = {"ignore_unknown_options": True, "help_option_names": ["-h", "--help
 
 @click.command("run-local", context_settings=_SETTINGS)
 @_options
-def local_command(**said: Any) -> list[str]:
+def local_command(**flags: Any) -> list[str]:
     """Train on all GPUs of this machine, as `run-local` of the webdataset ImageNet kit did on one."""
-    return translated(said, [])
+    return translated(flags, [])
 
 
 @click.command("run-ray", context_settings=_SETTINGS)
@@ -134,58 +134,58 @@ def local_command(**said: Any) -> list[str]:
 @click.option(
     "--ray-address", default="auto", show_default=True, metavar="HOST:PORT", help="The head of the cluster, see embq."
 )
-def ray_command(wsize: int, ray_address: str, **said: Any) -> list[str]:
+def ray_command(wsize: int, ray_address: str, **flags: Any) -> list[str]:
     """Train on a Ray cluster that is there already, as `run-ray` of the webdataset ImageNet kit did.
 
     Start it with `ray start --head --port=26379`, since 6379 is Redis' port too, and add machines with
     `ray start --address=HOST:26379`. All of them have to see the shards: `embq shards serve` and --bucket http://HOST:8080/
     """
-    if said["device"] and said["device"].startswith("cuda:"):
-        said["device"] = "cuda"  # the kit's default: the first of those that Ray shows a worker
-    return translated(said, [f"--ray-address={ray_address}", *([f"--processes={wsize}"] if wsize > 0 else [])])
+    if flags["device"] and flags["device"].startswith("cuda:"):
+        flags["device"] = "cuda"  # the kit's default: the first of those that Ray shows a worker
+    return translated(flags, [f"--ray-address={ray_address}", *([f"--processes={wsize}"] if wsize > 0 else [])])
 
 
-def translated(said: dict[str, Any], where: Sequence[str]) -> list[str]:
+def translated(flags: dict[str, Any], where: Sequence[str]) -> list[str]:
     """Arguments of `embq`; notes go to stderr.
 
     Args:
-        said: flags of the kit -> their values.
+        flags: flags of the kit -> their values.
         where: what only one of the two commands says.
 
     Raises UsageError for a flag that cannot be meant here, InputError where `--ntrain` contradicts the shards.
     """
     for name, why in REFUSED.items():
-        if said[name]:
+        if flags[name]:
             raise UsageError(f"--{name}: embq has no such flag", next_step=why)
-    further = list(said["further"])
-    train, validation = _shards(said)
+    further = list(flags["further"])
+    train, validation = _shards(flags)
     arguments = ["train", "classify", train, *([f"--validation={validation}"] if validation else [])]
-    arguments += [f"--arch={_architecture(said['mname'])}", f"--epochs={said['nepochs']}"]
-    arguments += [f"--batch-size={said['batchsize']}", f"--loader-workers={said['workers']}"]
-    arguments += ["--splitshards"] if said["splitshards"] else []
-    arguments += _device(said["device"])
-    arguments += _epoch(said["ntrain"], train, exact=said["splitshards"])
+    arguments += [f"--arch={_architecture(flags['mname'])}", f"--epochs={flags['nepochs']}"]
+    arguments += [f"--batch-size={flags['batchsize']}", f"--loader-workers={flags['workers']}"]
+    arguments += ["--splitshards"] if flags["splitshards"] else []
+    arguments += _device(flags["device"])
+    arguments += _epoch(flags["ntrain"], train, exact=flags["splitshards"])
     if not any(one.split("=")[0] in ("--out", "-o") for one in further):
-        arguments.append(f"--out=./{said['mname']}")
-        _note(f"checkpoints and the log are in ./{said['mname']}; --out names another folder")
-    for name in _without_effect(said):
+        arguments.append(f"--out=./{flags['mname']}")
+        _note(f"checkpoints and the log are in ./{flags['mname']}; --out names another folder")
+    for name in _without_effect(flags):
         _note(f"--{name.replace('_', '-')} is of no effect: {OF_NO_EFFECT[name]}")
     return [*arguments, *where, *further]
 
 
-def _shards(said: dict[str, Any]) -> tuple[str, str]:
+def _shards(flags: dict[str, Any]) -> tuple[str, str]:
     """(training shards, validation shards or "")."""
-    bucket = said["bucket"]
+    bucket = flags["bucket"]
     if bucket.startswith(BUCKETS):
         raise UsageError(
             f"--bucket {bucket}: shards are read from folders and over http(s)",
             next_step="mount or copy them, or let a server give them by http",
         )
     if "://" in bucket:
-        train, validation = said["shards"] or TRAIN, said["valshards"] or VALIDATION
+        train, validation = flags["shards"] or TRAIN, flags["valshards"] or VALIDATION
         return _below(bucket, train), _below(bucket, validation)
     # A kit with fewer shards than ImageNet's has them all the same under these names.
-    train, validation = _below(bucket, said["shards"] or "imagenet-train-*.tar"), said["valshards"]
+    train, validation = _below(bucket, flags["shards"] or "imagenet-train-*.tar"), flags["valshards"]
     if validation:
         return train, _below(bucket, validation)
     folder = os.path.dirname(_below(bucket, "x"))
@@ -238,11 +238,11 @@ def _epoch(asked: int | None, train: str, *, exact: bool) -> list[str]:
     return []
 
 
-def _without_effect(said: dict[str, Any]) -> Iterator[str]:
+def _without_effect(flags: dict[str, Any]) -> Iterator[str]:
     """Flags that were given and change nothing."""
-    expected = "gloo" if said["device"] == "cpu" else "nccl"
+    expected = "gloo" if flags["device"] == "cpu" else "nccl"
     for name in OF_NO_EFFECT:
-        if said[name] and not (name == "backend" and said[name] == expected):
+        if flags[name] and not (name == "backend" and flags[name] == expected):
             yield name
 
 

@@ -80,7 +80,8 @@ def train(config: Config) -> Report | None:
                 if stop() and not member.leads and error.code == "peer_gone":
                     raise Stopped(trainer.start.moment) from error
                 raise
-            return report_of(trainer) if member.leads else None
+            failed = trainer.failures.samples
+            return report_of(folder, arch, member.world, trainer.samples, failed) if member.leads else None
 
 
 class Trainer:
@@ -152,7 +153,7 @@ class Trainer:
             self._validate(end)
             self._stop_after(end)
         if self.member.leads:
-            write_model(self)
+            write_model(self.folder, self.config, self.plan, self.view, self.learner.model, self.samples)
 
     def _epoch(self, begin: Moment) -> Moment:
         """Train an epoch from a moment on, and write a checkpoint; returns the moment behind its last step."""

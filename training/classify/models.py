@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _ONE_HEAD = {"aux_logits": False, "init_weights": True}
 _EXTRA_HEADS = {"googlenet": _ONE_HEAD, "inception_v3": _ONE_HEAD}
-"""torchvision's models that give more than one output while they are trained, unless they are told not to."""
+"""torchvision's models that give more than one output in training by default."""
 
 
 def full_name(arch: str) -> str:

@@ -104,12 +104,12 @@ def check_spread(config: Config, plan: Plan, world: int) -> str:
 def _classes(path: str, shards: Shards, expression: str) -> list[str]:
     if path:
         try:
-            said = json.loads(Path(path).read_text(encoding="utf-8"))
+            names = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise InputError(f"--classes {path} cannot be read: {error}", next_step=_CLASSES_ARE) from error
-        if not isinstance(said, list) or not all(isinstance(name, str) for name in said) or not said:
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or not names:
             raise InputError(f"--classes {path} is no list of names", next_step=_CLASSES_ARE)
-        return said
+        return names
     found = classes_beside(folder_of(shards.urls[0]))
     if not found:
         raise InputError(

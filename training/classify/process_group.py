@@ -203,7 +203,7 @@ def peer_gone(member: Member, error: Exception) -> EmbqError:
     first = _PLACE.sub("", (str(error).strip() or type(error).__name__).splitlines()[0]).partition(". This")[0]
     return UnwellError(
         f"process {member.rank} of {member.world} lost another process of this training: {first}",
-        next_step="see what the one that ended first has said; the same command goes on from the last checkpoint",
+        next_step="see the error of the one that ended first; the same command goes on from the last checkpoint",
         code="peer_gone",
     )
 

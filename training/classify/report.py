@@ -10,44 +10,50 @@ from typing import TYPE_CHECKING, Any
 
 from core.service.progress_line import duration
 from core.storage.durable import drop, publish
-from training.classify.checkpoint import FORMAT
+from training.classify.checkpoint import FORMAT, Folder
+from training.classify.config import Config
+from training.classify.plan import Plan
 from training.run.folder import save_weights, write_json, writing
 from training.run.journal import lines
 from training.run.progress import table
 
 if TYPE_CHECKING:
-    from training.classify.loop import Trainer
+    from torch import nn
+
+    from training.data.batch import View
 
 SHOWN_EPOCHS = 10
 """Last epochs in the table."""
 
 
-def write_model(trainer: Trainer) -> None:
-    """Write model.safetensors, model.json and, where matplotlib is installed, curve.png."""
-    folder = trainer.folder
+def write_model(folder: Folder, config: Config, plan: Plan, view: View, model: nn.Module, samples: int) -> None:
+    """Write model.safetensors, model.json and, where matplotlib is installed, curve.png.
+
+    Args:
+        samples: of all epochs and processes.
+    """
     temporary = folder.root / f".{folder.weights.name}.{os.getpid()}"
     try:
         with writing(folder.weights):
-            save_weights(trainer.learner.model.state_dict(), temporary)
+            save_weights(model.state_dict(), temporary)
             publish(temporary, folder.weights)
     finally:
         drop(temporary)
-    write_json(folder.model, _description(trainer))
+    write_json(folder.model, _description(config, plan, view, samples))
     with writing(folder.curve):
         draw(folder.log, folder.curve)
 
 
-def _description(trainer: Trainer) -> dict[str, Any]:
+def _description(config: Config, plan: Plan, view: View, samples: int) -> dict[str, Any]:
     """What is needed to build the model again, and to prepare its input."""
     import torch
 
     from training.data.images import SHOWN
 
-    view, config = trainer.view, trainer.config
     return {
         "format": FORMAT,
         "arch": config.arch,
-        "classes": trainer.plan.classes,
+        "classes": plan.classes,
         "preprocessing": {
             "image_size": view.image_size,
             "shown": SHOWN,
@@ -57,9 +63,9 @@ def _description(trainer: Trainer) -> dict[str, Any]:
         },
         "training": {
             "epochs": config.epochs,
-            "samples": trainer.samples,
+            "samples": samples,
             "shards": config.shards,
-            "digest": trainer.plan.shards.digest,
+            "digest": plan.shards.digest,
             "precision": config.precision,
             "seed": config.seed,
         },
@@ -209,18 +215,18 @@ class Report:
         return f"{table(header, rows)}\n{text}"
 
 
-def report_of(trainer: Trainer) -> Report:
-    """The report of a finished training, from its log."""
+def report_of(folder: Folder, arch: str, processes: int, samples: int, failed: int) -> Report:
+    """The report of a finished training, with the epochs of its log; other arguments as in `Report`."""
     by_epoch: dict[int, dict[str, dict[str, Any]]] = {}
-    for line in lines(trainer.folder.log):
+    for line in lines(folder.log):
         by_epoch.setdefault(line["epoch"], {})[line["kind"]] = line
     return Report(
-        out=str(trainer.folder.root),
-        arch=trainer.config.arch,
-        processes=trainer.member.world,
-        samples=trainer.samples,
-        failed=trainer.failures.samples,
-        failures=str(trainer.folder.failures),
+        out=str(folder.root),
+        arch=arch,
+        processes=processes,
+        samples=samples,
+        failed=failed,
+        failures=str(folder.failures),
         epochs=[_row(epoch, logged) for epoch, logged in sorted(by_epoch.items()) if "epoch" in logged],
     )
 

@@ -50,9 +50,9 @@ class EpochPosition:
         return asdict(self)
 
     @staticmethod
-    def from_json(told: Mapping[str, Any]) -> EpochPosition:
+    def from_json(content: Mapping[str, Any]) -> EpochPosition:
         """The inverse of `to_json`."""
-        return EpochPosition(**{**told, "reached": tuple(told["reached"])})
+        return EpochPosition(**{**content, "reached": tuple(content["reached"])})
 
 
 EPOCH_START = EpochPosition()

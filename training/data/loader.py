@@ -184,7 +184,7 @@ def _begun(stages: list[Any], view: View) -> Iterator[WorkerBatch]:
     """A loader with running workers."""
     heard = signal.getsignal(signal.SIGCHLD)
     with warnings.catch_warnings():
-        # More workers than cores: for each epoch anew it would be said, although they may wait for storage as well.
+        # torch warns for each epoch of more workers than cores, although they may be waiting for storage.
         warnings.filterwarnings("ignore", "This DataLoader will create")
         pipeline = wds.DataPipeline(*stages)
         loader: DataLoader[Any] = DataLoader(
@@ -192,13 +192,13 @@ def _begun(stages: list[Any], view: View) -> Iterator[WorkerBatch]:
             batch_size=None,
             num_workers=view.loader_workers,
             worker_init_fn=_bound_to_parent,
-            # For the current device, which `group.membership` has set.
+            # For the current device, which `process_group.membership` has set.
             pin_memory=view.pin_memory,
         )
         sent = iter(loader)
     if signal.getsignal(signal.SIGCHLD) is not heard:
-        # torch would raise of a dead worker wherever the main thread is just then, be it in a collective. Who waits
-        # for the next batch finds out by itself within 5 s.
+        # On a dead worker torch's handler would raise wherever the main thread is, also in a collective. Without it the
+        # wait for the next batch raises within 5 s.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL if heard is None else heard)
     return sent
 

@@ -13,8 +13,8 @@ from torch.utils.data import get_worker_info
 
 def seed_of(*parts: int | str) -> int:
     """A 63-bit seed derived from `parts`, the same on every machine."""
-    told = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
-    return int.from_bytes(hashlib.blake2b(told.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big") >> 1
+    text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big") >> 1
 
 
 def random_of(*parts: int | str) -> random.Random:

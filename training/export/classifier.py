@@ -79,10 +79,10 @@ def export_classifier(given: Path, target: Path) -> Exported:
 def _read(path: Path) -> Mapping[str, Any]:
     """A JSON object; an empty one where there is none."""
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _trained(described: Mapping[str, Any], weights: Path) -> Any:

@@ -171,9 +171,9 @@ def model_failures(name: str) -> Iterator[None]:
     except EmbqError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
-        said = (str(error).strip().splitlines() or [""])[0][:300]
+        first_line = (str(error).strip().splitlines() or [""])[0][:300]
         raise ModelError(
-            f"the training's model {name} cannot be built: {type(error).__name__}: {said}",
+            f"the training's model {name} cannot be built: {type(error).__name__}: {first_line}",
             next_step="check that its folder is whole; a model of the hub has to be in the cache of this machine "
             "(HF_HOME), or the hub to be reached",
         ) from error

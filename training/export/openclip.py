@@ -63,7 +63,7 @@ def write_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 KEPT = ("name", "model", "pretrained", "precision", "epochs", "batch_size", "world_size", "lr", "seed", "train_data")
-"""Arguments of the training that are told."""
+"""Arguments of the training in the provenance."""
 
 
 def provenance_of(

@@ -1,26 +1,31 @@
-"""Runs a child process that stops on request and never outlives this one."""
+"""Runs the processes of a training as children that stop on request and never outlive this process."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import TextIO
 
 from core.process.children import die_with_parent
 from core.service.stopping import StopFlag
 from core.settings import child_environment
+from training.launch.outcomes import OUTCOMES, Outcome
+from training.run.scratch import scratch
 
 GRACE_S = 40.0
 """From a request to stop to SIGKILL. torchrun gives its workers 30 s (its --shutdown-timeout), and then ends itself."""
 LOOK_S = 0.5
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
+MEMBER = "training.launch.member"
 
 
 def run(
@@ -68,7 +73,7 @@ def _bind_to(parent: int) -> None:
     # Background jobs of a script ignore SIGINT, and so would their children, to which it is forwarded.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     die_with_parent()
-    if os.getppid() != parent:  # it ended before the kernel was told
+    if os.getppid() != parent:  # it ended before the binding
         os._exit(128 + signal.SIGKILL)
 
 
@@ -107,3 +112,27 @@ def _forwarded(process: subprocess.Popen[bytes], flag: StopFlag) -> Iterator[Non
             assert callable(counted)
             signal.signal(number, partial(forward, counted))
         yield
+
+
+def run_with_outcomes(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str], output: TextIO | None = None
+) -> tuple[list[Outcome], int]:
+    """Run a command of `MEMBER` processes; returns their outcomes, and the exit status of the command.
+
+    Args:
+        folder: for the outcomes.
+        environment: changes to ours.
+        output: for output and errors of the processes; None for ours.
+
+    Raises KeyboardInterrupt as `run` does.
+    """
+    place = command.index(MEMBER) + 1
+    status = run([*command[:place], OUTCOMES, str(folder), *command[place:]], environment=environment, output=output)
+    return Outcome.read(folder), status
+
+
+@contextmanager
+def outcome_folder() -> Iterator[Path]:
+    """A folder for the outcomes of this host's processes."""
+    with scratch(Path(tempfile.gettempdir()), "embq-launch-", mode=0o700) as folder:
+        yield folder

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TextIO
+from collections.abc import Sequence
 
 import click
 
 from core.errors import Exit
 from core.process.limits import cores
 from core.settings import Settings
-from training.launch.child_process import run
+from training.launch.child_process import MEMBER, outcome_folder, run_with_outcomes
 from training.launch.devices import processes_for, thread_share
 from training.launch.options import Where
-from training.launch.outcomes import OUTCOMES, Outcome, verdict
+from training.launch.outcomes import verdict
 from training.launch.torchrun import EACH_START_ITS_OWN, python_command, torchrun_command
-from training.run.scratch import scratch
-
-MEMBER = "training.launch.member"
 
 
 def launch(module: str, arguments: Sequence[str], where: Where, *, inputs: Sequence[str] = ()) -> int:
@@ -64,27 +57,3 @@ def _launch_local(module: str, arguments: Sequence[str], where: Where) -> int:
         click.echo(f"{processes} processes with {each} each; OMP_NUM_THREADS can say otherwise", err=True)
     with outcome_folder() as folder:
         return verdict(*run_with_outcomes(command, folder, environment))
-
-
-def run_with_outcomes(
-    command: Sequence[str], folder: Path, environment: Mapping[str, str], output: TextIO | None = None
-) -> tuple[list[Outcome], int]:
-    """Run a command of `MEMBER` processes; returns their outcomes, and the exit status of the command.
-
-    Args:
-        folder: for the outcomes.
-        environment: changes to ours.
-        output: for output and errors of the processes; None for ours.
-
-    Raises KeyboardInterrupt as `run` does.
-    """
-    place = command.index(MEMBER) + 1
-    status = run([*command[:place], OUTCOMES, str(folder), *command[place:]], environment=environment, output=output)
-    return Outcome.read(folder), status
-
-
-@contextmanager
-def outcome_folder() -> Iterator[Path]:
-    """A folder for the outcomes of this host's processes."""
-    with scratch(Path(tempfile.gettempdir()), "embq-launch-", mode=0o700) as folder:
-        yield folder

@@ -36,7 +36,7 @@ NOISE = (
     "A worker died or was killed while executing a task",
 )
 """Lines with one of these are dropped. The first one's process asks every second for the API of Ray's dashboard, and
-complains where that is not installed; the second one is about an actor of Ray's own; the third is told by us."""
+complains where that is not installed; the second one is about an actor of Ray's own; embq reports the third."""
 
 
 class FilteredStream(io.TextIOBase):
@@ -267,7 +267,7 @@ def _fit(given: dict[str, Any], workers: int, where: Where, results: TextIO) -> 
                 name="embq",
                 storage_path=str(storage),
                 failure_config=train.FailureConfig(max_failures=where.max_restarts),
-                # What goes wrong is told by us, once; the workers' own lines come through.
+                # embq reports failures, once; the lines of the workers come through.
                 logging_config=train.LoggingConfig(log_level="CRITICAL"),
                 worker_runtime_env={"env_vars": passed} if passed else None,
             ),
@@ -279,16 +279,16 @@ def _fit(given: dict[str, Any], workers: int, where: Where, results: TextIO) -> 
             raise KeyboardInterrupt from None
         except train.TrainingFailedError as error:
             return _after(error)
-    told = result.return_value
-    results.write(told["printed"])
-    return verdict([Outcome(**told["outcome"])], Exit.DONE)
+    returned = result.return_value
+    results.write(returned["printed"])
+    return verdict([Outcome(**returned["outcome"])], Exit.DONE)
 
 
 def _after(error: Exception) -> int:
     """The verdict on a training that Ray has ended, from the outcomes of its workers."""
     failures = {rank: str(failure) for rank, failure in getattr(error, "worker_failures", {}).items()}
-    told = {text for one in (*failures.values(), str(error)) for text in _FAILED.findall(one)}
-    outcomes = [Outcome(**json.loads(text)) for text in told]
+    texts = {text for one in (*failures.values(), str(error)) for text in _FAILED.findall(one)}
+    outcomes = [Outcome(**json.loads(text)) for text in texts]
     known = cause(outcomes)
     silent = [rank for rank, failure in failures.items() if not _FAILED.search(failure)]
     if silent and (known is None or known.follows):

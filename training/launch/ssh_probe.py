@@ -124,8 +124,8 @@ T = TypeVar("T", Question, HostReport)
 
 def from_json(kind: type[T], text: str) -> T:
     """Parse a question or an answer; fields that another version adds are ignored."""
-    told = json.loads(text)
-    return kind(**{field.name: told[field.name] for field in fields(kind) if field.name in told})
+    content = json.loads(text)
+    return kind(**{field.name: content[field.name] for field in fields(kind) if field.name in content})
 
 
 def look(question: Question, stack: ExitStack) -> HostReport:

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from core.errors import EmbqError, Exit
 from core.service.stopping import REPEAT_S
 from embq.cli.entry_point import show_error
-from training.launch.launcher import outcome_folder, run_with_outcomes
+from training.launch.child_process import outcome_folder, run_with_outcomes
 from training.launch.outcomes import Outcome, verdict
 
 STDIN, STDOUT = 0, 1

@@ -48,10 +48,10 @@ def faults(training: Training) -> Faults:
 
 def _other_arguments(training: Training) -> list[str]:
     """Arguments that differ between `params.txt` and the log."""
-    params, said = training.params, training.log.settings
-    other = [name for name in params if name in said and said[name] != params[name]]
+    params, logged = training.params, training.log.settings
+    other = [name for name in params if name in logged and logged[name] != params[name]]
     return [
-        f"params.txt is of another training: {name} is {params[name]} there and {said[name]} in the log"
+        f"params.txt is of another training: {name} is {params[name]} there and {logged[name]} in the log"
         for name in other[:3]
     ]
 
@@ -61,9 +61,9 @@ def _other_figures(training: Training) -> list[str]:
     log, settings = training.log, training.settings
     found = []
 
-    def compare(name: str, told: int | None, where: str) -> None:
-        if told is not None and name in settings and settings[name] != str(told):
-            found.append(f"the log is of another training: {name} is {settings[name]}, but {where} {told}")
+    def compare(name: str, found_value: int | None, where: str) -> None:
+        if found_value is not None and name in settings and settings[name] != str(found_value):
+            found.append(f"the log is of another training: {name} is {settings[name]}, but {where} {found_value}")
 
     compare("world_size", log.world_size, "its rates are those of")
     compare("train_num_samples", log.samples, "its lines count to")
@@ -182,7 +182,7 @@ class Judgement:
     reasons: tuple[str, ...]
     """Why it is not comparable; empty where it is."""
     gpu: str
-    """Name of its GPUs; "" where nobody said it."""
+    """Name of its GPUs; "" where nobody logged it."""
     extrapolated_secs: float | None
     """What 32 GPUs of this speed would take if each were as fast as here: an extrapolation and no result."""
 

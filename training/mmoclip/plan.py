@@ -8,8 +8,8 @@ from pathlib import Path
 
 from core.errors import ConfigError, UsageError
 from core.process.limits import cores
+from training.launch.child_process import MEMBER
 from training.launch.devices import processes_for, thread_share
-from training.launch.launcher import MEMBER
 from training.launch.torchrun import python_command, srun_command, torchrun_command
 from training.mmoclip import required
 
@@ -77,7 +77,7 @@ def processes_here(asked: BenchmarkRequest, environ: Mapping[str, str], srun: st
 
     Raises:
         ConfigError: there are fewer GPUs than processes, or srun was asked for outside of a Slurm allocation.
-        UsageError: srun has to be told.
+        UsageError: srun needs --processes.
     """
     if asked.launcher != "srun":
         one = asked.processes or (1 if asked.launcher == "python" else None)

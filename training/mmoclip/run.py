@@ -16,7 +16,7 @@ from core.benchmark_record import make_folder, unwritable, versions, write
 from core.errors import ConfigError, InputError, OutputError
 from core.service.progress_line import ProgressLine, duration
 from core.settings import Settings
-from training.launch.launcher import run_with_outcomes
+from training.launch.child_process import run_with_outcomes
 from training.launch.outcomes import Outcome, by_signal, cause
 from training.mmoclip import folder, required
 from training.mmoclip.judgement import Judgement, judge
@@ -149,7 +149,7 @@ def run(made: Plan) -> Judgement | None:
         return found
     raise InputError(
         f"the training ended with status {status} before its log began: {words}",
-        next_step=f"all that it said is in {made.place / CONSOLE}",
+        next_step=f"its output is in {made.place / CONSOLE}",
     )
 
 

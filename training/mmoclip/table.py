@@ -85,9 +85,9 @@ def _speed(one: Judgement) -> list[str]:
     if figures.samples_per_s_per_gpu is None or one.verdict == UNSOUND:
         return []
     each = "process" if on_cpu(one.training.settings) else "GPU"
-    said = f"{figures.samples_per_s_per_gpu:.2f} samples/s per {each} from the second iteration on"
+    text = f"{figures.samples_per_s_per_gpu:.2f} samples/s per {each} from the second iteration on"
     published = f"; published: {required.PUBLISHED_PER_GPU_S:g} per A100"
-    found = [said + (published if each == "GPU" and figures.model in (None, required.MODEL) else "")]
+    found = [text + (published if each == "GPU" and figures.model in (None, required.MODEL) else "")]
     if one.extrapolated_secs is not None and not one.comparable:
         found.append(
             f"extrapolation, and no result: 32 GPUs, each as fast as here, would take {one.extrapolated_secs:,.0f} s"

@@ -150,12 +150,12 @@ def settings_of(flags: Sequence[str], owned: Iterable[str], further: Sequence[st
 def _parsed(flags: Sequence[str]) -> argparse.Namespace:
     from open_clip_train.params import parse_args
 
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
             parsed: argparse.Namespace = parse_args(list(flags))
     except SystemExit as end:
-        last = (said.getvalue().strip().splitlines() or ["no reason given"])[-1]
+        last = (output.getvalue().strip().splitlines() or ["no reason given"])[-1]
         raise UsageError(
             f"open_clip does not take these flags: {last.partition('error: ')[2] or last}",
             next_step="its flags: python -m open_clip_train.main --help",

@@ -119,8 +119,8 @@ def parse(path: Path, lines: Iterable[str]) -> Log:
                 broken.append(at)
             else:
                 iterations.append(found)
-        elif (said := _SETTING.search(line.rstrip("\n"))) is not None:
-            settings[said[1]] = said[2]
+        elif (setting := _SETTING.search(line.rstrip("\n"))) is not None:
+            settings[setting[1]] = setting[2]
     return Log(path=path, iterations=tuple(iterations), settings=settings, broken=tuple(broken))
 
 

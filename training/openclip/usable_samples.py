@@ -40,11 +40,11 @@ class UsableSamples:
 
     def sentence(self) -> str:
         """Why samples are left out, for a message."""
-        said = [f"{self.without_caption:,} without a caption (.{CAPTION})"] if self.without_caption else []
+        reasons = [f"{self.without_caption:,} without a caption (.{CAPTION})"] if self.without_caption else []
         if self.extensions:
             kinds = ", ".join(f".{kind}" for kind, _ in self.extensions.most_common(5))
-            said.append(f"{self.extensions.total():,} without a .jpg, .jpeg, .png or .webp (they have {kinds})")
-        return f"{self.left_out:,} of {self.samples:,} samples are left out by open_clip: {' and '.join(said)}"
+            reasons.append(f"{self.extensions.total():,} without a .jpg, .jpeg, .png or .webp (they have {kinds})")
+        return f"{self.left_out:,} of {self.samples:,} samples are left out by open_clip: {' and '.join(reasons)}"
 
     def look(self, members: Iterable[Member]) -> None:
         """Count the samples of members: neighbours with one key, as open_clip groups them."""

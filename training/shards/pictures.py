@@ -46,10 +46,10 @@ def require_pictures(counts: Mapping[str, int], classes: Sequence[str], where: s
 
 def numbered(names: Iterable[str]) -> tuple[str, ...] | None:
     """The classes 0, 1, ... up to the largest, where all names are such numbers; else None."""
-    said = Counter(names)
-    if not said or not all(name.isascii() and name.isdigit() and str(int(name)) == name for name in said):
+    counted = Counter(names)
+    if not counted or not all(name.isascii() and name.isdigit() and str(int(name)) == name for name in counted):
         return None
-    return tuple(map(str, range(max(map(int, said)) + 1)))
+    return tuple(map(str, range(max(map(int, counted)) + 1)))
 
 
 OPEN_CLIP_READS = ("jpg", "png", "jpeg", "webp")
@@ -129,23 +129,23 @@ class Listing:
 
 def notes(listing: Listing) -> list[str]:
     """Notes for the user on the pictures."""
-    said = []
+    found = []
     if listing.others:
         shown = ", ".join(f"{extension or 'no extension'} ({n:,})" for extension, n in listing.others.most_common(6))
-        said.append(f"{sum(listing.others.values()):,} other files stay behind: {shown}")
+        found.append(f"{sum(listing.others.values()):,} other files stay behind: {shown}")
     kinds = Counter(picture.extension for picture in listing.pictures)
     if unread := {kind: count for kind, count in kinds.items() if kind not in OPEN_CLIP_READS}:
         shown = ", ".join(f"{kind} ({count:,})" for kind, count in sorted(unread.items()))
-        said.append(f"open_clip's training leaves out what is not jpg, png, jpeg or webp: {shown}")
+        found.append(f"open_clip's training leaves out what is not jpg, png, jpeg or webp: {shown}")
     if large := sum(picture.size > SAMPLE_MAX_BYTES for picture in listing.pictures):
-        said.append(
+        found.append(
             f"{large:,} pictures are larger than {SAMPLE_MAX_BYTES // 1_000_000} MB: embq run does not embed them"
         )
     captions = sum(picture.has_caption for picture in listing.pictures)
     if not captions and listing.classes is None:
-        said.append("neither classes nor captions: shards to embed, and not to train on")
+        found.append("neither classes nor captions: shards to embed, and not to train on")
     elif 0 < captions < len(listing.pictures):
-        said.append(
+        found.append(
             f"{len(listing.pictures) - captions:,} pictures have no caption: open_clip's training leaves them out"
         )
-    return said
+    return found

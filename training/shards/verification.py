@@ -183,7 +183,7 @@ class Report:
         samples: in those that are whole.
         bytes: of all of them.
         members: extension -> samples that have it.
-        counted: whether `sizes.json` beside the shards told their samples.
+        counted: whether there was a `sizes.json` to compare with.
         written: whether `sizes.json` was written.
         violations: the first of them.
         violations_total: all of them.

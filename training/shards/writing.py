@@ -116,10 +116,10 @@ def members(picture: Picture, desk: ShardSettings) -> dict[str, bytes]:
     elif "txt" in sides:
         made["txt"] = _content(desk.root, f"{stem}.txt", sides["txt"])
     if desk.metadata:
-        said = picture.metadata or "{}"
+        metadata = picture.metadata or "{}"
         if "json" in sides:
-            said = _object(_content(desk.root, f"{stem}.json", sides["json"]), f"{stem}.json")
-        made["json"] = _account(picture, said, desk.classes).encode()
+            metadata = _object(_content(desk.root, f"{stem}.json", sides["json"]), f"{stem}.json")
+        made["json"] = _account(picture, metadata, desk.classes).encode()
     return made
 
 
@@ -128,9 +128,9 @@ def shard_settings(listing: Listing, *, metadata: bool, temporary: Path) -> Shar
     return ShardSettings(root=listing.root, classes=listing.classes, metadata=metadata, temporary=temporary)
 
 
-def _account(picture: Picture, said: str, classes: tuple[str, ...] | None) -> str:
+def _account(picture: Picture, metadata: str, classes: tuple[str, ...] | None) -> str:
     """Metadata of a sample: that of the picture, with its file name and class."""
-    fields = parse_object(said, "bad_metadata") | {"file": picture.name}
+    fields = parse_object(metadata, "bad_metadata") | {"file": picture.name}
     if picture.label is not None and classes is not None:
         fields["class"] = classes[picture.label]
     try:

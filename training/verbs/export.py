@@ -54,7 +54,7 @@ def command(checkpoint: Path, target: Path, model: str, as_json: bool) -> None:
 def _print_json(made: Exported) -> None:
     import json
 
-    told = {
+    report = {
         "schema": 1,
         "folder": str(made.folder),
         "spec": made.spec,
@@ -62,7 +62,7 @@ def _print_json(made: Exported) -> None:
         "weights_bytes": made.weights_bytes,
         "provenance": made.provenance,
     }
-    click.echo(json.dumps(told))
+    click.echo(json.dumps(report))
 
 
 def _print(made: Exported) -> None:

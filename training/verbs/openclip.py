@@ -117,8 +117,8 @@ def _print(plan: Plan, result: Result) -> None:
     click.echo(f"checkpoints   {plan.asked.out / 'checkpoints'}")
     if plan.asked.exact and not result.inexact:
         click.echo("exact         each sample once in every epoch, by the keys that were trained on")
-    for said in result.inexact:
-        click.echo(f"not exact     {said}")
+    for reason in result.inexact:
+        click.echo(f"not exact     {reason}")
     if result.unreadable:
         click.echo(
             f"unreadable    {len(result.unreadable):,} samples or shards: {', '.join(result.unreadable[:NAMED])}"
@@ -135,7 +135,7 @@ def _print(plan: Plan, result: Result) -> None:
 def _print_json(plan: Plan, result: Result) -> None:
     import json
 
-    told = {
+    report = {
         "schema": 1,
         "out": str(plan.asked.out),
         "epochs": result.epochs,
@@ -148,4 +148,4 @@ def _print_json(plan: Plan, result: Result) -> None:
         "unreadable_not_known_of": result.unheard,
         "notes": list(plan.notes),
     }
-    click.echo(json.dumps(told))
+    click.echo(json.dumps(report))

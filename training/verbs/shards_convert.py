@@ -140,7 +140,7 @@ def _print(plan: Plan, done: Converted | None, seconds: float, *, as_json: bool)
     from training.shards.pictures import notes
 
     listing, pattern = plan.listing, plan.layout.pattern
-    expression, said = pattern.expression(plan.shards), notes(listing)
+    expression, note_lines = pattern.expression(plan.shards), notes(listing)
     if as_json:
         shape = {
             "schema": 1,
@@ -153,7 +153,7 @@ def _print(plan: Plan, done: Converted | None, seconds: float, *, as_json: bool)
             "classes": None if listing.classes is None else len(listing.classes),
             "captions": sum(picture.has_caption for picture in plan.order),
             "left_out": [one._asdict() for one in listing.left_out],
-            "notes": said,
+            "notes": note_lines,
             "seconds": round(seconds, 3),
             "dry_run": done is None,
         }
@@ -169,7 +169,7 @@ def _print(plan: Plan, done: Converted | None, seconds: float, *, as_json: bool)
         click.echo(f"{done.written:,} shards written in {seconds:.1f} s{kept}")
     else:
         click.echo("all were there already")
-    for note in said:
+    for note in note_lines:
         click.echo(f"note: {note}", err=True)
     for one in listing.left_out[:SHOWN]:
         click.echo(f"left out {one.name}: {one.code}: {one.message}", err=True)
