@@ -23,7 +23,7 @@ from core.storage.paths import Place
 from core.units import Unit
 from producer.selection import SELECTED
 from sources.access.files import exists, join
-from sources.access.listings import listed_once
+from sources.access.listings import cached_listings
 from sources.formats.image_folder import cut
 from sources.options import EXTENSIONS
 
@@ -195,7 +195,7 @@ class Additions:
         for path in vanished:
             found.add_vanished(path)
         if self._left:
-            with listed_once():
+            with cached_listings():
                 self._look_at_rest(found, named_again, frozenset(vanished))
         return found
 

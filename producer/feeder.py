@@ -34,7 +34,6 @@ from producer.feed_policy import Claimant, Shares, Window
 
 TICK_S = 0.2
 
-
 SWEEP_S = 60.0
 
 

@@ -208,7 +208,6 @@ PRECISIONS = ("bf16", "fp16", "fp32")
 """Those that `auto` chooses from, best first: bf16 is as fast as fp16 and has the range of fp32. int8 is never chosen:
 it is for CPUs and for some models only, and is further from fp32."""
 
-
 SHOWN_DEVICES = 4
 """Kinds of devices that the reason lists; further ones are counted."""
 

@@ -20,7 +20,7 @@ from core.units import Unit
 from producer.input_scan import InputScan
 from producer.selection import Selection
 from sources.access.files import absolute, has_magic, match
-from sources.access.listings import listed_once
+from sources.access.listings import cached_listings
 from sources.access.urls import check_source
 from sources.kinds import SUPPORTED
 from sources.options import ReadOptions
@@ -28,18 +28,14 @@ from sources.unit_reader import first_metadata, may_have_metadata
 
 log = Events("producer")
 
-
 LOOK_UNITS = 8
 """Units whose first metadata are read."""
-
 
 LOOK_AMONG = 64
 """They are among this many first units, so that planning streams where few units can have metadata."""
 
-
 LOOK_SAMPLES = 100
 """Samples of each of them."""
-
 
 LOOK_S = 10.0
 """Time for all of it; slower inputs get the columns that were found until then."""
@@ -89,7 +85,7 @@ def plan(
         raise UsageError("no input was named", next_step=f"name {SUPPORTED}")
     chosen = selection or Selection()
     scan = InputScan(options, chosen)
-    with listed_once():
+    with cached_listings():
         for path in _expand(inputs):
             scan.add(path)
     vanished = scan.check(known or (lambda _: False))

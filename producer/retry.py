@@ -23,7 +23,7 @@ from core.units import UNIT_SPEC_MAX_BYTES, Retry, Unit, key_digest, to_ranges
 from producer.additions import PlanRecord, append_generation, planning_lock
 from producer.retry_planner import SourceCheck
 from sources.access.files import base_name
-from sources.access.listings import listed_once
+from sources.access.listings import cached_listings
 
 SHOWN = 3
 RANGES_MIN_BYTES = 8_000
@@ -37,7 +37,7 @@ UNNAMED_CODES = ("duplicate_key",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class FailureFilter:
     """Filter of failures.
 
     Attributes:
@@ -50,7 +50,7 @@ class Chosen:
 
 
 @dataclass(slots=True)
-class Retried:
+class RetryResult:
     """Result of a retry.
 
     Attributes:
@@ -76,16 +76,16 @@ class Retried:
         return self.samples.total() + self.whole.total()
 
 
-def look(root: Place, chosen: Chosen) -> Retried:
+def preview(root: Place, chosen: FailureFilter) -> RetryResult:
     """The result that `retry` would have; raises as it does. Writes nothing."""
-    with listed_once():
+    with cached_listings():
         planning = _Planning(Layout(root), chosen)
         planning.found.units = sum(1 for _ in planning.units())
         planning.check()
     return planning.found
 
 
-def retry(root: Place, chosen: Chosen, *, version: str) -> Retried:
+def retry(root: Place, chosen: FailureFilter, *, version: str) -> RetryResult:
     """Add retry units for the failures that stand; their rows and failures replace these.
 
     Failures that an earlier retry covers are left out, so repeating it adds nothing.
@@ -99,7 +99,7 @@ def retry(root: Place, chosen: Chosen, *, version: str) -> Retried:
     layout = Layout(root)
     load_run(root)
     layout.make()
-    with planning_lock(layout), listed_once():
+    with planning_lock(layout), cached_listings():
         planning = _Planning(layout, chosen)
         asked = PlanRecord(inputs=(), options=(), version=version)
         summary = append_generation(layout, planning.info, asked, planning.units(), check=lambda _: planning.check())
@@ -119,10 +119,10 @@ def _refuse_resting(layout: Layout, info: RunInfo) -> None:
 class _Planning:
     """Makes retry units for the failures that stand."""
 
-    def __init__(self, layout: Layout, chosen: Chosen) -> None:
+    def __init__(self, layout: Layout, chosen: FailureFilter) -> None:
         self.info = load_run(layout.root)
         _refuse_resting(layout, self.info)
-        self.found = Retried(info=self.info)
+        self.found = RetryResult(info=self.info)
         self._root = layout.root
         self._chosen = chosen
         self._manifest = Manifest(layout)

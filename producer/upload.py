@@ -33,7 +33,7 @@ FSYNC_MS = 3_000
 """Wait for the broker's report of what it has on disk, before asking again; less than a client's time-out."""
 
 
-class Inputs:
+class UploadedInputs:
     """Files of units that are uploaded, with their paths below the output folder.
 
     Args:
@@ -85,7 +85,7 @@ def _with_beside(unit: Unit, relative: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parcel:
+class PlannedUpload:
     """An upload, and its files on this machine by their path below the output folder."""
 
     upload: Upload
@@ -93,7 +93,9 @@ class Parcel:
     paths: dict[str, Path]
 
 
-def pack(planned: Path, output: str, inputs: Inputs | None, priority: int | None = None) -> Parcel:
+def plan_upload(
+    planned: Path, output: str, inputs: UploadedInputs | None, priority: int | None = None
+) -> PlannedUpload:
     """The upload of a run that was planned into the folder `planned` of this machine.
 
     Its id follows from its destination, so planning it again gives the same upload. The oldest inputs come first: where
@@ -124,11 +126,11 @@ def pack(planned: Path, output: str, inputs: Inputs | None, priority: int | None
         )
     record = record_of(info, Path(output)).to_json()
     upload = Upload(run=info.run, output=output, record=record, files=tuple(files), priority=priority)
-    return Parcel(upload=upload, info=info, paths=paths)
+    return PlannedUpload(upload=upload, info=info, paths=paths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivered:
+class UploadResult:
     """How an upload ended.
 
     Attributes:
@@ -140,7 +142,7 @@ class Delivered:
     kept: bool | None
 
 
-def deliver(client: redis.Redis, parcel: Parcel, report: Callable[[int, int, str], None]) -> Delivered:
+def deliver(client: redis.Redis, parcel: PlannedUpload, report: Callable[[int, int, str], None]) -> UploadResult:
     """Send the missing pieces, and wait until the writer, or at least the broker's disk, has all of them.
 
     Args:
@@ -163,7 +165,7 @@ def deliver(client: redis.Redis, parcel: Parcel, report: Callable[[int, int, str
             uploads.drop_pieces(client, upload.name)
             if end.end == "refused":
                 raise _refusal(end, parcel)
-            return Delivered(end=end, kept=kept)
+            return UploadResult(end=end, kept=kept)
         if pieces.count > FEW_PIECES and not attended and time.monotonic() - began < LISTEN_S:
             attended = uploads.has_writer(client, upload.name)
             time.sleep(LOOK_S)
@@ -184,11 +186,11 @@ def deliver(client: redis.Redis, parcel: Parcel, report: Callable[[int, int, str
         if sent == pieces.count and kept is False:
             kept, kept_since = _on_disk(client, upload.name), time.monotonic()
         elif kept and time.monotonic() - kept_since > ACCEPT_S:
-            return Delivered(end=None, kept=kept)
+            return UploadResult(end=None, kept=kept)
         time.sleep(LOOK_S)
 
 
-def _refusal(end: Outcome, parcel: Parcel) -> InputError:
+def _refusal(end: Outcome, parcel: PlannedUpload) -> InputError:
     """The writer's refusal, with files by their names on this machine."""
     why = end.why
     for name, path in parcel.paths.items():
@@ -233,7 +235,7 @@ def _on_disk(client: redis.Redis, name: str) -> bool | None:
     return bool(local)
 
 
-def _read(parcel: Parcel, pieces: Pieces, number: int) -> bytes:
+def _read(parcel: PlannedUpload, pieces: Pieces, number: int) -> bytes:
     """One piece, read from its file; InputError where that has changed."""
     index, offset = pieces.place(number)
     file = parcel.upload.files[index]

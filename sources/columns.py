@@ -45,7 +45,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class ChosenColumns:
     """The columns that are taken from each row; "" where there is none.
 
     Attributes:
@@ -68,9 +68,9 @@ class Choice:
         return (("image",) if self.image else ()) + (("text",) if self.text else ())
 
     @property
-    def metadata_only(self) -> Choice:
+    def metadata_only(self) -> ChosenColumns:
         """The same metadata, and nothing else."""
-        return Choice(text="", image="", is_link=False, key="", metadata=self.metadata)
+        return ChosenColumns(text="", image="", is_link=False, key="", metadata=self.metadata)
 
     @property
     def names(self) -> list[str]:
@@ -78,7 +78,7 @@ class Choice:
         return list(dict.fromkeys((*filter(None, (self.text, self.image, self.key)), *self.metadata)))
 
 
-def choose(columns: Sequence[Column], named: Iterable[tuple[str, str]], path: str) -> Choice:
+def choose(columns: Sequence[Column], named: Iterable[tuple[str, str]], path: str) -> ChosenColumns:
     """The choice for a table with `columns`; `path` is named in errors.
 
     Args:
@@ -99,18 +99,18 @@ def choose(columns: Sequence[Column], named: Iterable[tuple[str, str]], path: st
     else:
         for name in asked:
             _typed(columns, name, (*_PLAIN, "opaque"), "--metadata-columns", path)
-    found = Choice(
+    found = ChosenColumns(
         text=text,
         image=image.name if image else "",
         is_link=image is not None and image.role == "text",
         key=key,
         metadata=metadata,
     )
-    refuse_doubled(found.names, [column.name for column in columns], path)
+    refuse_duplicates(found.names, [column.name for column in columns], path)
     return found
 
 
-def refuse_doubled(wanted: Iterable[str], there: Sequence[str], path: str) -> None:
+def refuse_duplicates(wanted: Iterable[str], there: Sequence[str], path: str) -> None:
     """Raise SourceError `ambiguous_column` where a wanted name is that of several columns."""
     counts = Counter(there)
     for name in wanted:
@@ -124,7 +124,7 @@ def refuse_doubled(wanted: Iterable[str], there: Sequence[str], path: str) -> No
             )
 
 
-def left_out(columns: Sequence[Column], named: Iterable[tuple[str, str]], choice: Choice) -> list[Column]:
+def left_out(columns: Sequence[Column], named: Iterable[tuple[str, str]], choice: ChosenColumns) -> list[Column]:
     """The columns that "*" should have taken as metadata, and that cannot become JSON."""
     if ALL not in dict(named).get("metadata_columns", "").split(","):
         return []
@@ -207,7 +207,7 @@ def _first(columns: Sequence[Column], names: Sequence[str]) -> Column | None:
 
 
 def _typed(columns: Sequence[Column], name: str, roles: Sequence[str], option: str, path: str) -> Column:
-    refuse_doubled([name], [column.name for column in columns], path)
+    refuse_duplicates([name], [column.name for column in columns], path)
     column = next((column for column in columns if column.name == name), None)
     if column is None:
         raise SourceError(

@@ -13,7 +13,7 @@ from core.units import Sample, Unit
 from sources.access.files import base_name, join, read_inside
 from sources.access.ranged_reads import fetch_all
 from sources.access.urls import check_url, is_inside
-from sources.columns import Choice
+from sources.columns import ChosenColumns
 from sources.decode import compact_json, decode_text
 from sources.interface import SAMPLE_MAX_BYTES, Moved, unwatched
 
@@ -42,7 +42,7 @@ class RowSamples:
 
     def sample(
         self,
-        choice: Choice,
+        choice: ChosenColumns,
         *,
         identity: object,
         text: bytes | None,
@@ -148,7 +148,7 @@ def within(unit: Unit, roots: Sequence[str]) -> Unit:
     return replace(unit, options=(*unit.options, (_ROOTS, "\n".join(root for root in roots if is_url(root)))))
 
 
-def _text(choice: Choice, text: bytes | None) -> str | None:
+def _text(choice: ChosenColumns, text: bytes | None) -> str | None:
     """The text, which may only be missing where there are images."""
     if text is None:
         if choice.text and not choice.image:

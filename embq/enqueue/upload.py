@@ -15,7 +15,7 @@ from core.errors import UsageError
 from core.service.progress_line import ProgressLine, duration
 from core.storage.objects import ObjectPath
 from producer.enqueue import Request, prepare
-from producer.upload import Delivered, Inputs, Parcel, deliver, pack
+from producer.upload import PlannedUpload, UploadedInputs, UploadResult, deliver, plan_upload
 
 PLAIN_EVERY_S = 10.0
 
@@ -35,14 +35,14 @@ def send_run(
             f"--output {output}: with --upload this is a folder of the writer's machine",
             next_step="give its absolute path there, for example --output /data/out",
         )
-    inputs = Inputs(output) if inline else None
+    inputs = UploadedInputs(output) if inline else None
     with tempfile.TemporaryDirectory(prefix="embq-enqueue-") as folder:
         planned = prepare(
             replace(request, output=Path(folder) / "run"), relocate=inputs.relocate if inputs is not None else None
         )
         for warning in planned.warnings:
             click.echo(f"warning: {warning}", err=True)
-        parcel = pack(Path(folder) / "run", output, inputs, priority)
+        parcel = plan_upload(Path(folder) / "run", output, inputs, priority)
         began = time.monotonic()
         with ProgressLine(every_s=PLAIN_EVERY_S) as line:
 
@@ -63,7 +63,7 @@ def _progress(done: int, total: int, why: str, seconds: float) -> str:
     return f"{text}, about {duration((total - done) * seconds / done)} left"
 
 
-def _print_summary(parcel: Parcel, delivered: Delivered, *, as_json: bool) -> None:
+def _print_summary(parcel: PlannedUpload, delivered: UploadResult, *, as_json: bool) -> None:
     info, end = parcel.info, delivered.end
     # Until a writer has taken it, only it knows whether the folder holds a run to which this is added.
     run = end.run if end is not None else info.run

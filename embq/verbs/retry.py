@@ -11,7 +11,7 @@ from embq.cli.options import broker_option, json_option, quiet_option, settings_
 
 if TYPE_CHECKING:
     from core.storage.paths import Place
-    from producer.retry import Retried
+    from producer.retry import RetryResult
 
 
 @click.command("retry", epilog="Examples: embq retry out | embq retry out --code truncated --dry-run")
@@ -42,11 +42,11 @@ def command(
     import embq
     from core.storage.paths import place
     from embq.local.session import print_summary, run_locally
-    from producer.retry import Chosen, look, retry
+    from producer.retry import FailureFilter, preview, retry
 
     root = place(output)
-    chosen = Chosen(codes=codes, units=units)
-    retried = look(root, chosen) if dry_run else retry(root, chosen, version=embq.__version__)
+    chosen = FailureFilter(codes=codes, units=units)
+    retried = preview(root, chosen) if dry_run else retry(root, chosen, version=embq.__version__)
     for line in notes(retried):
         click.echo(line, err=True)
     to_do = bool(retried.units or retried.under_way) and not dry_run
@@ -72,7 +72,7 @@ def _at_work(root: Place) -> bool:
         return not alone
 
 
-def _hand_over(retried: Retried, root: Place, broker: str) -> None:
+def _hand_over(retried: RetryResult, root: Place, broker: str) -> None:
     from embq.cli.authorization import authorized_client
     from producer.announce import hand_over
 
@@ -80,7 +80,7 @@ def _hand_over(retried: Retried, root: Place, broker: str) -> None:
     click.echo(f"run {retried.info.run}: handed to the workers", err=True)
 
 
-def notes(retried: Retried) -> list[str]:
+def notes(retried: RetryResult) -> list[str]:
     """Lines on what is retried, by code, most frequent first, and what is left out."""
     from core.redaction import printable
     from producer.retry import shown
@@ -110,7 +110,7 @@ def _plural(count: int, what: str) -> str:
     return what if count == 1 else f"{what}s"
 
 
-def to_json(retried: Retried) -> dict[str, Any]:
+def to_json(retried: RetryResult) -> dict[str, Any]:
     """The shape that `embq retry --dry-run --json` promises."""
     return {
         "schema": 1,

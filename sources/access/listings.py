@@ -15,7 +15,7 @@ from fsspec.utils import glob_translate
 
 from core.errors import SourceError
 from sources.access.filesystems import bare, filesystem, missing, url_of
-from sources.access.ranged_reads import asked
+from sources.access.ranged_reads import with_retries
 from sources.access.urls import is_http, path_of, walks_itself
 from sources.interface import FileStatus
 
@@ -31,26 +31,26 @@ metadata as well, a generation does not."""
 
 
 def stat(url: str) -> FileStatus:
-    """The file's status, asked for now, unless `listed_once` is in use; SourceError where there is no such file."""
-    found = _FOUND.get()
+    """The file's status, asked for now, unless within `cached_listings`; SourceError where there is no such file."""
+    found = _CACHE.get()
     return _stat_now(url) if found is None else found.stat(url)
 
 
 @contextmanager
-def listed_once() -> Iterator[None]:
+def cached_listings() -> Iterator[None]:
     """Cache listings within the block: a folder of an object store is listed once for many of its files.
 
     For planning: a status may be as old as the listing.
     """
-    before = _FOUND.set(_Found())
+    before = _CACHE.set(_ListingCache())
     try:
         yield
     finally:
-        _FOUND.reset(before)
+        _CACHE.reset(before)
 
 
 def _stat_now(url: str) -> FileStatus:
-    info = asked(url, lambda: filesystem(url).info(bare(url)))
+    info = with_retries(url, lambda: filesystem(url).info(bare(url)))
     if info.get("type") == "directory":
         raise SourceError(f"{url}: is a folder", code="not_a_file", next_step="name a file")
     return _status(url, info)
@@ -60,12 +60,12 @@ def is_folder(url: str) -> bool:
     """Whether a URL names a folder. Over http, only a name that ends in a slash does: others are files."""
     if is_http(url):
         return path_of(url).endswith("/")
-    return bool(asked(url, lambda: filesystem(url).info(bare(url))).get("type") == "directory")
+    return bool(with_retries(url, lambda: filesystem(url).info(bare(url))).get("type") == "directory")
 
 
 def list_folder(url: str) -> Iterator[tuple[str, FileStatus | None]]:
     """(name, status) of the entries of a folder, by name; None as the status of a folder in it."""
-    found = asked(url, lambda: filesystem(url).ls(bare(url), detail=True))
+    found = with_retries(url, lambda: filesystem(url).ls(bare(url), detail=True))
     for info in sorted(found, key=lambda info: str(info["name"])):
         path = path_of(str(info["name"])).rstrip("/")
         # A page that lists a folder may link to itself, in another order.
@@ -75,14 +75,14 @@ def list_folder(url: str) -> Iterator[tuple[str, FileStatus | None]]:
 
 def walk(url: str) -> Sequence[tuple[str, int]]:
     """(path relative to the folder, bytes) of every file below it, sorted by path."""
-    found = _FOUND.get()
+    found = _CACHE.get()
     return _walk_now(url) if found is None else found.walk(url)
 
 
 def _walk_now(url: str) -> list[tuple[str, int]]:
     if walks_itself(url):
         return sorted((relative, status.size) for relative, status in _below(url, sys.maxsize))
-    found = asked(url, lambda: filesystem(url).find(bare(url), detail=True))
+    found = with_retries(url, lambda: filesystem(url).find(bare(url), detail=True))
     root = bare(url).rstrip("/") + "/"
     return [(str(name).removeprefix(root), int(found[name].get("size") or 0)) for name in sorted(found)]
 
@@ -91,7 +91,7 @@ def match(pattern: str) -> list[str]:
     """The URLs of the files that a pattern with *, ** or [] matches, sorted."""
     if walks_itself(pattern):
         return _match_below(pattern)
-    found = asked(pattern, lambda: filesystem(pattern).glob(bare(pattern), detail=True))
+    found = with_retries(pattern, lambda: filesystem(pattern).glob(bare(pattern), detail=True))
     return sorted(url_of(pattern, str(name)) for name, info in found.items() if info.get("type") != "directory")
 
 
@@ -122,7 +122,7 @@ def _match_below(pattern: str) -> list[str]:
         raise
 
 
-class _Found:
+class _ListingCache:
     """Listings of the folder whose files are looked up, and of everything below the folder that was walked last."""
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ def _statuses(folder: str) -> dict[str, FileStatus]:
         return {}
 
 
-_FOUND: ContextVar[_Found | None] = ContextVar("_FOUND", default=None)
+_CACHE: ContextVar[_ListingCache | None] = ContextVar("_CACHE", default=None)
 
 
 def _status(url: str, info: dict[str, Any], *, certain: bool = True) -> FileStatus:

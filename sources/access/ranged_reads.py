@@ -36,7 +36,7 @@ _WITHOUT_RANGES: set[str] = set()
 """Servers that ignore ranges and send the whole file."""
 
 
-def asked(url: str, ask: Callable[[], T]) -> T:
+def with_retries(url: str, ask: Callable[[], T]) -> T:
     """The result of `ask`, with retries where the storage may only be busy; else SourceError."""
     for pause in (*PAUSES_S, None):
         try:
@@ -114,7 +114,7 @@ def read_range(url: str, start: int, stop: int) -> bytes:
             raise EOFError(f"{len(data)} bytes came instead of {stop - start}")
         return bytes(data)
 
-    return asked(url, request)
+    return with_retries(url, request)
 
 
 def _load_at_once(url: str, size: int) -> bytes:
@@ -126,7 +126,7 @@ def _load_at_once(url: str, size: int) -> bytes:
             raise EOFError(f"{len(data) if len(data) < size else 'more'} bytes came instead of {size}")
         return data
 
-    return asked(url, request)
+    return with_retries(url, request)
 
 
 class RangesAhead:
@@ -228,7 +228,7 @@ def _small(url: str, size: int | None) -> bytes | SourceError:
         raise SourceError(f"{url}: had {size} bytes when planned, and has more now", code="source_changed")
 
     try:
-        return b"" if most > SAMPLE_MAX_BYTES else asked(url, request)
+        return b"" if most > SAMPLE_MAX_BYTES else with_retries(url, request)
     except SourceError as error:
         return error
 

@@ -23,33 +23,24 @@ from sources.interface import unwatched
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
 SUFFIXES = (".arrow", ".feather", ".ipc", ".arrows")
-
 
 _MAGIC = b"ARROW1"
 
-
 _FILE_START = 8
-
 
 _TAIL = struct.Struct("<i6s")
 """The end of a file: length of its footer, magic."""
 
-
 _BLOCK = struct.Struct("<qi4xq")
 """A batch in the footer: offset, length of the header with its prefix, length of the body."""
-
 
 _DICTIONARIES, _RECORD_BATCHES = 2, 3
 """Fields of the footer: a FlatBuffers table of Arrow's File.fbs."""
 
-
 _CONTINUATION = b"\xff\xff\xff\xff"
 
-
 _SCHEMA, _DICTIONARY_BATCH, _RECORD_BATCH = 1, 2, 3
-
 
 _HEADER_MAX_BYTES = 256_000_000
 """A longer header is taken for damage; headers grow with the columns, not with the rows."""
@@ -286,7 +277,6 @@ def _damaged(path: str, what: str, at: int) -> SourceError:
 
 
 ARROW = TableSource("arrow", ArrowTable)
-
 
 DICTIONARY, STATE, INFO = "dataset_dict.json", "state.json", "dataset_info.json"
 

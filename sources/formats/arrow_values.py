@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from core.errors import SampleError
 from core.units import Sample
-from sources.columns import Choice, Column
+from sources.columns import ChosenColumns, Column
 from sources.rows import RowSamples
 
 
@@ -31,7 +31,7 @@ class Values(NamedTuple):
     metadata: dict[str, list[Any]]
 
 
-def values_of(batch: pa.RecordBatch, choice: Choice) -> Values:
+def values_of(batch: pa.RecordBatch, choice: ChosenColumns) -> Values:
     """The values of the columns that were chosen; raises what pyarrow raises where it cannot convert one."""
     nothing: list[bytes | None] = [None] * batch.num_rows
     images, links = nothing, nothing
@@ -48,7 +48,7 @@ def values_of(batch: pa.RecordBatch, choice: Choice) -> Values:
     )
 
 
-def samples_of(values: Values, choice: Choice, rows: RowSamples) -> Iterator[Sample]:
+def samples_of(values: Values, choice: ChosenColumns, rows: RowSamples) -> Iterator[Sample]:
     """One sample for each row."""
     for row, image in enumerate(rows.images(values.images, values.links)):
         yield rows.sample(

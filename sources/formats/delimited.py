@@ -20,7 +20,7 @@ from core.storage.paths import is_url
 from core.units import Sample, Unit
 from sources.access.files import require_same, stat_file
 from sources.access.urls import path_of
-from sources.columns import Choice, Column, choose, refuse_doubled
+from sources.columns import ChosenColumns, Column, choose, refuse_duplicates
 from sources.decode import decode_text
 from sources.formats.compressed import SUFFIXES as COMPRESSED
 from sources.formats.text_files import Cut, Text, check_head, damage_of, open_planned, open_text, whole_first
@@ -177,14 +177,14 @@ def _bad_header(path: str, why: str) -> SourceError:
     )
 
 
-def _choice(names: list[str], unit: Unit) -> Choice:
+def _choice(names: list[str], unit: Unit) -> ChosenColumns:
     """The chosen columns; all others become metadata unless the user named some."""
     columns = [Column(name=name, role="text", type="text") for name in names]
     choice = choose(columns, unit.options, unit.source)
     if choice.metadata:
         return choice
     others = tuple(name for name in names if name not in choice.names)
-    refuse_doubled(others, names, unit.source)
+    refuse_duplicates(others, names, unit.source)
     return replace(choice, metadata=others)
 
 
@@ -254,7 +254,7 @@ def _cuts(rows: Iterator[tuple[int, Row]], start: int, most: int, most_bytes: in
         yield start, stop, count
 
 
-def _samples(samples: RowSamples, choice: Choice, names: list[str], rows: list[Row]) -> Iterator[Sample]:
+def _samples(samples: RowSamples, choice: ChosenColumns, names: list[str], rows: list[Row]) -> Iterator[Sample]:
     fields = [
         {name: field.encode("latin-1") for name, field in zip(names, row, strict=False)}
         if isinstance(row, list) and len(row) == len(names)

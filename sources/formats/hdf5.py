@@ -19,8 +19,8 @@ from core.process.limits import decoded_bytes
 from core.service.log import Events
 from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
 from sources.access.files import beyond_memory, beyond_units, open_unchanged, stat_file
-from sources.columns import Choice
-from sources.formats.hdf5_datasets import Found, beside_of, choose
+from sources.columns import ChosenColumns
+from sources.formats.hdf5_datasets import Dataset, beside_of, choose
 from sources.formats.tables import table_errors
 from sources.interface import FILE_UNITS_MAX, SAMPLE_MAX_BYTES, Moved, Source, unwatched
 from sources.options import ReadOptions
@@ -99,7 +99,7 @@ class Hdf5Source(Source):
             for path, rows in unit.items:
                 text = _dataset(file, path, unit)
                 ids = _dataset(file, beside_of(path, named["ids"]), unit) if named.get("ids") else None
-                choice = Choice(text=path, image="", is_link=False, key=named.get("ids", ""), metadata=())
+                choice = ChosenColumns(text=path, image="", is_link=False, key=named.get("ids", ""), metadata=())
                 at_once = min(_rows_at_once(one, unit) for one in (text, ids) if one is not None)
                 for at in range(start, start + rows, at_once):
                     moved()
@@ -115,7 +115,7 @@ class Hdf5Source(Source):
         return Unit(kind=self.kind, source=path, etag=stat_file(path).version, options=options.columns)
 
 
-def _cut(unit: Unit, datasets: Sequence[Found], most: int) -> Iterator[Unit]:
+def _cut(unit: Unit, datasets: Sequence[Dataset], most: int) -> Iterator[Unit]:
     """Units of at most `most` rows of the datasets in their order, which also fit into a hint."""
     overhead = len(json.dumps(unit.describe(), separators=(",", ":"))) + 60
     items: list[tuple[str, int]] = []
@@ -164,14 +164,14 @@ def _opened(unit: Unit, moved: Moved) -> Iterator[Any]:
             yield opened
 
 
-def _survey(file: Any, source: str) -> list[Found]:
+def _survey(file: Any, source: str) -> list[Dataset]:
     """All datasets with one dimension that lie in this file itself, and what is not read, in order."""
     h5py = _h5py()
-    found: list[Found] = []
+    found: list[Dataset] = []
 
     def add(path: str | bytes, role: str, kind: str, rows: int = 0) -> None:
         name = path if isinstance(path, str) else path.decode("utf-8", "surrogateescape")
-        found.append(Found(path=name, rows=rows, role=role, type=kind))
+        found.append(Dataset(path=name, rows=rows, role=role, type=kind))
 
     def look(path: str | bytes, node: Any) -> None:
         if not isinstance(node, h5py.Dataset):
@@ -197,8 +197,8 @@ def _survey(file: Any, source: str) -> list[Found]:
     return sorted(found, key=lambda one: one.order)
 
 
-def _datasets(listed: list[list[Any]]) -> list[Found]:
-    return [Found(path=path, rows=rows, role=role, type=type_) for path, rows, role, type_ in listed]
+def _datasets(listed: list[list[Any]]) -> list[Dataset]:
+    return [Dataset(path=path, rows=rows, role=role, type=type_) for path, rows, role, type_ in listed]
 
 
 def _dataset(file: Any, path: str, unit: Unit) -> Any:

@@ -14,7 +14,7 @@ from sources.columns import ID_COLUMNS, TEXT_COLUMNS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Dataset:
     """One dataset.
 
     Attributes:
@@ -41,13 +41,13 @@ class Found:
         return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in self.path.split("/"))
 
 
-def choose(found: Sequence[Found], unit: Unit) -> tuple[list[Found], str]:
+def choose(found: Sequence[Dataset], unit: Unit) -> tuple[list[Dataset], str]:
     """The datasets of texts in order, and the name of the ids beside them, "" where there are none.
 
     Raises SourceError `missing_column`, `ambiguous_column` or `wrong_column_type`.
     """
     named = dict(unit.options)
-    families: dict[str, list[Found]] = {}
+    families: dict[str, list[Dataset]] = {}
     unread = [one for one in found if one.role in ("outside", "unread")]
     found = [one for one in found if one.role != "unread"]
     for one in found:
@@ -63,7 +63,7 @@ def choose(found: Sequence[Found], unit: Unit) -> tuple[list[Found], str]:
     return chosen, _ids(found, chosen, named.get("id_column", ""), unit)
 
 
-def _refuse_unread(unread: Sequence[Found], chosen: Sequence[Found], unit: Unit) -> None:
+def _refuse_unread(unread: Sequence[Dataset], chosen: Sequence[Dataset], unit: Unit) -> None:
     """Raise SourceError where something that is not read is a chosen dataset, belongs to them or leads to one."""
     families = {f"{one.family}/" for one in chosen}
     for one in unread:
@@ -75,7 +75,7 @@ def _refuse_unread(unread: Sequence[Found], chosen: Sequence[Found], unit: Unit)
             )
 
 
-def _refuse_gaps(found: Sequence[Found], chosen: Sequence[Found], unit: Unit) -> None:
+def _refuse_gaps(found: Sequence[Dataset], chosen: Sequence[Dataset], unit: Unit) -> None:
     """Raise SourceError where one of several batches has other datasets and not the chosen one: texts would be lost."""
     batches = {one.family.rpartition("/")[0] for one in chosen if one.family != one.path}
     there = {one.path.rpartition("/")[0] for one in chosen}
@@ -91,7 +91,7 @@ def _refuse_gaps(found: Sequence[Found], chosen: Sequence[Found], unit: Unit) ->
             )
 
 
-def _wanted(found: Sequence[Found], families: dict[str, list[Found]], wanted: str, unit: Unit) -> list[Found]:
+def _wanted(found: Sequence[Dataset], families: dict[str, list[Dataset]], wanted: str, unit: Unit) -> list[Dataset]:
     if exact := [one for one in found if one.path == wanted and one.role == "text"]:
         return exact
     fitting = [name for name in families if name == wanted or name.endswith(f"/{wanted}")]
@@ -106,7 +106,7 @@ def _wanted(found: Sequence[Found], families: dict[str, list[Found]], wanted: st
     return families[fitting[0]]
 
 
-def _only(found: Sequence[Found], families: dict[str, list[Found]], ids: str, unit: Unit) -> list[Found]:
+def _only(found: Sequence[Dataset], families: dict[str, list[Dataset]], ids: str, unit: Unit) -> list[Dataset]:
     free = [name for name in families if _last(name) not in (*ID_COLUMNS, ids)]
     if len({one.family for one in found}) == 1:
         free = list(families)  # as of a table with one column
@@ -127,7 +127,7 @@ def _only(found: Sequence[Found], families: dict[str, list[Found]], ids: str, un
     return families[free[0]]
 
 
-def _ids(found: Sequence[Found], chosen: Sequence[Found], wanted: str, unit: Unit) -> str:
+def _ids(found: Sequence[Dataset], chosen: Sequence[Dataset], wanted: str, unit: Unit) -> str:
     """The name of the ids that stand beside every chosen dataset, with as many rows."""
     there = {one.path: one for one in found if one.role in ("text", "integer")}
     names = [wanted] if wanted else [form for name in ID_COLUMNS for form in (name, f"{name}s")]
@@ -167,7 +167,7 @@ def _last(path: str) -> str:
     return path.rpartition("/")[2].lower()
 
 
-def _shown(found: Sequence[Found]) -> str:
+def _shown(found: Sequence[Dataset]) -> str:
     """Paths by family with types, for a message."""
     families: dict[str, str] = {}
     for one in found:
@@ -176,7 +176,7 @@ def _shown(found: Sequence[Found]) -> str:
     return ", ".join(listed[:10]) + (f" and {len(listed) - 10} more" if len(listed) > 10 else "") if listed else "none"
 
 
-def _ambiguous(unit: Unit, families: dict[str, list[Found]], names: Sequence[str]) -> SourceError:
+def _ambiguous(unit: Unit, families: dict[str, list[Dataset]], names: Sequence[str]) -> SourceError:
     candidates = [families[name][0] for name in names]
     return SourceError(
         f"{unit.source}: more than one dataset may hold the texts: {_shown(candidates)}",

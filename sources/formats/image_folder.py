@@ -25,7 +25,6 @@ from sources.options import ReadOptions
 
 log = Events("sources")
 
-
 _ASKED = 10
 """Images of a unit beside which metadata are looked for, before a unit is looked into."""
 

@@ -13,7 +13,7 @@ from core.service.log import Events
 from core.units import Sample, Unit
 from sources.access.cursors import LastCursor
 from sources.access.files import beyond_memory, beyond_units, open_unchanged, source_errors, stat_file
-from sources.columns import Choice, Column, choose, left_out, shown
+from sources.columns import ChosenColumns, Column, choose, left_out, shown
 from sources.interface import FILE_UNITS_MAX, Moved, Source, unwatched
 from sources.options import ReadOptions
 from sources.reader_process.client import inspect
@@ -162,7 +162,9 @@ def _columns(found: dict[str, Any]) -> list[Column]:
 class _TableCursor:
     """A place in a table, between two rows."""
 
-    def __init__(self, unit: Unit, opened: Callable[[Unit, Moved], Any], narrowed: Callable[[Choice], Choice]) -> None:
+    def __init__(
+        self, unit: Unit, opened: Callable[[Unit, Moved], Any], narrowed: Callable[[ChosenColumns], ChosenColumns]
+    ) -> None:
         self.moved: Moved = unwatched
         self._path = unit.source
         with ExitStack() as stack:

@@ -19,7 +19,7 @@ from sources.access.files import forget_cached, load_unchanged, source_errors, s
 from sources.decode import decode_file, decode_metadata
 from sources.extensions import ALL, Extensions, extensions_of
 from sources.formats.compressed import beginning, unpack
-from sources.formats.tar_headers import DAMAGE_CODES, Member, walk, walk_beginning
+from sources.formats.tar_headers import DAMAGE_CODES, Member, parse_first_members, parse_members
 from sources.interface import SAMPLE_MAX_BYTES, Memory, Moved, Source, unwatched
 from sources.options import ReadOptions
 
@@ -94,7 +94,7 @@ class TarSource(Source):
     def first_metadata(self, unit: Unit, most: int) -> Iterator[str]:
         """From the `.json` members in the first bytes of the shard."""
         data = beginning(unit, LOOKED_AT_BYTES)
-        entries = group(walk_beginning(data), extensions_of(unit.options))
+        entries = group(parse_first_members(data), extensions_of(unit.options))
         for entry in entries[:most]:
             if "json" in entry.parts and entry.again is None:
                 with suppress(SampleError):
@@ -108,7 +108,7 @@ def _require(path: str, options: ReadOptions) -> None:
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
-                there = Counter(split_name(member.name)[1] for member in walk(data, path))
+                there = Counter(split_name(member.name)[1] for member in parse_members(data, path))
             except SourceError:
                 return
     there.pop("", None)
@@ -144,7 +144,7 @@ def unpacked(data: Memory, path: str, moved: Moved) -> tuple[Memory, list[Member
     whole = unpack(data, path, moved, most)
     if whole is not data:
         most -= len(whole)
-    return whole, walk(whole, path, max(0, most) // MEMBER_BYTES)
+    return whole, parse_members(whole, path, max(0, most) // MEMBER_BYTES)
 
 
 def _load_again(unit: Unit, moved: Moved, damage: SourceError) -> tuple[Memory, list[Member]]:

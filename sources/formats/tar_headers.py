@@ -61,7 +61,7 @@ class _DamageError(Exception):
         self.code = code
 
 
-def walk(data: Memory, path: str, most: int = sys.maxsize) -> list[Member]:
+def parse_members(data: Memory, path: str, most: int = sys.maxsize) -> list[Member]:
     """All members of the archive `data` in order, without folders. `path` is named in errors.
 
     Args:
@@ -80,7 +80,7 @@ def walk(data: Memory, path: str, most: int = sys.maxsize) -> list[Member]:
     return members
 
 
-def walk_beginning(data: Memory) -> list[Member]:
+def parse_first_members(data: Memory) -> list[Member]:
     """The members that the first bytes of an archive hold as a whole."""
     return [member for member in _walk(data)[0] if member.stop <= len(data)]
 

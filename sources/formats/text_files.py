@@ -25,24 +25,18 @@ from sources.unusable import COMPRESSION_CODES, failing_unit, readable_now, refu
 
 log = Events("sources")
 
-
 OPTION = "compression"
 """Option of units of compressed files: the format of the compression."""
-
 
 Cut = tuple[int, int, int]
 """First byte, byte after the last, and samples of a slice."""
 
-
 _HEAD_BYTES = 1024
-
 
 _TEXT = re.compile(rb"[^\0-\x08\x0e-\x1f\x7f]*")
 
-
 _BLOCK = 1 << 18
 """Fits the second-level cache, where counting line ends is fastest."""
-
 
 _STRIDE = 1 << 11
 

@@ -35,7 +35,7 @@ from embq.verify.manifest import Coverage
 from embq.verify.rereading import reread
 from embq.verify.verification import verify
 from producer.enqueue import Request, prepare
-from producer.retry import Chosen, retry
+from producer.retry import FailureFilter, retry
 from sources.kinds import SOURCES, kind_of
 from sources.options import ReadOptions
 from worker.embedders.base import Embedder
@@ -116,7 +116,7 @@ def test_what_was_mended_and_got_more_lines_passes_its_verification(name: str, t
     path.write_bytes(packed(whole.replace(b"text 4", b"\xff")))
     build(out, [path])
     path.write_bytes(packed(more))
-    assert retry(out, Chosen(), version="0").failures == 1
+    assert retry(out, FailureFilter(), version="0").failures == 1
     go_on(out)
     request = Request(
         inputs=(str(path),),
@@ -140,7 +140,7 @@ def test_a_text_that_lost_its_beginning_and_was_mended_passes_its_verification(t
     path.write_bytes(bytes(9) + gzip.compress(lines(0, 9))[9:])
     build(out, [path])
     path.write_bytes(gzip.compress(lines(0, 9)))
-    assert retry(out, Chosen(), version="0").units == 3
+    assert retry(out, FailureFilter(), version="0").units == 3
     go_on(out)
     report = verify(out)
     assert (report.violations, report.failures, report.rows) == ((), 0, 9)

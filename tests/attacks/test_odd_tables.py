@@ -30,7 +30,7 @@ from core.units import Sample, Unit
 from embq.verify.verification import verify
 from producer.enqueue import Request, prepare
 from producer.plan import plan
-from producer.upload import Inputs, pack
+from producer.upload import UploadedInputs, plan_upload
 from sources.kinds import SOURCES, detect
 from sources.options import ReadOptions
 from sources.unit_reader import read
@@ -520,7 +520,7 @@ def test_a_file_that_cannot_be_read_cannot_be_sent(tmp_path: Path) -> None:
     """Finding 21: where the plan goes on without such a file, `embq enqueue --inline` must not end with a traceback."""
     (tmp_path / "in" / "x.jsonl").mkdir(parents=True)
     (tmp_path / "in" / "z.jsonl").write_text('{"text": "x"}\n')
-    inputs = Inputs("/out")
+    inputs = UploadedInputs("/out")
     request = Request(
         inputs=(str(tmp_path / "in"),),
         output=tmp_path / "run",
@@ -533,7 +533,7 @@ def test_a_file_that_cannot_be_read_cannot_be_sent(tmp_path: Path) -> None:
     )
     assert prepare(request, relocate=inputs.relocate).info.units == 2
     with pytest.raises(SourceError, match=r"x\.jsonl: cannot be read"):
-        pack(tmp_path / "run", "/out", inputs)
+        plan_upload(tmp_path / "run", "/out", inputs)
 
 
 # --- from the command to the check ---

@@ -33,7 +33,7 @@ from core.storage.objects import ObjectPath, unfinished
 from embq.gc.collect import collect
 from embq.verify.verification import verify
 from producer.enqueue import Request, prepare
-from producer.retry import Chosen, look, retry
+from producer.retry import FailureFilter, preview, retry
 from sources.options import ReadOptions
 from writer.run_writer import RunWriter
 
@@ -243,8 +243,8 @@ def test_what_failed_is_mended_and_done_again(texts: Request, root: ObjectPath, 
     go_on(root)
     assert committed(root)[1].failures == 2
     (tmp_path / "a.txt").write_text(good)
-    assert look(root, Chosen()).failures == 2
-    assert retry(root, Chosen(), version="test").units == 2
+    assert preview(root, FailureFilter()).failures == 2
+    assert retry(root, FailureFilter(), version="test").units == 2
     go_on(root)
     assert (committed(root)[1].rows, committed(root)[1].failures) == (25, 0)
     assert list(standing_failures(root)) == []

@@ -187,7 +187,7 @@ def test_many_shards_of_a_folder_are_looked_up_in_one_listing(s3: None, tmp_path
     url = upload(tmp_path, "many")
     names = [f"{url}/{number:02d}.tar" for number in range(30)]
     now = [listings.stat(name) for name in names]
-    with listings.listed_once():
+    with listings.cached_listings():
         assert [listings.stat(name) for name in names] == now
         assert [listings.stat(name) for name in names[: listings.LISTED_AFTER]] == now[: listings.LISTED_AFTER]
         with pytest.raises(SourceError, match=r"30.tar: does not exist"):

@@ -128,7 +128,7 @@ def test_many_files_of_a_folder_are_looked_up_in_one_listing(store: Store) -> No
     store.upload(dict.fromkeys(names, bytes(1024)))
     now = [listings.stat(f"{store.url}/{name}") for name in names]
     store.server.asked.clear()
-    with listings.listed_once():
+    with listings.cached_listings():
         assert [listings.stat(f"{store.url}/{name}") for name in names] == now
         with pytest.raises(SourceError, match=r"30.tar: does not exist"):
             listings.stat(f"{store.url}/30.tar")

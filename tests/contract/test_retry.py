@@ -35,7 +35,7 @@ from embq.status.run_monitor import RunMonitor
 from embq.verify.verification import verify
 from producer.additions import PlanRecord, append_generation
 from producer.enqueue import Planned, Request, prepare
-from producer.retry import Chosen, Retried, look, retry
+from producer.retry import FailureFilter, RetryResult, preview, retry
 from sources.options import ReadOptions
 from writer.accept import Accepted, Acceptor
 from writer.commit import Committer
@@ -118,8 +118,8 @@ def made(root: Path, source: Path, **options: object) -> Path:
     )
 
 
-def again(root: Path, *, codes: tuple[str, ...] = ()) -> Retried:
-    return retry(root, Chosen(codes=codes), version="0")
+def again(root: Path, *, codes: tuple[str, ...] = ()) -> RetryResult:
+    return retry(root, FailureFilter(codes=codes), version="0")
 
 
 def standing(root: Path) -> list[dict[str, object]]:
@@ -134,8 +134,8 @@ def account(root: Path) -> tuple[int, int, int]:
     """Rows, failures and quarantined units by the log, by its last record, and by a watch, which agree."""
     _, state = committed(root)
     totals = list(CommitLog(Layout(root)).read())[-1].totals
-    look = RunMonitor(root, None).look()
-    assert (look.rows, look.failures, look.quarantined) == (state.rows, state.failures, state.quarantined)
+    preview = RunMonitor(root, None).look()
+    assert (preview.rows, preview.failures, preview.quarantined) == (state.rows, state.failures, state.quarantined)
     assert totals == state.totals()
     return state.rows, state.failures, state.quarantined
 
@@ -256,7 +256,7 @@ def test_failures_of_before_attempts_were_counted_are_first_attempts(tmp_path: P
 def test_repeating_the_command_adds_nothing_for_what_is_under_way(tmp_path: Path) -> None:
     out = made(tmp_path, folder(tmp_path, BAD))
     units = load_run(out).units
-    assert look(out, Chosen()).failures == 4
+    assert preview(out, FailureFilter()).failures == 4
     assert load_run(out).units == units
     first = again(out)
     second = again(out)
@@ -270,12 +270,12 @@ def test_repeating_the_command_adds_nothing_for_what_is_under_way(tmp_path: Path
 def test_only_the_codes_and_units_that_are_named_are_done_again(tmp_path: Path) -> None:
     out = made(tmp_path, jsonl(tmp_path, BAD))
     unit = Manifest(Layout(out)).unit_id(1)
-    assert look(out, Chosen(codes=("empty_text",))).samples == {"empty_text": 1}
-    assert look(out, Chosen(units=(unit,))).samples == {"empty_text": 1, "missing_text": 1}
-    assert look(out, Chosen(units=(unit,), codes=("missing_text",))).samples == {"missing_text": 1}
+    assert preview(out, FailureFilter(codes=("empty_text",))).samples == {"empty_text": 1}
+    assert preview(out, FailureFilter(units=(unit,))).samples == {"empty_text": 1, "missing_text": 1}
+    assert preview(out, FailureFilter(units=(unit,), codes=("missing_text",))).samples == {"missing_text": 1}
     assert again(out, codes=("crash",)).units == 0
     with pytest.raises(UsageError, match="has no unit abc"):
-        retry(out, Chosen(units=("abc",)), version="0")
+        retry(out, FailureFilter(units=("abc",)), version="0")
 
 
 @pytest.mark.parametrize("state", ["paused", "cancelled"])

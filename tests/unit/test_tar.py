@@ -20,7 +20,7 @@ from core.units import Sample, Unit
 from embq.verify.rereading import reread
 from sources.access.files import PIECE_BYTES
 from sources.formats.tar import TarSource, split_name
-from sources.formats.tar_headers import BLOCK, Member, walk
+from sources.formats.tar_headers import BLOCK, Member, parse_members
 from sources.options import ReadOptions
 
 if sys.version_info >= (3, 14):
@@ -91,7 +91,7 @@ def code_of(folder: Path, data: bytes) -> str:
 def outcome_of(data: bytes) -> list[Member] | str:
     """The members, or the code of the error."""
     try:
-        return walk(data, "s.tar")
+        return parse_members(data, "s.tar")
     except SourceError as error:
         return error.code
 
@@ -106,15 +106,15 @@ def test_a_shard_gives_its_samples_with_caption_and_metadata(tmp_path: Path) -> 
 @pytest.mark.parametrize("pad", [False, True])
 def test_a_shard_cut_anywhere_is_an_error_and_never_a_shorter_shard(pad: bool) -> None:
     data = archive(SAMPLES, pad=pad)
-    whole = walk(data, "s.tar")
+    whole = parse_members(data, "s.tar")
     last_data = len(archive(SAMPLES)) - 2 * BLOCK
     codes = set()
     for length in range(0, len(data), 64):
         if length > last_data and length % BLOCK == 0:
-            assert walk(data[:length], "s.tar") == whole  # only zero blocks are gone
+            assert parse_members(data[:length], "s.tar") == whole  # only zero blocks are gone
             continue
         with pytest.raises(SourceError) as caught:
-            walk(data[:length], "s.tar")
+            parse_members(data[:length], "s.tar")
         codes.add(caught.value.code)
         assert "byte" in caught.value.message
     assert codes == {"shard_truncated", "shard_no_end_marker", *(["shard_trailing_data"] if pad else [])}
@@ -128,7 +128,7 @@ def test_a_cut_between_two_members_says_that_the_end_marker_is_missing(tmp_path:
 @pytest.mark.parametrize("bit", [0x01, 0x40, 0x80])
 def test_a_flipped_bit_in_any_header_byte_is_seen_or_harmless(bit: int) -> None:
     data = archive(SAMPLES)
-    whole = walk(data, "s.tar")
+    whole = parse_members(data, "s.tar")
     at = whole[2].at
     harmless = []
     for position in range(at, at + BLOCK):

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from core.errors import SourceError
-from sources.formats.tar_headers import BLOCK, DAMAGE_CODES, Member, walk
+from sources.formats.tar_headers import BLOCK, DAMAGE_CODES, Member, parse_members
 
 EXACT = settings(
     max_examples=60,
@@ -41,7 +41,7 @@ def archive(members: list[tuple[str, bytes]], form: int) -> bytes:
 def outcome(data: bytes) -> list[Member] | str:
     """The members, or the code of the only error that there may be."""
     try:
-        return walk(data, "s.tar")
+        return parse_members(data, "s.tar")
     except SourceError as error:
         return error.code
 
@@ -50,7 +50,7 @@ def outcome(data: bytes) -> list[Member] | str:
 @given(MEMBERS, FORMATS)
 def test_it_gives_the_names_and_contents_that_were_written(members: list[tuple[str, bytes]], form: int) -> None:
     data = archive(members, form)
-    assert [(found.name, data[found.start : found.stop]) for found in walk(data, "s.tar")] == members
+    assert [(found.name, data[found.start : found.stop]) for found in parse_members(data, "s.tar")] == members
 
 
 @EXACT
@@ -61,7 +61,7 @@ def test_cut_anywhere_it_gives_all_members_or_an_error(
     data = archive(members, form)
     length = draw.draw(st.integers(0, len(data) - 1))
     found = outcome(data[:length])
-    assert found in DAMAGE_CODES or found == walk(data, "s.tar")
+    assert found in DAMAGE_CODES or found == parse_members(data, "s.tar")
 
 
 @EXACT

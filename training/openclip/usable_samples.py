@@ -88,16 +88,16 @@ def _members(url: str) -> list[Member]:
     from sources.access.files import source_errors
     from sources.formats.compressed import beginning
     from sources.formats.tar import LOOKED_AT_BYTES, SUFFIX, TarSource, split_name
-    from sources.formats.tar_headers import walk, walk_beginning
+    from sources.formats.tar_headers import parse_first_members, parse_members
     from sources.options import ReadOptions
 
     if is_url(url) or not url.endswith(SUFFIX):
         (unit,) = TarSource().split(url, ReadOptions())
         first = beginning(unit, LOOKED_AT_BYTES)
-        members = walk_beginning(first)
+        members = parse_first_members(first)
         if len(first) < LOOKED_AT_BYTES or not members:
             return members
         cut = split_name(members[-1].name)[0]  # of which more may follow
         return [member for member in members if split_name(member.name)[0] != cut]
     with source_errors(url), open(url, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return walk(data, url)
+        return parse_members(data, url)

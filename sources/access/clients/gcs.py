@@ -1,7 +1,7 @@
 """fsspec client of gs://: gcsfs over the JSON API, one attempt for each request.
 
-gcsfs retries by itself for half a minute and more, unseen by the watchdog; here `ranged_reads.asked` retries. The class
-of gcsfs for zonal and hierarchical buckets asks another service about the bucket before each call; this one does not.
+gcsfs retries by itself for half a minute and more, unseen by the watchdog; here `ranged_reads.with_retries` does. Its
+class for zonal and hierarchical buckets asks another service about the bucket before each call; this one does not.
 """
 
 from __future__ import annotations
