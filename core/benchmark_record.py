@@ -1,4 +1,4 @@
-"""What every benchmark says about itself: its figures, the machine, the versions and the commit."""
+"""Record of a benchmark: its figures with the machine, versions and commit; written as JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PACKAGES = (
 
 
 def described(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of one benchmark with all that they depend on, JSON-ready."""
+    """The record of one benchmark, JSON-ready."""
     return {
         "benchmark": name,
         "figures": figures,
@@ -74,7 +74,7 @@ def _gpu() -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """The installed versions of what the speed depends on."""
+    """Installed versions of the packages that matter for speed."""
     found = {}
     for package in PACKAGES:
         try:
@@ -85,7 +85,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of embq's own checkout, with "+changes" where files differ from it; "" where it is installed."""
+    """The commit of embq's checkout, with "+changes" for a modified one; "" where embq is installed."""
     folder = Path(__file__).resolve().parents[1]
     if not (folder / ".git").exists():
         return ""
@@ -100,14 +100,14 @@ def commit() -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Figures in columns, those to the right."""
+    """Figures in right-aligned columns."""
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder for results, and see that files can be written to it; OutputError where they cannot."""
+    """Make the folder for results, and check that it is writable; OutputError where it is not."""
     probe = folder / f".probe-{secrets.token_hex(4)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write(path: Path, data: Mapping[str, Any]) -> Path:
-    """Write what `described` gave, whole, in place of earlier results; OutputError where that cannot be done."""
+    """Write a record atomically in place of an earlier one; OutputError where that fails."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         overwrite(path, (json.dumps(data, indent=1) + "\n").encode(), temporary=temporary)
@@ -135,5 +135,5 @@ _NEXT_STEPS = {
 
 
 def unwritable(error: OSError, path: Path) -> OutputError:
-    """The error that a failed write of results means for the user."""
+    """The error of a failed write of results."""
     return output_error(error, path, next_steps=_NEXT_STEPS)

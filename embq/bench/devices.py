@@ -64,11 +64,11 @@ def _part(rate: Measured, ideal: Measured) -> str:
 def findings(outcomes: Sequence[Outcome], chunks: int) -> tuple[str, ...]:
     """Conclusions from the figures."""
     fleet = Fleet.of(outcomes)
-    told = "" if fleet.rate.differs(fleet.ideal) else ", which is no difference beyond the deviations"
+    note = "" if fleet.rate.differs(fleet.ideal) else ", which is no difference beyond the deviations"
     off = max(abs(share.mean - wanted) for share, wanted in zip(fleet.shares, fleet.rate_shares, strict=True))
     return (
         f"{len(fleet.devices)} devices together embed {fleet.rate} records/s, {fleet.rate.over(fleet.ideal)} times the "
-        f"sum of what each does alone{told}.",
+        f"sum of what each does alone{note}.",
         f"An equal split would wait for the slowest device: the queue is {fleet.rate.over(fleet.equal)} times as fast "
         "as that (computed from the rates).",
         f"The share of the work that a device does is within {number(100 * off)} percentage points of its share of the "
@@ -81,6 +81,6 @@ def _draw(outcomes: Sequence[Outcome], path: Path) -> None:
     from embq.bench.plots import draw_devices
 
     fleet = Fleet.of(outcomes)
-    told = "" if fleet.rate.differs(fleet.ideal) else ": no difference"
-    title = f"{len(fleet.devices)} devices together: {fleet.rate.over(fleet.ideal)} times the sum of their rates{told}"
+    note = "" if fleet.rate.differs(fleet.ideal) else ": no difference"
+    title = f"{len(fleet.devices)} devices together: {fleet.rate.over(fleet.ideal)} times the sum of their rates{note}"
     draw_devices(fleet, outcomes, path, title=title)

@@ -29,7 +29,7 @@ from sources.options import ReadOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerShare:
-    """What one worker process did.
+    """Work of one worker process in a run.
 
     Attributes:
         device: as `--devices` names it.
@@ -212,8 +212,8 @@ class Services:
             if refused := worker.refused_model():
                 raise refused
             self._wait()
-        self.load_s = max(float(said.get("load_s", 0.0)) for said in live)
-        self.device_names = {str(said["device"]): str(said.get("device_name", "")) for said in live}
+        self.load_s = max(float(beat.get("load_s", 0.0)) for beat in live)
+        self.device_names = {str(beat["device"]): str(beat.get("device_name", "")) for beat in live}
         Ledger(self._client, keeper.run).ask({"state": "paused"})
         self._start_child("producer", url)
         self._there = self._identities()
@@ -239,7 +239,7 @@ class Services:
         Raises OutputError where the count is not exact, and ConfigError where a process was replaced meanwhile, which
         makes the measurement invalid.
         """
-        while any(said.get("held") for said in self._live()):
+        while any(beat.get("held") for beat in self._live()):
             self._wait()
         since = time.time()
         _, root = self._announce(records, unit_size=unit_size)
@@ -262,8 +262,8 @@ class Services:
             records=records.count,
             failures=done.failures,
             seconds=max(done.timing["embed_s"], 0.001),
-            shares=self._traces.shares([(str(said["name"]), str(said["device"])) for said in live], since=since),
-            memory_mb=memory_mb(int(said["pid"]) for said in live),
+            shares=self._traces.shares([(str(beat["name"]), str(beat["device"])) for beat in live], since=since),
+            memory_mb=memory_mb(int(beat["pid"]) for beat in live),
         )
 
     def _announce(self, records: Records, *, unit_size: int) -> tuple[RunInfo, Path]:
@@ -285,15 +285,15 @@ class Services:
         return info, root
 
     def _live(self) -> list[dict[str, Any]]:
-        """What the workers that have loaded the model say of themselves, in the order of the devices."""
+        """Heartbeats of the workers that have loaded the model, in the order of the devices."""
         order = {device: position for position, device in enumerate(self.worker_set.devices)}
-        said = [one for one in live_workers(self._client) if one.get("model") == self._spec]
-        return sorted(said, key=lambda one: (order.get(str(one["device"]), 0), str(one["name"])))
+        beat = [one for one in live_workers(self._client) if one.get("model") == self._spec]
+        return sorted(beat, key=lambda one: (order.get(str(one["device"]), 0), str(one["name"])))
 
     def _identities(self) -> tuple[object, ...]:
-        """What changes when a process is replaced."""
+        """Process identities; they change when a process is replaced."""
         services = [child.process.pid for child in self._children if child.process is not None]
-        return (*services, *(str(said["name"]) for said in self._live()))
+        return (*services, *(str(beat["name"]) for beat in self._live()))
 
     def _wait(self) -> None:
         self._poll()

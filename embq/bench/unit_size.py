@@ -66,22 +66,22 @@ def result(outcomes: Sequence[Outcome], chunks: int) -> ExperimentResult:
 def findings(outcomes: Sequence[Outcome], chunks: int) -> tuple[str, ...]:
     """Conclusions from the figures."""
     best, smallest = _best(outcomes), min(outcomes, key=lambda one: one.condition.unit_size)
-    said = []
+    sentences = []
     if smallest is not best:
         ratio = smallest.rate.over(best.rate).scaled(100)
-        told = "" if smallest.rate.differs(best.rate) else ", which is no difference beyond the deviations"
-        said.append(
+        note = "" if smallest.rate.differs(best.rate) else ", which is no difference beyond the deviations"
+        sentences.append(
             f"Units of {smallest.condition.unit_size} reach {ratio} % of the best speed, that of units of "
-            f"{best.condition.unit_size:,}{told}."
+            f"{best.condition.unit_size:,}{note}."
         )
     elif len(outcomes) > 1:
-        said.append(f"Units of {smallest.condition.unit_size} are the fastest that were measured.")
+        sentences.append(f"Units of {smallest.condition.unit_size} are the fastest that were measured.")
     alike = [f"{one.condition.unit_size:,}" for one in outcomes if one is best or not one.rate.differs(best.rate)]
     if len(alike) > 1:
-        said.append(f"Units of {names(alike)} are not told apart.")
+        sentences.append(f"Units of {names(alike)} are not told apart.")
     if (cost := _cost(outcomes)) is not None:
-        said.append(_cost_sentence(cost))
-    return (*said, days_sentence(best, chunks))
+        sentences.append(_cost_sentence(cost))
+    return (*sentences, days_sentence(best, chunks))
 
 
 def _cost_sentence(cost: UnitCost) -> str:
@@ -112,6 +112,6 @@ def _title(outcomes: Sequence[Outcome]) -> str:
     best, smallest = _best(outcomes), min(outcomes, key=lambda one: one.condition.unit_size)
     if smallest is best:
         return f"Units of {smallest.condition.unit_size} are the fastest"
-    told = "" if smallest.rate.differs(best.rate) else ": no difference"
+    note = "" if smallest.rate.differs(best.rate) else ": no difference"
     part = smallest.rate.over(best.rate).scaled(100)
-    return f"Units of {smallest.condition.unit_size}: {part} % of the best speed{told}"
+    return f"Units of {smallest.condition.unit_size}: {part} % of the best speed{note}"

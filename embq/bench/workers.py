@@ -70,21 +70,21 @@ def findings(outcomes: Sequence[Outcome], chunks: int) -> tuple[str, ...]:
     """Conclusions from the figures."""
     first, *others = outcomes
     best = max(outcomes, key=lambda one: one.rate.mean)
-    said = [f"{_more(one, first)}." for one in others]
+    sentences = [f"{_more(one, first)}." for one in others]
     if best is not first and not best.rate.differs(first.rate):
         best = first
     if others:
-        said.append(f"The fewest workers that are not told apart from the best: {_enough(outcomes)}.")
-    return (*said, days_sentence(best, chunks))
+        sentences.append(f"The fewest workers that are not told apart from the best: {_enough(outcomes)}.")
+    return (*sentences, days_sentence(best, chunks))
 
 
 def _more(one: Outcome, first: Outcome) -> str:
     device = one.condition.worker_set.devices[0]
     ratio = one.rate.over(first.rate)
-    told = "" if one.rate.differs(first.rate) else ", which is no difference beyond the deviations"
+    note = "" if one.rate.differs(first.rate) else ", which is no difference beyond the deviations"
     memory = _memory_ratio(one, first)
     taking = f"; they take {number(memory.mean)} times the memory" if memory is not None else ""
-    return f"{one.condition.name} on {device} give {ratio} times the speed of {first.condition.name}{told}{taking}"
+    return f"{one.condition.name} on {device} give {ratio} times the speed of {first.condition.name}{note}{taking}"
 
 
 def _memory_ratio(one: Outcome, first: Outcome) -> Measured | None:
@@ -112,9 +112,9 @@ def title(outcomes: Sequence[Outcome]) -> str:
     best = max(outcomes, key=lambda one: one.rate.mean)
     if not best.rate.differs(first.rate):
         worst = min(outcomes, key=lambda one: one.rate.mean)
-        said = "no gain beyond the deviations"
+        summary = "no gain beyond the deviations"
         if worst.rate.differs(first.rate):
-            said = f"no gain, and {worst.condition.name} give {worst.rate.over(first.rate)} times its speed"
-        return f"More than {first.condition.name} on {device}: {said}"
+            summary = f"no gain, and {worst.condition.name} give {worst.rate.over(first.rate)} times its speed"
+        return f"More than {first.condition.name} on {device}: {summary}"
     shown = best if best is not first else last
     return f"{shown.condition.name} on {device}: {shown.rate.over(first.rate)} times {first.condition.name}"

@@ -1,4 +1,4 @@
-"""Queries as vectors: by the model that made the rows of an index, and as its rows are stored."""
+"""Embeds queries with the model of an index, in the form in which its rows are stored."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class QueryEmbedder:
-    """Embeds texts and images with the very model that made the rows. One thread at a time.
+    """Embeds texts and images with the model that made the rows, checked by fingerprint. One thread at a time.
 
     Args:
         config: of the model that made the rows.
-        output: which of its vectors the index holds.
-        rows: how they were stored.
-        fingerprint: that of the rows; None where it is not known, and nothing can be compared.
+        output: the indexed output of the model.
+        rows: the stored form of vectors.
+        fingerprint: that of the rows; None where it is not known, which skips the comparison.
         prompt: name of the prompt before a text; None for that of the rows, or "query" where that is "document".
         prompt_text: the prompt itself.
-        spec: where the model is on this machine, if not where the run had it.
+        spec: of the model on this machine, if not that of the run.
         on_load: called with a model's spec before it is loaded, where that takes long.
     """
 
@@ -57,7 +57,7 @@ class QueryEmbedder:
     def open(
         cls, model: Mapping[str, Any] | None, rows_spec: Mapping[str, Any], fingerprint: str | None, **options: Any
     ) -> QueryEmbedder:
-        """Of what the record of an index says; InputError `no_model` where it names no model.
+        """From the record of an index; InputError `no_model` where it names no model.
 
         Args:
             model: `ModelConfig.describe()` with the output that is indexed under "output".
@@ -67,17 +67,16 @@ class QueryEmbedder:
         if model is None:
             raise InputError(
                 "the index does not say which model made its vectors, so texts and images cannot be embedded for it",
-                next_step="ask with --vector or --id, or index the output of an embq run",
+                next_step="search by --vector or --id, or index the output of an embq run",
                 code="no_model",
             )
-        said = model["output"]
-        output = Output(name=said["name"], spec=said["spec"], modality=said["modality"])
+        output = Output(**{name: model["output"][name] for name in ("name", "spec", "modality")})
         rows = RowSpec.from_description(rows_spec)
         return cls(ModelConfig.from_description(model), output, rows, fingerprint, **options)
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """What can be asked by, in the order of `core.models.MODALITIES`."""
+        """The modalities of queries that it embeds, in the order of `core.models.MODALITIES`."""
         from core.models import MODALITIES
         from worker.embedders.query.loading import check_modality
 
@@ -91,10 +90,10 @@ class QueryEmbedder:
         return tuple(known)
 
     def load(self, modality: str) -> None:
-        """Load what embeds a modality, once; `text` and `image` do so themselves.
+        """Load the model of a modality, once; `text` and `image` call it.
 
         Raises ModelError where the model cannot be loaded here, `other_modality` where it does not embed this
-        modality, `other_model` where it is another one than that of the rows.
+        modality, `other_model` where it is not the model of the rows.
         """
         if modality in self._models:
             return
@@ -103,7 +102,7 @@ class QueryEmbedder:
         model, found = self._opened(modality)
         if found != self._fingerprint and self._fingerprint is not None:
             if not isinstance(model, TorchQueryModel) or self._config.members:
-                # A note may be of the time before a library was replaced.
+                # The cached fingerprint may be older than an upgrade of a library.
                 model, found = self._opened(modality, noted=False)
             if found != self._fingerprint:
                 raise ModelError(
@@ -116,12 +115,12 @@ class QueryEmbedder:
         self._models[modality] = model
 
     def text(self, text: str) -> np.ndarray:
-        """float32 (d,): the vector of a text as rows have them. Raises as `load`; SampleError where it has none."""
+        """float32 (d,) of a text, in the form of rows. Raises as `load`; SampleError where it cannot be embedded."""
         self.load("text")
         return self._as_stored(self._models["text"].text(text))
 
     def image(self, data: bytes) -> np.ndarray:
-        """float32 (d,): the vector of an encoded image as rows have them. Raises as `text`."""
+        """float32 (d,) of an encoded image, in the form of rows. Raises as `text`."""
         self.load("image")
         return self._as_stored(self._models["image"].image(data))
 
@@ -136,11 +135,11 @@ class QueryEmbedder:
             if not is_gone or self._options["spec"]:
                 raise
             raise ModelError(
-                error.message, next_step="say with --model where it is on this machine, such as --model st:./folder"
+                error.message, next_step="give its location on this machine with --model, such as --model st:./folder"
             ) from error
 
     def _as_stored(self, vector: np.ndarray) -> np.ndarray:
-        """Cut and brought to length 1 as rows are, but in float32."""
+        """Truncated and normalised as rows are, but in float32."""
         in_floats = replace(self._rows, dtype="float32", normalize=self._rows.unit_length)
         values, faults = stored(vector[None], in_floats)
         for fault in faults.values():

@@ -182,7 +182,7 @@ class Routes:
         return _json(self._indices.names)
 
     async def health(self, request: Request) -> Response:
-        """What is served, and whether queries can be embedded yet."""
+        """Served indexes, and the state of their models."""
         health: dict[str, Any] = {"status": "ok", "embq": version_of("embq"), "search": SCHEMA}
         health["indices"] = [self._state(index) for index in self._indices.all]
         if self._watcher.follows:

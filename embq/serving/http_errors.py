@@ -5,7 +5,7 @@ from __future__ import annotations
 from core.errors import BrokerError, DeviceError, DeviceFullError, EmbqError, InputError, ModelError, UsageError
 
 STATUS_OF_CODE = {"other_modality": 400, "too_long": 413, "too_many": 413}
-"""Where the code decides, not the class."""
+"""Codes that decide the status before the class of the error does."""
 
 
 class HttpError(InputError):

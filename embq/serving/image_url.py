@@ -1,7 +1,7 @@
-"""Fetching the image that a query names by URL: from public hosts only, by https, bounded in size, hops and time.
+"""Fetches the image of a query by URL: https from public hosts only, bounded in size, redirects and time.
 
-A server that fetches what strangers name can be made to ask its own network. So every hop's host is resolved here,
-refused where any of its addresses is not a public one, and connected to by the very address that was checked: a second
+A server that fetches URLs of its clients can be abused to reach its own network. So the host of every hop is resolved
+here, refused where any of its addresses is not public, and connected to by the address that was checked: a second
 answer of the name server cannot lead elsewhere.
 """
 
@@ -32,7 +32,7 @@ def fetch_image(
 
     Args:
         allowed: whether an IP address may be connected to.
-        context: which certificates are believed; the system's by default.
+        context: trusted certificates; the system's by default.
 
     Raises:
         HttpError: `image_url_refused` where it may not be fetched, `image_url_failed` where it cannot.
@@ -61,12 +61,12 @@ def fetch_image(
 
 
 def _checked(url: str) -> tuple[str, int, str]:
-    """Host, port and path of a URL that may be fetched by its looks."""
+    """Host, port and path of a URL, checked by its syntax."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port or 443
     except ValueError as error:
-        raise _refused(f"it is no URL: {error}") from error
+        raise _refused(f"it is not a URL: {error}") from error
     if parts.scheme != "https" or not host:
         raise _refused("it does not begin with https://")
     if parts.username is not None or parts.password is not None:
@@ -77,19 +77,19 @@ def _checked(url: str) -> tuple[str, int, str]:
 
 
 def _address(host: str, port: int, allowed: Callable[[str], bool]) -> str:
-    """An address of a host, all of whose addresses are allowed."""
+    """An address of a host; all of its addresses must be allowed."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise _failed(f"{host} is not known to the name server") from error
     addresses = [str(where[4][0]) for where in found]
     if not addresses or not all(allowed(address) for address in addresses):
-        raise _refused(f"{host} is no public host")
+        raise _refused(f"{host} is not a public host")
     return addresses[0]
 
 
 class _Pinned(http.client.HTTPSConnection):
-    """A connection to an address that was checked, under the host's name, which its certificate must bear."""
+    """A connection to a checked address, with the certificate verified for the host's name."""
 
     def __init__(self, host: str, port: int, address: str, context: ssl.SSLContext, end: float) -> None:
         super().__init__(host, port, timeout=_left(end), context=context)
@@ -99,7 +99,7 @@ class _Pinned(http.client.HTTPSConnection):
     def connect(self) -> None:
         plain = socket.create_connection((self._address, self.port), _left(self._end))
         try:
-            # Kept beside `sock`, which is forgotten once the answer is the last one of the connection.
+            # Kept beside `sock`, which http.client clears for the last response of a connection.
             self.sock = self.open_socket = self._tls.wrap_socket(plain, server_hostname=self.host)
         except BaseException:
             plain.close()
@@ -120,7 +120,7 @@ def _body(answer: http.client.HTTPResponse, open_socket: socket.socket | None, e
 
 
 def _left(end: float) -> float:
-    """Seconds that are left, never so few that a socket would not wait at all; TimeoutError where none are."""
+    """Seconds left, at least what makes a socket wait; TimeoutError where none are."""
     left = end - time.monotonic()
     if left <= 0:
         raise TimeoutError

@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus and for a person."""
+"""Metrics of the server, in Prometheus's format and as a table."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ STEPS = ("fetch", "embed", "knn", "duplicates", "rows")
 
 
 class Steps:
-    """The seconds of the steps of one request, in order."""
+    """Seconds by step of one request, in order."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -69,7 +69,7 @@ class Steps:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Measure a step that succeeds."""
+        """Measure a step; one that fails is not counted."""
         start = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - start
@@ -112,13 +112,13 @@ class Metrics:
         return self._histograms[name]
 
     def exposition(self) -> bytes:
-        """All of it in Prometheus's text format."""
+        """All metrics in Prometheus's text format."""
         from prometheus_client import generate_latest
 
         return generate_latest(self._registry)
 
     def summary(self) -> str:
-        """Where the time of searches goes, as a table for a person."""
+        """Time of searches by step, as a table."""
         both = [self._of("embq_http_request_seconds", {"route": route}) for route in SEARCH_ROUTES]
         calls, seconds = sum(calls for calls, _ in both), sum(seconds for _, seconds in both)
         if not calls:

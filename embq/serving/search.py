@@ -93,7 +93,7 @@ class Search:
         return KnnAnswer(results=results, version=version.info.name, not_applied=() if has_modality else ("modality",))
 
     async def search(self, query: Query) -> dict[str, Any]:
-        """What `embq search --json` prints, with the name and version of the index, for `/search`."""
+        """The answer of `/search`: that of `embq search --json`, with the name and version of the index."""
         index = self._indices.only(query.index, query.modality)
         began, steps = time.perf_counter(), Steps(self._metrics)
         with index.use() as version:

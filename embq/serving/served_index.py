@@ -24,7 +24,7 @@ _log = Events("serve")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a query becomes a vector of an index.
+    """The model and row format that turn a query into a vector of an index.
 
     Attributes:
         model: JSON-ready description of the model, with the output that is indexed.
@@ -39,7 +39,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionInfo:
-    """What the server reports about a version.
+    """Description of a version, as reported by `/health`.
 
     Attributes:
         name: such as v0003.
@@ -49,7 +49,7 @@ class VersionInfo:
         cosine: whether scores are cosines, so that queries are normalised to length 1.
         model: its spec; "" where the index does not say which model made its vectors.
         fingerprint: of the model.
-        recipe: how a query becomes a vector of this index; versions with equal recipes share a loaded model.
+        recipe: of query vectors; versions with equal recipes share a loaded model.
         output: which of the vectors of a run it holds, such as image, text or clip_image.
     """
 
@@ -212,7 +212,7 @@ def open_version(path: Path, *, memory: str, threads: int) -> tuple[Searcher, Ve
 
 
 def modality_of(path: Path) -> str:
-    """What an index holds, by the name of its vectors: text, text_embedding, img_emb, clip_image and so on."""
+    """Modality of an index by the name of its vectors: text, text_embedding, img_emb, clip_image and so on."""
     from indexer.index_files.version import read_current
 
     return "text" if "text" in read_current(path).collection.output else "image"

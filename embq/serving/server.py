@@ -1,4 +1,9 @@
-"""A listening socket, and the loop that answers on it until it is told to stop."""
+"""The HTTP server: listening socket, bounded connections, and the loop until SIGTERM or SIGINT.
+
+uvicorn bounds requests, and the idle time of a connection between two of them. A connection that sends no whole
+request, or reads no response, it keeps for ever; here each has deadlines, and above the limits the connection that has
+been without a request for longest is closed.
+"""
 
 from __future__ import annotations
 
@@ -26,25 +31,25 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 MOST_CONNECTIONS, MOST_OF_CLIENT = 3 * MOST_IN_FLIGHT, 2 * MOST_IN_FLIGHT
-"""More of one client than requests are answered at a time: all may come through one proxy, and are to be told if they
-are too many."""
+"""The limit for one client is above that of concurrent requests: all may come through one proxy, which is to get the
+error for too many requests."""
 
 FILES = 4096
-"""Wanted of the system, so that connections and the files of indices have room beside each other."""
+"""Wanted limit of open files, enough for connections and index files."""
 
 REQUEST_S = 10.0
-"""For the headers of a request, from the connection or their first byte on; also for what is left of a body that nobody
-reads."""
+"""Deadline for the headers of a request, from the connection or their first byte; also for the rest of an unread
+body."""
 
 ANSWER_S = 120.0
-"""From the headers of a request until its answer is read: the body has 30 s of it, see `app.BODY_S`."""
+"""Deadline from the headers of a request until its response is read; the body has 30 s of it, see `app.BODY_S`."""
 
 REPORT_S = 60.0
-"""Between two lines of the log about connections that were closed."""
+"""Between two log events about closed connections."""
 
 
 class Connections:
-    """The connections of one server, the one that has been without a request for longest first."""
+    """The open connections of a server, in the order in which they became idle."""
 
     def __init__(self, most: int, most_of_client: int) -> None:
         self._most, self._most_of_client = most, most_of_client
@@ -53,7 +58,7 @@ class Connections:
         self._log = Events("serve")
 
     def admit(self, connection: BoundedConnection) -> None:
-        """Take up a connection, for which another one may have to go; without any to spare, the new one does."""
+        """Admit a connection; above a limit the longest idle one is closed, or the new one where none is idle."""
         client = _client(connection)
         same = [one for one, whose in self._open.items() if whose == client]
         self._open[connection] = client
@@ -63,11 +68,11 @@ class Connections:
             self._close(next((one for one in self._open if one.waits), connection))
 
     def forget(self, connection: BoundedConnection) -> None:
-        """A connection has ended."""
+        """Remove a closed connection."""
         self._open.pop(connection, None)
 
     def answered(self, connection: BoundedConnection) -> None:
-        """A connection waits for its next request from now on."""
+        """Mark a connection as idle from now on."""
         if (client := self._open.pop(connection, None)) is not None:
             self._open[connection] = client
 
@@ -82,7 +87,7 @@ class Connections:
 
 
 class BoundedConnection(H11Protocol):
-    """A connection of uvicorn that is closed where a request or the reading of its answer takes too long."""
+    """A connection of uvicorn with deadlines for a request and for reading its response."""
 
     def __init__(self, *, bounds: Connections, **options: Any) -> None:
         super().__init__(**options)
@@ -92,7 +97,7 @@ class BoundedConnection(H11Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether there is no request to be answered."""
+        """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -107,7 +112,7 @@ class BoundedConnection(H11Protocol):
         self._watch()
 
     def on_response_complete(self) -> None:
-        """The answer is with the transport, and the next request may begin."""
+        """The response is with the transport; the next request may start."""
         super().on_response_complete()
         self._bounds.answered(self)
         self._watch()
@@ -148,7 +153,7 @@ class BoundedConnection(H11Protocol):
 
 
 def _client(connection: BoundedConnection) -> bytes:
-    """Whose a connection is: an IPv4 address, or the network of an IPv6 one, of which one client has all addresses."""
+    """The client of a connection: an IPv4 address, or the /64 network of an IPv6 address."""
     try:
         ip = ipaddress.ip_address(connection.client[0] if connection.client else "")
     except ValueError:
@@ -158,7 +163,7 @@ def _client(connection: BoundedConnection) -> bytes:
 
 
 def room() -> int:
-    """Connections that there may be, by the files that this process may open, after asking for more of these."""
+    """The limit of connections by the open-file limit, after raising that."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -168,21 +173,21 @@ def room() -> int:
 
 
 BACKLOG = 128
-"""Connections that wait to be accepted, and so many asyncio accepts at once, before any of them can be refused."""
+"""Connections that wait to be accepted; asyncio accepts as many at once."""
 
 DRAIN_S = 30
-"""For requests that are being answered when a stop is asked for; longer than any of them takes."""
+"""Time for running requests to end after a stop signal; longer than any of them takes."""
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket on `host`, and on `port` or, where that is 0, on a free one. It does not listen yet.
+    """A socket bound to `host` and `port`, or to a free port for 0. It does not listen yet.
 
     Raises as `core.networks.bound` does.
     """
     return networks.bound(
         Address(host=host, port=port),
-        taken="stop that program, or take another port: --port 0 finds a free one",
-        example="--host 127.0.0.1 --port 1234 is for this machine alone",
+        taken="stop that program, or use another port: --port 0 finds a free one",
+        example="--host 127.0.0.1 --port 1234 is for this machine only",
     )
 
 
@@ -192,7 +197,7 @@ def _url(listener: socket.socket) -> str:
 
 
 def server_of(app: ASGIApp) -> uvicorn.Server:
-    """uvicorn with bounded connections."""
+    """A uvicorn server with bounded connections."""
     import uvicorn
 
     bounds = Connections(room(), MOST_OF_CLIENT)
@@ -215,17 +220,17 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
 
 
 def serve(app: ASGIApp, listener: socket.socket, announce: Callable[[str], None]) -> None:
-    """Answer until SIGTERM or SIGINT; what has begun by then is finished, for up to DRAIN_S.
+    """Answer requests until SIGTERM or SIGINT; running requests get up to DRAIN_S to finish.
 
     Args:
-        announce: called with the URL when requests can be sent there.
+        announce: called with the URL when requests can be sent.
     """
     server = server_of(app)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         server.should_exit = True
 
-    # For a signal that comes before uvicorn's own handlers are there, which it gives back to these when it has ended.
+    # For a signal before uvicorn installs its own handlers; it restores these when it ends.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     listener.listen(BACKLOG)

@@ -78,8 +78,8 @@ class Documents:
             numbers.append(int(number))
         counts = {part.chunks for part in parts} or {len(numbers)}
         if counts != {len(numbers)} or sorted(numbers) != list(range(len(numbers))):
-            said = " or ".join(str(count) for count in sorted(counts))
-            return f"chunks {_ranges(sorted(numbers))}, and its rows say that it has {said}"
+            totals = " or ".join(str(count) for count in sorted(counts))
+            return f"chunks {_ranges(sorted(numbers))}, and its rows say that it has {totals}"
         return ""
 
     def _content(self, text: str, parts: Sequence[Part], incomplete: bool) -> str:

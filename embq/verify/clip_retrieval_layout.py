@@ -75,7 +75,7 @@ def _schema(path: Path, findings: Findings) -> tuple[int, pa.Schema | None]:
 
 
 def _check_vectors(folder: str, paths: Sequence[Path], rows: Sequence[int], findings: Findings) -> None:
-    """Whether each file has as many rows as that of the metadata beside it, and all of them one shape and dtype."""
+    """Check that each file has as many rows as its metadata file, and that all have one width and dtype."""
     if len(paths) != len(rows):
         findings.add("layout", folder, f"it has {len(paths)} files, {METADATA} has {len(rows)}")
     shapes: set[tuple[str, int]] = set()
@@ -99,8 +99,8 @@ def _header(path: Path) -> tuple[str, int, int]:
     if not line.startswith(MAGIC) or not line.endswith(b"\n"):
         raise OutputError("it is not npy 1.0 with a header of one line below 300 bytes")
     try:
-        said = ast.literal_eval(line[10:].decode("latin1").strip())
-        dtype, (rows, dim), fortran = said["descr"], said["shape"], said["fortran_order"]
+        header = ast.literal_eval(line[10:].decode("latin1").strip())
+        dtype, (rows, dim), fortran = header["descr"], header["shape"], header["fortran_order"]
     except (ValueError, SyntaxError, KeyError, TypeError) as error:
         raise OutputError(f"{error}") from error
     if dtype not in ("<f2", "<f4") or fortran:

@@ -217,7 +217,7 @@ def opened(path: str, compression: str) -> IO[bytes]:
 
 
 def compression_of(path: str) -> str:
-    """How a file is compressed, by its first bytes; "" for a plain one."""
+    """The compression of a file by its first bytes; "" for none."""
     with open(path, "rb") as file:
         head = file.read(6)
     # zstd's skippable frames, one of which may be the first, have 16 signatures.

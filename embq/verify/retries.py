@@ -50,14 +50,14 @@ class Retried:
         """The later retries of the samples of unit `u`."""
         return [retry for _, retry in self._retries.of(u)]
 
-    def check(self, where: str, said: CommittedUnit, retry: Retry | None) -> None:
+    def check(self, where: str, recorded: CommittedUnit, retry: Retry | None) -> None:
         """Check that a retry replaces existing failures, each once, and that other units replace none."""
         wanted = (0, 0) if retry is None else (retry.replaces, retry.lifts)
-        if (said.supersedes, said.lifts) != wanted:
+        if (recorded.supersedes, recorded.lifts) != wanted:
             self._findings.add(
                 "supersedes",
                 where,
-                f"it takes the place of {said.supersedes} failures and {said.lifts} units, planned were "
+                f"it takes the place of {recorded.supersedes} failures and {recorded.lifts} units, planned were "
                 f"{wanted[0]} and {wanted[1]}",
             )
         if retry is None or not retry.replaces:

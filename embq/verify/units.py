@@ -150,7 +150,7 @@ class Units:
     def check(
         self,
         where: str,
-        said: CommittedUnit,
+        recorded: CommittedUnit,
         unit: Unit | None,
         rows: pa.Table,
         failures: pa.Table,
@@ -160,18 +160,18 @@ class Units:
 
         Args:
             where: the record and the unit, for messages.
-            said: what the record says of the unit.
+            recorded: the unit in the commit record.
             unit: the manifest's unit; None where it has none, and then there is no source to compare with.
             rows: the unit's rows in their file's schema; no columns are needed where there are none.
             failures: its failures, likewise.
             again: later retries of its samples; a sample that was mended may have another key now.
         """
-        self._check_ids(where, said, rows, failures)
-        self._check_codes(where, said, failures)
+        self._check_ids(where, recorded, rows, failures)
+        self._check_codes(where, recorded, failures)
         stored = self._vectors(where, rows)
         metadata = StoredMetadata(rows, self._rows.columns)
         self.beside += metadata.beside
-        if self._is_whole(where, said, rows, failures):
+        if self._is_whole(where, recorded, rows, failures):
             return
         if self._chunking is not None:
             self._check_chunks(where, unit, rows, failures, Rows(rows, stored, metadata), again)
@@ -185,22 +185,22 @@ class Units:
             samples = [pair for pair in samples if pair[0] not in retried]
             self._compare(where, unit, samples, retried, Rows(rows, stored, metadata))
 
-    def _check_ids(self, where: str, said: CommittedUnit, rows: pa.Table, failures: pa.Table) -> None:
+    def _check_ids(self, where: str, recorded: CommittedUnit, rows: pa.Table, failures: pa.Table) -> None:
         for name, table in (("row", rows), ("failure", failures)):
             ids = table["unit_id"].unique().to_pylist() if table.num_rows else []
-            if ids not in ([], [said.unit_id]):
-                other = next(one for one in ids if one != said.unit_id)
+            if ids not in ([], [recorded.unit_id]):
+                other = next(one for one in ids if one != recorded.unit_id)
                 self._findings.add("unit_rows", where, f"it has a {name} of unit {other}")
 
-    def _check_codes(self, where: str, said: CommittedUnit, failures: pa.Table) -> None:
+    def _check_codes(self, where: str, recorded: CommittedUnit, failures: pa.Table) -> None:
         codes = failures["code"].to_pylist() if failures.num_rows else []
         if unnamed := codes.count(""):
             self._findings.add("failure_code", where, f"{unnamed} of its failures have no code")
-        if said.quarantined and codes and said.quarantined not in codes:
+        if recorded.quarantined and codes and recorded.quarantined not in codes:
             self._findings.add(
                 "failure_code",
                 where,
-                f"its record says that it failed as {said.quarantined!r}, its failure {codes[0]!r}",
+                f"its record says that it failed as {recorded.quarantined!r}, its failure {codes[0]!r}",
             )
 
     def _vectors(self, where: str, rows: pa.Table) -> dict[str, np.ndarray]:
@@ -223,22 +223,22 @@ class Units:
         return found
 
     def _check_cosines(self, where: str, rows: pa.Table, found: dict[str, np.ndarray]) -> None:
-        """Whether the similarities are those of the stored vectors, where these are whole enough to tell."""
+        """Check stored similarities against the stored vectors, where these are precise enough."""
         for column, (image, text) in self._compared.items() if rows.num_rows else ():
-            said = rows[column].to_numpy()
+            recorded = rows[column].to_numpy()
             off = COSINE_OFF.get(self._rows.dtype) if not self._rows.truncate_dim else None
             if off is not None and image in found and text in found:
-                wrong = wrong_cosines(said, found[image], found[text], off)
+                wrong = wrong_cosines(recorded, found[image], found[text], off)
             else:
-                wrong = ~(np.abs(said) <= 1.0)
+                wrong = ~(np.abs(recorded) <= 1.0)
             if wrong.any():
                 key = rows["key"][int(np.argmax(wrong))].as_py()
                 self._findings.add("similarity", where, f"{int(wrong.sum())} are not those of their row, first {key!r}")
 
-    def _is_whole(self, where: str, said: CommittedUnit, rows: pa.Table, failures: pa.Table) -> bool:
-        """Whether one failure stands for the whole unit."""
+    def _is_whole(self, where: str, recorded: CommittedUnit, rows: pa.Table, failures: pa.Table) -> bool:
+        """Whether one failure represents the whole unit."""
         whole = bool(failures.num_rows) and failures["ordinal"].null_count > 0
-        if whole != bool(said.quarantined):
+        if whole != bool(recorded.quarantined):
             self._findings.add("whole_unit", where, "its record and its failures disagree on whether it failed whole")
         if whole and (rows.num_rows or failures.num_rows != 1):
             self._findings.add("whole_unit", where, "it failed whole and has rows or further failures")

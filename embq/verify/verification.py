@@ -82,7 +82,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is broken; an unfinished run can be ok."""
+        """Whether no violation was found; an unfinished run can be ok."""
         return self.violations_total == 0
 
 
