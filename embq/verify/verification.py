@@ -23,7 +23,7 @@ from core.storage.paths import Place
 from core.units import Retry
 from embq.verify.clip_retrieval_layout import check_clip_retrieval
 from embq.verify.commit_records import Records
-from embq.verify.files import Files, read_failed
+from embq.verify.committed_files import Files, read_failed
 from embq.verify.findings import Findings, Violation
 from embq.verify.manifest import check_digests, check_manifest
 from embq.verify.retries import Retried
