@@ -1,7 +1,6 @@
-"""The users of a broker as files: passwords in a folder for each user, and users.acl for the server.
+"""Users of a broker as files: a folder with a password for each, and users.acl for the server.
 
-The server gets SHA-256 of passwords of 256 random bits, so its file gives no password away; a folder is what one
-service or machine is handed.
+The server gets SHA-256 digests of passwords of 256 random bits; a user's folder is copied to its machine.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from embq.cli.options import required_url
 
 
 def reload(settings: Settings, folder: Path) -> list[str]:
-    """Have the broker read its users.acl again, and everybody log in again; gives the users that may come in now.
+    """Reload users.acl in the broker, and disconnect all users; gives the users that it has now.
 
     Args:
         settings: with the broker's URL, whatever user it names.
@@ -55,7 +54,7 @@ def reload(settings: Settings, folder: Path) -> list[str]:
             ) from error
         users = sorted(filter(role_of, (_text(user) for user in client.acl_users())))
         for user in users:
-            # The server may leave in who came with an old password; who has the new one comes back at once.
+            # The server keeps connections with an old password; clients with the new one reconnect at once.
             client.client_kill_filter(user=user, skipme=True)
         return users
 
@@ -72,17 +71,17 @@ def _text(name: str | bytes) -> str:
 
 USERS = "users.acl"
 DEFAULT_USER = "user default off resetpass ~* &* +@all"
-"""Who gives no name is not let in. It needs its rights all the same: as this user Redis 7.0 reads its append-only file
-when it starts, and without them leaves out every transaction there, and so all that scripts have written."""
+"""The default user cannot log in. It keeps its permissions: Redis 7.0 reads its append-only file as this user, and
+without them skips every transaction there, which is all that scripts have written."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Changes:
-    """What was written or removed.
+    """Files that were written or removed.
 
     Attributes:
-        paths: in the order in which it happened.
-        users_changed: whether a server that is running has another users.acl than the folder.
+        paths: in order.
+        users_changed: whether a running server has to reload users.acl.
     """
 
     paths: list[Path] = field(default_factory=list)
@@ -90,11 +89,10 @@ class Changes:
 
 
 def make(folder: Path, further: Sequence[str] = ()) -> Changes:
-    """Give every role, and these further users, a password and a line in `folder`/broker/users.acl.
+    """Give every role and these additional users a password and a line in `folder`/broker/users.acl.
 
-    Passwords that are there stay. Where a role's password was removed, or one of `further`, it gets another one in
-    place of the old; other users whose folder is elsewhere stay as they are. The rights of all are brought up to this
-    version's, lines of users with other names are kept.
+    Existing passwords stay; a removed password of a role or of one of `further` is replaced. Users whose folder is
+    elsewhere are unchanged. The permissions of all are updated to this version; lines of foreign users are kept.
 
     Raises:
         UsageError: a user whose name does not begin with a role.
@@ -122,7 +120,7 @@ def make(folder: Path, further: Sequence[str] = ()) -> Changes:
 
 
 def remove(folder: Path, users: Sequence[str]) -> Changes:
-    """Take users out of users.acl, with their passwords; UsageError for a role, and for one that is not there."""
+    """Remove users from users.acl, and their passwords; UsageError for a role or an unknown user."""
     path = folder / "broker" / USERS
     lines = _read(path)
     for user in users:
@@ -151,12 +149,12 @@ def remove(folder: Path, users: Sequence[str]) -> Changes:
 
 
 def users_of(folder: Path) -> list[str]:
-    """The users that embq has made."""
+    """The users of embq in users.acl."""
     return [user for user in _read(folder / "broker" / USERS) if role_of(user)]
 
 
 def hand_out_authority(folder: Path) -> list[Path]:
-    """Put `folder`/ca/ca.crt into the folder of each user where it is not the same; gives what was written."""
+    """Copy `folder`/ca/ca.crt into each user's folder where it differs; gives the files that were written."""
     certificate = (folder / "ca" / "ca.crt").read_bytes()
     written = []
     for user in users_of(folder):
@@ -168,7 +166,7 @@ def hand_out_authority(folder: Path) -> list[Path]:
 
 
 def _password_digest(folder: Path, *, wanted: bool, made: Changes) -> str:
-    """SHA-256 of the password in a user's folder, which is made where it is wanted; "" where there is none."""
+    """SHA-256 of the password in a user's folder, which is created if `wanted`; "" for none."""
     path = folder / "password"
     if not path.exists():
         if not wanted:
@@ -186,7 +184,7 @@ def _password_digest(folder: Path, *, wanted: bool, made: Changes) -> str:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """User -> its line, but for the default user."""
+    """User -> its line, without the default user."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -231,7 +229,7 @@ def _overwrite(path: Path, data: bytes) -> None:
 
 
 def _own_folder(folder: Path) -> None:
-    """A folder for its owner alone, also where somebody else has just made it for us."""
+    """Create a folder of mode 0700, or restrict an existing one to that."""
     if not folder.parent.exists():
         folder.parent.mkdir(mode=0o700, parents=True)
     folder.mkdir(mode=0o700, exist_ok=True)

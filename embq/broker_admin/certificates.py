@@ -1,7 +1,7 @@
-"""A certificate authority of our own, and the certificate by which the broker shows who it is.
+"""A private certificate authority, and the broker's server certificate.
 
-Clients check the server's certificate against `ca/ca.crt` and nothing else; users are told apart by passwords, so no
-client has a certificate. X.509 as in RFC 5280, keys on the curve P-256, which every TLS library has.
+Clients check the server's certificate against `ca/ca.crt` alone; users log in by passwords, so clients have no
+certificates. X.509 as in RFC 5280, keys on the curve P-256, which every TLS library has.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ except ImportError as error:
     ) from error
 
 CA_DAYS = 3650
-"""The authority's life. Its certificate is on every machine, so it must outlive them rather than be renewed."""
+"""Validity of the authority. Its certificate is on every machine, so it should never need renewal."""
 RENEW = timedelta(days=30)
-"""A server's certificate that ends sooner is renewed; of one made for a short life, in its last half."""
+"""A server certificate that ends sooner is renewed; a short-lived one in its last half."""
 CLOCK_ROOM = timedelta(days=1)
-"""New certificates hold since yesterday, so that a client whose clock is late takes them."""
+"""New certificates are valid since yesterday, for clients whose clock is behind."""
 
 
 def make(folder: Path, hosts: Sequence[str], days: int) -> list[Path]:
-    """Make the authority and the server's certificate where they are missing, or the server's has to be renewed.
+    """Create the authority and the server's certificate where they are missing, or renew the latter.
 
     Files, mode 0600 in folders of mode 0700: `ca/ca.crt`, `ca/ca.key` (who has it can pass for the broker: it stays
     where it is), `broker/tls/server.crt`, `broker/tls/server.key`. The authority is never made anew. The server's is
@@ -85,7 +85,7 @@ def _make(folder: Path, names: Sequence[str], days: int, now: datetime) -> list[
 
 
 def _host(name: str) -> str:
-    """The host as a certificate names it; UsageError where it can be none."""
+    """The host as a certificate names it; UsageError for an invalid one."""
     try:
         return str(ip_address(name))
     except ValueError:
@@ -99,7 +99,7 @@ def _host(name: str) -> str:
 
 
 def _authority(folder: Path, now: datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey, list[Path]]:
-    """The authority with its key, and which files were written for it."""
+    """The authority, its key, and the files that were written for it."""
     certificate, key = folder / "ca.crt", folder / "ca.key"
     written: list[Path] = []
     if not certificate.exists() and not key.exists():

@@ -1,4 +1,4 @@
-"""Whose files they are: made by root in a container, and read by services that run as somebody else."""
+"""Ownership of files that root creates in a container for services of another user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OURS = re.compile(r"users\.acl|password|(ca|server)\.(crt|key)")
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Numbers of a user and a group."""
+    """A user id and a group id."""
 
     uid: int
     gid: int
@@ -29,9 +29,9 @@ class Owner:
         return cls(int(uid), int(gid))
 
     def take(self, folder: Path, users: Sequence[str]) -> list[Path]:
-        """Own what `embq broker init` keeps in a folder; gives what changed hands.
+        """Become owner of the files of `embq broker init` in a folder; gives those that were changed.
 
-        The folder itself changes hands only from root, and where nothing else is in it.
+        The folder itself is included if it is root's and holds nothing else.
         """
         kept = {"ca", "broker", *users}
         foreign = [path for path in folder.iterdir() if path.name not in kept]
@@ -39,7 +39,7 @@ class Owner:
         return [path for path in [*whole, *_ours(folder, sorted(kept))] if self._own(path)]
 
     def give(self, folder: Path) -> bool:
-        """Hand an empty folder of root over, as Docker makes them for volumes; False where it is none.
+        """Become owner of an empty folder of root, such as a new Docker volume; False for any other.
 
         UsageError where there is no such folder.
         """
@@ -64,7 +64,7 @@ class Owner:
 
 
 def _ours(folder: Path, names: Sequence[str]) -> Iterator[Path]:
-    """The folders with these names, and those files in them that are embq's own; no links are followed."""
+    """Folders with these names, and embq's files in them; links are not followed."""
     for name in [*names, "broker/tls"]:
         below = folder / name
         if below.is_symlink() or not below.is_dir():

@@ -1,4 +1,4 @@
-"""The rows of `embq doctor` on the broker: is it there, will it keep our work, and who else can get at it?"""
+"""Checks of the broker: reachability, configuration, clock, memory and security."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from embq.doctor.broker_security import security
 from embq.doctor.check import Check, guarded
 
 MEMORY_HIGH = 0.8
-"""Share of the memory limit above which results may soon have to wait."""
+"""Share of the memory limit above which workers may soon have to wait."""
 
 
 def broker(settings: Settings) -> Iterator[Check]:
-    """The configured broker, or else the server that `embq run` would bring along."""
+    """The configured broker, or else the embedded server of `embq run`."""
     if settings.broker_url:
         yield from guarded("broker", lambda: _examine(settings.broker_url, settings.broker_password))
         return
@@ -63,7 +63,7 @@ def _essentials(client: redis.Redis, server: ServerInfo, url: str) -> list[Check
 
 
 def _queue(client: redis.Redis) -> Check:
-    """RQ's queue with embq's job class, read and never written to."""
+    """RQ's queue with embq's job class; only read."""
     from core.queue.hints import hint_queue
 
     queue = hint_queue(client, "doctor")

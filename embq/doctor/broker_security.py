@@ -1,4 +1,4 @@
-"""Whether strangers, or one's own services, can do more at the broker than they should."""
+"""Security of the broker: transport, users and permissions, known vulnerabilities, password files."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ def closing_release(found: list[Vulnerability], version: tuple[int, ...]) -> str
 
 
 RENEW_DAYS = 30
-"""As many days before its end does `embq broker init` renew a certificate."""
+"""`embq broker init` renews a certificate so many days before its end."""
 
 DANGEROUS = {"CONFIG": "CONFIG GET maxmemory", "MODULE": "MODULE LIST", "DEBUG": "DEBUG HELP"}
-"""Command that no service needs -> what shows whether a user may have it, and does nothing."""
+"""Command that no service needs -> harmless form that shows whether a user may run it."""
 
 
 def security(client: redis.Redis, server: ServerInfo, url: str) -> Iterator[Check]:
-    """Transport, the user and its rights, known holes, and the password's file; of a private socket only the latter."""
+    """Transport, user, permissions, vulnerabilities and password file; for a unix socket only the last."""
     address = BrokerAddress.of(url)
     if address.host:
         yield from _transport(address)
@@ -116,15 +116,15 @@ def security(client: redis.Redis, server: ServerInfo, url: str) -> Iterator[Chec
 def _transport(address: BrokerAddress) -> Iterator[Check]:
     if not address.checked:
         if address.scheme == "rediss":
-            told = "certificates are checked as the URL's own ssl_ parameters say"
+            detail = "certificates are checked as the URL's own ssl_ parameters say"
         elif is_here(address.host):
-            told = "none, and none is needed on this machine"
+            detail = "none, and none is needed on this machine"
         else:
-            told = f"none: whoever listens in on the network of {address.host} reads everything"
+            detail = f"none: whoever listens in on the network of {address.host} reads everything"
             if public_addresses(address.host):
-                yield Check("tls", "warn", told, "use rediss:// with the certificate that `embq broker init` makes")
+                yield Check("tls", "warn", detail, "use rediss:// with the certificate that `embq broker init` makes")
                 return
-        yield Check("tls", "ok", told)
+        yield Check("tls", "ok", detail)
         return
     try:
         shown = shake_hands(address.host, address.port, broker_ca())
@@ -141,7 +141,7 @@ def _transport(address: BrokerAddress) -> Iterator[Check]:
 
 
 def is_here(host: str) -> bool:
-    """Whether a host of a URL is this machine, where no network lies between."""
+    """Whether a host of a URL is this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -156,7 +156,7 @@ def _user(client: redis.Redis, address: BrokerAddress, url: str) -> Iterator[Che
     role = role_of(user)
     if _answers_anybody(url):
         fix = "give it users and passwords: `embq broker init`"
-        yield Check("user", "warn", "whoever reaches the broker may do everything: it asks for no password", fix)
+        yield Check("user", "warn", "everybody who reaches the broker may do everything: it asks for no password", fix)
     else:
         yield Check("user", "ok", f"{user}: {ROLES[role].purpose}" if role else f"{user}, with a password")
     if role and not ROLES[role].everything:
@@ -165,7 +165,7 @@ def _user(client: redis.Redis, address: BrokerAddress, url: str) -> Iterator[Che
 
 def _rights(client: redis.Redis, user: str, role: str) -> Iterator[Check]:
     allowed = [name for name, command in DANGEROUS.items() if _may(client, command)]
-    # There is no harmless FLUSHALL. Who may ask what a user may is told; who may not, is not one of those who may all.
+    # FLUSHALL has no harmless form. A user without ACL DRYRUN is not one with all permissions.
     if _may(client, f"ACL DRYRUN {user} FLUSHALL"):
         allowed.append("FLUSHALL")
     if allowed:
@@ -184,7 +184,7 @@ def _may(client: redis.Redis, command: str) -> bool:
 
 
 def _answers_anybody(url: str) -> bool:
-    """Whether the server obeys who gives no password."""
+    """Whether the server accepts commands without a password."""
     parts = urlsplit(url)
     query = "&".join(part for part in parts.query.split("&") if not part.startswith(("username=", "password=")))
     bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=query))

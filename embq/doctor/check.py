@@ -15,7 +15,7 @@ from core.redaction import printable
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A row of `embq doctor`: `state` is "ok", "warn" (works, but look at it) or "fail"; `fix` is "" where it is ok."""
+    """A row: `state` is "ok", "warn" (works, with a caveat) or "fail"; `fix` is "" for ok."""
 
     name: str
     state: str
@@ -24,7 +24,7 @@ class Check:
 
 
 def guarded(name: str, look: Callable[[], list[Check]]) -> Iterator[Check]:
-    """The rows of `look`, or one that says why there are none."""
+    """The rows of `look`, or a failed row for its error."""
     try:
         yield from look()
     except EmbqError as error:
@@ -36,18 +36,18 @@ def guarded(name: str, look: Callable[[], list[Check]]) -> Iterator[Check]:
 
 
 def print_checks(checks: Iterable[Check], *, as_json: bool) -> Exit:
-    """Print each check as soon as it is known, its fix below it; as JSON one object, at the end.
+    """Print each check at once, with its fix below it; or one JSON object at the end.
 
-    Gives the exit status: `Exit.UNAVAILABLE` where a check fails; warnings do not count.
+    Gives the exit status: `Exit.UNAVAILABLE` if a check fails; warnings do not count.
     """
-    told = []
+    printed = []
     for check in checks:
-        told.append(check)
+        printed.append(check)
         if not as_json:
             click.echo(f"{check.state:<4}  {check.name:<10}  {printable(check.detail)}")
             for number, line in enumerate(check.fix.splitlines()):
                 click.echo(f"{'':>18}{'fix: ' if number == 0 else '     '}{printable(line)}")
-    ok = all(check.state != "fail" for check in told)
+    ok = all(check.state != "fail" for check in printed)
     if as_json:
-        click.echo(json.dumps({"schema": 1, "ok": ok, "checks": [asdict(check) for check in told]}))
+        click.echo(json.dumps({"schema": 1, "ok": ok, "checks": [asdict(check) for check in printed]}))
     return Exit.DONE if ok else Exit.UNAVAILABLE

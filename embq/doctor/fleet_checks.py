@@ -1,4 +1,4 @@
-"""Rows on the machines that a broker hears of: are all parts there, and do they fit together?"""
+"""Checks of the services that report to a broker: presence, versions, duplicates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embq.doctor.check import Check
 
 
 def fleet(client: redis.Redis, version: str) -> Iterator[Check]:
-    """Who is there, in which versions; runs of another protocol version; two of a kind.
+    """Presence and versions of services, runs of another protocol version, and duplicate services.
 
     Args:
         version: of embq here.
@@ -48,7 +48,7 @@ def _hosts(heard: Sequence[Heard], role: str) -> list[str]:
 
 
 def _versions(own: Service, others: Sequence[Service]) -> Iterator[Check]:
-    """One row for each version of embq that is not ours, or one that all are."""
+    """A row for each version of embq that differs from ours, or one for none."""
     differing = {
         (other.version, other.protocol): other
         for other in others
@@ -63,7 +63,7 @@ def _versions(own: Service, others: Sequence[Service]) -> Iterator[Check]:
 
 
 def libraries(client: redis.Redis) -> Iterator[Check]:
-    """The libraries that load models, against those of the workers that are heard of."""
+    """Versions of the libraries that load models, compared with those of other workers."""
     own = model_packages()
     said = ", ".join(f"{name} {version}" for name, version in own.items())
     others = [one.service for one in services(client) if one.service.role == "worker" and one.service.packages]

@@ -1,7 +1,6 @@
-"""What `embq doctor` looks at. Each check gives rows of ok, warn or fail, and says how to mend what is not ok.
+"""Checks of `embq doctor`: packages, broker, devices, models, storage and limits of this machine.
 
-Nothing heavy is imported here: torch and the models are tried in processes of their own, so that a broken driver or
-a crash in native code becomes a row of the table.
+Nothing heavy is imported here: torch and models are tried in processes of their own.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from embq.doctor.probes import devices, models
 BROKEN_TORCH = "2.13.0"
 """The release that pyproject.toml excludes."""
 FREE_LOW_BYTES = 10 * 1024**3
-"""Room for about ten parts of a million rows of 512 float16; a run that needs more says so itself."""
+"""About ten parts of a million rows of 512 float16."""
 SHM_LOW_BYTES = 64 * 1024**2
-"""What Docker gives by default. embq needs none of it; NCCL and data loaders of other programs do."""
+"""Docker's default. embq needs none; NCCL and data loaders of other programs do."""
 FILES_LOW = 1024
-"""Descriptors of a process with many shards, connections and log files open."""
+"""File descriptors of a process with many shards, connections and logs."""
 
 
 def check_machine(settings: Settings, *, output: str = "", model_specs: Sequence[str] = ()) -> Iterator[Check]:
-    """All checks, in the order in which a run would meet them.
+    """All checks, in the order in which a run needs them.
 
     Args:
-        settings: with the broker to look at; where none is configured, the embedded server is tried.
-        output: folder whose storage is tried; "" takes the folder for temporary files.
-        model_specs: of models to load, one after the other, and to embed one sample with.
+        settings: with the broker; without one the embedded server is checked.
+        output: folder whose storage is checked; "" for the folder of temporary files.
+        model_specs: models to load, one after the other, each with one sample.
     """
     yield from packages()
     yield from _broker_and_fleet(settings)
@@ -55,7 +54,7 @@ def check_machine(settings: Settings, *, output: str = "", model_specs: Sequence
 
 
 def _broker_and_fleet(settings: Settings) -> Iterator[Check]:
-    """The broker, and where it is one that others reach, who does."""
+    """The broker, and the services that report to a configured one."""
     rows = list(broker(settings))
     yield from rows
     if settings.broker_url and not any(row.name == "broker" and row.state == "fail" for row in rows):
@@ -64,7 +63,7 @@ def _broker_and_fleet(settings: Settings) -> Iterator[Check]:
 
 
 def packages() -> Iterator[Check]:
-    """Python, the packages every role needs, and the one version that is known to be broken."""
+    """Python, the packages that every role needs, and a release of torch that is known to be broken."""
     yield Check("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     found = {name: _version(name) for name in ("embq", "click", "pyarrow", "redis", "rq", "numpy", "torch")}
     missing = [name for name in ("click", "pyarrow", "redis", "rq") if not found[name]]
@@ -80,7 +79,7 @@ def packages() -> Iterator[Check]:
 
 
 def storage(output: str) -> Iterator[Check]:
-    """What a commit does, done in `output` or in the nearest folder above it that exists."""
+    """The file operations of a commit, in `output` or the nearest existing folder above it."""
     if is_url(output):
         yield from guarded("storage", lambda: _examine_store(output))
         return
@@ -110,7 +109,7 @@ def storage(output: str) -> Iterator[Check]:
 
 
 def _examine_store(url: str) -> list[Check]:
-    """An object store: whether it can be written, and creates a name only once."""
+    """An object store: writing, and conditional creation."""
     root = place(url)
     assert isinstance(root, ObjectPath)
     began = time.monotonic()
@@ -123,7 +122,7 @@ def _examine_store(url: str) -> list[Check]:
 
 
 def _commit_like(folder: Path) -> tuple[float, str]:
-    """(milliseconds of one durable write, what the storage gets wrong or "")."""
+    """(milliseconds of one durable write, what fails or "")."""
     began = time.monotonic()
     write_new(folder / "record", b"x" * 4096, temporary=folder / "temporary")
     took_ms = (time.monotonic() - began) * 1000

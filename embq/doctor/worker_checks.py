@@ -1,4 +1,4 @@
-"""What `embq worker --check` looks at: everything that would keep this machine from working for a broker."""
+"""Checks of `embq worker --check`: whether this machine can work for a broker and its runs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from worker.supervisor.devices import find_devices, why_no_gpu
 from worker.supervisor.machine import room
 
 CACHE_LOW_BYTES = 10 * 1024**3
-"""Large models take some gigabytes each."""
+"""A large model takes some gigabytes."""
 SCRATCH_LOW_BYTES = 1024**3
-"""Compilers and libraries leave some hundred megabytes there."""
+"""Compilers and libraries write some hundred megabytes."""
 
 
 def check_worker(settings: Settings, wanted: str, *, load: bool) -> Iterator[Check]:
-    """All checks, in the order in which a worker would meet them.
+    """All checks, in the order in which a worker needs them.
 
     Args:
         settings: with the broker.
@@ -54,13 +54,13 @@ def check_worker(settings: Settings, wanted: str, *, load: bool) -> Iterator[Che
 
 
 def _rights(client: redis.Redis) -> Check:
-    """Whether our user may do what a worker does; nothing of it is done."""
+    """Permissions of the broker's user; nothing is executed."""
     require(client, "worker")
     return Check("rights", "ok", f"the user {user_of(client) or 'default'} may do what a worker does")
 
 
 def _devices(settings: Settings, wanted: str) -> tuple[str, list[Check]]:
-    """(the first device that a worker would use, rows on all)."""
+    """(first device of a worker, rows on all devices)."""
     try:
         names = find_devices(wanted, settings.cuda_visible)
     except EmbqError as error:
@@ -77,7 +77,7 @@ def _devices(settings: Settings, wanted: str) -> tuple[str, list[Check]]:
 
 
 def _folder(name: str, folder: Path, low_bytes: int, fix: str) -> Check:
-    """Whether files can be kept in a folder, or in one that would be made."""
+    """Free space and writability of a folder, which need not exist yet."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=there) as file:

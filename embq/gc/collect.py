@@ -1,4 +1,4 @@
-"""What nobody will use any more: files that no record names, and what a finished run left in the broker."""
+"""Garbage collection of one run: orphaned files, and a finished run's keys in the broker."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from embq.gc.orphans import Orphans, find_orphans, remove_orphans
 
 
 def live_tokens(client: redis.Redis, run: str) -> set[str]:
-    """The tokens of leases and of results that wait for the writer, as they stand in names of staging files."""
+    """Tokens of leases and of results that wait for the writer, as in the names of staging files."""
     values = [value for part in ("owner", "spare", "pub") for value in client.hvals(run_key(run, part))]
-    # A published result stands as its token and, behind a blank, its place in the stream.
+    # A published result is its token, a blank, and its place in the stream.
     texts = (cast("bytes", value).decode(errors="replace") for value in values)
     return {text.partition(" ")[0].replace(":", "_") for text in texts}
 
 
 @dataclass(frozen=True, slots=True)
 class RemovedKeys:
-    """What a run had in the broker: keys of its ledger and its entry in the list of runs; and hints."""
+    """Numbers of a run's keys in the broker, its entry in the list of runs included, and of its hints."""
 
     keys: int
     hints: int
 
 
 def remove_run_keys(client: redis.Redis, info: RunInfo, *, dry_run: bool) -> RemovedKeys:
-    """Remove what a finished run left in the broker; workers and other runs stay as they are.
+    """Delete a finished run's keys and hints in the broker.
 
-    The run is taken off the list first, so that no service takes it up again while its keys go.
+    The list of runs comes first, so that no service takes the run up again while its keys are deleted.
     """
     queue = hint_queue(client, info.model.queue_key)
     lists = (queue.key, queue.intermediate_queue.key)
@@ -50,7 +50,7 @@ def remove_run_keys(client: redis.Redis, info: RunInfo, *, dry_run: bool) -> Rem
     there = int(client.hexists(RUNS, info.run)) + int(client.exists(*keys))
     prefix = f"{info.run}-"
     hints = {as_text(raw) for key in lists for raw in client.lrange(key, 0, -1) if as_text(raw).startswith(prefix)}
-    # A popped hint that its worker did not live to drop is in no list once RQ has cleaned up.
+    # A hint that was popped by a worker which died is in no list once RQ has cleaned up.
     jobs = client.scan_iter(match=HintJob.key_for(f"{prefix}*"), count=5000)
     hints |= {as_text(raw).removeprefix(HintJob.redis_job_namespace_prefix) for raw in jobs}
     if not dry_run:
@@ -68,11 +68,11 @@ def remove_run_keys(client: redis.Redis, info: RunInfo, *, dry_run: bool) -> Rem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What was removed, or would be.
+    """Result of a collection, or of a dry run.
 
     Attributes:
-        broker: what the run had in the broker; None where it stays there, or no broker was asked.
-        notes: what a user should know, one sentence each.
+        broker: deleted keys; None where they stay, or no broker was asked.
+        notes: for the user, one sentence each.
     """
 
     run: str
@@ -82,13 +82,13 @@ class Collected:
 
 
 def collect(root: Place, settings: Settings, *, asked: bool, older_than_s: float, dry_run: bool) -> Collected:
-    """Remove the litter of an output folder and, once its run is finished, what the broker keeps of it.
+    """Delete the orphaned files of an output folder and, for a finished run, its keys in the broker.
 
-    Safe while others work on the run.
+    Safe while services work on the run.
 
     Args:
         settings: with the broker that may know the run.
-        asked: the user named that broker, so it must answer.
+        asked: whether the user named that broker, so that it must answer.
     """
     layout = Layout(root)
     info = load_run(root)
@@ -100,7 +100,7 @@ def collect(root: Place, settings: Settings, *, asked: bool, older_than_s: float
         def live() -> set[str] | None:
             if client is not None:
                 return live_tokens(client, info.run)
-            # The leases of `embq run` end with its server; of others nothing is known.
+            # Leases of an `embq run` end with its server; others are unknown.
             return set() if alone and layout.broker.exists() else None
 
         found = find_orphans(layout, info, state, live=live, older_than_s=older_than_s)
@@ -110,17 +110,17 @@ def collect(root: Place, settings: Settings, *, asked: bool, older_than_s: float
             notes.append(f"{len(found.uploads):,} uploads that were begun and never completed are among what goes")
         if found.in_use and live() is None:
             notes.append("no broker was asked whose they are, so staged results stay until the run is finished")
-        forgotten = None
+        removed = None
         if client is not None and alone and state.closed:
             if client.exists(run_key(info.run, "writer")):
                 notes.append("a writer holds the run, so the broker keeps it: stop that writer, and repeat this")
             else:
-                forgotten = remove_run_keys(client, info, dry_run=dry_run)
-    return Collected(run=info.run, found=found, broker=forgotten, notes=tuple(notes))
+                removed = remove_run_keys(client, info, dry_run=dry_run)
+    return Collected(run=info.run, found=found, broker=removed, notes=tuple(notes))
 
 
 def _embedded(layout: Layout) -> redis.Redis | None:
-    """A client of the server of the `embq run` that is at work on the folder."""
+    """A client of the embedded server of an `embq run` on the folder; None without one."""
     url = EmbeddedServer.find(layout.broker)
     return connect(url) if url else None
 

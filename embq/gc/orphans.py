@@ -1,4 +1,4 @@
-"""Files of an output folder that no record names, and who may still need them."""
+"""Orphaned files of an output folder: those that no commit record names and no process needs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from core.storage.paths import Place
 
 NONCE = ".shared"
 PLANNING_S = 24 * 3600.0
-"""Segments on an object store that nothing names are of a plan that is at work, for so long."""
+"""Segments on an object store that are younger may belong to a plan in progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A file that no record names.
+    """A file that no commit record names.
 
     Attributes:
         path: relative to the output folder; absolute where it is a file of this machine for an object store.
@@ -42,35 +42,35 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """What no record names.
+    """What no commit record names.
 
     Attributes:
-        litter: what may go.
-        young: number of files that are not old enough.
-        in_use: number of files that a writer or a worker may still need.
-        uploads: what was begun to be sent to an object store and never completed, and may go.
+        files: to delete.
+        young: number of files that are too young.
+        in_use: number of files that a writer or worker may still need.
+        uploads: incomplete multipart uploads to an object store, to abort.
     """
 
-    litter: tuple[Orphan, ...]
+    files: tuple[Orphan, ...]
     young: int
     in_use: int
     uploads: tuple[Unfinished, ...] = ()
 
     @property
     def bytes(self) -> int:
-        """The size of all of the litter."""
-        return sum(item.bytes for item in self.litter)
+        """Size of all files to delete."""
+        return sum(item.bytes for item in self.files)
 
 
 def find_orphans(
     layout: Layout, info: RunInfo, state: LogState, *, live: Callable[[], set[str] | None], older_than_s: float
 ) -> Orphans:
-    """The litter of an output folder.
+    """The orphans of an output folder.
 
     Args:
-        state: the log as it was before.
-        live: gives what `live_tokens` gives, or None where nobody can say. Asked, like the log, after the files are
-            listed, so that what gets its lease or its record meanwhile is seen to have it.
+        state: the commit log before.
+        live: gives the result of `live_tokens`, or None where it is unknown. Called, like the log is read, after files
+            are listed, so that a lease or record of the meantime counts.
         older_than_s: files younger than this stay.
     """
     rows = row_folders(layout, info)
@@ -82,7 +82,7 @@ def find_orphans(
     planning = _is_planned(layout)
     named = {layout.root / file.path for commit in CommitLog(layout).read() for file in commit.files}
     users = _Users(layout, state, planning, live())
-    litter: list[Orphan] = []
+    orphans: list[Orphan] = []
     young = in_use = 0
     for folder, files in listed.items():
         now = _storage_time(folder) if files else 0.0
@@ -97,7 +97,7 @@ def find_orphans(
             elif age_s < older_than_s:
                 young += 1
             else:
-                litter.append(Orphan(layout.relative(path), status.st_size, age_s))
+                orphans.append(Orphan(layout.relative(path), status.st_size, age_s))
     for upload in uploads:
         if users.may_name(upload.path):
             in_use += 1
@@ -105,16 +105,16 @@ def find_orphans(
             young += 1
         else:
             abandoned.append(upload)
-    return Orphans(tuple(litter), young, in_use, tuple(abandoned))
+    return Orphans(tuple(orphans), young, in_use, tuple(abandoned))
 
 
 @dataclass(frozen=True, slots=True)
 class _Users:
-    """Who may still need files that no record names.
+    """Processes that may still need files without a record.
 
     Attributes:
-        state: the log as it was before the files were listed.
-        planning: whether somebody adds units to the run now.
+        state: the commit log before files were listed.
+        planning: whether units are being added to the run.
         tokens: see `embq.gc.collect.live_tokens`; None where nobody can say.
     """
 
@@ -134,12 +134,12 @@ class _Users:
         return self.may_name(path)
 
     def may_name(self, path: Place) -> bool:
-        """Whether the record to come may name a file, because it has that record's number."""
+        """Whether a file has the number of a record to come."""
         return not self.state.closed and record_number(path.name) > self.state.n
 
 
 def _is_planned(layout: Layout) -> bool:
-    """Whether somebody adds units to the run now."""
+    """Whether units are being added to the run."""
     try:
         with beneath.reader(layout.home, f"{layout.plan_lock.parent.name}/{layout.plan_lock.name}") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -151,10 +151,10 @@ def _is_planned(layout: Layout) -> bool:
 
 
 def remove_orphans(layout: Layout, found: Orphans) -> None:
-    """Delete files and unfinished uploads; one that is gone already is no error."""
+    """Delete files and abort uploads; missing ones are no error."""
     for upload in found.uploads:
         upload.abort()
-    for item in found.litter:
+    for item in found.files:
         path = Path(item.path) if os.path.isabs(item.path) else layout.root / item.path
         try:
             if isinstance(path, ObjectPath):
@@ -180,7 +180,7 @@ def _files(folder: Place) -> Iterator[tuple[Place, os.stat_result | Status]]:
 
 
 def _storage_time(folder: Place) -> float:
-    """What time it is for the storage of a folder, whose clock may not be that of this machine."""
+    """Time by the clock of a folder's storage, which may differ from that of this machine."""
     name = f".gc-{secrets.token_hex(4)}"
     probe = folder / name
     try:
@@ -202,5 +202,5 @@ def _storage_time(folder: Place) -> float:
 
 
 def _token_part(name: str) -> str:
-    """What the name of a staging file, finished or not, says of the token of its lease."""
+    """The token of its lease in the name of a staging file, finished or not."""
     return name.removeprefix(".").partition(".")[2].removesuffix(".arrow")

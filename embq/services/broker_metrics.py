@@ -1,4 +1,4 @@
-"""What the broker knows of runs and workers, for Prometheus: three exchanges with it, however many runs there are."""
+"""Prometheus metrics of runs, workers and services, read from the broker in three round trips."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from embq.status.run_monitor import progress_of
 from embq.status.run_progress import RunProgress
 
 ANSWER_S = 2.0
-"""A scrape waits for one answer, and no longer: less than Prometheus waits for a scrape."""
+"""Timeout of one answer; less than the timeout of a scrape."""
 SHOWN_S = 600.0
-"""Of a run that has ended all is told for so long, so that its last figures are read; then only that it is there."""
+"""A run that has ended has all of its metrics for so long, so that the last values are scraped."""
 ENDED = ("done", "cancelled")
 
 Fields = dict[str, str]
@@ -32,12 +32,12 @@ Fields = dict[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _First:
-    """What the first exchange tells: which runs and workers there are.
+    """First round trip: the runs, workers and services.
 
     Attributes:
         now_ms: by the broker's clock.
-        silent_s: name of each worker that is listed -> seconds since it reported.
-        services: names of those that are listed.
+        silent_s: name of each worker -> seconds since its report.
+        services: names.
     """
 
     now_ms: int
@@ -50,7 +50,7 @@ class _First:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """What the broker knows of one run."""
+    """State of one run in the broker."""
 
     record: RunRecord
     meta: Fields
@@ -58,7 +58,7 @@ class _Run:
 
     @property
     def state(self) -> str:
-        """As a user has asked for it; "waiting" until a writer has opened the run."""
+        """The requested state; "waiting" until a writer has opened the run."""
         if not self.meta.get("gen"):
             return "waiting"
         return "done" if self.meta.get("state") == "done" else Control().with_changes(self.meta | self.asked).state
@@ -67,7 +67,7 @@ class _Run:
         return int(self.meta.get(name) or 0)
 
     def shown(self, now_ms: int) -> bool:
-        """Whether more is told of it than its state."""
+        """Whether it has more metrics than its state."""
         moved_ms = self.number("last_commit_ms") or self.number("opened_ms")
         return self.state != "waiting" and (self.state not in ENDED or now_ms - moved_ms < SHOWN_S * 1000)
 
@@ -116,7 +116,7 @@ class BrokerMetrics:
         )
 
     def _second(self, first: _First) -> tuple[list[_Run], list[dict[str, Any]], list[Service]]:
-        """Every run's counters, and what each worker and each service that is heard of says of itself."""
+        """Second round trip: counters of the runs, reports of workers and services."""
         with self._client.pipeline(transaction=False) as pipe:
             for name in first.silent_s:
                 pipe.get(worker_key(name))
@@ -127,8 +127,8 @@ class BrokerMetrics:
                 pipe.hgetall(run_key(record.run, "asked"))
             answers = pipe.execute()
         many, more = len(first.silent_s), len(first.silent_s) + len(first.services)
-        said, of_services, rest = answers[:many], answers[many:more], answers[more:]
-        reports = WORKER_REPORTS.parse(dict(zip(first.silent_s, said, strict=True)))
+        of_workers, of_services, rest = answers[:many], answers[many:more], answers[more:]
+        reports = WORKER_REPORTS.parse(dict(zip(first.silent_s, of_workers, strict=True)))
         workers = [{**report, "silent_s": first.silent_s[name]} for name, report in reports.items()]
         services = SERVICE_REPORTS.parse(dict(zip(first.services, of_services, strict=True)))
         pairs = zip(first.records, rest[::2], rest[1::2], strict=True)
@@ -140,7 +140,7 @@ class BrokerMetrics:
     def _third(
         self, readings: MetricSamples, first: _First, runs: Sequence[_Run], workers: Sequence[dict[str, Any]]
     ) -> None:
-        """What changes by the second of the runs that are told of."""
+        """Third round trip: queues and units of the shown runs."""
         queues = {run.record.model.queue_key: run.record.model.spec for run in runs}
         with self._client.pipeline(transaction=False) as pipe:
             for key in queues:
@@ -202,10 +202,10 @@ def put_workers(readings: MetricSamples, workers: Iterable[Mapping[str, Any]]) -
 
 
 def put_services(readings: MetricSamples, services: Sequence[Service], workers: Iterable[Mapping[str, Any]]) -> None:
-    """Which services there are, and what those that have devices do with them."""
+    """Numbers of services, machines and devices by state."""
     for role in ROLES:
         readings.put("embq_services", sum(service.role == role for service in services), role)
-    # A worker process may be heard of before its supervisor, or where that is of another version.
+    # A worker process may report before its supervisor, or its supervisor have another version.
     hosts = {str(worker.get("host")) for worker in workers}
     hosts |= {service.host for service in services if service.role == "worker"}
     readings.put("embq_machines", len(hosts))
@@ -215,7 +215,7 @@ def put_services(readings: MetricSamples, services: Sequence[Service], workers: 
 
 
 def put_run(readings: MetricSamples, run: _Run, look: RunProgress, now_ms: int) -> None:
-    """What the broker's counters say of one run."""
+    """Metrics of one run."""
     name = look.run
     title = PurePosixPath(look.output.rstrip("/")).name
     readings.put("embq_run_info", 1, name, title, look.model, run.state)
@@ -240,5 +240,5 @@ def put_run(readings: MetricSamples, run: _Run, look: RunProgress, now_ms: int) 
 
 
 def _times(raw: Iterable[bytes]) -> list[int]:
-    """Those that are times in ms: a worker may have written anything."""
+    """The valid times in ms; anything else that a worker wrote is skipped."""
     return [int(began) for began in raw if len(began) < 16 and began.isdigit()]

@@ -1,4 +1,4 @@
-"""What the processes of one supervisor do, for Prometheus."""
+"""Prometheus metrics of one worker supervisor: processes, models, stages and GPUs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FIGURES: tuple[tuple[str, Callable[[Any, Any], float]], ...] = (
     ("embq_gpu_power_watts", lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
     ("embq_gpu_celsius", lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)),
 )
-"""Metric -> how NVML is asked for it."""
+"""Metric -> its NVML query."""
 
 
 class GpuMetrics:
-    """Reads every GPU that the driver shows, whichever of them the workers use; see `core.service.metrics.WORKER`.
+    """Metrics of every GPU of the driver, used by workers or not; see `core.service.metrics.WORKER`.
 
-    `pynvml` comes with `nvidia-ml-py`. It makes no CUDA context, so it costs no memory of a GPU.
+    NVML creates no CUDA context, so it takes no memory of a GPU.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class GpuMetrics:
         self._gpus: list[tuple[str, str, Any]] | None = None
 
     def __call__(self, readings: MetricSamples) -> None:
-        """Read all; what a GPU does not tell is left out."""
+        """Read all; metrics that a GPU does not support are left out."""
         if self._gpus is None:
             self._gpus = self._find()
         for number, name, gpu in self._gpus:
@@ -46,7 +46,7 @@ class GpuMetrics:
                     readings.put(metric, read(self._nvml, gpu), number, name)
 
     def _find(self) -> list[tuple[str, str, Any]]:
-        """(number, name, handle) of each; none where the binding or the driver is missing."""
+        """(number, name, handle) of each GPU; none without the binding or the driver."""
         self._nvml = library = nvml()
         if library is None:
             return []
@@ -63,24 +63,24 @@ Series = tuple[str, ...]
 
 
 class CounterTotals:
-    """Adds up counters of processes that come and go, and that begin at 0 again with each model."""
+    """Totals of counters of processes that come and go, and that restart at 0 with each model."""
 
     def __init__(self) -> None:
         self._total: Counter[Series] = Counter()
         self._last: dict[tuple[str, Series], float] = {}
 
     def read(self, process: str, series: Series, value: float) -> None:
-        """A counter of a process stands at `value` now."""
+        """Record the present value of a process's counter."""
         before = self._last.get((process, series), 0.0)
         self._last[process, series] = value
         self._total[series] += cast("int", value - before if value >= before else value)
 
     def keep(self, processes: set[str]) -> None:
-        """Forget what processes that are gone have said last; what they have done stays counted."""
+        """Drop the last values of processes that are gone; totals stay."""
         self._last = {key: value for key, value in self._last.items() if key[0] in processes}
 
     def put(self, readings: MetricSamples) -> None:
-        """All totals."""
+        """Put all totals."""
         for (name, *labels), total in self._total.items():
             readings.put(name, total, *labels)
 
@@ -98,7 +98,7 @@ class WorkerMetrics:
         self._odometer = CounterTotals()
 
     def __call__(self, readings: MetricSamples) -> None:
-        """Read all; raises redis.exceptions.RedisError where the broker is away, after what it is not needed for."""
+        """Read all; raises redis.exceptions.RedisError where the broker is away, after metrics that need none."""
         slots = list(self._supervisor.slots)
         put_slots(readings, slots)
         for (device, status), deaths in dict(self._supervisor.deaths).items():
@@ -130,7 +130,7 @@ class WorkerMetrics:
 
 
 def put_slots(readings: MetricSamples, slots: Sequence[Slot]) -> None:
-    """How many processes of each device are in which state."""
+    """Numbers of processes by device and state."""
     for device in {slot.device for slot in slots}:
         for state in STATES:
             readings.put("embq_slots", sum(s.device == device and s.doing == state for s in slots), device, state)

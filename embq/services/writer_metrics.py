@@ -1,4 +1,4 @@
-"""What a writer has written, for Prometheus."""
+"""Prometheus metrics of a writer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class WriterMetrics:
         self._writer = writer
 
     def __call__(self, readings: MetricSamples) -> None:
-        """Read all. Figures of a moment in which it is at work may be of two moments that follow each other."""
+        """Read all; while the writer works, values may be of slightly different moments."""
         counts = self._writer.counts
         readings.put("embq_writer_commits_total", counts.commits)
         readings.put("embq_writer_parts_total", counts.parts)
@@ -35,5 +35,5 @@ class WriterMetrics:
             readings.put("embq_writer_buffered_rows", run.buffer.rows, name)
             readings.put("embq_writer_buffered_bytes", run.buffer.bytes, name)
             if isinstance(root := run.layout.root, Path):
-                with suppress(OSError):  # a folder that is gone has no room to tell of
+                with suppress(OSError):  # the folder may be gone
                     readings.put("embq_writer_output_free_bytes", shutil.disk_usage(root).free, name)

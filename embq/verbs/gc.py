@@ -63,7 +63,7 @@ def command(output: str, older_than: float, dry_run: bool, broker: str, as_json:
             "schema": 1,
             "run": collected.run,
             "dry_run": dry_run,
-            "files": [asdict(item) for item in collected.found.litter],
+            "files": [asdict(item) for item in collected.found.files],
             "bytes": collected.found.bytes,
             "young": collected.found.young,
             "in_use": collected.found.in_use,
@@ -76,14 +76,14 @@ def command(output: str, older_than: float, dry_run: bool, broker: str, as_json:
 
 
 def _print_account(collected: Collected, removed: str) -> None:
-    found, forgotten = collected.found, collected.broker
-    click.echo(f"{removed} {len(found.litter):,} files, {found.bytes / 1e6:,.1f} MB")
-    for item in found.litter[:SHOWN]:
+    found, keys = collected.found, collected.broker
+    click.echo(f"{removed} {len(found.files):,} files, {found.bytes / 1e6:,.1f} MB")
+    for item in found.files[:SHOWN]:
         click.echo(f"  {item.path}  {item.bytes / 1e6:,.1f} MB, {item.age_s / 3600:,.1f} h old")
-    if len(found.litter) > SHOWN:
-        click.echo(f"  ... and {len(found.litter) - SHOWN:,} more (--json lists them)")
-    if forgotten is not None:
-        click.echo(f"{removed} {forgotten.keys:,} keys and {forgotten.hints:,} hints from the broker")
+    if len(found.files) > SHOWN:
+        click.echo(f"  ... and {len(found.files) - SHOWN:,} more (--json lists them)")
+    if keys is not None:
+        click.echo(f"{removed} {keys.keys:,} keys and {keys.hints:,} hints from the broker")
     if found.young or found.in_use:
         click.echo(f"left {found.young:,} younger files, and {found.in_use:,} that may be in use")
     for note in collected.notes:

@@ -445,7 +445,7 @@ def test_every_reader_takes_any_name_of_an_output_folder(tmp_path: Path, name: s
     (out / "parts" / "part-00000099.parquet").write_bytes(b"litter")
     assert verify(out).ok
     assert verify(out, mode="quick").ok
-    assert collect(out, Settings(), asked=False, older_than_s=0.0, dry_run=True).found.litter
+    assert collect(out, Settings(), asked=False, older_than_s=0.0, dry_run=True).found.files
     assert export(out, tmp_path / f"{name} exported", ExportOptions(format="npy")).rows == 2
     index = out / "index" / "embedding"
     index.mkdir(parents=True)

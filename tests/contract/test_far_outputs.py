@@ -314,10 +314,10 @@ def test_gc_removes_what_nothing_names_and_nothing_else(
     begin_upload(root, "failures/failures-00000077.parquet")
     before = set(keys(root))
     young = collect(root, Settings(), asked=False, older_than_s=3600.0, dry_run=True)
-    assert (young.found.litter, young.found.young, young.found.in_use) == ((), 1, 1)
+    assert (young.found.files, young.found.young, young.found.in_use) == ((), 1, 1)
     assert set(keys(root)) == before
     old = collect(root, Settings(), asked=False, older_than_s=0.0, dry_run=False)
-    assert [item.path for item in old.found.litter] == ["parts/part-00000077.parquet"]
+    assert [item.path for item in old.found.files] == ["parts/part-00000077.parquet"]
     assert len(old.found.uploads) == 1
     assert set(keys(root)) == before - {"parts/part-00000077.parquet"}
     assert unfinished(root) == []

@@ -48,7 +48,7 @@ def staging_name(run: RunCase, u: int, token: str) -> str:
 
 
 def removed(collected: Collected) -> set[str]:
-    return {item.path for item in collected.found.litter}
+    return {item.path for item in collected.found.files}
 
 
 def finished(run: RunCase) -> RunCase:
@@ -89,7 +89,7 @@ def test_what_is_not_old_enough_stays(run: RunCase, settings: Settings, older_th
     collected = gc(run, settings, older_than_s=older_than_s)
     assert orphan.exists() is not goes
     assert collected.found.young == (not goes)
-    assert [round(item.age_s / HOUR) for item in collected.found.litter] == [2] * goes
+    assert [round(item.age_s / HOUR) for item in collected.found.files] == [2] * goes
 
 
 def test_what_the_next_record_may_name_stays_until_there_is_none_to_come(run: RunCase, settings: Settings) -> None:

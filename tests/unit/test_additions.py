@@ -284,7 +284,7 @@ def test_gc_knows_segments_that_no_generation_names(request_: Request, tmp_path:
     (layout.manifest / "gen-0003-deadbeef-00000.parquet").write_bytes(b"half")
     (layout.temporary / "manifest-gen-0003-deadbeef-00001.parquet").write_bytes(b"half")
     found = find_orphans(layout, info, CommitLog(layout).replay(info.units), live=set, older_than_s=0)
-    assert {item.path for item in found.litter} == {
+    assert {item.path for item in found.files} == {
         "manifest/gen-0003-deadbeef-00000.parquet",
         "_tmp/manifest-gen-0003-deadbeef-00001.parquet",
     }
