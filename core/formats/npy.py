@@ -1,4 +1,8 @@
-"""Columns of vectors as .npy files. They are read and not mapped: mapped pages would count as memory of the process."""
+"""Parts in the layout of clip-retrieval: a .npy file for each column of vectors, and a parquet file for the rest.
+
+Row i of the files of a part is one sample. The parquet file comes first in the record and is published first, so that
+vectors are never visible without their metadata.
+"""
 
 from __future__ import annotations
 
@@ -90,34 +94,54 @@ class NpyPart:
 
     def __init__(self, path: Path, column: str) -> None:
         self._path = path
-        try:
-            matrix = np.load(path, mmap_mode="r", allow_pickle=False)
-        except TokenError as error:  # numpy reads the header with Python's own tokeniser
-            raise ValueError(f"{path.name} has a damaged header: {error}") from error
-        if matrix.ndim != 2 or np.isfortran(matrix):
-            raise ValueError(f"{path.name} holds an array of shape {matrix.shape}, which is no list of vectors")
-        self.rows, self._dim = matrix.shape
-        self._dtype, self._begin = matrix.dtype, int(matrix.offset) if self.rows else 0
-        self.schema = pa.schema([pa.field(column, pa.list_(pa.from_numpy_dtype(matrix.dtype), self._dim))])
+        self._matrix = mapped(path)
+        if self._matrix.ndim != 2 or np.isfortran(self._matrix):
+            raise ValueError(f"{path.name} holds an array of shape {self._matrix.shape}, which is no list of vectors")
+        self.rows, dim = self._matrix.shape
+        self.schema = pa.schema([pa.field(column, pa.list_(pa.from_numpy_dtype(self._matrix.dtype), dim))])
 
     def tables(self, columns: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[pa.Table]:
         """See `core.formats.base.PartFile`."""
         (field,) = [self.schema.field(name) for name in columns]
-        end = self.rows if stop is None else min(stop, self.rows)
-        with open(self._path, "rb") as file:
-            file.seek(self._begin + start * self._dim * self._dtype.itemsize)
-            for first in range(start, end, READ_ROWS):
-                count = min(READ_ROWS, end - first) * self._dim
-                numbers = np.fromfile(file, self._dtype, count)
-                if len(numbers) != count:
-                    raise ValueError(f"{self._path.name} ends too early")
-                flat = pa.array(numbers, field.type.value_type)
-                lists = pa.FixedSizeListArray.from_arrays(flat, type=field.type)
-                yield pa.Table.from_arrays([lists], schema=self.schema)
+        for rows in read_matrix(self._path, self._matrix, start, self.rows if stop is None else min(stop, self.rows)):
+            flat = pa.array(rows.reshape(-1), field.type.value_type)
+            yield pa.Table.from_arrays([pa.FixedSizeListArray.from_arrays(flat, type=field.type)], schema=self.schema)
 
     def ids(self) -> list[tuple[int, tuple[int, int]]]:
         """See `core.formats.base.PartFile`; it has none."""
         return []
 
     def close(self) -> None:
-        """See `core.formats.base.PartFile`; each reading opens the file for itself."""
+        """See `core.formats.base.PartFile`."""
+        del self._matrix
+
+
+def mapped(path: Path) -> np.ndarray:
+    """The array in a file, of which only the header is read; ValueError or OSError where it is damaged.
+
+    Nothing that the file holds is executed.
+    """
+    try:
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except TokenError as error:  # numpy reads the header with Python's own tokeniser
+        raise ValueError(f"{path.name} has a damaged header: {error}") from error
+    return array
+
+
+def read_matrix(path: Path, matrix: np.ndarray, start: int, stop: int) -> Iterator[np.ndarray]:
+    """The rows of a file from `start` up to `stop`, at most `READ_ROWS` at a time; ValueError at its end.
+
+    They are read and not taken from the map: mapped pages would count as memory of the process.
+
+    Args:
+        matrix: what `mapped` gave for the file.
+    """
+    dim, dtype = matrix.shape[1], matrix.dtype
+    with open(path, "rb") as file:
+        file.seek((int(getattr(matrix, "offset", 0)) if len(matrix) else 0) + start * dim * dtype.itemsize)
+        for first in range(start, stop, READ_ROWS):
+            rows = min(READ_ROWS, stop - first)
+            numbers = np.fromfile(file, dtype, rows * dim)
+            if len(numbers) != rows * dim:
+                raise ValueError(f"{path.name} ends too early")
+            yield numbers.reshape(rows, dim)

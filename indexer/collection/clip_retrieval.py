@@ -1,26 +1,21 @@
-"""Folders as clip-retrieval writes them: img_emb/, text_emb/ and metadata/, whose files belong together by number."""
+"""Collections in the layout of clip-retrieval: img_emb/, text_emb/ and metadata/, aligned by file number."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from core.errors import InputError
-from core.formats.base import READ_ROWS
-from indexer.collection.columns import Columns, find
-from indexer.collection.listing import Listing, Shape, file_ref, noted, rows_of_file, same_shape
-from indexer.collection.npy import GAP_ROWS, matrix_rows, open_matrix
-from indexer.collection.parquet import identity_rows, opened
-from indexer.collection.parts import PartRef, no_embeddings, span_rows
-
-if TYPE_CHECKING:
-    from indexer.collection.collection import Collection
+from indexer.collection.columns import find_columns
+from indexer.collection.listing import Listing, Shape, file_ref, noted, same_shape
+from indexer.collection.npy import open_matrix
+from indexer.collection.parquet import opened
+from indexer.collection.parts import no_embeddings
 
 FOLDERS = {"image": "img_emb", "text": "text_emb"}
 """What is embedded -> the folder of its vectors, which is also what their column is called here."""
@@ -73,7 +68,7 @@ def describe_layout(root: Path, *, output: str | None, id_columns: Sequence[str]
         "dim": dim,
         "fingerprint": (shapes[METADATA].fingerprint or None) if layout.metadata is not None else None,
         "query_columns": {name: FOLDERS[name] for name in layout.partners if shapes[name].dim == dim},
-        **find(schemas, id_columns or None, ()).fields(),
+        **find_columns(schemas, id_columns or None, ()).fields(),
         **listing.fields(),
     }
 
@@ -159,34 +154,3 @@ def _same_rows(path: Path, rows: int, other: Path, count: int) -> None:
             next_step="bring back the files that were written together",
             code="misaligned",
         )
-
-
-@dataclass(slots=True)
-class LayoutReader:
-    """See `indexer.collection.parts.PartReader`."""
-
-    collection: Collection
-
-    def vectors(self, part: PartRef, column: str, start: int, stop: int) -> Iterator[np.ndarray]:
-        """See `PartReader`."""
-        yield from matrix_rows(self._path(part, column), part, self.collection.dim, start, stop)
-
-    def rows_at(self, part: PartRef, column: str, rows: np.ndarray) -> np.ndarray:
-        """See `PartReader`."""
-        return span_rows(self, part, column, rows, self.collection.dim, GAP_ROWS)
-
-    def _path(self, part: PartRef, column: str) -> Path:
-        (file,) = [file for file in part.files if file.column == column]
-        return Path(self.collection.root) / file.path
-
-    def prepare(self, pieces: Sequence[tuple[PartRef, int, int]]) -> None:
-        """See `PartReader`; there is nothing to do."""
-
-    def identity(self, part: PartRef, start: int, stop: int) -> Iterator[pa.Table]:
-        """See `PartReader`; keys are FILE:ROW where metadata do not tell them."""
-        if part.files[-1].kind == "rows":
-            columns = Columns(types=self.collection.id_types, named=self.collection.named)
-            yield from identity_rows(Path(self.collection.root), part, len(part.files) - 1, columns, start, stop)
-            return
-        for first in range(start, stop, READ_ROWS):
-            yield rows_of_file(part.files[0], first, min(first + READ_ROWS, stop))

@@ -1,10 +1,11 @@
-"""A collection: rows with dense ids from 0, a vector each, and identity, and where these are read from."""
+"""A collection: rows with dense ids from 0, each with a vector and an identity, read from its parts."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,11 +14,11 @@ import pyarrow as pa
 
 from core.errors import InputError
 from core.units import content_hash
-from indexer.collection.clip_retrieval import LayoutReader
+from indexer.collection.columns import Columns
 from indexer.collection.hdf5 import Hdf5Reader
 from indexer.collection.npy import NpyReader
 from indexer.collection.parquet import ParquetReader
-from indexer.collection.parts import Block, PartReader, PartRef, blocks_of, check_unchanged
+from indexer.collection.parts import Block, PartReader, PartRef, blocks_of, check_unchanged, rows_at
 from indexer.collection.run import RunReader
 
 
@@ -32,14 +33,13 @@ def faults(vectors: np.ndarray) -> np.ndarray:
     return bad
 
 
-READERS: dict[str, Callable[[Collection], PartReader]] = {
-    "run": RunReader,
+PLAIN_READERS: dict[str, type[NpyReader | ParquetReader | Hdf5Reader]] = {
     "npy": NpyReader,
+    "clip-retrieval": NpyReader,
     "parquet": ParquetReader,
     "hdf5": Hdf5Reader,
-    "clip-retrieval": LayoutReader,
 }
-"""Kind of collection -> what reads its parts."""
+"""Kind of a collection that is no run -> reader of its parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class Collection:
         for number in np.unique(numbers).tolist():
             part, here = self.parts[number], numbers == number
             check_unchanged(self.root, part)
-            found[here] = reader.rows_at(part, name, ids[here] - part.first_id)
+            found[here] = rows_at(reader, part, name, ids[here] - part.first_id, self.dim)
         return found
 
     def read_identity(self, first_id: int, stop_id: int) -> Iterator[pa.Table]:
@@ -157,15 +157,11 @@ class Collection:
 
         Raises as `read_vectors` does.
         """
-        reader = self._reader()
-        pieces = list(self._pieces(first_id, stop_id))
-        reader.prepare(pieces)
         first = first_id
-        for part, start, stop in pieces:
-            for table in reader.identity(part, start, stop):
-                ids = pa.array(np.arange(first, first + table.num_rows))
-                yield table.add_column(0, pa.field("id", pa.int64(), nullable=False), ids)
-                first += table.num_rows
+        for table in self._reader().identity(list(self._pieces(first_id, stop_id))):
+            ids = pa.array(np.arange(first, first + table.num_rows))
+            yield table.add_column(0, pa.field("id", pa.int64(), nullable=False), ids)
+            first += table.num_rows
 
     def check(self) -> None:
         """Raise InputError where a file is missing, or is not what it was; none is read."""
@@ -185,7 +181,10 @@ class Collection:
             number, first_id = number + 1, part.first_id + stop
 
     def _reader(self) -> PartReader:
-        return READERS[self.kind](self)
+        if self.kind == "run":
+            return RunReader(root=self.root, rows_spec=self.rows_spec, id_columns=self.id_columns)
+        columns = Columns(types=self.id_types, named=self.named)
+        return PLAIN_READERS[self.kind](root=Path(self.root), dim=self.dim, columns=columns)
 
     def _known(self, column: str | None) -> str:
         if column is not None and column not in (self.column, *self.query_columns.values()):

@@ -47,7 +47,9 @@ class Columns:
         return {"id_types": self.types, "id_columns": tuple(self.types), "named": self.named}
 
 
-def find(schemas: Iterable[tuple[Path, pa.Schema]], wanted: Sequence[str] | None, vectors: Sequence[str]) -> Columns:
+def find_columns(
+    schemas: Iterable[tuple[Path, pa.Schema]], wanted: Sequence[str] | None, vectors: Sequence[str]
+) -> Columns:
     """The columns that are taken, with types that hold for all files.
 
     Args:
@@ -72,7 +74,7 @@ def find(schemas: Iterable[tuple[Path, pa.Schema]], wanted: Sequence[str] | None
     roles = {"key": _first(KEYS, wanted or list(types)), "caption": _first(CAPTIONS, wanted or list(types))}
     named = {role: name for role, name in roles.items() if name}
     kept = [name for name in (types if wanted is None else wanted) if name not in OURS or named.get(name) != name]
-    return Columns(types={ours(name): types[name] or "string" for name in kept}, named=named)
+    return Columns(types={column_in_index(name): types[name] or "string" for name in kept}, named=named)
 
 
 def _first(names: Sequence[str], there: Sequence[str]) -> str:
@@ -80,18 +82,18 @@ def _first(names: Sequence[str], there: Sequence[str]) -> str:
     return next((by_lower[name] for name in names if name in by_lower), "")
 
 
-def ours(name: str) -> str:
-    """What a column is called in an index; `theirs` is its inverse."""
+def column_in_index(name: str) -> str:
+    """What a column is called in an index; `column_in_file` is its inverse."""
     plain = name
     while plain.startswith(PREFIX):
         plain = plain.removeprefix(PREFIX)
     return PREFIX + name if plain in OURS else name
 
 
-def theirs(name: str) -> str:
+def column_in_file(name: str) -> str:
     """What a column is called in its file."""
     short = name.removeprefix(PREFIX)
-    return short if short != name and ours(short) == name else name
+    return short if short != name and column_in_index(short) == name else name
 
 
 def _type_of(type_: pa.DataType) -> str:
@@ -130,7 +132,7 @@ def identity(file: FileRef, table: pa.Table, start: int, columns: Columns) -> pa
             known[role] = pc.coalesce(said, known[role]) if role == "key" else said
     fields = [*IDENTITY[1:], *(pa.field(name, COLUMN_ARROW[type_]) for name, type_ in columns.types.items())]
     for name, type_ in columns.types.items():
-        at = table.column_names.index(theirs(name)) if theirs(name) in table.column_names else None
+        at = table.column_names.index(column_in_file(name)) if column_in_file(name) in table.column_names else None
         known[name] = pa.nulls(table.num_rows, COLUMN_ARROW[type_]) if at is None else cast(table.column(at), type_)
     return pa.Table.from_arrays([known[one.name] for one in fields], schema=pa.schema(fields))
 

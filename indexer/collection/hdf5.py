@@ -1,4 +1,4 @@
-"""Folders of HDF5 files with a dataset of vectors, (rows, numbers), and others beside it with a value for each row."""
+"""Collections of HDF5 files: a dataset of vectors, (rows, numbers), and others with a value for each row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +14,9 @@ import pyarrow as pa
 from core.errors import InputError
 from core.formats.base import FORMAT_ERRORS, READ_ROWS
 from core.formats.hdf5 import h5py_module
-from indexer.collection.columns import Columns, find, identity, theirs
+from indexer.collection.columns import Columns, column_in_file, find_columns, identity
 from indexer.collection.listing import Listing, Shape, choose_column, file_ref, files_below, noted, same_shape
-from indexer.collection.parts import PartRef, damaged, no_embeddings, span_rows
-
-if TYPE_CHECKING:
-    from indexer.collection.collection import Collection
+from indexer.collection.parts import PartRef, Piece, damaged, no_embeddings
 
 SUFFIXES = (".h5", ".hdf5")
 
@@ -51,7 +48,7 @@ def describe_hdf5(root: Path, *, column: str | None, id_columns: Sequence[str]) 
             schemas.append((path, _schema(file, rows)))
     if shape is None:
         raise no_embeddings(f"{root} holds no rows: its {len(files)} HDF5 files are empty", "name another folder")
-    columns = find(schemas, id_columns, [str(column)])
+    columns = find_columns(schemas, id_columns, [str(column)])
     return {
         "kind": "hdf5",
         "column": column,
@@ -111,40 +108,40 @@ def _schema(file: Any, rows: int) -> pa.Schema:
     return pa.schema(found)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hdf5Reader:
     """See `indexer.collection.parts.PartReader`."""
 
-    collection: Collection
+    root: Path
+    dim: int
+    columns: Columns
 
     def vectors(self, part: PartRef, column: str, start: int, stop: int) -> Iterator[np.ndarray]:
         """See `PartReader`."""
-        path = Path(self.collection.root) / part.files[0].path
+        path = self.root / part.files[0].path
         with opened(path) as file:
             dataset = _vectors(path, file, column)
-            if dataset.shape != (part.rows, self.collection.dim):
-                raise damaged(path, f"it holds {dataset.shape}, and held {(part.rows, self.collection.dim)}")
+            if dataset.shape != (part.rows, self.dim):
+                raise damaged(path, f"it holds {dataset.shape}, and held {(part.rows, self.dim)}")
             for first in range(start, stop, READ_ROWS):
                 yield dataset[first : min(first + READ_ROWS, stop)].astype(np.float32)
 
-    def rows_at(self, part: PartRef, column: str, rows: np.ndarray) -> np.ndarray:
+    def gap_rows(self, part: PartRef, column: str) -> int:
         """See `PartReader`."""
-        return span_rows(self, part, column, rows, self.collection.dim, GAP_ROWS)
+        return GAP_ROWS
 
-    def prepare(self, pieces: Sequence[tuple[PartRef, int, int]]) -> None:
-        """See `PartReader`; there is nothing to do."""
-
-    def identity(self, part: PartRef, start: int, stop: int) -> Iterator[pa.Table]:
+    def identity(self, pieces: Sequence[Piece]) -> Iterator[pa.Table]:
         """See `PartReader`."""
-        (ref,) = part.files
-        columns = Columns(types=self.collection.id_types, named=self.collection.named)
-        names = dict.fromkeys([*columns.named.values(), *map(theirs, columns.types)])
-        with opened(Path(self.collection.root) / ref.path) as file:
-            there = [name for name in names if name in file]
-            for first in range(start, stop, READ_ROWS):
-                last = min(first + READ_ROWS, stop)
-                table = pa.table({name: _values(file[name][first:last]) for name in there})
-                yield identity(ref, table if there else pa.table({"": pa.nulls(last - first)}), first, columns)
+        names = dict.fromkeys([*self.columns.named.values(), *map(column_in_file, self.columns.types)])
+        for part, start, stop in pieces:
+            (ref,) = part.files
+            with opened(self.root / ref.path) as file:
+                there = [name for name in names if name in file]
+                for first in range(start, stop, READ_ROWS):
+                    last = min(first + READ_ROWS, stop)
+                    table = pa.table({name: _values(file[name][first:last]) for name in there})
+                    rows = table if there else pa.table({"": pa.nulls(last - first)})
+                    yield identity(ref, rows, first, self.columns)
 
 
 def _values(values: np.ndarray) -> pa.Array:

@@ -1,4 +1,4 @@
-"""Folders of .npy files as autofaiss takes them: a matrix in each, in the order of their paths."""
+"""Collections of .npy files with a matrix each, in the order of their paths as for autofaiss."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tokenize import TokenError
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from core.errors import InputError
 from core.formats.base import READ_ROWS
+from core.formats.npy import mapped, read_matrix
+from indexer.collection.columns import Columns
 from indexer.collection.listing import Listing, Shape, file_ref, files_below, rows_of_file, same_shape
-from indexer.collection.parts import PartRef, damaged, no_embeddings, span_rows
-
-if TYPE_CHECKING:
-    from indexer.collection.collection import Collection
+from indexer.collection.parquet import identity_rows
+from indexer.collection.parts import PartRef, Piece, damaged, no_embeddings
 
 SUFFIXES = (".npy",)
 
@@ -55,10 +54,7 @@ def open_matrix(path: Path) -> np.ndarray:
     try:
         if os.path.getsize(path) == 0:
             return np.empty((0, 0), np.float32)
-        # numpy's own parser; nothing that a file says is executed.
-        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except TokenError as error:  # numpy reads the header with Python's own tokeniser
-        raise damaged(path, f"its header is damaged: {error}") from error
+        array = mapped(path)
     except (OSError, ValueError, SyntaxError, TypeError, EOFError) as error:
         raise damaged(path, error) from error
     why = ""
@@ -81,47 +77,36 @@ def open_matrix(path: Path) -> np.ndarray:
     return array
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NpyReader:
-    """See `indexer.collection.parts.PartReader`."""
+    """Reads plain .npy files and the folders of clip-retrieval; see `indexer.collection.parts.PartReader`."""
 
-    collection: Collection
+    root: Path
+    dim: int
+    columns: Columns
 
     def vectors(self, part: PartRef, column: str, start: int, stop: int) -> Iterator[np.ndarray]:
+        """See `PartReader`. InputError where the file holds an array of another shape than it did."""
+        (file,) = [file for file in part.files if file.kind == "vectors" and file.column in ("", column)]
+        path = self.root / file.path
+        matrix = open_matrix(path)
+        if matrix.shape != (part.rows, self.dim):
+            raise damaged(path, f"it holds an array of shape {matrix.shape}, and held one of {(part.rows, self.dim)}")
+        try:
+            for rows in read_matrix(path, matrix, start, stop):
+                yield rows.astype(np.float32, copy=False)
+        except ValueError as error:
+            raise damaged(path, error) from error
+
+    def gap_rows(self, part: PartRef, column: str) -> int:
         """See `PartReader`."""
-        (file,) = part.files
-        yield from matrix_rows(Path(self.collection.root) / file.path, part, self.collection.dim, start, stop)
+        return GAP_ROWS
 
-    def rows_at(self, part: PartRef, column: str, rows: np.ndarray) -> np.ndarray:
-        """See `PartReader`."""
-        return span_rows(self, part, column, rows, self.collection.dim, GAP_ROWS)
-
-    def prepare(self, pieces: Sequence[tuple[PartRef, int, int]]) -> None:
-        """See `PartReader`; there is nothing to do."""
-
-    def identity(self, part: PartRef, start: int, stop: int) -> Iterator[pa.Table]:
-        """See `PartReader`; keys are FILE:ROW."""
-        (file,) = part.files
-        for first in range(start, stop, READ_ROWS):
-            yield rows_of_file(file, first, min(first + READ_ROWS, stop))
-
-
-def matrix_rows(path: Path, part: PartRef, dim: int, start: int, stop: int) -> Iterator[np.ndarray]:
-    """float32 (m, dim) of the rows from `start` up to `stop` of a file, a bounded number at a time.
-
-    They are read, not mapped: pages of a file that is mapped count as memory of the process while it is read.
-    InputError where the file holds an array of another shape than it did.
-    """
-    matrix = open_matrix(path)
-    if matrix.shape != (part.rows, dim):
-        raise damaged(path, f"it holds an array of shape {matrix.shape}, and held one of {(part.rows, dim)}")
-    dtype, begin = matrix.dtype, int(getattr(matrix, "offset", 0))
-    del matrix
-    with open(path, "rb") as file:
-        file.seek(begin + start * dim * dtype.itemsize)
-        for first in range(start, stop, READ_ROWS):
-            rows = min(READ_ROWS, stop - first)
-            numbers = np.fromfile(file, dtype, rows * dim)
-            if len(numbers) != rows * dim:
-                raise damaged(path, "it ends too early")
-            yield numbers.reshape(rows, dim).astype(np.float32, copy=False)
+    def identity(self, pieces: Sequence[Piece]) -> Iterator[pa.Table]:
+        """See `PartReader`; keys are FILE:ROW where no metadata file gives them."""
+        for part, start, stop in pieces:
+            if part.files[-1].kind == "rows":
+                yield from identity_rows(self.root, part, self.columns, start, stop)
+                continue
+            for first in range(start, stop, READ_ROWS):
+                yield rows_of_file(part.files[0], first, min(first + READ_ROWS, stop))

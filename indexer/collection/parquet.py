@@ -1,11 +1,11 @@
-"""Folders of parquet files with a column of vectors, as autofaiss takes them: in the order of their paths."""
+"""Collections of parquet files with a column of vectors, in the order of their paths as for autofaiss."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,17 +15,14 @@ import pyarrow.parquet as pq
 from core.errors import InputError
 from core.formats.base import FORMAT_ERRORS, READ_ROWS
 from core.formats.parquet import BUFFER_BYTES, batch_rows, rows_within
-from indexer.collection.columns import Columns, find, identity, theirs
+from indexer.collection.columns import Columns, column_in_file, find_columns, identity
 from indexer.collection.listing import Listing, Shape, choose_column, file_ref, files_below, noted, same_shape
-from indexer.collection.parts import PartRef, damaged, no_embeddings, span_rows
-
-if TYPE_CHECKING:
-    from indexer.collection.collection import Collection
+from indexer.collection.parts import PartRef, Piece, damaged, no_embeddings
 
 SUFFIXES = (".parquet",)
 
 GROUP_ROWS = 65_536
-"""Rows wanted of one file that are so close are read in one go: a group of rows can be read as a whole only."""
+"""Usual rows of one group."""
 
 
 def describe_parquet(root: Path, *, column: str | None, id_columns: Sequence[str]) -> dict[str, Any]:
@@ -50,7 +47,9 @@ def describe_parquet(root: Path, *, column: str | None, id_columns: Sequence[str
         schemas.append((path, schema))
     if shape is None:
         raise no_embeddings(f"{root} holds no rows: its {len(files)} parquet files are empty", "name another folder")
-    columns = find(schemas, id_columns, [str(column), *(one.name for one in schemas[0][1] if _is_vectors(one.type))])
+    columns = find_columns(
+        schemas, id_columns, [str(column), *(one.name for one in schemas[0][1] if _is_vectors(one.type))]
+    )
     return {
         "kind": "parquet",
         "column": column,
@@ -118,40 +117,37 @@ def _first_length(path: Path, file: pq.ParquetFile, column: str) -> int:
     return 0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetReader:
     """See `indexer.collection.parts.PartReader`."""
 
-    collection: Collection
+    root: Path
+    dim: int
+    columns: Columns
 
     def vectors(self, part: PartRef, column: str, start: int, stop: int) -> Iterator[np.ndarray]:
         """See `PartReader`; the vector of a row that has none is NaN."""
-        path = Path(self.collection.root) / part.files[0].path
+        path = self.root / part.files[0].path
         row = start
-        for table in rows_of(path, part, [column], start, stop, batch_rows(self.collection.dim)):
+        for table in rows_of(path, part, [column], start, stop, batch_rows(self.dim)):
             for chunk in table[column].chunks:
-                yield matrix_of(chunk, self.collection.dim, path, row)
+                yield matrix_of(chunk, self.dim, path, row)
                 row += len(chunk)
 
-    def rows_at(self, part: PartRef, column: str, rows: np.ndarray) -> np.ndarray:
+    def gap_rows(self, part: PartRef, column: str) -> int:
+        """See `PartReader`: a group of rows can be read as a whole only."""
+        return GROUP_ROWS
+
+    def identity(self, pieces: Sequence[Piece]) -> Iterator[pa.Table]:
         """See `PartReader`."""
-        return span_rows(self, part, column, rows, self.collection.dim, GROUP_ROWS)
-
-    def prepare(self, pieces: Sequence[tuple[PartRef, int, int]]) -> None:
-        """See `PartReader`; there is nothing to do."""
-
-    def identity(self, part: PartRef, start: int, stop: int) -> Iterator[pa.Table]:
-        """See `PartReader`."""
-        columns = Columns(types=self.collection.id_types, named=self.collection.named)
-        yield from identity_rows(Path(self.collection.root), part, len(part.files) - 1, columns, start, stop)
+        for part, start, stop in pieces:
+            yield from identity_rows(self.root, part, self.columns, start, stop)
 
 
-def identity_rows(
-    root: Path, part: PartRef, number: int, columns: Columns, start: int, stop: int
-) -> Iterator[pa.Table]:
-    """Identity and metadata of rows of a part, from its file `number`."""
-    path = root / part.files[number].path
-    wanted = list(dict.fromkeys([*columns.named.values(), *map(theirs, columns.types)]))
+def identity_rows(root: Path, part: PartRef, columns: Columns, start: int, stop: int) -> Iterator[pa.Table]:
+    """Identity and metadata of rows of a part, from its last file."""
+    path = root / part.files[-1].path
+    wanted = list(dict.fromkeys([*columns.named.values(), *map(column_in_file, columns.types)]))
     for table in rows_of(path, part, wanted, start, stop):
         yield identity(part.files[0], table, start, columns)
         start += table.num_rows

@@ -1,4 +1,4 @@
-"""Parts of a collection: aligned files with rows, in the order of their ids."""
+"""Parts of a collection: aligned files of rows, in the order of their ids, and the reader interface."""
 
 from __future__ import annotations
 
@@ -69,6 +69,10 @@ class Block:
         return self.first_id + self.rows
 
 
+Piece = tuple[PartRef, int, int]
+"""Rows of a part: from the second number up to the third, counted from the part's first row."""
+
+
 class PartReader(Protocol):
     """Reads the parts of one collection. Rows are counted from the first of the part."""
 
@@ -76,29 +80,21 @@ class PartReader(Protocol):
         """float32 (m, dim) of the rows from `start` up to `stop`, a bounded number at a time."""
         ...
 
-    def rows_at(self, part: PartRef, column: str, rows: np.ndarray) -> np.ndarray:
-        """float32 (len(rows), dim) of these rows, which are ascending."""
+    def gap_rows(self, part: PartRef, column: str) -> int:
+        """Wanted rows that are at most so far apart are read in one go."""
         ...
 
-    def identity(self, part: PartRef, start: int, stop: int) -> Iterator[pa.Table]:
-        """`IDENTITY` without its id, and metadata, of these rows, a bounded number at a time."""
-        ...
-
-    def prepare(self, pieces: Sequence[tuple[PartRef, int, int]]) -> None:
-        """Called before `identity` with all (part, start, stop) that it will be asked for."""
+    def identity(self, pieces: Sequence[Piece]) -> Iterator[pa.Table]:
+        """`IDENTITY` without its id, and metadata, of the rows of all pieces, a bounded number at a time."""
         ...
 
 
-def spans(rows: np.ndarray, gap: int) -> Iterator[tuple[int, int]]:
-    """(from, to) of slices of `rows`, ascending, between which more than `gap` rows lie."""
+def rows_at(reader: PartReader, part: PartRef, column: str, rows: np.ndarray, dim: int) -> np.ndarray:
+    """float32 (len(rows), dim) of these rows of a part, which are ascending."""
+    gap = reader.gap_rows(part, column)
     cuts = (np.flatnonzero(np.diff(rows) > gap) + 1).tolist()
-    yield from pairwise([0, *cuts, len(rows)])
-
-
-def span_rows(reader: PartReader, part: PartRef, column: str, rows: np.ndarray, dim: int, gap: int) -> np.ndarray:
-    """`PartReader.rows_at` by `PartReader.vectors`: what is closer together than `gap` is read in one go."""
     found = np.empty((len(rows), dim), np.float32)
-    for a, b in spans(rows, gap):
+    for a, b in pairwise([0, *cuts, len(rows)]):
         first = int(rows[a])
         for vectors in reader.vectors(part, column, first, int(rows[b - 1]) + 1):
             c, d = np.searchsorted(rows[a:b], [first, first + len(vectors)]) + a

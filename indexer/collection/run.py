@@ -1,12 +1,13 @@
-"""The rows of an embq run, of any format: its parts are what its commit records name."""
+"""Collection of the rows of an embq run, in any format: its parts are those that commit records name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,12 +25,7 @@ from core.run.manifest import Manifest
 from core.run.reader import committed, committed_parts
 from core.run.run_info import RunInfo
 from core.storage.paths import Place, place
-from indexer.collection.parts import IDENTITY, FileRef, PartRef, damaged, no_embeddings, span_rows
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from indexer.collection.collection import Collection
+from indexer.collection.parts import IDENTITY, FileRef, PartRef, Piece, damaged, no_embeddings
 
 GAP_ROWS = {".npy": 256, ".h5": 1_024, ".parquet": 65_536}
 """Rows that are so close are read in one go, by the suffix of the file: a whole group of rows where it has such."""
@@ -47,7 +43,7 @@ def describe_run(root: Place, *, output: str | None, column: str | None) -> dict
     """
     info, state = committed(root)
     columns = dict(zip(info.model.output_names, embedding_columns(info.model.output_names), strict=True))
-    chosen = _choose(info, columns, output, column)
+    chosen = _choose_output(info, columns, output, column)
     parts = tuple(_part(files) for files in committed_parts(root))
     expected = 0
     for part in parts:
@@ -56,7 +52,7 @@ def describe_run(root: Place, *, output: str | None, column: str | None) -> dict
         expected += part.rows
     if not parts:
         raise no_embeddings(
-            f"{root} holds no rows: " + _so_far(info, state),
+            f"{root} holds no rows: " + _run_state(info, state),
             next_step="wait for the run, or see what failed with `embq failures`",
         )
     width = state.widths[columns[chosen.name]]
@@ -66,7 +62,7 @@ def describe_run(root: Place, *, output: str | None, column: str | None) -> dict
         "output": chosen.name,
         "dim": width * 8 if info.rows.dtype == "binary" else width,
         "rows_spec": info.rows.describe(),
-        "model": {**info.model.describe(), "output": _said(chosen)},
+        "model": {**info.model.describe(), "output": _output_json(chosen)},
         "fingerprint": state.fingerprint or None,
         "run": info.run,
         "unit_length": _unit_length(info.rows, chosen),
@@ -77,7 +73,7 @@ def describe_run(root: Place, *, output: str | None, column: str | None) -> dict
     }
 
 
-def _choose(info: RunInfo, columns: dict[str, str], output: str | None, column: str | None) -> Output:
+def _choose_output(info: RunInfo, columns: dict[str, str], output: str | None, column: str | None) -> Output:
     by_name = {one.name: one for one in info.model.outputs}
     by_column = {columns[name]: one for name, one in by_name.items()}
     names = ", ".join(by_name)
@@ -121,11 +117,11 @@ def _part(files: Sequence[CommittedFile]) -> PartRef:
     return PartRef(files=refs, rows=rows.rows, first_id=rows.first_id)
 
 
-def _so_far(info: RunInfo, state: LogState) -> str:
+def _run_state(info: RunInfo, state: LogState) -> str:
     return f"{state.count:,} of its {info.units:,} units are done, with {state.failures:,} failures"
 
 
-def _said(output: Output) -> dict[str, str]:
+def _output_json(output: Output) -> dict[str, str]:
     return {"name": output.name, "spec": output.spec, "modality": output.modality}
 
 
@@ -154,55 +150,59 @@ def _metadata(info: RunInfo) -> tuple[str, ...]:
     return (*compared, *passages, *(one.name for one in metadata_fields(info.rows)))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunReader:
-    """See `indexer.collection.parts.PartReader`."""
+    """See `indexer.collection.parts.PartReader`.
 
-    collection: Collection
-    sources: dict[str, str] = field(default_factory=dict)
+    Args:
+        root: output folder of the run.
+        rows_spec: `RowSpec.describe()` of the run.
+        id_columns: columns of metadata in the identity.
+    """
+
+    root: str
+    rows_spec: dict[str, Any]
+    id_columns: Sequence[str]
 
     def vectors(self, part: PartRef, column: str, start: int, stop: int) -> Iterator[np.ndarray]:
-        """See `PartReader`; what is stored is brought back to what it stands for."""
-        rows = RowSpec.from_description(self.collection.rows_spec)
+        """See `PartReader`; stored numbers are restored to floats."""
+        rows = RowSpec.from_description(self.rows_spec)
         for table in self._tables(part, [column], start, stop):
             yield restored(vectors(table, column), rows)
 
-    def rows_at(self, part: PartRef, column: str, rows: np.ndarray) -> np.ndarray:
+    def gap_rows(self, part: PartRef, column: str) -> int:
         """See `PartReader`."""
         file = next((file for file in part.files if file.column == column), part.files[0])
-        gap = GAP_ROWS.get(PurePath(file.path).suffix, READ_ROWS)
-        return span_rows(self, part, column, rows, self.collection.dim, gap)
+        return GAP_ROWS.get(PurePath(file.path).suffix, READ_ROWS)
 
-    def prepare(self, pieces: Sequence[tuple[PartRef, int, int]]) -> None:
-        """See `PartReader`: finds the sources of all units that have rows there."""
-        wanted: set[str] = set()
+    def identity(self, pieces: Sequence[Piece]) -> Iterator[pa.Table]:
+        """See `PartReader`. Reads the ids of units first, for the sources of all of them."""
+        units: set[str] = set()
         for part, start, stop in pieces:
             for table in self._tables(part, ["unit_id"], start, stop):
-                wanted.update(pc.unique(table["unit_id"]).to_pylist())
-        self.sources = Manifest(Layout(place(self.collection.root))).sources(wanted)
+                units.update(pc.unique(table["unit_id"]).to_pylist())
+        sources = Manifest(Layout(place(self.root))).sources(units)
+        for part, start, stop in pieces:
+            for table in self._tables(part, ["key", "caption", "unit_id", *self.id_columns], start, stop):
+                yield self._identity(table, sources)
 
-    def identity(self, part: PartRef, start: int, stop: int) -> Iterator[pa.Table]:
-        """See `PartReader`."""
-        metadata = list(self.collection.id_columns)
-        for table in self._tables(part, ["key", "caption", "unit_id", *metadata], start, stop):
-            units = table["unit_id"].cast(pa.string()).combine_chunks().dictionary_encode()
-            units = units.combine_chunks() if isinstance(units, pa.ChunkedArray) else units
-            names = pa.array([self.sources.get(unit) for unit in units.dictionary.to_pylist()], pa.string())
-            names, indices = names.dictionary_encode(), units.indices.cast(pa.int32())
-            known = {
-                "key": table["key"].cast(pa.string()),
-                "caption": table["caption"].cast(pa.string()),
-                "source": pa.DictionaryArray.from_arrays(
-                    names.indices.cast(pa.int32()).take(indices), names.dictionary
-                ),
-                "unit_id": pa.DictionaryArray.from_arrays(indices, units.dictionary),
-            }
-            fields = [*IDENTITY[1:], *(table.schema.field(name) for name in metadata)]
-            columns = [known[one.name] if one.name in known else table[one.name] for one in fields]
-            yield pa.Table.from_arrays(columns, schema=pa.schema(fields))
+    def _identity(self, table: pa.Table, sources: Mapping[str, str]) -> pa.Table:
+        units = table["unit_id"].cast(pa.string()).combine_chunks().dictionary_encode()
+        units = units.combine_chunks() if isinstance(units, pa.ChunkedArray) else units
+        names = pa.array([sources.get(unit) for unit in units.dictionary.to_pylist()], pa.string())
+        names, indices = names.dictionary_encode(), units.indices.cast(pa.int32())
+        known = {
+            "key": table["key"].cast(pa.string()),
+            "caption": table["caption"].cast(pa.string()),
+            "source": pa.DictionaryArray.from_arrays(names.indices.cast(pa.int32()).take(indices), names.dictionary),
+            "unit_id": pa.DictionaryArray.from_arrays(indices, units.dictionary),
+        }
+        fields = [*IDENTITY[1:], *(table.schema.field(name) for name in self.id_columns)]
+        columns = [known[one.name] if one.name in known else table[one.name] for one in fields]
+        return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
     def _tables(self, part: PartRef, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
-        root = place(self.collection.root)
+        root = place(self.root)
         files = [
             CommittedFile(
                 path=file.path,
