@@ -1,1 +1,1 @@
-"""The index over a collection of vectors: planned, trained, filled, merged, tuned, published and searched."""
+"""Indexes over collections of vectors: planned, built in units, tuned, published, changed and searched."""

@@ -17,7 +17,7 @@ FEW_QUERIES = 8
 """Fewer are compared one by one as fast as by a matrix product."""
 
 MOST_BYTES = 1 << 46
-"""faiss 1.15 refuses to read vectors beyond 1 TB where it is not told otherwise; our files are our own."""
+"""faiss 1.15 refuses to read vectors beyond 1 TB by default; index files are written by embq itself."""
 
 
 @cache

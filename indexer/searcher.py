@@ -1,4 +1,4 @@
-"""Answering: opens one version of an index, and finds the rows that are nearest to a vector."""
+"""Opens a version of an index and finds the rows nearest to a vector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which results may become rows: a result is checked against the manifest and the run before it is kept."""
+"""Validation of results against the manifest and the run."""
 
 from __future__ import annotations
 
@@ -139,12 +139,12 @@ class Acceptor:
         version = read_fields(_Version, entry).v or "none"
         if version != str(VERSION):
             raise Rejected("wrong_version", f"the result is of protocol version {version}, this writer's is {VERSION}")
-        said = read_fields(_Published, entry)
-        self._check_origin(u, unit_id, said)
-        data, result = self._decode(entry, said, unit_id)
-        self._check_counts(result, unit, u, said)
+        header = read_fields(_Published, entry)
+        self._check_origin(u, unit_id, header)
+        data, result = self._decode(entry, header, unit_id)
+        self._check_counts(result, unit, u, header)
         widths = self._check_widths(result)
-        self.fingerprint, self.widths = said.fingerprint, widths
+        self.fingerprint, self.widths = header.fingerprint, widths
         failures = self._by_sample(result.failures, retry)
         whole_unit = failures["ordinal"].null_count
         return Accepted(
@@ -155,22 +155,22 @@ class Acceptor:
             rows=result.rows,
             failures=failures,
             quarantined=str(failures["code"][0]) if whole_unit else "",
-            staged=said.ref,
+            staged=header.ref,
             bytes=len(data),
-            truncated=said.truncated,
-            tokens=said.tokens,
+            truncated=header.truncated,
+            tokens=header.tokens,
             retry=retry,
         )
 
     def _given_up(self, entry: Entry, u: int, unit_id: str, retry: Retry | None) -> Accepted:
         """The failure that the broker has published for a unit after its last attempt."""
-        said = read_fields(_GivenUp, entry)
+        header = read_fields(_GivenUp, entry)
         whole = Failure(
             ordinal=None,
             key="",
-            code=said.code or "crash",
-            message=said.message,
-            attempt=said.attempts + (0 if retry is None else retry.attempts),
+            code=header.code or "crash",
+            message=header.message,
+            attempt=header.attempts + (0 if retry is None else retry.attempts),
         )
         failures = pa.Table.from_batches([failure_batch([whole])])
         return Accepted(
@@ -186,12 +186,12 @@ class Acceptor:
             retry=retry,
         )
 
-    def _check_origin(self, u: int, unit_id: str, said: _Published) -> None:
+    def _check_origin(self, u: int, unit_id: str, header: _Published) -> None:
         """The result is of this unit and the run's model."""
-        if said.unit_id != unit_id:
-            raise Rejected("wrong_unit", f"unit {u} is {unit_id}, the result is of {said.unit_id}")
-        if self.fingerprint and said.fingerprint != self.fingerprint:
-            raise Rejected("wrong_model", f"model fingerprint {said.fingerprint}, the run has {self.fingerprint}")
+        if header.unit_id != unit_id:
+            raise Rejected("wrong_unit", f"unit {u} is {unit_id}, the result is of {header.unit_id}")
+        if self.fingerprint and header.fingerprint != self.fingerprint:
+            raise Rejected("wrong_model", f"model fingerprint {header.fingerprint}, the run has {self.fingerprint}")
 
     def _by_sample(self, failures: pa.Table, retry: Retry | None) -> pa.Table:
         """The failures; one that stands for all samples of a retry as one of each, so that each key keeps its own."""
@@ -211,9 +211,9 @@ class Acceptor:
         ]
         return pa.Table.from_batches([failure_batch(each)])
 
-    def _decode(self, entry: Entry, said: _Published, unit_id: str) -> tuple[bytes | memoryview, Result]:
+    def _decode(self, entry: Entry, header: _Published, unit_id: str) -> tuple[bytes | memoryview, Result]:
         data: bytes | memoryview
-        if ref := said.ref:
+        if ref := header.ref:
             if not is_staged(ref, unit_id):
                 raise Rejected("bad_result", f"{ref!r} is no staging file of unit {unit_id}")
             try:
@@ -223,7 +223,7 @@ class Acceptor:
             except OSError as error:
                 raise Rejected("lost_result", f"staging file {ref} is gone: {error.strerror}") from error
             # Workers do not fsync staging files (a lost one is only computed again), so the hash decides.
-            if digest != said.sha256:
+            if digest != header.sha256:
                 raise Rejected("lost_result", f"staging file {ref} is damaged")
         else:
             data = entry.fields.get("data", b"")
@@ -238,14 +238,17 @@ class Acceptor:
             return self.widths
         widths = vector_widths(result.rows.schema)
         if self.widths and widths != self.widths:
-            raise Rejected("wrong_schema", f"its vectors have {_said(widths)} numbers, the run's {_said(self.widths)}")
+            raise Rejected(
+                "wrong_schema",
+                f"its vectors have {_widths_text(widths)} numbers, the run's {_widths_text(self.widths)}",
+            )
         return widths
 
-    def _check_counts(self, result: Result, unit: Unit, u: int, said: _Published) -> None:
+    def _check_counts(self, result: Result, unit: Unit, u: int, header: _Published) -> None:
         """Each ordinal exactly once, as a row or as a failure, and as many as were announced and planned."""
         wanted = unit.wanted
         rows, failures = result.rows.num_rows, result.failures.num_rows
-        if (rows, failures) != (said.rows, said.failures):
+        if (rows, failures) != (header.rows, header.failures):
             raise Rejected("wrong_count", f"unit {u} has {rows} rows and {failures} failures, not what it announced")
         if failures and not _are_plain(result.failures):
             raise Rejected("bad_result", f"unit {u}: a failure has no plain code, or too long a message")
@@ -263,7 +266,7 @@ class Acceptor:
             raise Rejected("wrong_count", f"unit {u}: its ordinals are not each there once")
 
 
-def _said(widths: Mapping[str, int]) -> str:
+def _widths_text(widths: Mapping[str, int]) -> str:
     return ", ".join(str(width) for width in widths.values())
 
 

@@ -1,8 +1,8 @@
-"""Turn accepted results into files and one commit record. The record is the commit point; everything else is before or
-after it.
+"""Commits accepted results as one part and one record of the commit log.
 
-Rows file and failures file get their final names first. A crash before the record leaves orphans that the next writer
-removes after its fence; a crash after it leaves entries to acknowledge and staging files to delete.
+The record is the commit point. The files of rows and failures get their final names before it. A crash before the
+record leaves orphans, which the next writer removes after its fence; a crash after it leaves entries to acknowledge and
+staging files to delete.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from core.errors import OutputError, TryLaterError
 from core.formats.base import Draft, PartName
 from core.formats.files import row_folders
 from core.formats.parquet import write_failures
-from core.formats.part import store_for
+from core.formats.part import check_writable, join_parts, write_part
 from core.queue.result_stream import LIMIT_BYTES
 from core.rows.results import FAILURE_SCHEMA, vector_widths
 from core.run import checkpoint
@@ -124,7 +124,7 @@ class Committer:
         self.epoch = 0
         self.generation = ""
         self.fingerprint = state.fingerprint
-        self._store = store_for(info)
+        check_writable(info)
 
     def take_epoch(self) -> None:
         """Shut out every earlier writer of this folder: take the next epoch and commit a fence record.
@@ -232,8 +232,8 @@ class Committer:
             self._append("close", timing=timing)
 
     def join(self) -> None:
-        """Bring what joins the parts for readers up to date; see `core.formats.base.Store`."""
-        self._store.join(self.layout, row_files(self.log.read()))
+        """Bring the file that joins the parts up to date, where the format has one."""
+        join_parts(self.info, self.layout, row_files(self.log.read()))
 
     @contextmanager
     def _unless_taken_over(self, files: Sequence[CommittedFile]) -> Iterator[None]:
@@ -303,7 +303,7 @@ class Committer:
         first_id = self.state.next_id
         ids = pa.array(np.arange(first_id, first_id + table.num_rows, dtype=np.int64))
         table = table.add_column(0, "id", ids).append_column("unit_id", _repeat_ids(results, "rows"))
-        return self._store.write(table, self._name(first_id), self._notes())
+        return write_part(self.info, table, self._name(first_id), self._notes())
 
     def _drafts_of_failures(self, results: Sequence[Accepted]) -> list[Draft]:
         table = pa.concat_tables([r.failures for r in results if r.failures.num_rows])

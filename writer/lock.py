@@ -1,4 +1,4 @@
-"""The lock on a run: it tells a second writer that one is at work. The commit log does not depend on it."""
+"""Lock on a run in the broker, which warns a second writer. The commit log does not depend on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue of one run in the broker, which its writer keeps in agreement with the commit log."""
+"""Queue of a run in the broker, kept in agreement with the commit log."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class RunQueue:
         """Put right what somebody else has written to the run's counters and settings."""
         known: dict[str, int | str] = {"fingerprint": fingerprint} if fingerprint else {}
         if self._ledger.meta().get("state") == "done" and self._committer.state.count < total:
-            known["state"] = control.state  # nobody asks for more of a run that is done
+            known["state"] = control.state  # the broker does not hand out units of a run that is done
         settings: dict[str, int | str] = {
             "v": VERSION,
             "total": total,

@@ -1,4 +1,4 @@
-"""The writer of one run: results in, committed parts out."""
+"""Writer of one run: reads results, validates and commits them."""
 
 from __future__ import annotations
 
@@ -35,81 +35,11 @@ from writer.token_estimate import TokenEstimate
 READ_BYTES = 64 * 1024 * 1024
 """Payload aimed at per read of the stream; bounds what the writer holds beside its buffer."""
 
-
-class Inbox:
-    """Results of one run as they come. Those that were delivered before and not acknowledged come first."""
-
-    def __init__(self, stream: ResultStream) -> None:
-        self._stream = stream
-        self._count = 16
-        self._delivered_after: str | None = "0"
-
-    def read(self) -> list[Entry]:
-        """The next results; none where nothing is there now."""
-        # Nobody but a hostile worker makes the stream so large that what is read at once could be too much to hold.
-        count = 1 if self._stream.is_overfull() else self._count
-        if self._delivered_after is not None:
-            # What was delivered to us before a restart comes first, to its end.
-            entries = self._stream.read(self._delivered_after, count=count, block_ms=None)
-            self._delivered_after = entries[-1].id if entries else None
-            if entries:
-                return entries
-        entries = self._stream.read(">", count=count, block_ms=None)
-        size = sum(len(entry.fields.get("data", b"")) for entry in entries)
-        if size > READ_BYTES:
-            self._count = max(1, self._count // 2)
-        elif size < READ_BYTES // 8 and len(entries) == self._count:
-            self._count = min(512, self._count * 2)
-        return entries
-
-    def read_again(self) -> None:
-        """Begin once more with what was delivered and is not acknowledged."""
-        self._delivered_after = "0"
-
-    def start_empty(self) -> None:
-        """The stream was made anew: nothing of it was delivered."""
-        self._delivered_after = None
-
-    def has_lost(self, held: int) -> bool:
-        """Whether more was delivered than the `held` results that wait for a commit: a reply was lost on its way."""
-        return self._delivered_after is None and self._stream.unacknowledged() > held
-
-
 COMMIT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Bounds for the seconds of a commit: from a small part on a local disk to a large one on a slow store."""
 
-
-@dataclass(slots=True)
-class Counts:
-    """Counted by the thread that writes; others read.
-
-    Attributes:
-        commits: records with rows or failures.
-        parts, bytes: files that they name, and their size.
-        rows, failures: in these.
-        rejected: code -> results that were refused.
-        seconds: of each commit.
-    """
-
-    commits: int = 0
-    parts: int = 0
-    bytes: int = 0
-    rows: int = 0
-    failures: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
-    seconds: Histogram = field(default_factory=lambda: Histogram(COMMIT_S))
-
-    def committed(self, commit: Commit, took_s: float) -> None:
-        """Count a record that took so many seconds."""
-        self.commits += 1
-        self.parts += len(commit.files)
-        self.bytes += sum(file.bytes for file in commit.files)
-        self.rows += sum(unit.rows for unit in commit.units)
-        self.failures += sum(unit.failures for unit in commit.units)
-        self.seconds.observe(took_s)
-
-
 RECONCILE_S = 2.0
+
 ASKED_S = 0.5
 """A user who pauses a run waits until that is noted in the output folder."""
 
@@ -344,7 +274,7 @@ class RunWriter:
         state = self.committer.state
         if state.count == len(self.manifest) and not self.finished:
             if self.queue.differs():
-                self.queue.adopt()  # bits were lost, and nobody looks at a finished run again
+                self.queue.adopt()  # bits were lost, and a finished run is not checked again
             self.committer.close(self.queue.timing())
             self.finished = True
             staging.sweep(self.layout, unfinished=False)
@@ -360,3 +290,72 @@ class RunWriter:
     def release(self) -> None:
         """Let the next writer start at once."""
         self._lock.release()
+
+
+class Inbox:
+    """Results of one run as they come. Those that were delivered before and not acknowledged come first."""
+
+    def __init__(self, stream: ResultStream) -> None:
+        self._stream = stream
+        self._count = 16
+        self._delivered_after: str | None = "0"
+
+    def read(self) -> list[Entry]:
+        """The next results; none where nothing is there now."""
+        # Nobody but a hostile worker makes the stream so large that what is read at once could be too much to hold.
+        count = 1 if self._stream.is_overfull() else self._count
+        if self._delivered_after is not None:
+            # What was delivered to us before a restart comes first, to its end.
+            entries = self._stream.read(self._delivered_after, count=count, block_ms=None)
+            self._delivered_after = entries[-1].id if entries else None
+            if entries:
+                return entries
+        entries = self._stream.read(">", count=count, block_ms=None)
+        size = sum(len(entry.fields.get("data", b"")) for entry in entries)
+        if size > READ_BYTES:
+            self._count = max(1, self._count // 2)
+        elif size < READ_BYTES // 8 and len(entries) == self._count:
+            self._count = min(512, self._count * 2)
+        return entries
+
+    def read_again(self) -> None:
+        """Begin once more with what was delivered and is not acknowledged."""
+        self._delivered_after = "0"
+
+    def start_empty(self) -> None:
+        """The stream was made anew: nothing of it was delivered."""
+        self._delivered_after = None
+
+    def has_lost(self, held: int) -> bool:
+        """Whether more was delivered than the `held` results that wait for a commit: a reply was lost on its way."""
+        return self._delivered_after is None and self._stream.unacknowledged() > held
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counted by the thread that writes; others read.
+
+    Attributes:
+        commits: records with rows or failures.
+        parts, bytes: files that they name, and their size.
+        rows, failures: in these.
+        rejected: code -> results that were refused.
+        seconds: of each commit.
+    """
+
+    commits: int = 0
+    parts: int = 0
+    bytes: int = 0
+    rows: int = 0
+    failures: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    seconds: Histogram = field(default_factory=lambda: Histogram(COMMIT_S))
+
+    def committed(self, commit: Commit, took_s: float) -> None:
+        """Count a record that took so many seconds."""
+        self.commits += 1
+        self.parts += len(commit.files)
+        self.bytes += sum(file.bytes for file in commit.files)
+        self.rows += sum(unit.rows for unit in commit.units)
+        self.failures += sum(unit.failures for unit in commit.units)
+        self.seconds.observe(took_s)

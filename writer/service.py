@@ -1,4 +1,4 @@
-"""The writer process: one `RunWriter` for each run that the broker knows, one after the other in one thread."""
+"""Writer process: serves all runs of the broker, or one, in a single thread."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WriterService:
 
     Args:
         beat: called as work moves; nothing of it may take WEDGED_S.
-        outputs: where runs may be written. One that is elsewhere is told in the log and left alone.
+        outputs: where runs may be written. A run elsewhere is logged and not written.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class WriterService:
         return True
 
     def _open(self, record: RunRecord) -> None:
-        # Both are said of the writers before us. Who takes our run later on may keep it.
+        # Both concern earlier writers. A later one that takes the run over may keep it.
         first = record.run not in self._opened
         self._keeper.moved()
         try:

@@ -1,4 +1,4 @@
-"""The staging folder as the writer sees it: results that workers hand over by name, because they share its storage."""
+"""Staging folder: results that workers on shared storage hand over by file name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def drop_staged(layout: Layout, entry: Entry, unit_id: str) -> None:
 
 
 def sweep(layout: Layout, *, unfinished: bool) -> None:
-    """Remove results that nobody will take any more, such as those of workers that died before they published.
+    """Remove results that will not be read, such as those of workers that died before they published.
 
     A worker that has been overtaken may still be writing its file, and removes it itself; it is in the way only
     where no worker is alive. A nonce that is not whole is one of a writer that was killed.

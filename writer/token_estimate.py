@@ -1,9 +1,9 @@
-"""How many tokens are left of a run, from the units that are done.
+"""Estimate of the tokens that are left of a run, learned from its finished units.
 
-A unit's tokens are not known before it was embedded, but planning knows how many samples and bytes it has. What the two
-cost in tokens is learned for each kind of input: bytes tell apart long texts from short ones, so that inputs that are
-sorted by length, or a large file after small ones, do not deceive; samples tell what each one costs beside its text,
-such as special tokens, or the names of fields in a line of JSON, which cost nothing.
+The tokens of a unit are unknown before it was embedded, but planning knows its samples and bytes. Their cost in tokens
+is fitted for each kind of input: bytes distinguish long texts from short ones, so that inputs sorted by length,
+or a large file after small ones, do not mislead; samples have a cost beside their text, such as special tokens, or the
+names of fields in a line of JSON, which cost nothing.
 """
 
 from __future__ import annotations

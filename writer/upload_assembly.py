@@ -1,4 +1,4 @@
-"""One upload on its way into its folder: what of it is on the disk, and how it gets its names."""
+"""Assembly of one upload in its output folder: pieces, checks, and the final names of files."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class UploadAssembly:
         """Indexes of the inputs that were sent by value."""
         return [index for index, file in enumerate(self.upload.files) if _is_input(file)]
 
-    def look(self, said: int, moved: Callable[[], None]) -> None:
-        """Find out what there is, where `said` pieces were taken before; raises as `compare` does."""
+    def look(self, taken: int, moved: Callable[[], None]) -> None:
+        """Find out which pieces and files exist, where `taken` pieces were taken before; raises as `compare` does."""
         self.folder.mkdir(exist_ok=True)
         self.compare(moved)
-        self.taken = self._durable(said)
+        self.taken = self._durable(taken)
 
     def compare(self, moved: Callable[[], None]) -> None:
         """Find the files that the folder has as they were sent, also those that a writer had named when it died.
@@ -160,8 +160,8 @@ class UploadAssembly:
             info, units = load_run(plan), len(Manifest(Layout(plan)))
         except OutputError as error:
             raise InputError(f"the plan that came cannot be read: {error.message}", code="bad_upload") from error
-        told, found = self.record, (info.run, info.model, info.rows, info.units, units)
-        if found != (told.run, told.model, told.rows, told.units, told.units):
+        announced, found = self.record, (info.run, info.model, info.rows, info.units, units)
+        if found != (announced.run, announced.model, announced.rows, announced.units, announced.units):
             raise InputError("the plan that was uploaded is not that of the run that was announced", code="bad_upload")
         return plan
 
@@ -183,14 +183,14 @@ class UploadAssembly:
         """Where a file stands: under its number, or under its name where it is there already."""
         return below(self.root, self.upload.files[index].path) if index in self.there else self.folder / str(index)
 
-    def _durable(self, said: int) -> int:
-        """How many pieces there really are, of `said`: the folder may have lost some."""
+    def _durable(self, taken: int) -> int:
+        """Number of pieces that are durable, of `taken`: the folder may have lost some."""
         for index, (file, start) in enumerate(zip(self.upload.files, self.pieces.starts, strict=True)):
-            needed = min(file.bytes, max(0, said - start) * PIECE_BYTES)
+            needed = min(file.bytes, max(0, taken - start) * PIECE_BYTES)
             path = self._arrived(index)
             if needed and (not path.exists() or path.stat().st_size < needed):
                 return start
-        return said
+        return taken
 
 
 def _is_input(file: UploadFile) -> bool:

@@ -1,4 +1,4 @@
-"""Takes uploads: runs, and inputs sent by value, from laptops that cannot reach the output folder."""
+"""Receives uploads: runs, and inputs sent by value, from machines that cannot reach the output folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BUSY_S = 1.0
 
 Add = Callable[[Path, Path, Callable[[], None], Callable[[], None]], AddedUnits]
 """Adds what the run in the first folder lacks of the one in the second; calls the third when it is about to, and the
-fourth as it goes on. Only the producer knows how to compare plans, so whoever starts a writer brings it along."""
+fourth as it goes on. Only the producer knows how to compare plans, so the command that starts a writer passes it in."""
 
 
 class Receiver:
@@ -93,12 +93,12 @@ class Receiver:
             record = arrival.record
             if (record.model, record.rows.identity()) != (there.model, there.rows.identity()):
                 raise InputError(f"{layout.root} holds another run, {there.run}, of another model", code="other_run")
-        said = min(uploads.state(self.client, name).taken, arrival.pieces.count)
-        if arrival.taken != said or not uploads.has_writer(self.client, name):
+        taken = min(uploads.state(self.client, name).taken, arrival.pieces.count)
+        if arrival.taken != taken or not uploads.has_writer(self.client, name):
             if not arrival.grows:
                 refuse_foreign_files(layout)
             layout.make()
-            arrival.look(said, self._moved)
+            arrival.look(taken, self._moved)
             uploads.confirm_pieces(self.client, name, arrival.taken)
         before = arrival.taken
         count = arrival.take(lambda number: uploads.piece(self.client, name, number))

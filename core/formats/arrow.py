@@ -1,8 +1,11 @@
-"""Arrow IPC files. They are read and not mapped: mapped pages would count as memory of the process."""
+"""Parts as uncompressed Arrow IPC files, which readers can map into memory.
+
+Here they are read and not mapped: mapped pages would count as memory of the process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,37 +13,10 @@ import pyarrow as pa
 from core.formats.base import Draft, PartName, groups_within, slices, whole_or_none
 from core.formats.parquet import with_notes
 from core.run.commits import CommittedFile
-from core.run.layout import Layout
 from core.storage.hashing import HashingFile
 
 BATCH_ROWS = 16_384
 """Rows of one record batch: readers find a row by one division, and hold one batch at a time."""
-
-
-class ArrowStore:
-    """Rows as `parts/part-N.arrow`; see `core.formats.base.Store`."""
-
-    def write(self, table: pa.Table, name: PartName, notes: Mapping[str, str]) -> list[Draft]:
-        """See `core.formats.base.Store`."""
-        temporary, path = name.unfinished("rows"), f"parts/part-{name.number:08d}.arrow"
-        noted = with_notes(table, notes)
-        with whole_or_none([temporary], name.layout.root / path), open(temporary, "wb") as raw:
-            file = HashingFile(raw)
-            with pa.ipc.new_file(pa.PythonFile(file, mode="w"), noted.schema) as writer:
-                for piece in slices(noted, BATCH_ROWS):
-                    writer.write_table(piece.combine_chunks())
-        said = CommittedFile(
-            path=path,
-            kind="rows",
-            rows=table.num_rows,
-            bytes=file.size,
-            sha256=file.hexdigest(),
-            first_id=name.first_id,
-        )
-        return [Draft(temporary=temporary, file=said)]
-
-    def join(self, layout: Layout, files: Iterable[CommittedFile]) -> None:
-        """See `core.formats.base.Store`; readers need nothing but the parts."""
 
 
 class ArrowPart:
@@ -79,3 +55,23 @@ class ArrowPart:
 
     def close(self) -> None:
         """See `core.formats.base.PartFile`; each reading opens the file for itself."""
+
+
+def write_arrow(table: pa.Table, name: PartName, notes: Mapping[str, str]) -> list[Draft]:
+    """Write rows as `parts/part-N.arrow`; see `core.formats.part.write_part`."""
+    temporary, path = name.unfinished("rows"), f"parts/part-{name.number:08d}.arrow"
+    noted = with_notes(table, notes)
+    with whole_or_none([temporary], name.layout.root / path), open(temporary, "wb") as raw:
+        file = HashingFile(raw)
+        with pa.ipc.new_file(pa.PythonFile(file, mode="w"), noted.schema) as writer:
+            for piece in slices(noted, BATCH_ROWS):
+                writer.write_table(piece.combine_chunks())
+    written = CommittedFile(
+        path=path,
+        kind="rows",
+        rows=table.num_rows,
+        bytes=file.size,
+        sha256=file.hexdigest(),
+        first_id=name.first_id,
+    )
+    return [Draft(temporary=temporary, file=written)]

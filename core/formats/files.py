@@ -1,4 +1,4 @@
-"""Where the files of a part stand, by the format of the run. `core.formats` reads and writes them."""
+"""Locations of the files of a part, by the format of the run."""
 
 from __future__ import annotations
 

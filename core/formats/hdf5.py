@@ -1,4 +1,4 @@
-"""HDF5 files: a dataset for each column, and what tells apart what HDF5 cannot.
+"""Parts as HDF5 files: a dataset for each column, and datasets for nulls and NUL characters, which HDF5 cannot store.
 
 /id /ordinal /key /embedding /caption /unit_id ...   columns, first dimension = rows; vectors have two dimensions
 /metadata/NAME        columns of metadata
@@ -6,12 +6,16 @@
 /valid/PATH           where a column has nulls: False in their rows, in which the column itself holds "", 0 or NaN
 /nul/PATH             where strings have NUL characters, which HDF5 cannot hold: (row, position) of each; the column
                       holds U+FFFD there
+
+`dataset.h5` shows the committed parts as one file, whose datasets are views of theirs. It is derived from the commit
+log: it may be missing, or know fewer parts than are committed, while a run is at work. Its parts stand beside it, by
+relative names, so that the folder can be moved as a whole.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,111 +34,9 @@ from core.run.layout import Layout
 from core.storage.durable import drop, file_sha256, output_error, publish, reserve, trim
 from core.storage.objects import ObjectPath
 
-NAME = "dataset.h5"
-ROWS = "embq.rows"
-"""Attribute: how many rows the joined parts have together."""
+VALID, NUL = "valid", "nul"
 
-FIXED_BYTES, VIEW_BYTES = 256 * 1024, 1024
-"""What is set aside for the file, and for each part that a column is seen in; see `core.formats.hdf5` for why."""
-
-
-def join_parts(layout: Layout, parts: Iterable[CommittedFile], *, libver: tuple[str, str]) -> None:
-    """Write `dataset.h5` durably where it is not there or does not know all of `parts`; they are the HDF5 files in the
-    order of their rows. Without parts there is none. OutputError where it cannot be written or a part cannot be read.
-    """
-    if isinstance(layout.root, ObjectPath):
-        return  # the library opens the parts by their names on a disk
-    files = list(parts)
-    path, temporary = layout.root / NAME, layout.temporary / f"{NAME}.unfinished"
-    if not files or _rows_of(path) == files[-1].first_id + files[-1].rows:
-        return
-    try:
-        _write(layout.root, files, temporary, libver)
-        publish(temporary, path)
-    except FORMAT_ERRORS as error:
-        drop(temporary)
-        if isinstance(error, OSError) and error.errno:
-            raise output_error(error, path) from error
-        raise OutputError(
-            f"{path} cannot be made of the parts: {error}",
-            next_step="`embq verify` says which part is damaged; restore it from a backup",
-            code="part_damaged",
-        ) from error
-
-
-def _rows_of(path: Path) -> int:
-    """How many rows a joined file knows; -1 where there is none that can be read."""
-    if path.exists():
-        with suppress(*FORMAT_ERRORS), h5py_module().File(path, "r") as file:
-            return int(file.attrs[ROWS])
-    return -1
-
-
-def _write(root: Path, files: list[CommittedFile], temporary: Path, libver: tuple[str, str]) -> None:
-    h5py = h5py_module()
-    with h5py.File(root / files[0].path, "r") as first:
-        views = _Views(first, sum(file.rows for file in files))
-        notes = {**first.attrs, ROWS: views.rows}
-    start = 0
-    for file in files:
-        with h5py.File(root / file.path, "r") as part:
-            views.add(part, file, start)
-        start += file.rows
-    with h5py.File(temporary, "w", libver=libver) as joined:
-        reserve(temporary, FIXED_BYTES + views.most_bytes(len(files)))
-        joined.attrs.update(notes)
-        views.write(joined)
-    trim(temporary)
-
-
-class _Views:
-    """The datasets of a joined file while its parts are gone through; the columns are those of the first part.
-
-    Attributes:
-        rows: of all parts together.
-    """
-
-    def __init__(self, first: Any, rows: int) -> None:
-        self.rows = rows
-        self._h5py = h5py_module()
-        self._columns = columns_of(first)
-        self._layouts: dict[str, Any] = {}
-        for column in self._columns:
-            source = first[column.path]
-            self._layouts[column.path] = self._h5py.VirtualLayout((rows, *source.shape[1:]), source.dtype)
-        self._nul: dict[str, list[np.ndarray]] = {}
-
-    def add(self, part: Any, file: CommittedFile, start: int) -> None:
-        """Show a part's rows from row `start` on."""
-        has_nulls, has_nul = VALID in part, NUL in part
-        for column in self._columns:
-            self._show(column.path, file, start)
-            if has_nulls and (path := f"{VALID}/{column.path}") in part:
-                self._layouts.setdefault(path, self._h5py.VirtualLayout((self.rows,), part[path].dtype))
-                self._show(path, file, start)
-            if has_nul and (path := f"{NUL}/{column.path}") in part:
-                self._nul.setdefault(path, []).append(part[path][:] + np.array([start, 0]))
-
-    def _show(self, path: str, file: CommittedFile, start: int) -> None:
-        layout = self._layouts[path]
-        shape = (file.rows, *layout.shape[1:])
-        # The library takes a percent sign in a name for the beginning of a pattern.
-        source = self._h5py.VirtualSource(file.path, path.replace("%", "%%"), shape, layout.dtype)
-        layout[start : start + file.rows] = source
-
-    def most_bytes(self, parts: int) -> int:
-        """What `write` does not exceed."""
-        return VIEW_BYTES * len(self._layouts) * (parts + 16) + sum(
-            a.nbytes for found in self._nul.values() for a in found
-        )
-
-    def write(self, joined: Any) -> None:
-        """Write all views into an open file. Where a part says nothing of nulls, it has none."""
-        for path, layout in self._layouts.items():
-            joined.create_virtual_dataset(path, layout, fillvalue=True if path.startswith(f"{VALID}/") else None)
-        for path, found in self._nul.items():
-            joined.create_dataset(path, data=np.concatenate(found))
-
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 LIBVER = ("v110", "v110")
 """Every HDF5 from 1.10 on reads it; earlier ones know no virtual datasets."""
@@ -145,167 +47,13 @@ CHUNK_BYTES = 512 * 1024
 CHUNK_ROWS = 16_384
 """Of every other column; so many rows are converted at once."""
 
+NAME = "dataset.h5"
 
-class Hdf5Store:
-    """Rows as `parts/part-N.h5`; see `core.formats.base.Store`.
+ROWS = "embq.rows"
+"""Attribute: how many rows the joined parts have together."""
 
-    The library crashes its process where a write fails in mid-file, so that room is set aside before anything is
-    written. Vectors and strings are not compressed: the former do not shrink, and of the latter filters see only
-    references. The ids of units, which repeat, have a fixed length and are.
-
-    Args:
-        rows: what a row holds; its columns stand below `/metadata`.
-    """
-
-    def __init__(self, rows: RowSpec) -> None:
-        self._h5py = h5py_module()
-        self._metadata = {column.name for column in rows.columns}
-
-    def write(self, table: pa.Table, name: PartName, notes: Mapping[str, str]) -> list[Draft]:
-        """See `core.formats.base.Store`."""
-        temporary, path = name.unfinished("rows"), f"parts/part-{name.number:08d}.h5"
-        columns = [H5Column(field.name, self._path(field.name), field.nullable) for field in table.schema]
-        with whole_or_none([temporary], name.layout.root / path):
-            with self._h5py.File(temporary, "w", libver=LIBVER) as file:
-                reserve(temporary, _upper_bound(table))
-                for note, value in {**notes, COLUMNS: described(columns)}.items():
-                    file.attrs[note] = value
-                for column in columns:
-                    self._write_column(file, column, table.select([column.name]))
-            trim(temporary)
-            digest = file_sha256(temporary)
-        said = CommittedFile(
-            path=path,
-            kind="rows",
-            rows=table.num_rows,
-            bytes=temporary.stat().st_size,
-            sha256=digest,
-            first_id=name.first_id,
-        )
-        return [Draft(temporary=temporary, file=said)]
-
-    def join(self, layout: Layout, files: Iterable[CommittedFile]) -> None:
-        """See `core.formats.base.Store`; the parts are joined in `dataset.h5`."""
-        join_parts(layout, files, libver=LIBVER)
-
-    def _path(self, column: str) -> str:
-        if column in self._metadata:
-            return f"metadata/{column}"  # a name that HDF5 takes, see `core.rows.metadata.column_name`
-        return "metadata_json" if column == "metadata" else column
-
-    def _write_column(self, file: Any, column: H5Column, table: pa.Table) -> None:
-        """Write one column; OSError."""
-        type_ = table.schema.field(column.name).type
-        if pa.types.is_fixed_size_list(type_):
-            _write_vectors(file, column, table)
-            return
-        dataset = self._dataset(file, column, table)
-        nul: list[tuple[int, int]] = []
-        for start, piece in _numbered(slices(table, CHUNK_ROWS)):
-            array = pa.concat_arrays(piece[column.name].chunks)
-            if array.null_count:
-                _write_nulls(file, column, table.num_rows, start, array)
-            if column.name == "unit_id":
-                values = _repeated(array, dataset.dtype)
-            elif pa.types.is_string(type_):
-                array, found = without_nul(array.fill_null(""), start)
-                nul += found
-                values = array.to_numpy(zero_copy_only=False)
-            else:
-                values = array.fill_null(np.zeros((), dataset.dtype).item()).to_numpy(zero_copy_only=False)
-            dataset[start : start + len(array)] = values
-        if nul:
-            file.create_dataset(f"{NUL}/{column.path}", data=np.array(nul, np.int64))
-
-    def _dataset(self, file: Any, column: H5Column, table: pa.Table) -> Any:
-        """A new dataset for a column that holds no vectors."""
-        rows, type_ = table.num_rows, table.schema.field(column.name).type
-        shape: dict[str, Any] = {"shape": (rows,), "chunks": (min(rows, CHUNK_ROWS),)}
-        if column.name == "unit_id":
-            longest = pc.max(pc.binary_length(table[column.name])).as_py() or 1
-            dtype = self._h5py.string_dtype("utf-8", longest)
-            return file.create_dataset(column.path, dtype=dtype, compression="gzip", compression_opts=1, **shape)
-        dtype = self._h5py.string_dtype() if pa.types.is_string(type_) else np.dtype(type_.to_pandas_dtype())
-        return file.create_dataset(column.path, dtype=dtype, **shape)
-
-
-def described(columns: Sequence[H5Column]) -> str:
-    """The attribute that says which dataset is which column."""
-    return json.dumps([[column.name, column.path, column.nullable] for column in columns])
-
-
-def without_nul(strings: pa.Array, start: int) -> tuple[pa.Array, list[tuple[int, int]]]:
-    """Strings with U+FFFD for each NUL character, and (row, position) of each; the first string is row `start`."""
-    with_nul = pc.match_substring(strings, "\0")
-    if not pc.any(with_nul).as_py():
-        return strings, []
-    texts = strings.to_pylist()
-    found = [
-        (start + row, position)
-        for row in np.flatnonzero(with_nul.to_numpy(zero_copy_only=False)).tolist()
-        for position, character in enumerate(texts[row])
-        if character == "\0"
-    ]
-    return pa.array([text.replace("\0", REPLACEMENT) for text in texts], pa.string()), found
-
-
-def _numbered(pieces: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
-    """Each piece with the number of its first row."""
-    start = 0
-    for piece in pieces:
-        yield start, piece
-        start += piece.num_rows
-
-
-def _write_vectors(file: Any, column: H5Column, table: pa.Table) -> None:
-    """Write vectors chunk by chunk, each as it lies in memory."""
-    type_ = table.schema.field(column.name).type
-    dtype, dim = np.dtype(type_.value_type.to_pandas_dtype()), type_.list_size
-    rows = max(1, min(table.num_rows, CHUNK_BYTES // max(1, dim * dtype.itemsize)))
-    shape = (table.num_rows, dim)
-    dataset = file.create_dataset(column.path, shape=shape, chunks=(rows, dim), dtype=dtype)
-    for start, piece in _numbered(slices(table, rows)):
-        matrix = vectors(piece, column.name)
-        if len(matrix) < rows:
-            matrix = np.concatenate([matrix, np.zeros((rows - len(matrix), dim), dtype)])
-        dataset.id.write_direct_chunk((start, 0), matrix)
-
-
-def _write_nulls(file: Any, column: H5Column, rows: int, start: int, array: pa.Array) -> None:
-    """Mark the nulls of a slice; the dataset for that is there from the first null on."""
-    path = f"{VALID}/{column.path}"
-    if path not in file:
-        chunks = (min(rows, CHUNK_ROWS),)
-        file.create_dataset(path, shape=(rows,), dtype=bool, fillvalue=True, chunks=chunks, compression="gzip")
-    file[path][start : start + len(array)] = array.is_valid().to_numpy(zero_copy_only=False)
-
-
-def _repeated(array: pa.Array, dtype: np.dtype) -> np.ndarray:
-    """Strings, of which few differ, as an array of fixed length."""
-    encoded = array.dictionary_encode()
-    different = np.array([text.encode() for text in encoded.dictionary.to_pylist()], f"S{dtype.itemsize}").astype(dtype)
-    repeated: np.ndarray = different[encoded.indices.to_numpy()]
-    return repeated
-
-
-def _upper_bound(table: pa.Table) -> int:
-    """Bytes that a file of these rows does not exceed: strings cost 16 for their place and 16 to 32 around them."""
-    chunk = min(table.num_rows, CHUNK_ROWS)
-    rows = -(-table.num_rows // chunk) * chunk  # the last chunk is as long as the others
-    size = 256 * 1024
-    for field in table.schema:
-        size += 16 * 1024 + rows  # its description, and whether it is null
-        if pa.types.is_fixed_size_list(field.type):
-            size += table[field.name].nbytes + min(table[field.name].nbytes, CHUNK_BYTES + field.type.list_size * 8)
-        elif pa.types.is_string(field.type):
-            size += 2 * table[field.name].nbytes + 64 * rows
-        else:
-            size += 8 * rows
-    return size
-
-
-VALID, NUL = "valid", "nul"
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+FIXED_BYTES, VIEW_BYTES = 256 * 1024, 1024
+"""What is set aside for the file, and for each part that a column is seen in; see `core.formats.hdf5` for why."""
 
 
 def h5py_module() -> ModuleType:
@@ -425,3 +173,253 @@ def _with_nul(strings: pa.Array, nul: np.ndarray, start: int) -> pa.Array:
             characters[place] = "\0"
         texts[row] = "".join(characters)
     return pa.array(texts, pa.string())
+
+
+def write_hdf5(table: pa.Table, name: PartName, notes: Mapping[str, str], rows: RowSpec) -> list[Draft]:
+    """Write rows as `parts/part-N.h5`; see `core.formats.part.write_part`.
+
+    The library crashes its process where a write fails in mid-file, so that room is set aside before anything is
+    written. Vectors and strings are not compressed: the former do not shrink, and of the latter filters see only
+    references. The ids of units, which repeat, have a fixed length and are.
+
+    Args:
+        rows: what a row holds; its columns stand below `/metadata`.
+    """
+    metadata = {column.name for column in rows.columns}
+    temporary, path = name.unfinished("rows"), f"parts/part-{name.number:08d}.h5"
+    columns = [H5Column(field.name, _dataset_path(field.name, metadata), field.nullable) for field in table.schema]
+    with whole_or_none([temporary], name.layout.root / path):
+        with h5py_module().File(temporary, "w", libver=LIBVER) as file:
+            reserve(temporary, _upper_bound(table))
+            for note, value in {**notes, COLUMNS: described(columns)}.items():
+                file.attrs[note] = value
+            for column in columns:
+                _write_column(file, column, table.select([column.name]))
+        trim(temporary)
+        digest = file_sha256(temporary)
+    written = CommittedFile(
+        path=path,
+        kind="rows",
+        rows=table.num_rows,
+        bytes=temporary.stat().st_size,
+        sha256=digest,
+        first_id=name.first_id,
+    )
+    return [Draft(temporary=temporary, file=written)]
+
+
+def _dataset_path(column: str, metadata: Container[str]) -> str:
+    if column in metadata:
+        return f"metadata/{column}"  # a name that HDF5 takes, see `core.rows.metadata.column_name`
+    return "metadata_json" if column == "metadata" else column
+
+
+def _write_column(file: Any, column: H5Column, table: pa.Table) -> None:
+    """Write one column; OSError."""
+    type_ = table.schema.field(column.name).type
+    if pa.types.is_fixed_size_list(type_):
+        _write_vectors(file, column, table)
+        return
+    dataset = _new_dataset(file, column, table)
+    nul: list[tuple[int, int]] = []
+    for start, piece in _numbered(slices(table, CHUNK_ROWS)):
+        array = pa.concat_arrays(piece[column.name].chunks)
+        if array.null_count:
+            _write_nulls(file, column, table.num_rows, start, array)
+        if column.name == "unit_id":
+            values = _repeated(array, dataset.dtype)
+        elif pa.types.is_string(type_):
+            array, found = without_nul(array.fill_null(""), start)
+            nul += found
+            values = array.to_numpy(zero_copy_only=False)
+        else:
+            values = array.fill_null(np.zeros((), dataset.dtype).item()).to_numpy(zero_copy_only=False)
+        dataset[start : start + len(array)] = values
+    if nul:
+        file.create_dataset(f"{NUL}/{column.path}", data=np.array(nul, np.int64))
+
+
+def _new_dataset(file: Any, column: H5Column, table: pa.Table) -> Any:
+    """A new dataset for a column that holds no vectors."""
+    h5py = h5py_module()
+    rows, type_ = table.num_rows, table.schema.field(column.name).type
+    shape: dict[str, Any] = {"shape": (rows,), "chunks": (min(rows, CHUNK_ROWS),)}
+    if column.name == "unit_id":
+        longest = pc.max(pc.binary_length(table[column.name])).as_py() or 1
+        dtype = h5py.string_dtype("utf-8", longest)
+        return file.create_dataset(column.path, dtype=dtype, compression="gzip", compression_opts=1, **shape)
+    dtype = h5py.string_dtype() if pa.types.is_string(type_) else np.dtype(type_.to_pandas_dtype())
+    return file.create_dataset(column.path, dtype=dtype, **shape)
+
+
+def described(columns: Sequence[H5Column]) -> str:
+    """The attribute that says which dataset is which column."""
+    return json.dumps([[column.name, column.path, column.nullable] for column in columns])
+
+
+def without_nul(strings: pa.Array, start: int) -> tuple[pa.Array, list[tuple[int, int]]]:
+    """Strings with U+FFFD for each NUL character, and (row, position) of each; the first string is row `start`."""
+    with_nul = pc.match_substring(strings, "\0")
+    if not pc.any(with_nul).as_py():
+        return strings, []
+    texts = strings.to_pylist()
+    found = [
+        (start + row, position)
+        for row in np.flatnonzero(with_nul.to_numpy(zero_copy_only=False)).tolist()
+        for position, character in enumerate(texts[row])
+        if character == "\0"
+    ]
+    return pa.array([text.replace("\0", REPLACEMENT) for text in texts], pa.string()), found
+
+
+def _numbered(pieces: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
+    """Each piece with the number of its first row."""
+    start = 0
+    for piece in pieces:
+        yield start, piece
+        start += piece.num_rows
+
+
+def _write_vectors(file: Any, column: H5Column, table: pa.Table) -> None:
+    """Write vectors chunk by chunk, each as it lies in memory."""
+    type_ = table.schema.field(column.name).type
+    dtype, dim = np.dtype(type_.value_type.to_pandas_dtype()), type_.list_size
+    rows = max(1, min(table.num_rows, CHUNK_BYTES // max(1, dim * dtype.itemsize)))
+    shape = (table.num_rows, dim)
+    dataset = file.create_dataset(column.path, shape=shape, chunks=(rows, dim), dtype=dtype)
+    for start, piece in _numbered(slices(table, rows)):
+        matrix = vectors(piece, column.name)
+        if len(matrix) < rows:
+            matrix = np.concatenate([matrix, np.zeros((rows - len(matrix), dim), dtype)])
+        dataset.id.write_direct_chunk((start, 0), matrix)
+
+
+def _write_nulls(file: Any, column: H5Column, rows: int, start: int, array: pa.Array) -> None:
+    """Mark the nulls of a slice; the dataset for that is there from the first null on."""
+    path = f"{VALID}/{column.path}"
+    if path not in file:
+        chunks = (min(rows, CHUNK_ROWS),)
+        file.create_dataset(path, shape=(rows,), dtype=bool, fillvalue=True, chunks=chunks, compression="gzip")
+    file[path][start : start + len(array)] = array.is_valid().to_numpy(zero_copy_only=False)
+
+
+def _repeated(array: pa.Array, dtype: np.dtype) -> np.ndarray:
+    """Strings, of which few differ, as an array of fixed length."""
+    encoded = array.dictionary_encode()
+    different = np.array([text.encode() for text in encoded.dictionary.to_pylist()], f"S{dtype.itemsize}").astype(dtype)
+    repeated: np.ndarray = different[encoded.indices.to_numpy()]
+    return repeated
+
+
+def _upper_bound(table: pa.Table) -> int:
+    """Bytes that a file of these rows does not exceed: strings cost 16 for their place and 16 to 32 around them."""
+    chunk = min(table.num_rows, CHUNK_ROWS)
+    rows = -(-table.num_rows // chunk) * chunk  # the last chunk is as long as the others
+    size = 256 * 1024
+    for field in table.schema:
+        size += 16 * 1024 + rows  # its description, and whether it is null
+        if pa.types.is_fixed_size_list(field.type):
+            size += table[field.name].nbytes + min(table[field.name].nbytes, CHUNK_BYTES + field.type.list_size * 8)
+        elif pa.types.is_string(field.type):
+            size += 2 * table[field.name].nbytes + 64 * rows
+        else:
+            size += 8 * rows
+    return size
+
+
+def join_parts(layout: Layout, parts: Iterable[CommittedFile]) -> None:
+    """Write `dataset.h5` durably where it is not there or does not know all of `parts`; they are the HDF5 files in the
+    order of their rows. Without parts there is none. OutputError where it cannot be written or a part cannot be read.
+    """
+    if isinstance(layout.root, ObjectPath):
+        return  # the library opens the parts by their names on a disk
+    files = list(parts)
+    path, temporary = layout.root / NAME, layout.temporary / f"{NAME}.unfinished"
+    if not files or _rows_of(path) == files[-1].first_id + files[-1].rows:
+        return
+    try:
+        _write_joined(layout.root, files, temporary)
+        publish(temporary, path)
+    except FORMAT_ERRORS as error:
+        drop(temporary)
+        if isinstance(error, OSError) and error.errno:
+            raise output_error(error, path) from error
+        raise OutputError(
+            f"{path} cannot be made of the parts: {error}",
+            next_step="`embq verify` says which part is damaged; restore it from a backup",
+            code="part_damaged",
+        ) from error
+
+
+def _rows_of(path: Path) -> int:
+    """How many rows a joined file knows; -1 where there is none that can be read."""
+    if path.exists():
+        with suppress(*FORMAT_ERRORS), h5py_module().File(path, "r") as file:
+            return int(file.attrs[ROWS])
+    return -1
+
+
+def _write_joined(root: Path, files: list[CommittedFile], temporary: Path) -> None:
+    h5py = h5py_module()
+    with h5py.File(root / files[0].path, "r") as first:
+        views = _Views(first, sum(file.rows for file in files))
+        notes = {**first.attrs, ROWS: views.rows}
+    start = 0
+    for file in files:
+        with h5py.File(root / file.path, "r") as part:
+            views.add(part, file, start)
+        start += file.rows
+    with h5py.File(temporary, "w", libver=LIBVER) as joined:
+        reserve(temporary, FIXED_BYTES + views.most_bytes(len(files)))
+        joined.attrs.update(notes)
+        views.write(joined)
+    trim(temporary)
+
+
+class _Views:
+    """The datasets of a joined file while its parts are gone through; the columns are those of the first part.
+
+    Attributes:
+        rows: of all parts together.
+    """
+
+    def __init__(self, first: Any, rows: int) -> None:
+        self.rows = rows
+        self._h5py = h5py_module()
+        self._columns = columns_of(first)
+        self._layouts: dict[str, Any] = {}
+        for column in self._columns:
+            source = first[column.path]
+            self._layouts[column.path] = self._h5py.VirtualLayout((rows, *source.shape[1:]), source.dtype)
+        self._nul: dict[str, list[np.ndarray]] = {}
+
+    def add(self, part: Any, file: CommittedFile, start: int) -> None:
+        """Show a part's rows from row `start` on."""
+        has_nulls, has_nul = VALID in part, NUL in part
+        for column in self._columns:
+            self._show(column.path, file, start)
+            if has_nulls and (path := f"{VALID}/{column.path}") in part:
+                self._layouts.setdefault(path, self._h5py.VirtualLayout((self.rows,), part[path].dtype))
+                self._show(path, file, start)
+            if has_nul and (path := f"{NUL}/{column.path}") in part:
+                self._nul.setdefault(path, []).append(part[path][:] + np.array([start, 0]))
+
+    def _show(self, path: str, file: CommittedFile, start: int) -> None:
+        layout = self._layouts[path]
+        shape = (file.rows, *layout.shape[1:])
+        # The library takes a percent sign in a name for the beginning of a pattern.
+        source = self._h5py.VirtualSource(file.path, path.replace("%", "%%"), shape, layout.dtype)
+        layout[start : start + file.rows] = source
+
+    def most_bytes(self, parts: int) -> int:
+        """What `write` does not exceed."""
+        return VIEW_BYTES * len(self._layouts) * (parts + 16) + sum(
+            a.nbytes for found in self._nul.values() for a in found
+        )
+
+    def write(self, joined: Any) -> None:
+        """Write all views into an open file. Where a part says nothing of nulls, it has none."""
+        for path, layout in self._layouts.items():
+            joined.create_virtual_dataset(path, layout, fillvalue=True if path.startswith(f"{VALID}/") else None)
+        for path, found in self._nul.items():
+            joined.create_dataset(path, data=np.concatenate(found))

@@ -7,7 +7,7 @@ vectors are never visible without their metadata.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tokenize import TokenError
 
@@ -19,7 +19,6 @@ from core.formats.files import METADATA, vector_folders
 from core.formats.parquet import ROW_GROUP_ROWS, with_notes, write_parquet
 from core.models import ModelConfig
 from core.run.commits import CommittedFile
-from core.run.layout import Layout
 from core.storage.hashing import HashingFile
 
 SLICE_ROWS = 16_384
@@ -27,62 +26,6 @@ SLICE_ROWS = 16_384
 
 LAST = ("id", "key", "unit_id", "ordinal", "metadata", "document", "chunk", "chunks", "char_start", "char_end")
 """Columns that stand behind those which clip-retrieval writes."""
-
-
-class NpyStore:
-    """Rows as `metadata/metadata_N.parquet`, `img_emb/img_emb_N.npy`, ...; see `core.formats.base.Store`.
-
-    Args:
-        model: of the run; its vectors have folders of their own.
-    """
-
-    def __init__(self, model: ModelConfig) -> None:
-        self._folders = vector_folders(model)
-        self._images = "image" in model.modalities
-
-    def write(self, table: pa.Table, name: PartName, notes: Mapping[str, str]) -> list[Draft]:
-        """See `core.formats.base.Store`. Texts' vectors come before those of images."""
-        folders = sorted(self._folders.items(), key=lambda item: item[1], reverse=True)
-        unfinished = {folder: name.unfinished(folder) for folder in (METADATA, *(folder for _, folder in folders))}
-        with whole_or_none(list(unfinished.values()), name.layout.root / METADATA):
-            drafts = [self._write_metadata(table, name, unfinished[METADATA], notes)]
-            for column, folder in folders:
-                drafts.append(
-                    _write_vectors(table, column, f"{folder}/{folder}_{name.number:08d}.npy", unfinished[folder])
-                )
-        return drafts
-
-    def _write_metadata(self, table: pa.Table, name: PartName, temporary: Path, notes: Mapping[str, str]) -> Draft:
-        rest = table.drop_columns(list(self._folders))
-        last = [column for column in LAST if column in rest.column_names]
-        first = [column for column in rest.column_names if column not in last]
-        ordered = rest.select([*first, *last])
-        if self._images:
-            ordered = ordered.add_column(0, "image_path", ordered["key"])
-        names = json.dumps(table.column_names)
-        options = {"compression": "snappy", "row_group_size": ROW_GROUP_ROWS, "use_dictionary": ["unit_id"]}
-        path = f"{METADATA}/{METADATA}_{name.number:08d}.parquet"
-        noted = with_notes(ordered, {**notes, COLUMNS: names})
-        return write_parquet(noted, temporary, options, path=path, kind="rows", first_id=name.first_id)
-
-    def join(self, layout: Layout, files: Iterable[CommittedFile]) -> None:
-        """See `core.formats.base.Store`; readers need nothing but the parts."""
-
-
-def _write_vectors(table: pa.Table, column: str, path: str, temporary: Path) -> Draft:
-    """Write a column of vectors as `numpy.save` writes a matrix in C order, a slice at a time; OSError."""
-    type_ = table.schema.field(column).type
-    dtype = np.dtype(type_.value_type.to_pandas_dtype()).newbyteorder("<")
-    header = {"descr": dtype.str, "fortran_order": False, "shape": (table.num_rows, type_.list_size)}
-    with open(temporary, "wb") as raw:
-        file = HashingFile(raw)
-        np.lib.format.write_array_header_1_0(file, header)
-        for batch in table.select([column]).to_batches(max_chunksize=SLICE_ROWS):
-            file.write(vectors(pa.Table.from_batches([batch]), column).data)
-    said = CommittedFile(
-        path=path, kind="vectors", rows=table.num_rows, bytes=file.size, sha256=file.hexdigest(), column=column
-    )
-    return Draft(temporary=temporary, file=said)
 
 
 class NpyPart:
@@ -145,3 +88,55 @@ def read_matrix(path: Path, matrix: np.ndarray, start: int, stop: int) -> Iterat
             if len(numbers) != rows * dim:
                 raise ValueError(f"{path.name} ends too early")
             yield numbers.reshape(rows, dim)
+
+
+def write_npy(table: pa.Table, name: PartName, notes: Mapping[str, str], model: ModelConfig) -> list[Draft]:
+    """Write rows as `metadata/metadata_N.parquet`, `img_emb/img_emb_N.npy`, ...; see `core.formats.part.write_part`.
+
+    Args:
+        model: of the run; its vectors have folders of their own, those of texts before those of images.
+    """
+    folders = sorted(vector_folders(model).items(), key=lambda item: item[1], reverse=True)
+    unfinished = {folder: name.unfinished(folder) for folder in (METADATA, *(folder for _, folder in folders))}
+    with whole_or_none(list(unfinished.values()), name.layout.root / METADATA):
+        rest = table.drop_columns([column for column, _ in folders])
+        drafts = [_write_metadata(rest, table.column_names, name, unfinished[METADATA], notes, model)]
+        for column, folder in folders:
+            path = f"{folder}/{folder}_{name.number:08d}.npy"
+            drafts.append(_write_vectors(table, column, path, unfinished[folder]))
+    return drafts
+
+
+def _write_metadata(
+    rest: pa.Table,
+    names: Sequence[str],
+    name: PartName,
+    temporary: Path,
+    notes: Mapping[str, str],
+    model: ModelConfig,
+) -> Draft:
+    last = [column for column in LAST if column in rest.column_names]
+    first = [column for column in rest.column_names if column not in last]
+    ordered = rest.select([*first, *last])
+    if "image" in model.modalities:
+        ordered = ordered.add_column(0, "image_path", ordered["key"])
+    options = {"compression": "snappy", "row_group_size": ROW_GROUP_ROWS, "use_dictionary": ["unit_id"]}
+    path = f"{METADATA}/{METADATA}_{name.number:08d}.parquet"
+    noted = with_notes(ordered, {**notes, COLUMNS: json.dumps(names)})
+    return write_parquet(noted, temporary, options, path=path, kind="rows", first_id=name.first_id)
+
+
+def _write_vectors(table: pa.Table, column: str, path: str, temporary: Path) -> Draft:
+    """Write a column of vectors as `numpy.save` writes a matrix in C order, a slice at a time; OSError."""
+    type_ = table.schema.field(column).type
+    dtype = np.dtype(type_.value_type.to_pandas_dtype()).newbyteorder("<")
+    header = {"descr": dtype.str, "fortran_order": False, "shape": (table.num_rows, type_.list_size)}
+    with open(temporary, "wb") as raw:
+        file = HashingFile(raw)
+        np.lib.format.write_array_header_1_0(file, header)
+        for batch in table.select([column]).to_batches(max_chunksize=SLICE_ROWS):
+            file.write(vectors(pa.Table.from_batches([batch]), column).data)
+    written = CommittedFile(
+        path=path, kind="vectors", rows=table.num_rows, bytes=file.size, sha256=file.hexdigest(), column=column
+    )
+    return Draft(temporary=temporary, file=written)

@@ -1,9 +1,9 @@
-"""The aligned files of one commit record as one part: whatever the format, the same columns in the same order."""
+"""Parts in any format: opens the aligned files of a commit record as one table, and writes new ones."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,12 +11,15 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 
 from core.errors import OutputError
-from core.formats.arrow import ArrowPart, ArrowStore
-from core.formats.base import COLUMNS, FORMAT_ERRORS, PartFile, Store
-from core.formats.hdf5 import Hdf5Part, Hdf5Store
-from core.formats.npy import NpyPart, NpyStore
-from core.formats.parquet import ParquetPart, ParquetStore
+from core.formats import hdf5
+from core.formats.arrow import ArrowPart, write_arrow
+from core.formats.base import COLUMNS, FORMAT_ERRORS, Draft, PartFile, PartName
+from core.formats.hdf5 import Hdf5Part, write_hdf5
+from core.formats.npy import NpyPart, write_npy
+from core.formats.parquet import ParquetPart, write_rows
+from core.rows.spec import FORMATS
 from core.run.commits import CommittedFile
+from core.run.layout import Layout
 from core.run.run_info import RunInfo
 from core.settings import spool_folder
 from core.storage.objects import ObjectPath
@@ -154,18 +157,51 @@ def _open(path: Place, file: CommittedFile, copies: ExitStack) -> PartFile:
     return NpyPart(path, file.column) if file.kind == "vectors" else OPENERS[path.suffix](path)
 
 
-def store_for(info: RunInfo) -> Store:
-    """The store for a run's format; OutputError where this embq has none."""
+def check_writable(info: RunInfo) -> None:
+    """Raise OutputError where this embq cannot write the format of a run, ConfigError where its library is missing."""
+    if info.format not in FORMATS:
+        raise _unknown(info.format)
+    if info.format == "hdf5":
+        hdf5.h5py_module()
+
+
+def write_part(info: RunInfo, table: pa.Table, name: PartName, notes: Mapping[str, str]) -> list[Draft]:
+    """Write rows as the files of one part, closed and hashed but not synced, in the order of publication.
+
+    Args:
+        info: the run, or an export with the format and the rows that were asked for.
+        table: the rows, at least one, in pieces of any size; columns are id, ordinal, key, fixed-size lists for the
+            vectors, and what else the rows of a result have.
+        notes: metadata of the files, such as the id of the run and its fingerprint.
+
+    OutputError leaves nothing behind; it is also raised where this embq cannot write the format.
+    """
     match info.format:
         case "parquet":
-            return ParquetStore()
+            return write_rows(table, name, notes)
         case "hdf5":
-            return Hdf5Store(info.rows)
+            return write_hdf5(table, name, notes, info.rows)
         case "npy":
-            return NpyStore(info.model)
+            return write_npy(table, name, notes, info.model)
         case "arrow":
-            return ArrowStore()
-    raise OutputError(
-        f"the run's format is {info.format!r}, which this embq cannot write",
+            return write_arrow(table, name, notes)
+    raise _unknown(info.format)
+
+
+def join_parts(info: RunInfo, layout: Layout, files: Iterable[CommittedFile]) -> None:
+    """Bring the file that joins the parts for readers up to date, durably, where the format has one: `dataset.h5`.
+
+    Args:
+        files: the committed files of rows, in the order of their records.
+
+    Called before a log is closed, and where a closed one is opened. Raises OutputError.
+    """
+    if info.format == "hdf5":
+        hdf5.join_parts(layout, files)
+
+
+def _unknown(format_: str) -> OutputError:
+    return OutputError(
+        f"the run's format is {format_!r}, which this embq cannot write",
         next_step="use the embq version that made the run",
     )

@@ -1,4 +1,4 @@
-"""Hashing what is read and what is written, beside the reading and the writing."""
+"""SHA-256 computed in a thread beside the reading or writing of a file."""
 
 from __future__ import annotations
 

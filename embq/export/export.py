@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from core.errors import InputError, OutputError, UsageError
 from core.formats.base import PartName, vectors
-from core.formats.part import Cursor, opened, store_for
+from core.formats.part import Cursor, check_writable, join_parts, opened, write_part
 from core.rows.results import ARROW_DTYPES
 from core.rows.spec import FORMATS, INT8_RANGE, RowSpec
 from core.rows.vectors import restored, stored
@@ -183,12 +183,13 @@ def _files(
     tables: Iterator[pa.Table], layout: Layout, info: RunInfo, per_file: int, notes: dict[str, str]
 ) -> Iterator[list[CommittedFile]]:
     """Write the rows as files numbered from 0; yields the files of each number."""
-    store, cursor, number = store_for(info), Cursor(tables), 0
+    check_writable(info)
+    cursor, number = Cursor(tables), 0
     of_rows: list[CommittedFile] = []
     layout.temporary.mkdir()
     while (table := cursor.take(per_file)).num_rows:
         name = PartName(number=number, first_id=table["id"][0].as_py(), epoch=0, layout=layout)
-        written = store.write(table, name, notes)
+        written = write_part(info, table, name, notes)
         for draft in written:
             path = layout.root / draft.file.path
             try:
@@ -200,7 +201,7 @@ def _files(
         of_rows += (draft.file for draft in written if draft.file.kind == "rows")
         yield [draft.file for draft in written]
         number += 1
-    store.join(layout, of_rows)
+    join_parts(info, layout, of_rows)
     layout.temporary.rmdir()
 
 

@@ -1,4 +1,4 @@
-"""The folder of an index, and in it the folder of one build that is under way."""
+"""Folder of one build or change that is under way."""
 
 from __future__ import annotations
 

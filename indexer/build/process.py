@@ -66,17 +66,17 @@ def main() -> None:
     configure()
     leave_out_pandas()
     # What a library prints must not end up between answers.
-    said, sys.stdout = sys.stdout, sys.stderr
+    answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
-        told = answer(
+        reply = answer(
             line,
             threads=options.threads,
             memory_bytes=options.memory,
             worker=options.worker,
             on_gpu=options.gpu,
         )
-        said.write(json.dumps(told) + "\n")
-        said.flush()
+        answers.write(json.dumps(reply) + "\n")
+        answers.flush()
 
 
 if __name__ == "__main__":

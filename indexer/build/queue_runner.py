@@ -1,8 +1,8 @@
-"""Index units over the broker: whoever runs `embq worker` there and sees the index's folder does them.
+"""Runs index units on the workers of a broker that share the index's folder.
 
-A stage is a run of its own in the broker, and the conductor is both producer and writer to it: it pushes hints, reads
-results, and sets the bit of a unit whose sidecar it has seen. The truth is the sidecar on the shared storage; what the
-broker holds is made anew from it whenever it is lost.
+A stage is a run of its own in the broker. This process is both producer and writer to it: it pushes hints, reads
+results, and sets the bit of a unit whose sidecar it has seen. The sidecar on the shared storage decides; what the
+broker holds is rebuilt from it whenever it is lost.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class QueueRunner:
 
     Args:
         client: a patient client.
-        url: of the broker, for what is said to people.
+        url: of the broker, for messages.
         memory_bytes: that all processes of one machine may take together.
         lease_s: how long a unit stays with a worker that is no longer heard of, as the workers have it.
-        say: told what a person should know.
+        say: called with messages for the user.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class QueueRunner:
 
 
 class _Lonely:
-    """Says once that nobody works, when nobody has for a while."""
+    """Warns once when no worker has taken a unit for a while."""
 
     def __init__(self, say: Callable[[], None]) -> None:
         self._say = say
@@ -231,7 +231,7 @@ class _Stage:
                 queue_empty=waiting == 0,
                 reap_at=self._steady.reap_at(),
             )
-        # The broker may have been told that there are more.
+        # A client may have set a larger total in the broker.
         hints.push(self._queue, [self._hint(u) for u in urgent if u < len(self._units)], at_front=True)
         hints.push(self._queue, [self._hint(u) for u in units if u < len(self._units)], at_front=False)
 

@@ -1,6 +1,6 @@
-"""The report of an index: infos.json, which says what a searcher will get, and the picture beside it.
+"""Report of an index: infos.json, the picture beside it, and the summary on the terminal.
 
-autofaiss's keys come first, spelled as there and with its meaning, so that reports can be compared; then ours.
+The keys of autofaiss come first, with its spelling and meaning, so that reports can be compared; then ours.
 """
 
 from __future__ import annotations
@@ -24,115 +24,10 @@ from indexer.index_files.version import Version
 from indexer.tune.points import Scores, Tuning
 from indexer.tune.queries import DATA, QuerySet, read_queries
 
-
-def summary(infos: Mapping[str, Any], *, report: Path | str = "") -> str:
-    """What the user reads at the end of a build: some lines of text, without a line break at the end.
-
-    Args:
-        infos: what infos.json says.
-        report: the folder with infos.json and report.png.
-    """
-    plan, search = infos["plan"], infos["search"]
-    per = infos["bytes_per_vector"]
-    lines = [
-        f"index      {infos['index_key']}, {infos['nb vectors']:,} vectors of {infos['vectors dimension']} dimensions",
-        f"size       {_bytes(infos['size in bytes'])} in memory, {per['ram']:.0f} bytes per vector; "
-        f"{_bytes(sum(infos['bytes'].values()))} on disk, {per['disk']:.0f} per vector",
-        f"search     looks at {search['nprobe']:,} of {plan['nlist']:,} lists"
-        + (f", re-ranks {search['k_factor']} times as many rows as it returns" if search["k_factor"] > 1 else ""),
-    ]
-    for name, recalls in infos["recall"].items():
-        values = ", ".join(f"{value:.3f}@{key.removeprefix('recall@')}" for key, value in recalls.items())
-        times = infos["latency_ms"][name]
-        lines.append(
-            f"{name:<10} recall {values}; {times['p50']:.2g} ms per search (p95 {times['p95']:.2g}, "
-            f"p99 {times['p99']:.2g})"
-        )
-    lines += [f"target     {_target(infos)}", *(f"note       {note}" for note in infos["notes"])]
-    if report:
-        drawn = infos.get("picture", "")
-        lines.append(f"report     {Path(report) / INFOS}" + (f" and {PICTURE}" if drawn == PICTURE else ""))
-        if drawn == NO_PICTURE:
-            lines.append(f"picture    {drawn}")
-    return "\n".join(lines)
-
-
-def _target(infos: Mapping[str, Any]) -> str:
-    wanted = [
-        f"{name} >= {value:g} for every set" if name.startswith("recall") else f"{value:g} ms per search at most"
-        for name, value in infos["target"].items()
-        if value is not None
-    ]
-    said = {True: "met", False: "MISSED", None: "not measured"}[infos["target_met"]]
-    return f"{', '.join(wanted) or 'none'}: {said}"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if count < 1024 or unit == "TB":
-            break
-        count /= 1024
-    return f"{count:.0f} {unit}" if unit in ("B", "KB") else f"{count:.1f} {unit}"
-
-
-def notes_of(spec: BuildSpec, version: Version, tuning: Tuning) -> list[str]:
-    """A sentence each."""
-    notes = []
-    if tuning.met is None:
-        notes.append("there are no queries to measure by: recall and latency are unknown")
-    if tuning.met is False:
-        notes += [_missed(tuning), _advice(version, tuning)]
-    if _asked_across(spec) and set(tuning.scores) <= {DATA}:
-        notes.append(
-            "recall is that of queries like the rows; queries of the model's other modality need several times the "
-            "probes, and none were measured (give some with --queries)"
-        )
-    if tuning.met is False and not tuning.swept_all:
-        notes.append("tuning took its time and ended before all settings were looked at")
-    if tuning.load > 1.0:
-        notes.append(
-            f"other processes kept the machine {tuning.load:.1f} times busy while searches were timed: "
-            "alone they are faster"
-        )
-    if version.excluded:
-        notes.append(f"{version.excluded:,} vectors are zero or not finite, and in no list; they keep their ids")
-    if not spec.collection.complete:
-        notes.append("the run is not finished: its later rows are not in this index")
-    return notes
-
-
-def _asked_across(spec: BuildSpec) -> bool:
-    """Whether the rows can be asked for by another modality than theirs."""
-    collection = spec.collection
-    output = (collection.model or {}).get("output") or {}
-    return bool(collection.query_columns) or str(output.get("spec", "")).startswith("open_clip:")
-
-
-def _missed(tuning: Tuning) -> str:
-    k, goal, best = tuning.goal.k, tuning.goal, tuning.best
-    worst = min(tuning.scores, key=lambda name: tuning.scores[name].recall[k])
-    if goal.recall is not None and best is not None and best < goal.recall:
-        return f"recall@{k} is {best:.4f} with the queries of set {worst}, below the {goal.recall:g} asked for"
-    return f"a search takes longer than the {goal.milliseconds:g} ms asked for"
-
-
-def _advice(version: Version, tuning: Tuning) -> str:
-    """What reaches the goal that was missed."""
-    plan, goal = version.plan, tuning.goal
-    reachable = max((point.worst for point in tuning.points), default=0.0)
-    if goal.milliseconds is not None and (goal.recall is None or reachable >= goal.recall):
-        return "give more time with --max-index-query-time-ms, or ask for a lower --recall"
-    if plan.refine == "none":
-        return (
-            f"the codes of {plan.codec} lose too much: add --refine fp16 (rows on disk, {2 * plan.dim} bytes each), "
-            "or give more --max-index-memory-usage for a finer codec"
-        )
-    return "give more --max-index-memory-usage for a finer codec, or ask for a lower --recall"
-
-
 INFOS, PICTURE = "infos.json", "report.png"
+
 NO_PICTURE = "none: matplotlib is not installed (pip install 'embq[bench]')"
-SCORE_KEYS = ("1-recall@20", "1-recall@40", "20-recall@20", "40-recall@40")
+
 RECONSTRUCTED = 500
 """Queries whose codes are decoded, to see how much of them is lost."""
 
@@ -298,9 +193,117 @@ def _reconstruction_error(template: Template, sets: Sequence[QuerySet]) -> float
 
 
 def _agreement(template: Template, stages: Mapping[str, Sequence[Sidecar]]) -> float | None:
-    """Share of rows that are in their nearest list: 1 where assignment is exact, None where nobody has looked."""
-    told = [one.stats["assign_agreement"] for one in stages["add"] if "assign_agreement" in one.stats]
-    if told:
-        return float(np.mean(told))
+    """Share of rows that are in their nearest list: 1 where assignment is exact, None where it was not measured."""
+    shares = [one.stats["assign_agreement"] for one in stages["add"] if "assign_agreement" in one.stats]
+    if shares:
+        return float(np.mean(shares))
     quantizer = faiss().downcast_index(template.ivf.quantizer)
     return 1.0 if type(quantizer).__name__.startswith("IndexFlat") else None
+
+
+def notes_of(spec: BuildSpec, version: Version, tuning: Tuning) -> list[str]:
+    """A sentence each."""
+    notes = []
+    if tuning.met is None:
+        notes.append("there are no queries to measure by: recall and latency are unknown")
+    if tuning.met is False:
+        notes += [_missed(tuning), _advice(version, tuning)]
+    if _asked_across(spec) and set(tuning.scores) <= {DATA}:
+        notes.append(
+            "recall is that of queries like the rows; queries of the model's other modality need several times the "
+            "probes, and none were measured (give some with --queries)"
+        )
+    if tuning.met is False and not tuning.swept_all:
+        notes.append("tuning took its time and ended before all settings were looked at")
+    if tuning.load > 1.0:
+        notes.append(
+            f"other processes kept the machine {tuning.load:.1f} times busy while searches were timed: "
+            "alone they are faster"
+        )
+    if version.excluded:
+        notes.append(f"{version.excluded:,} vectors are zero or not finite, and in no list; they keep their ids")
+    if not spec.collection.complete:
+        notes.append("the run is not finished: its later rows are not in this index")
+    return notes
+
+
+def _asked_across(spec: BuildSpec) -> bool:
+    """Whether the rows can be asked for by another modality than theirs."""
+    collection = spec.collection
+    output = (collection.model or {}).get("output") or {}
+    return bool(collection.query_columns) or str(output.get("spec", "")).startswith("open_clip:")
+
+
+def _missed(tuning: Tuning) -> str:
+    k, goal, best = tuning.goal.k, tuning.goal, tuning.best
+    worst = min(tuning.scores, key=lambda name: tuning.scores[name].recall[k])
+    if goal.recall is not None and best is not None and best < goal.recall:
+        return f"recall@{k} is {best:.4f} with the queries of set {worst}, below the {goal.recall:g} asked for"
+    return f"a search takes longer than the {goal.milliseconds:g} ms asked for"
+
+
+def _advice(version: Version, tuning: Tuning) -> str:
+    """What reaches the goal that was missed."""
+    plan, goal = version.plan, tuning.goal
+    reachable = max((point.worst for point in tuning.points), default=0.0)
+    if goal.milliseconds is not None and (goal.recall is None or reachable >= goal.recall):
+        return "give more time with --max-index-query-time-ms, or ask for a lower --recall"
+    if plan.refine == "none":
+        return (
+            f"the codes of {plan.codec} lose too much: add --refine fp16 (rows on disk, {2 * plan.dim} bytes each), "
+            "or give more --max-index-memory-usage for a finer codec"
+        )
+    return "give more --max-index-memory-usage for a finer codec, or ask for a lower --recall"
+
+
+def summary(infos: Mapping[str, Any], *, report: Path | str = "") -> str:
+    """What the user reads at the end of a build: some lines of text, without a line break at the end.
+
+    Args:
+        infos: what infos.json says.
+        report: the folder with infos.json and report.png.
+    """
+    plan, search = infos["plan"], infos["search"]
+    per = infos["bytes_per_vector"]
+    lines = [
+        f"index      {infos['index_key']}, {infos['nb vectors']:,} vectors of {infos['vectors dimension']} dimensions",
+        f"size       {_bytes(infos['size in bytes'])} in memory, {per['ram']:.0f} bytes per vector; "
+        f"{_bytes(sum(infos['bytes'].values()))} on disk, {per['disk']:.0f} per vector",
+        f"search     looks at {search['nprobe']:,} of {plan['nlist']:,} lists"
+        + (f", re-ranks {search['k_factor']} times as many rows as it returns" if search["k_factor"] > 1 else ""),
+    ]
+    for name, recalls in infos["recall"].items():
+        values = ", ".join(f"{value:.3f}@{key.removeprefix('recall@')}" for key, value in recalls.items())
+        times = infos["latency_ms"][name]
+        lines.append(
+            f"{name:<10} recall {values}; {times['p50']:.2g} ms per search (p95 {times['p95']:.2g}, "
+            f"p99 {times['p99']:.2g})"
+        )
+    lines += [f"target     {_target(infos)}", *(f"note       {note}" for note in infos["notes"])]
+    if report:
+        drawn = infos.get("picture", "")
+        lines.append(f"report     {Path(report) / INFOS}" + (f" and {PICTURE}" if drawn == PICTURE else ""))
+        if drawn == NO_PICTURE:
+            lines.append(f"picture    {drawn}")
+    return "\n".join(lines)
+
+
+def _target(infos: Mapping[str, Any]) -> str:
+    wanted = [
+        f"{name} >= {value:g} for every set" if name.startswith("recall") else f"{value:g} ms per search at most"
+        for name, value in infos["target"].items()
+        if value is not None
+    ]
+    met = {True: "met", False: "MISSED", None: "not measured"}[infos["target_met"]]
+    return f"{', '.join(wanted) or 'none'}: {met}"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if count < 1024 or unit == "TB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit in ("B", "KB") else f"{count:.1f} {unit}"
+
+
+SCORE_KEYS = ("1-recall@20", "1-recall@40", "20-recall@20", "40-recall@40")

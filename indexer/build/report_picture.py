@@ -1,6 +1,6 @@
-"""The picture of an index: what recall costs in time, and which setting was chosen.
+"""Picture of an index: recall over latency, with the chosen setting.
 
-Colours are those of Okabe and Ito, which people who see few colours tell apart; sets differ by their marks as well.
+Colours are those of Okabe and Ito, which are safe for colour-blind readers; sets differ by their marks as well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who does the units of a stage: this process, some processes of this machine, or workers behind a broker."""
+"""Runners of units: in this process, or in processes of this machine."""
 
 from __future__ import annotations
 
@@ -118,11 +118,11 @@ class Processes:
         for _ in range(ATTEMPTS):
             child.ask(to_json(unit))
             try:
-                while (told := child.answer(LOOK_S)) is None:
+                while (reply := child.answer(LOOK_S)) is None:
                     if halt.is_set():
                         child.kill()
-                        return None  # nobody waits for it any more
-                return error_of(told["error"]) if "error" in told else None
+                        return None  # no caller waits for it
+                return error_of(reply["error"]) if "error" in reply else None
             except ChildEndedError as error:
                 ended = str(error)
         return OutputError(

@@ -1,4 +1,4 @@
-"""What a build is: the frozen content of build.json, from which every unit of it follows."""
+"""Specification of a build: the content of build.json, and the version that its stages make."""
 
 from __future__ import annotations
 
@@ -102,6 +102,6 @@ def draft(spec: BuildSpec, index: Path, build_id: str, stages: Mapping[str, Sequ
 
 
 def mean_residual(added: Sequence[Sidecar]) -> float:
-    """Mean squared distance of rows to the centroid of their list, from what the units that added them told."""
+    """Mean squared distance of rows to the centroid of their list, from the sidecars of the stage `add`."""
     rows = sum(one.stats["added"] for one in added)
     return float(sum(one.stats["residual"] * one.stats["added"] for one in added) / max(1, rows))

@@ -1,4 +1,4 @@
-"""The rows of one block: into lists, into a file for exact re-ranking, and into an identity file."""
+"""Stages of a build but training: sample, queries, truth, add, merge, tune."""
 
 from __future__ import annotations
 
@@ -24,82 +24,11 @@ from indexer.tune.queries import draw, read_queries, write_queries
 from indexer.tune.truth import block_truth, read_truth
 from indexer.tune.tuning import tune_search
 
-
-def tune(task: Task) -> Made:
-    """The search parameters, and what they are worth, on one thread."""
-    spec = task.spec_as(BuildSpec)
-    searcher = Searcher(draft(spec, task.index, task.unit.build, task.before), memory="ram", threads=1)
-    sets = read_queries(task.file("queries", 0, "queries"))
-    truth = read_truth([task.file("truth", number, "truth") for number in range(len(spec.blocks))], sets)
-    tuning = tune_search(
-        searcher,
-        sets,
-        truth,
-        goal_of(spec),
-        nlist=searcher.nlist,
-        refines=searcher.refines,
-        rows=searcher.n,
-    )
-    path = task.temporary("json")
-    path.write_text(json.dumps(tuning.describe()), encoding="utf-8")
-    return Made(work={"tuning": path}, stats={"search": to_json(tuning.setting), "met": tuning.met})
-
-
-def goal_of(spec: BuildSpec) -> Goal:
-    """What the user asked of a search."""
-    asked = spec.asked
-    recall, k = parse_recall(asked["recall"])
-    within_ms = asked["max_index_query_time_ms"]
-    return Goal(
-        recall=recall if within_ms is None else None,
-        k=k,
-        milliseconds=within_ms,
-        least_found=asked["min_nearest_neighbors_to_retrieve"],
-    )
-
-
-def merge(task: Task) -> Made:
-    """The lists of one slice, rows in the order of their blocks."""
-    spec = task.spec_as(BuildSpec)
-    template = Template.read(task.file("train", 0, "trained"))
-    first, last = slice_bounds(template.nlist, spec.plan.slices, task.unit.number)
-    merged = empty_lists(last - first, template.code_size)
-    rows = 0
-    for number in range(len(spec.blocks)):
-        source = read_lists(task.file("add", number, "lists"), mapped=True)
-        rows += append(merged, source, first=first, last=last)
-    path = task.temporary("lists")
-    write_lists(merged, path)
-    return Made(kept={"lists": path}, stats={"first_list": first, "last_list": last, "rows": rows})
-
-
-def slice_bounds(nlist: int, slices: int, number: int) -> tuple[int, int]:
-    """The lists of one slice: from the first to before the last."""
-    return nlist * number // slices, nlist * (number + 1) // slices
-
-
-def truth(task: Task) -> Made:
-    """The best rows of one block for every query."""
-    spec = task.spec_as(BuildSpec)
-    set_threads(task.threads)
-    block = spec.blocks[task.unit.number]
-    sets = read_queries(task.file("queries", 0, "queries"))
-    path = task.temporary("npz")
-    block_truth(spec.collection, block, sets, metric=spec.plan.metric, path=path)
-    return Made(work={"truth": path}, stats={"rows": block.rows})
-
-
-def queries(task: Task) -> Made:
-    """All query sets in one file."""
-    spec = task.spec_as(BuildSpec)
-    sets = draw(spec.collection, spec.queries, metric=spec.plan.metric)
-    path = task.temporary("npz")
-    write_queries(sets, path)
-    return Made(work={"queries": path}, stats={one.name: len(one) for one in sets})
-
-
 NAMED = 10
 """Ids of rows without a direction that are named to the user."""
+
+AGREEMENT_ROWS = 2_000
+"""Rows of a block of which it is looked at whether an approximate quantizer finds the nearest list."""
 
 
 def sample(task: Task) -> Made:
@@ -122,7 +51,7 @@ def sample(task: Task) -> Made:
 
 
 def chosen_ids(spec: BuildSpec, first_id: int, rows: int) -> np.ndarray:
-    """The ids of one block's rows that are trained on, ascending: the same whoever asks.
+    """The ids of one block's rows that are trained on, ascending: the same for every caller.
 
     Every block gives its share, so the whole sample is spread evenly over the collection.
     """
@@ -134,8 +63,24 @@ def chosen_ids(spec: BuildSpec, first_id: int, rows: int) -> np.ndarray:
     return ids[~np.isin(ids, np.asarray(spec.held_out, dtype=np.int64))]
 
 
-AGREEMENT_ROWS = 2_000
-"""Rows of a block of which it is looked at whether an approximate quantizer finds the nearest list."""
+def queries(task: Task) -> Made:
+    """All query sets in one file."""
+    spec = task.spec_as(BuildSpec)
+    sets = draw(spec.collection, spec.queries, metric=spec.plan.metric)
+    path = task.temporary("npz")
+    write_queries(sets, path)
+    return Made(work={"queries": path}, stats={one.name: len(one) for one in sets})
+
+
+def truth(task: Task) -> Made:
+    """The best rows of one block for every query."""
+    spec = task.spec_as(BuildSpec)
+    set_threads(task.threads)
+    block = spec.blocks[task.unit.number]
+    sets = read_queries(task.file("queries", 0, "queries"))
+    path = task.temporary("npz")
+    block_truth(spec.collection, block, sets, metric=spec.plan.metric, path=path)
+    return Made(work={"truth": path}, stats={"rows": block.rows})
 
 
 def add(task: Task) -> Made:
@@ -193,3 +138,56 @@ def _residuals(template: Template, vectors: np.ndarray, numbers: np.ndarray) -> 
     seen = template.transformed(np.ascontiguousarray(vectors[::step], np.float32))
     centroids = np.stack([template.ivf.quantizer.reconstruct(int(number)) for number in numbers[::step]])
     return float(np.square(seen - centroids, dtype=np.float64).sum() * len(vectors) / len(seen))
+
+
+def merge(task: Task) -> Made:
+    """The lists of one slice, rows in the order of their blocks."""
+    spec = task.spec_as(BuildSpec)
+    template = Template.read(task.file("train", 0, "trained"))
+    first, last = slice_bounds(template.nlist, spec.plan.slices, task.unit.number)
+    merged = empty_lists(last - first, template.code_size)
+    rows = 0
+    for number in range(len(spec.blocks)):
+        source = read_lists(task.file("add", number, "lists"), mapped=True)
+        rows += append(merged, source, first=first, last=last)
+    path = task.temporary("lists")
+    write_lists(merged, path)
+    return Made(kept={"lists": path}, stats={"first_list": first, "last_list": last, "rows": rows})
+
+
+def slice_bounds(nlist: int, slices: int, number: int) -> tuple[int, int]:
+    """The lists of one slice: from the first to before the last."""
+    return nlist * number // slices, nlist * (number + 1) // slices
+
+
+def tune(task: Task) -> Made:
+    """The search parameters, and what they are worth, on one thread."""
+    spec = task.spec_as(BuildSpec)
+    searcher = Searcher(draft(spec, task.index, task.unit.build, task.before), memory="ram", threads=1)
+    sets = read_queries(task.file("queries", 0, "queries"))
+    truth = read_truth([task.file("truth", number, "truth") for number in range(len(spec.blocks))], sets)
+    tuning = tune_search(
+        searcher,
+        sets,
+        truth,
+        goal_of(spec),
+        nlist=searcher.nlist,
+        refines=searcher.refines,
+        rows=searcher.n,
+    )
+    path = task.temporary("json")
+    path.write_text(json.dumps(tuning.describe()), encoding="utf-8")
+    return Made(work={"tuning": path}, stats={"search": to_json(tuning.setting), "met": tuning.met})
+
+
+def goal_of(spec: BuildSpec) -> Goal:
+    """What the user asked of a search."""
+    asked = spec.asked
+    recall, k = parse_recall(asked["recall"])
+    within_ms = asked["max_index_query_time_ms"]
+    return Goal(
+        recall=recall if within_ms is None else None,
+        k=k,
+        milliseconds=within_ms,
+        least_found=asked["min_nearest_neighbors_to_retrieve"],
+    )

@@ -1,7 +1,7 @@
-"""A unit at work. Any process may do a unit, any number of times, and it counts once.
+"""Execution of a unit, which any process may repeat any number of times and which counts once.
 
 A unit's payload is written under a temporary name, made durable and renamed; then its sidecar is created, which names
-the payload. The sidecar is the commit: the first one stands, and whoever comes second drops its own payload.
+the payload. The sidecar is the commit: the first one stands, and a later attempt drops its own payload.
 """
 
 from __future__ import annotations

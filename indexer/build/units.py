@@ -1,4 +1,4 @@
-"""The stages of a build, and the units that they are cut into."""
+"""Stages of builds and changes, their units, and the sidecars that commit units."""
 
 from __future__ import annotations
 
@@ -16,7 +16,70 @@ from core.wire import Count, Seconds, ShortText, Word
 from indexer.build.build_dir import BuildDir
 from indexer.index_files.files import File, from_json, read_json
 
+STAGES = ("sample", "train", "queries", "truth", "add", "merge", "tune")
+"""The stages of a build, in order."""
+
+NEEDS: dict[str, tuple[str, ...]] = {
+    "sample": (),
+    "queries": (),
+    "train": ("sample",),
+    "truth": ("queries",),
+    "add": ("train",),
+    "merge": ("train", "add"),
+    "tune": ("train", "queries", "truth", "add", "merge"),
+}
+"""Stage -> the stages whose payloads its units read."""
+
+CHANGES = ("grow", "ask", "retune", "compact")
+"""The stages of changes to an index that is there; see `indexer.change.growth` and `indexer.change.compaction`."""
+
+STAGE_MODULES = {
+    **dict.fromkeys(STAGES, "indexer.build.stages"),
+    "train": "indexer.build.training",
+    **dict.fromkeys(CHANGES, "indexer.change.stages"),
+}
+"""Stage -> module of its function, which has the name of the stage."""
+
 SIDECAR = "sidecar of an index"
+
+
+class IndexUnit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One step of a build.
+
+    Attributes:
+        index: folder of the index, as the conductor names it; every worker must see it under that name.
+        build: id of the build.
+        stage: one of `STAGES`, or of `CHANGES`.
+        number: of the unit in its stage, from 0.
+        inputs: digest of what the stages before have made; names the file that lists it.
+    """
+
+    index: str
+    build: str
+    stage: str
+    number: int
+    inputs: str
+
+    def __post_init__(self) -> None:
+        """ValueError where the unit names no stage, or a path outside of the folder of builds."""
+        names = (self.build, self.inputs)
+        if self.stage not in (*STAGES, *CHANGES) or any("/" in name or name.startswith(".") for name in names):
+            raise ValueError("no index unit")
+
+    @property
+    def digest(self) -> str:
+        """Hash of all that decides what the unit makes; the build id stands for collection, plan and versions."""
+        return content_hash([self.build, self.stage, self.number, self.inputs])
+
+    @property
+    def build_dir(self) -> BuildDir:
+        """Where the unit's build is."""
+        return BuildDir(Path(self.index), self.build)
+
+    @property
+    def sidecar(self) -> Path:
+        """The file that makes the unit done."""
+        return self.build_dir.folder / f"{self.stage}-{self.number:06d}-{self.digest[:12]}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,67 +143,3 @@ def read_inputs(build_dir: BuildDir, digest: str) -> dict[str, list[Sidecar]]:
         stage: [from_json(Sidecar, read_json(build_dir.folder / name), SIDECAR) for name in names]
         for stage, names in listed.items()
     }
-
-
-STAGES = ("sample", "train", "queries", "truth", "add", "merge", "tune")
-"""The stages of a build, in order."""
-
-NEEDS: dict[str, tuple[str, ...]] = {
-    "sample": (),
-    "queries": (),
-    "train": ("sample",),
-    "truth": ("queries",),
-    "add": ("train",),
-    "merge": ("train", "add"),
-    "tune": ("train", "queries", "truth", "add", "merge"),
-}
-"""Stage -> the stages whose payloads its units read."""
-
-CHANGES = ("grow", "ask", "retune", "compact")
-"""The stages of changes to an index that is there; see `indexer.change.growth` and `indexer.change.compaction`."""
-
-STAGE_MODULES = {
-    **dict.fromkeys(STAGES, "indexer.build.stages"),
-    "train": "indexer.build.training",
-    **dict.fromkeys(CHANGES, "indexer.change.stages"),
-}
-"""Stage -> module of its function, which has the name of the stage."""
-
-
-class IndexUnit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One step of a build.
-
-    Attributes:
-        index: folder of the index, as the conductor names it; every worker must see it under that name.
-        build: id of the build.
-        stage: one of `STAGES`, or of `CHANGES`.
-        number: of the unit in its stage, from 0.
-        inputs: digest of what the stages before have made; names the file that lists it.
-    """
-
-    index: str
-    build: str
-    stage: str
-    number: int
-    inputs: str
-
-    def __post_init__(self) -> None:
-        """ValueError where the unit names no stage, or a path outside of the folder of builds."""
-        names = (self.build, self.inputs)
-        if self.stage not in (*STAGES, *CHANGES) or any("/" in name or name.startswith(".") for name in names):
-            raise ValueError("no index unit")
-
-    @property
-    def digest(self) -> str:
-        """Hash of all that decides what the unit makes; the build id stands for collection, plan and versions."""
-        return content_hash([self.build, self.stage, self.number, self.inputs])
-
-    @property
-    def build_dir(self) -> BuildDir:
-        """Where the unit's build is."""
-        return BuildDir(Path(self.index), self.build)
-
-    @property
-    def sidecar(self) -> Path:
-        """The file that makes the unit done."""
-        return self.build_dir.folder / f"{self.stage}-{self.number:06d}-{self.digest[:12]}.json"

@@ -1,6 +1,6 @@
-"""Compaction: the lists of an index and of its additions become one group of slices, without what is deleted.
+"""Compaction: merges the lists of an index and of its additions into one group, without deleted rows.
 
-Nothing is encoded again, so the answers are the same. Ids stay what they were, and those of deleted rows stay deleted.
+Nothing is encoded again, so the answers are the same. Rows keep their ids, and deleted ids stay deleted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Deleting rows: a bit for each id, by which a search passes over what is deleted, until compaction drops its code."""
+"""Deletion of rows: a bitmap by id that searches filter by, until compaction drops the codes."""
 
 from __future__ import annotations
 

@@ -229,13 +229,13 @@ def _spec(now: Collection, base: Version, *, drop_invalid: bool, memory_bytes: i
 
 def _check_memory(now: Collection, base: Version) -> None:
     """Raise InputError where the grown index would exceed its memory limit."""
-    said = base.notes["asked"].get("max_index_memory_usage")
+    limit = base.notes["asked"].get("max_index_memory_usage")
     lists = sum(one.bytes for group in base.groups for one in group)
     needed = base.trained.bytes + lists * now.n / max(1, base.next_id - base.dropped)
-    if said is not None and needed > parse_bytes(said) * base.plan.indices:
+    if limit is not None and needed > parse_bytes(limit) * base.plan.indices:
         raise InputError(
             f"with {now.n - base.next_id:,} rows more the index takes {bytes_text(needed)} of memory, "
-            f"--max-index-memory-usage is {said}",
+            f"--max-index-memory-usage is {limit}",
             next_step="--rebuild builds one of all rows that fits; a larger limit builds anew as well",
             code="index_memory",
         )

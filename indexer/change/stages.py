@@ -1,4 +1,4 @@
-"""How well searches find new rows, and new search parameters where they do not, or the index has grown by much."""
+"""Stages of changes: grow, ask, retune (recall of searches for new rows), compact."""
 
 from __future__ import annotations
 
@@ -29,25 +29,14 @@ from indexer.tune.truth import merged, read_truth
 from indexer.tune.tuning import tune_search
 from indexer.tune.tuning_split import Half
 
+NEW, NEW_QUERIES = "new", 100
 
-def compact(task: Task) -> Made:
-    """The lists of one slice: rows in the order of the groups, as searching them one upon the other sees them."""
-    base = read_version(task.index, task.spec["base"])
-    first, last = task.spec["bounds"][task.unit.number]
-    bits = deleted_bits(base)
-    merged, rows = None, 0
-    for group in base.groups:
-        for one in group:
-            start, stop = max(first, one.first), min(last, one.last)
-            if start < stop:
-                source = read_lists(one.check(task.index), mapped=True)
-                merged = merged or empty_lists(last - first, source.code_size)
-                rows += append_kept(
-                    merged, source, first=start - one.first, offset=start - first, count=stop - start, bits=bits
-                )
-    path = task.temporary("lists")
-    write_lists(merged, path)
-    return Made(kept={"lists": path}, stats={"first_list": first, "last_list": last, "rows": rows})
+SECONDS = 8.0
+"""For the sweep of a tuning."""
+
+FARTHER, DEEPER = 16, 4
+"""Where exact search would take too long, neighbours are taken from a search of so many times the lists and
+candidates."""
 
 
 def grow(task: Task) -> Made:
@@ -75,9 +64,6 @@ def _bad_ids(collection: Collection, block: Block) -> list[int]:
     return found[:NAMED]
 
 
-NEW, NEW_QUERIES = "new", 100
-
-
 def ask(task: Task) -> Made:
     """All query sets in one file, that of the new rows first."""
     spec = task.spec_as(GrowthSpec)
@@ -89,13 +75,6 @@ def ask(task: Task) -> Made:
     path = task.temporary("npz")
     write_queries(sets, path)
     return Made(work={"queries": path}, stats={one.name: len(one) for one in sets})
-
-
-SECONDS = 8.0
-"""For the sweep of a tuning."""
-FARTHER, DEEPER = 16, 4
-"""Where exact search would take too long, neighbours are taken from a search of so many times the lists and
-candidates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,3 +190,23 @@ def _infos(tuning: Tuning | None, setting: Setting, *, whole: bool) -> Mapping[s
             "target_met": tuning.met,
         }
     return changed
+
+
+def compact(task: Task) -> Made:
+    """The lists of one slice: rows in the order of the groups, as searching them one upon the other sees them."""
+    base = read_version(task.index, task.spec["base"])
+    first, last = task.spec["bounds"][task.unit.number]
+    bits = deleted_bits(base)
+    merged, rows = None, 0
+    for group in base.groups:
+        for one in group:
+            start, stop = max(first, one.first), min(last, one.last)
+            if start < stop:
+                source = read_lists(one.check(task.index), mapped=True)
+                merged = merged or empty_lists(last - first, source.code_size)
+                rows += append_kept(
+                    merged, source, first=start - one.first, offset=start - first, count=stop - start, bits=bits
+                )
+    path = task.temporary("lists")
+    write_lists(merged, path)
+    return Made(kept={"lists": path}, stats={"first_list": first, "last_list": last, "rows": rows})

@@ -21,18 +21,6 @@ from indexer.collection.parquet import ParquetReader
 from indexer.collection.parts import Block, PartReader, PartRef, blocks_of, check_unchanged, rows_at
 from indexer.collection.run import RunReader
 
-
-def faults(vectors: np.ndarray) -> np.ndarray:
-    """Which of some vectors have no place in an index: bool (n,), True where one is not finite, or all zeros.
-
-    Args:
-        vectors: float32 (n, d).
-    """
-    squares = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)  # neither overflows nor vanishes there
-    bad: np.ndarray = ~np.isfinite(squares) | (squares == 0.0)
-    return bad
-
-
 PLAIN_READERS: dict[str, type[NpyReader | ParquetReader | Hdf5Reader]] = {
     "npy": NpyReader,
     "clip-retrieval": NpyReader,
@@ -240,3 +228,14 @@ class Collection:
                     next_step="build the index anew",
                     code="other_embeddings",
                 )
+
+
+def faults(vectors: np.ndarray) -> np.ndarray:
+    """Which of some vectors have no place in an index: bool (n,), True where one is not finite, or all zeros.
+
+    Args:
+        vectors: float32 (n, d).
+    """
+    squares = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)  # neither overflows nor vanishes there
+    bad: np.ndarray = ~np.isfinite(squares) | (squares == 0.0)
+    return bad

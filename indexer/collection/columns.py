@@ -1,7 +1,7 @@
-"""Columns that stand beside embeddings no run made: their types in all files, and which of them are key and caption.
+"""Metadata columns of plain collections: their types across all files, and which of them are key and caption.
 
-A column has one of the types that columns of a run have: what is a number or a truth value stays one, all else becomes
-text, and what is nested becomes its JSON text.
+Numbers and truth values keep a type that columns of a run have, everything else becomes text, and nested values become
+their JSON text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PREFIX = "input_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """What is taken of the columns that stand beside the vectors.
+    """Metadata columns and their roles.
 
     Attributes:
         types: column as it is called in an index -> its type, a key of `core.rows.results.COLUMN_ARROW`.
@@ -83,7 +83,7 @@ def _first(names: Sequence[str], there: Sequence[str]) -> str:
 
 
 def column_in_index(name: str) -> str:
-    """What a column is called in an index; `column_in_file` is its inverse."""
+    """Name of a column in an index; `column_in_file` is its inverse."""
     plain = name
     while plain.startswith(PREFIX):
         plain = plain.removeprefix(PREFIX)
@@ -91,7 +91,7 @@ def column_in_index(name: str) -> str:
 
 
 def column_in_file(name: str) -> str:
-    """What a column is called in its file."""
+    """Name of a column in its file."""
     short = name.removeprefix(PREFIX)
     return short if short != name and column_in_index(short) == name else name
 
@@ -128,8 +128,8 @@ def identity(file: FileRef, table: pa.Table, start: int, columns: Columns) -> pa
     known = {one.name: plain[one.name] for one in IDENTITY[1:]}
     for role, name in columns.named.items():
         if name in table.column_names:
-            said = cast(table[name], "string")
-            known[role] = pc.coalesce(said, known[role]) if role == "key" else said
+            texts = cast(table[name], "string")
+            known[role] = pc.coalesce(texts, known[role]) if role == "key" else texts
     fields = [*IDENTITY[1:], *(pa.field(name, COLUMN_ARROW[type_]) for name, type_ in columns.types.items())]
     for name, type_ in columns.types.items():
         at = table.column_names.index(column_in_file(name)) if column_in_file(name) in table.column_names else None

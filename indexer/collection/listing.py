@@ -1,4 +1,4 @@
-"""What folders of embeddings have in common that no run made: their files, and identity where nothing tells it."""
+"""Files of plain collections, their shapes, and the identity of rows without metadata."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EMBEDDING = "embedding"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the vectors of a file are.
+    """Dimension, type and origin of the vectors of a file.
 
     Attributes:
         dim: numbers of each.
@@ -66,9 +66,9 @@ def same_shape(before: Shape | None, this: Shape) -> Shape:
             code="mixed_embeddings",
         )
     if before is not None and before.fingerprint != this.fingerprint:
-        said = [f"{one.path} is from {one.model or 'no run of embq'}" for one in (before, this)]
+        origins = [f"{one.path} is from {one.model or 'no run of embq'}" for one in (before, this)]
         raise InputError(
-            f"these are not vectors of one model: {' and '.join(said)} (their fingerprints differ)",
+            f"these are not vectors of one model: {' and '.join(origins)} (their fingerprints differ)",
             next_step="give the files of each model a folder of their own",
             code="mixed_embeddings",
         )
@@ -76,9 +76,9 @@ def same_shape(before: Shape | None, this: Shape) -> Shape:
 
 
 def noted(notes: Mapping[Any, Any]) -> dict[str, str]:
-    """The fingerprint and the model of a `Shape` from what an exported file says of its run."""
-    said = {_text(name): _text(value) for name, value in notes.items()}
-    return {name: said.get(f"embq.{name}", "") for name in ("fingerprint", "model")}
+    """The fingerprint and the model of a `Shape`, from the metadata of an exported file."""
+    texts = {_text(name): _text(value) for name, value in notes.items()}
+    return {name: texts.get(f"embq.{name}", "") for name in ("fingerprint", "model")}
 
 
 def _text(value: Any) -> str:

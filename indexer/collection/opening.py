@@ -1,4 +1,4 @@
-"""What is indexed: the output of a run, or a plain folder of embeddings."""
+"""Opens the output of a run or a plain folder of embeddings as a collection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from indexer.collection.run import describe_run
 __all__ = ["Block", "Collection", "FileRef", "PartRef", "open_collection"]
 
 UNIT_LENGTH_PARTS, UNIT_LENGTH_ROWS = 16, 64
-"""Where nobody says how long vectors are, so many of so many parts are looked at."""
+"""Sample of parts and rows that shows whether vectors have length 1, where the collection does not say."""
 UNIT_LENGTH_WITHIN = 1e-2
 """Of length 1: float16 is off by 1e-3, bfloat16 by 4e-3, int8 by a little more."""
 
@@ -37,7 +37,7 @@ def open_collection(
     file_format: str | None = None,
     id_columns: Sequence[str] = (),
 ) -> Collection:
-    """What is to be indexed.
+    """Open the output of a run or a plain folder as a collection.
 
     Args:
         root: output folder of a run, here or on an object store; or a folder of .npy, .parquet or .h5 files, or one

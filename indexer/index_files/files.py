@@ -1,4 +1,4 @@
-"""Files that a library writes: a full disk must be an error, and must be told from others."""
+"""Files of an index: the lock, payloads, JSON records, and the errors of a disk that refuses a write."""
 
 from __future__ import annotations
 
@@ -23,51 +23,20 @@ from indexer.faiss_module import faiss
 
 T = TypeVar("T")
 
+FILES, WORK, LOCK = "files", "_work", "_lock"
+
 PIECE_BYTES = 1 << 20
+
 NO_ROOM_BYTES = 1 << 20
 """Where less is left on a disk, a write that failed without a reason failed for that."""
+
+MOST_BYTES = 1 << 26
+"""Of a record: the list of what thousands of units have made."""
 
 _NEXT_STEPS = {
     "no_space": "make room, then give the same command again: what is done stays",
     "not_writable": "give write permission, or build the index in another folder: --to",
 }
-
-
-def write_by_faiss(path: Path, write: Callable[[Any], None]) -> None:
-    """Have faiss write a file; OSError where the disk refuses.
-
-    Not by faiss's own writer: where a disk fills up with the last bytes of a file, that says so on stderr only, and the
-    file is cut (faiss 1.15, `FileIOWriter::~FileIOWriter`).
-
-    Args:
-        write: is given the writer.
-    """
-    with open(path, "wb", buffering=PIECE_BYTES) as file:
-        try:
-            write(faiss().PyCallbackIOWriter(file.write, PIECE_BYTES))
-        except RuntimeError as error:
-            raise with_reason(OSError(str(error).splitlines()[0]), path.parent) from error
-
-
-def disk_error(error: OSError, path: Path) -> OutputError:
-    """The error that a failed write to an index means for the user."""
-    return output_error(with_reason(error, path if path.is_dir() else path.parent), path, next_steps=_NEXT_STEPS)
-
-
-def with_reason(error: OSError, folder: Path) -> OSError:
-    """An error of a library that says only how much it wrote (as numpy), with its reason: there is no room, or EIO."""
-    if error.errno is not None:
-        return error
-    free = os.statvfs(folder)
-    number = errno.ENOSPC if free.f_bavail * free.f_frsize < NO_ROOM_BYTES else errno.EIO
-    return OSError(number, f"{os.strerror(number)} ({error})", str(folder))
-
-
-MOST_BYTES = 1 << 26
-"""Of a record: the list of what thousands of units have made."""
-
-
-FILES, WORK, LOCK = "files", "_work", "_lock"
 
 
 @contextmanager
@@ -86,6 +55,38 @@ def alone(index: Path) -> Iterator[None]:
                 f"another embq process is at work on the index {index}", next_step="wait for it, or stop it"
             ) from error
         yield
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A committed payload.
+
+    Attributes:
+        path: relative to the index's folder.
+    """
+
+    path: RelativePath
+    bytes: Count
+    sha256: Sha256
+
+    def check(self, index: Path) -> Path:
+        """Where it is; OutputError where it is missing or has another size."""
+        path = below(index, self.path)
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise OutputError(
+                f"{path} belongs to the index and is not there",
+                next_step="restore it, or build the index again with `embq index --rebuild`",
+                code="index_damaged",
+            ) from error
+        if size != self.bytes:
+            raise OutputError(
+                f"{path} has {size} bytes, its record says {self.bytes}",
+                next_step="restore it, or build the index again with `embq index --rebuild`",
+                code="index_damaged",
+            )
+        return path
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -127,33 +128,31 @@ def write_current(path: Path, data: bytes) -> None:
         raise disk_error(error, path) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class File:
-    """A committed payload.
+def write_by_faiss(path: Path, write: Callable[[Any], None]) -> None:
+    """Have faiss write a file; OSError where the disk refuses.
 
-    Attributes:
-        path: relative to the index's folder.
+    Not by faiss's own writer: where a disk fills up with the last bytes of a file, that says so on stderr only, and the
+    file is cut (faiss 1.15, `FileIOWriter::~FileIOWriter`).
+
+    Args:
+        write: is given the writer.
     """
-
-    path: RelativePath
-    bytes: Count
-    sha256: Sha256
-
-    def check(self, index: Path) -> Path:
-        """Where it is; OutputError where it is missing or has another size."""
-        path = below(index, self.path)
+    with open(path, "wb", buffering=PIECE_BYTES) as file:
         try:
-            size = path.stat().st_size
-        except OSError as error:
-            raise OutputError(
-                f"{path} belongs to the index and is not there",
-                next_step="restore it, or build the index again with `embq index --rebuild`",
-                code="index_damaged",
-            ) from error
-        if size != self.bytes:
-            raise OutputError(
-                f"{path} has {size} bytes, its record says {self.bytes}",
-                next_step="restore it, or build the index again with `embq index --rebuild`",
-                code="index_damaged",
-            )
-        return path
+            write(faiss().PyCallbackIOWriter(file.write, PIECE_BYTES))
+        except RuntimeError as error:
+            raise with_reason(OSError(str(error).splitlines()[0]), path.parent) from error
+
+
+def disk_error(error: OSError, path: Path) -> OutputError:
+    """The error that a failed write to an index means for the user."""
+    return output_error(with_reason(error, path if path.is_dir() else path.parent), path, next_steps=_NEXT_STEPS)
+
+
+def with_reason(error: OSError, folder: Path) -> OSError:
+    """An error of a library that says only how much it wrote (as numpy), with its reason: there is no room, or EIO."""
+    if error.errno is not None:
+        return error
+    free = os.statvfs(folder)
+    number = errno.ENOSPC if free.f_bavail * free.f_frsize < NO_ROOM_BYTES else errno.EIO
+    return OSError(number, f"{os.strerror(number)} ({error})", str(folder))

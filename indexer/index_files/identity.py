@@ -1,4 +1,4 @@
-"""Identity files: id -> key, caption, source and metadata of a row, mapped into memory and found by arithmetic.
+"""Identity files: key, caption, source and metadata of each row, memory-mapped and found by id.
 
 An Arrow IPC file, not compressed, in which all batches but the last have `BATCH_ROWS` rows. Texts that many rows share
 (source, unit_id) are a dictionary, which grows from batch to batch.

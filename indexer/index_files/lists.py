@@ -1,6 +1,7 @@
-"""Files of inverted lists: written whole, mapped into memory or loaded, and stacked.
+"""Files of inverted lists: written whole, memory-mapped or loaded, and stacked.
 
-A block's file holds all lists of some rows; a slice's file holds some of the lists of all rows.
+A file of the stage `add` holds all lists of a block of rows; one of the stage `merge` holds a range of lists of all
+rows.
 """
 
 from __future__ import annotations

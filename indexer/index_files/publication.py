@@ -1,4 +1,4 @@
-"""Publishing a version of an index, and removing what no version needs any more."""
+"""Publication of versions, and removal of files that no version needs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def publish(version: Version, small: Callable[[Path], None]) -> Version:
 
 
 def sweep(index: Path) -> int:
-    """Remove versions before the last `KEPT`, and files that nobody needs; gives the number of both.
+    """Remove versions before the last `KEPT`, and files that no version needs; gives the number of both.
 
     What an interrupted build or change has made so far is needed. The caller holds the index's lock.
     """

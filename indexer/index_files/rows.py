@@ -1,4 +1,4 @@
-"""Rows files: the vectors of rows as float16, found by id, in files that are mapped into memory."""
+"""Vectors of rows as float16, memory-mapped and found by id, for exact re-ranking."""
 
 from __future__ import annotations
 

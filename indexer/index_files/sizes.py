@@ -1,4 +1,4 @@
-"""How large a version of an index is: its files, its rows and its lists."""
+"""Sizes of a version: its files, rows and lists."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Versions of an index: immutable records of what it consists of, and the one that is current.
+"""Versions of an index: immutable records of their files, and the pointer to the current one.
 
 ```
 INDEX/CURRENT                 name of the current version, replaced by rename
-INDEX/v0003/version.json      its record; beside it the report and what else is small
-INDEX/files/                  what versions consist of; a file is never changed, and versions share them
+INDEX/v0003/version.json      its record; beside it the report and other small files
+INDEX/files/                  payloads of versions; a file is never changed, and versions share them
 ```
 """
 

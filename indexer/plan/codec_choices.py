@@ -1,4 +1,4 @@
-"""What a plan may choose by itself: codecs, the best first, and how many lists go with so many rows."""
+"""Codecs that a plan chooses from, the most exact first, and the number of lists for so many rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a vector is kept in an inverted list, and what that costs: bytes, and time to encode."""
+"""Codecs of list entries: code size, dimensions and encoding speed."""
 
 from __future__ import annotations
 

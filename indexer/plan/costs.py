@@ -1,4 +1,4 @@
-"""What each stage of a build takes: memory, disk and time, from the sizes of the plan and the speed of the machine."""
+"""Memory, disk and time of each stage, from the sizes of the plan and the speed of the machine."""
 
 from __future__ import annotations
 
@@ -10,65 +10,6 @@ from pathlib import Path
 
 from core.process.limits import cores
 from indexer.plan.codecs import Codec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speeds:
-    """What a machine can do.
-
-    Attributes:
-        gflops: of one core in the matrix products of float32 that finding the nearest centroid consists of, 1e9/s.
-        disk_bytes_s: bytes written per second, durably.
-        cores: that the build may keep busy.
-    """
-
-    gflops: float
-    disk_bytes_s: float
-    cores: int = 1
-
-
-def measure_speeds(folder: Path | None = None) -> Speeds:
-    """Measures this machine for a third of a second; the disk is that of `folder`, or of the temporary folder."""
-    import numpy as np
-
-    from indexer.faiss_module import faiss
-
-    module, dim = faiss(), 256
-    rng = np.random.default_rng(0)
-    rows, centroids = rng.random((4096, dim), dtype=np.float32), rng.random((1024, dim), dtype=np.float32)
-    threads = module.omp_get_max_threads()
-    module.omp_set_num_threads(1)
-    try:
-        took = min(_timed(lambda: module.knn(rows, centroids, 1)) for _ in range(4))
-    finally:
-        module.omp_set_num_threads(threads)
-    return Speeds(
-        gflops=2 * len(rows) * len(centroids) * dim / took / 1e9, disk_bytes_s=_disk_bytes_s(folder), cores=cores()
-    )
-
-
-def _disk_bytes_s(folder: Path | None) -> float:
-    """From a durable write of 32 MB; a modest disk's speed where there is no room for it."""
-    data = os.urandom(1 << 20)
-    try:
-        with tempfile.TemporaryFile(dir=folder if folder is not None and folder.is_dir() else None) as file:
-
-            def write() -> None:
-                for _ in range(32):
-                    file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-
-            return 32 * len(data) / _timed(write)
-    except OSError:
-        return 200e6
-
-
-def _timed(work: object) -> float:
-    begun = time.perf_counter()
-    work()  # type: ignore[operator]
-    return max(time.perf_counter() - begun, 1e-6)
-
 
 BASE_BYTES = 200 << 20
 """A process with faiss, numpy and pyarrow loaded, before it holds any rows (measured: 150 MB, and room)."""
@@ -295,3 +236,61 @@ def add_bytes(rows: int, codec: Codec, nlist: int, dim: int) -> int:
     """RAM of adding a block: centroids, a batch of rows as read, transformed and compared, and growing lists."""
     batch = BATCH_ROWS * 4 * (2 * dim + codec.coded_dim + codec.list_dim)
     return BASE_BYTES + 4 * codec.list_dim * nlist + batch + 2 * rows * codec.bytes_per_vector()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """What a machine can do.
+
+    Attributes:
+        gflops: of one core in the matrix products of float32 that finding the nearest centroid consists of, 1e9/s.
+        disk_bytes_s: bytes written per second, durably.
+        cores: that the build may keep busy.
+    """
+
+    gflops: float
+    disk_bytes_s: float
+    cores: int = 1
+
+
+def measure_speeds(folder: Path | None = None) -> Speeds:
+    """Measures this machine for a third of a second; the disk is that of `folder`, or of the temporary folder."""
+    import numpy as np
+
+    from indexer.faiss_module import faiss
+
+    module, dim = faiss(), 256
+    rng = np.random.default_rng(0)
+    rows, centroids = rng.random((4096, dim), dtype=np.float32), rng.random((1024, dim), dtype=np.float32)
+    threads = module.omp_get_max_threads()
+    module.omp_set_num_threads(1)
+    try:
+        took = min(_timed(lambda: module.knn(rows, centroids, 1)) for _ in range(4))
+    finally:
+        module.omp_set_num_threads(threads)
+    return Speeds(
+        gflops=2 * len(rows) * len(centroids) * dim / took / 1e9, disk_bytes_s=_disk_bytes_s(folder), cores=cores()
+    )
+
+
+def _disk_bytes_s(folder: Path | None) -> float:
+    """From a durable write of 32 MB; a modest disk's speed where there is no room for it."""
+    data = os.urandom(1 << 20)
+    try:
+        with tempfile.TemporaryFile(dir=folder if folder is not None and folder.is_dir() else None) as file:
+
+            def write() -> None:
+                for _ in range(32):
+                    file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+
+            return 32 * len(data) / _timed(write)
+    except OSError:
+        return 200e6
+
+
+def _timed(work: object) -> float:
+    begun = time.perf_counter()
+    work()  # type: ignore[operator]
+    return max(time.perf_counter() - begun, 1e-6)

@@ -1,4 +1,4 @@
-"""Index keys as users of autofaiss and faiss write them: what of them can be built here, and what to write instead."""
+"""Parser of index keys (faiss factory strings); refuses those that cannot be built in parts and merged."""
 
 from __future__ import annotations
 

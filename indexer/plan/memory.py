@@ -1,4 +1,4 @@
-"""How building keeps to the memory that it may take: a smaller sample and smaller blocks, or a refusal with numbers."""
+"""Fits an index to its search memory, and training sample and blocks to the build memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from indexer.plan.costs import add_bytes, train_bytes
 from indexer.plan.index_key import IndexKey
 from indexer.plan.options import BuildOptions, bytes_text
 
+TRAIN_POINTS = 50
+"""Rows of the training sample for each list; fewer where the collection or the memory has no more."""
 
-def _share(codec: Codec, n: int, nlist: int, dim: int, wish: BuildOptions) -> int:
-    """RAM of one of the indices that are kept."""
-    return codec.index_bytes(math.ceil(n / wish.nb_indices_to_keep), nlist, dim)
+MOST_BLOCK_ROWS = 1 << 20
+
+LEAST_BLOCK_ROWS = 1 << 16
+
+LEAST_BLOCK_IN_NEED = 1 << 12
+"""Blocks as small as this where the memory allows no larger ones."""
 
 
 def best_that_fits(n: int, dim: int, wish: BuildOptions, rungs: Sequence[Codec]) -> tuple[Codec, int]:
@@ -46,6 +51,11 @@ def asked_for(
     return asked.codec, nlist
 
 
+def _share(codec: Codec, n: int, nlist: int, dim: int, wish: BuildOptions) -> int:
+    """RAM of one of the indices that are kept."""
+    return codec.index_bytes(math.ceil(n / wish.nb_indices_to_keep), nlist, dim)
+
+
 def _too_small(n: int, dim: int, nlist: int, wish: BuildOptions, rung: Codec, rungs: Sequence[Codec]) -> InputError:
     """The refusal of a memory limit, with what would work."""
     given = wish.max_index_memory_usage
@@ -72,15 +82,6 @@ def _too_small(n: int, dim: int, nlist: int, wish: BuildOptions, rung: Codec, ru
         next_step="One of these works: " + "; ".join(ways) + ".",
         code="index_memory",
     )
-
-
-TRAIN_POINTS = 50
-"""Rows of the training sample for each list; fewer where the collection or the memory has no more."""
-
-MOST_BLOCK_ROWS = 1 << 20
-LEAST_BLOCK_ROWS = 1 << 16
-LEAST_BLOCK_IN_NEED = 1 << 12
-"""Blocks as small as this where the memory allows no larger ones."""
 
 
 def trainable(n: int, dim: int, codec: Codec, nlist: int, wish: BuildOptions, notes: list[str]) -> tuple[int, int]:

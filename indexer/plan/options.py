@@ -1,4 +1,4 @@
-"""What the user asked of an index, in autofaiss's names, and how sizes and recall targets are written."""
+"""Options of `embq index` that decide about the plan, with autofaiss's names, and parsers of sizes and targets."""
 
 from __future__ import annotations
 

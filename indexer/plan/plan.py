@@ -1,4 +1,4 @@
-"""A plan: which index is built, how, and what building it will take; as JSON, and as it is printed."""
+"""Plan of an index: its key, training, blocks, files and cost, chosen from the options."""
 
 from __future__ import annotations
 
@@ -13,12 +13,63 @@ from indexer.plan.index_key import parse_key
 from indexer.plan.memory import asked_for, best_that_fits, rows_of_block, trainable
 from indexer.plan.options import BuildOptions, bytes_text
 
+SCHEMA = 1
+
 KMEANS_ITERATIONS = 6
 """On real sentences the lists found after 4 iterations over 50 rows each hold as many true neighbours in as few probed
 rows as those after 10 over 100 (0.952 and 0.949 in 12 % of the rows), for a quarter of the time."""
 
 SLICE_BYTES = 128 << 20
 """Of one slice on average, so that the largest stays below 256 MB where lists differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexPlan:
+    """What is built, and how. Equal plans of equal collections give equal files.
+
+    Attributes:
+        schema: version of its form as JSON.
+        key: faiss factory string of the trained template: "IVF4096,RaBitQ4".
+        codec: the codec's name in it.
+        nlist: number of lists.
+        dim: dimensions of the vectors as they come.
+        n: rows.
+        metric: "cosine" (squared distances of unit-length vectors inside), "l2" or "ip".
+        transform: what is done to vectors first: "" or "PCAR192".
+        train_rows: rows of the random sample that is trained on.
+        kmeans_iterations: over that sample.
+        seed: of the sample and of k-means.
+        block_rows: rows of one add unit.
+        slices: ranges of lists, each merged by one unit.
+        refine: "fp16": full rows on disk, for re-ranking; "none".
+        fastscan_at_load: whether the lists are packed for SIMD scanning when they are loaded into RAM.
+        indices: into how many indices the lists are divided.
+        bytes_per_vector_ram: of the index when it is searched, everything counted.
+        bytes_per_vector_disk: of the folder, without identities.
+        stages: an estimate for each stage.
+        notes: what the user may not expect, a sentence each.
+    """
+
+    schema: int = SCHEMA
+    key: str
+    codec: str
+    nlist: int
+    dim: int
+    n: int
+    metric: str
+    transform: str
+    train_rows: int
+    kmeans_iterations: int
+    seed: int
+    block_rows: int
+    slices: int
+    refine: str
+    fastscan_at_load: bool
+    indices: int
+    bytes_per_vector_ram: float
+    bytes_per_vector_disk: float
+    stages: tuple[StageCost, ...]
+    notes: tuple[str, ...] = ()
 
 
 def make_plan(n: int, dim: int, wish: BuildOptions, *, unit_length: bool, speeds: Speeds) -> IndexPlan:
@@ -95,58 +146,6 @@ def _plan_of(work: Work, wish: BuildOptions, *, metric: str, coarse: str, notes:
         stages=stage_costs(work),
         notes=tuple(notes),
     )
-
-
-SCHEMA = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexPlan:
-    """What is built, and how. Equal plans of equal collections give equal files.
-
-    Attributes:
-        schema: version of its form as JSON.
-        key: faiss factory string of the trained template: "IVF4096,RaBitQ4".
-        codec: the codec's name in it.
-        nlist: number of lists.
-        dim: dimensions of the vectors as they come.
-        n: rows.
-        metric: "cosine" (squared distances of unit-length vectors inside), "l2" or "ip".
-        transform: what is done to vectors first: "" or "PCAR192".
-        train_rows: rows of the random sample that is trained on.
-        kmeans_iterations: over that sample.
-        seed: of the sample and of k-means.
-        block_rows: rows of one add unit.
-        slices: ranges of lists, each merged by one unit.
-        refine: "fp16": full rows on disk, for re-ranking; "none".
-        fastscan_at_load: whether the lists are packed for SIMD scanning when they are loaded into RAM.
-        indices: into how many indices the lists are divided.
-        bytes_per_vector_ram: of the index when it is searched, everything counted.
-        bytes_per_vector_disk: of the folder, without identities.
-        stages: an estimate for each stage.
-        notes: what the user may not expect, a sentence each.
-    """
-
-    schema: int = SCHEMA
-    key: str
-    codec: str
-    nlist: int
-    dim: int
-    n: int
-    metric: str
-    transform: str
-    train_rows: int
-    kmeans_iterations: int
-    seed: int
-    block_rows: int
-    slices: int
-    refine: str
-    fastscan_at_load: bool
-    indices: int
-    bytes_per_vector_ram: float
-    bytes_per_vector_disk: float
-    stages: tuple[StageCost, ...]
-    notes: tuple[str, ...] = ()
 
 
 def describe_plan(plan: IndexPlan) -> str:

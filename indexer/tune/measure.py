@@ -1,4 +1,4 @@
-"""The time of single searches on one thread, measured; and expected from what was measured."""
+"""Latency and recall of a setting: timed single searches, expected times, and scores for the report."""
 
 from __future__ import annotations
 
@@ -12,60 +12,25 @@ from indexer.tune.points import Goal, Point, Scores, Searches, Setting
 from indexer.tune.recall import mean_recall
 from indexer.tune.tuning_split import Half
 
-REPORTED_SECONDS = 1.0
-"""For single searches of the reported half of one set."""
-REPORTED_WIDE = 200
-"""Queries of the reported half that are searched for 40 and for 100 rows, which takes longer."""
-AUTOFAISS_K = 40
-
-
-def score(searcher: Searches, half: Half, goal: Goal, setting: Setting, clock: Clock) -> Scores:
-    """Of the reported half of one set."""
-    wide = half.first(REPORTED_WIDE)
-    ids = half.search(searcher, max(10, goal.k), setting)
-    recalls = {k: mean_recall(ids, half.truth, k) for k in (1, 10, goal.k)}
-    if 100 not in recalls:
-        recalls[100] = mean_recall(wide.search(searcher, 100, setting), wide.truth, 100)
-    took = timed(searcher, half.vectors, goal.k, setting, seconds=REPORTED_SECONDS, clock=clock)
-    took_40 = timed(searcher, wide.vectors, AUTOFAISS_K, setting, seconds=REPORTED_SECONDS / 3, clock=clock)
-    return Scores(
-        queries=len(half),
-        recall=dict(sorted(recalls.items())),
-        p50_ms=float(np.percentile(took, 50)),
-        p95_ms=float(np.percentile(took, 95)),
-        p99_ms=float(np.percentile(took, 99)),
-        mean_ms=float(took.mean()),
-        mean_40_ms=float(took_40.mean()),
-        p99_40_ms=float(np.percentile(took_40, 99)),
-        autofaiss=_as_autofaiss(searcher, wide, setting),
-    )
-
-
-def _as_autofaiss(searcher: Searches, half: Half, setting: Setting) -> dict[str, float]:
-    """Its four scores. The query's own row is the first true answer, and a tie that is another row is a miss."""
-    found = searcher.search(half.vectors, AUTOFAISS_K, nprobe=setting.nprobe, k_factor=setting.k_factor).ids
-    true = half.truth.ids
-    if (half.own >= 0).all():
-        true = np.concatenate([half.own[:, None], true], axis=1)
-    scores = {}
-    for k in (20, 40):
-        first = (true[:, :k] == found[:, :1]).any(axis=1) & (found[:, 0] >= 0)
-        scores[f"1-recall@{k}"] = float(first.mean())
-    for k in (20, 40):
-        possible = np.maximum((true[:, :k] >= 0).sum(axis=1), 1)
-        both = (found[:, :k, None] == true[:, None, :k]) & (found[:, :k, None] >= 0)
-        scores[f"{k}-recall@{k}"] = float((both.any(axis=2).sum(axis=1) / possible).mean())
-    return scores
-
-
 Clock = Callable[[], int]
 """Nanoseconds since some moment."""
 
 WARM = 3
+
 ROUNDS = 4
+
 MOST_QUERIES, FEWEST_QUERIES = 40, 8
+
 SECONDS = 0.03
 """For one round of one setting, unless the fewest queries take longer."""
+
+REPORTED_SECONDS = 1.0
+"""For single searches of the reported half of one set."""
+
+REPORTED_WIDE = 200
+"""Queries of the reported half that are searched for 40 and for 100 rows, which takes longer."""
+
+AUTOFAISS_K = 40
 
 
 def timed(
@@ -125,3 +90,42 @@ def with_expected(points: Sequence[Point], measured: Sequence[Point], k: int) ->
 
 def _terms(setting: Setting, k: int) -> list[float]:
     return [1.0, float(setting.nprobe), float(k * setting.k_factor if setting.k_factor > 1 else 0)]
+
+
+def score(searcher: Searches, half: Half, goal: Goal, setting: Setting, clock: Clock) -> Scores:
+    """Of the reported half of one set."""
+    wide = half.first(REPORTED_WIDE)
+    ids = half.search(searcher, max(10, goal.k), setting)
+    recalls = {k: mean_recall(ids, half.truth, k) for k in (1, 10, goal.k)}
+    if 100 not in recalls:
+        recalls[100] = mean_recall(wide.search(searcher, 100, setting), wide.truth, 100)
+    took = timed(searcher, half.vectors, goal.k, setting, seconds=REPORTED_SECONDS, clock=clock)
+    took_40 = timed(searcher, wide.vectors, AUTOFAISS_K, setting, seconds=REPORTED_SECONDS / 3, clock=clock)
+    return Scores(
+        queries=len(half),
+        recall=dict(sorted(recalls.items())),
+        p50_ms=float(np.percentile(took, 50)),
+        p95_ms=float(np.percentile(took, 95)),
+        p99_ms=float(np.percentile(took, 99)),
+        mean_ms=float(took.mean()),
+        mean_40_ms=float(took_40.mean()),
+        p99_40_ms=float(np.percentile(took_40, 99)),
+        autofaiss=_as_autofaiss(searcher, wide, setting),
+    )
+
+
+def _as_autofaiss(searcher: Searches, half: Half, setting: Setting) -> dict[str, float]:
+    """Its four scores. The query's own row is the first true answer, and a tie that is another row is a miss."""
+    found = searcher.search(half.vectors, AUTOFAISS_K, nprobe=setting.nprobe, k_factor=setting.k_factor).ids
+    true = half.truth.ids
+    if (half.own >= 0).all():
+        true = np.concatenate([half.own[:, None], true], axis=1)
+    scores = {}
+    for k in (20, 40):
+        first = (true[:, :k] == found[:, :1]).any(axis=1) & (found[:, 0] >= 0)
+        scores[f"1-recall@{k}"] = float(first.mean())
+    for k in (20, 40):
+        possible = np.maximum((true[:, :k] >= 0).sum(axis=1), 1)
+        both = (found[:, :k, None] == true[:, None, :k]) & (found[:, :k, None] >= 0)
+        scores[f"{k}-recall@{k}"] = float((both.any(axis=2).sum(axis=1) / possible).mean())
+    return scores

@@ -1,4 +1,4 @@
-"""Vocabulary of tuning: what is asked of a search, how it can be done, and what that is worth."""
+"""Records of tuning: goals, settings, measured points and scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Query sets: by which searches an index is tuned, and its recall is told.
+"""Query sets: the searches that an index is tuned with and its recall is measured by.
 
 Rows of the collection itself (`data`) are not enough where other queries come: those of another modality lie elsewhere
 and need several times the probes. So a run that embedded texts beside its images gives a set `text`, and further sets
@@ -80,7 +80,7 @@ def plan_queries(
         count: queries in all; None chooses by the size of the collection.
 
     Raises UsageError where a name is taken, and what `draw` raises for files: they are opened here, so that a mistake
-    is told before any work is done.
+    is reported before any work is done.
     """
     files = dict(files or {})
     for name in files:

@@ -1,7 +1,7 @@
-"""Recall: which share of the truly nearest rows a search has found. The one scorer of tuning and of all benchmarks.
+"""Recall: the share of the true nearest rows that a search has found. Used by tuning and by all benchmarks.
 
-Rows that are equally near are equally right: a row that was found counts where its exact score is as good as that of
-the k-th nearest row. Copies of a row (a boilerplate sentence, a default picture) would else count as misses.
+Ties count: a row that was found is right where its exact score is as good as that of the k-th nearest row. Copies of a
+row (a boilerplate sentence, a default picture) would otherwise count as misses.
 """
 
 from __future__ import annotations

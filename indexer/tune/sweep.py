@@ -1,4 +1,4 @@
-"""The recall of the settings that matter, on the half of each query set that is tuned on.
+"""Recall of settings on the tuned half of each query set.
 
 One search per number of probes serves all factors of re-ranking: re-ranking is exact, so a true neighbour among the
 first k * k_factor candidates is an answer, and one beyond them is none. So no candidate's vector is read.

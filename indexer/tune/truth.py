@@ -1,4 +1,4 @@
-"""The true nearest rows of queries by exact search: one block of the collection at a time, then merged."""
+"""True nearest rows of queries by exact search, one block of the collection at a time, then merged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def nearest(
         batches: (first id, float32 (m, d)).
         metric: "cosine", "l2" or "ip".
 
-    faiss uses as many threads as it was told to; memory beyond the batches is that of two tables of (q, depth + 1).
+    `set_threads` bounds the threads of faiss. Memory beyond the batches: two tables of (q, depth + 1).
     """
     module = faiss()
     queries = np.ascontiguousarray(queries, np.float32)

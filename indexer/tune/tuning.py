@@ -1,7 +1,7 @@
-"""Tuning: how many lists a search looks at and how many candidates it re-ranks, for the recall or the time asked for.
+"""Tuning: chooses the number of probes and of re-ranked candidates for a recall or latency target.
 
-One thread, single queries, as a searcher will ask. Of each query set one half is tuned on, and the other half is
-reported: a setting that is chosen because it does well on some queries does a little worse on others.
+One thread and single queries, as a searcher asks. Half of each query set is tuned on and the other half is reported,
+because a setting that is chosen for some queries does a little worse on others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Query sets in halves: one is tuned on, the other is reported."""
+"""Split of query sets into a tuned and a reported half."""
 
 from __future__ import annotations
 
