@@ -149,9 +149,9 @@ class ModelSpec:
         ModelError where the spec has a prompt already, or its models take none.
         """
         asked = {key: value for key, value in (("prompt", name), ("prompt_text", text)) if value is not None}
-        if asked and (said := [key for key, _ in self.params if key in PROMPTED["st"]]):
+        if asked and (own := [key for key, _ in self.params if key in PROMPTED["st"]]):
             raise ModelError(
-                f"{self} has {said[0]}=, and --prompt is given as well", next_step="leave out one of the two"
+                f"{self} has {own[0]}=, and --prompt is given as well", next_step="leave out one of the two"
             )
         for key in asked:
             if key not in PROMPTED.get(self.family, ()):

@@ -93,11 +93,11 @@ def shake_hands(host: str, port: int, ca: str) -> Handshake:
 
 def speaks_tls(host: str, port: int) -> bool:
     """Whether a server answers a TLS handshake, with any certificate."""
-    anybody = ssl.create_default_context()
-    anybody.check_hostname = False
-    anybody.verify_mode = ssl.CERT_NONE
+    unchecked = ssl.create_default_context()
+    unchecked.check_hostname = False
+    unchecked.verify_mode = ssl.CERT_NONE
     try:
-        with _secured(host, port, anybody):
+        with _secured(host, port, unchecked):
             return True
     except OSError:
         return False

@@ -57,7 +57,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """What one kind of user may do.
+    """Rights of one kind of user.
 
     Attributes:
         purpose: who uses it.
@@ -90,7 +90,7 @@ _ANYBODY = " ".join(
         *_allowed("info time multi exec discard acl|whoami"),
     )
 )
-"""What every user may do without naming a key."""
+"""Rights of every user, on no keys."""
 
 
 def _of_runs(*parts: str) -> list[str]:
@@ -145,11 +145,11 @@ ROLES = {
                 keys=_of_runs("meta", "owner", "spare", "busy", "att", "poison"),
                 access="RW",
             ),
-            # A result that is published stays: nobody but the writer changes it or takes it away.
+            # A published result stays: only the writer changes or removes it.
             Grant(commands="hsetnx", keys=_of_runs("pub"), access="W"),
             Grant(commands="zadd zrem", keys=_of_runs("hinted", "due"), access="RW"),
             Grant(commands="xadd", keys=_of_runs("res"), access="W"),
-            # What it says of itself, and what it measures.
+            # Its reports and measurements.
             Grant(commands="zadd zrem", keys=[WORKERS, SERVICES], access="W"),
             Grant(commands="set del", keys=[worker_key("*"), service_key("*")], access="W"),
             Grant(commands="hset hdel hexists hrandfield", keys=[RATES], access="RW"),
@@ -185,7 +185,7 @@ ROLES = {
 """Name -> rights, in the order in which messages and documents name them."""
 
 LOADING = ("writer", "admin")
-"""Who may load scripts into the server: without them nobody can do more than look."""
+"""Roles that may load scripts into the server; without scripts all others can only read."""
 
 
 def role_of(user: str) -> str:

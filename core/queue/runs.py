@@ -132,9 +132,9 @@ def foreign_runs(client: redis.Redis) -> list[ForeignRun]:
     for run, text in sorted(cast("dict[bytes, bytes]", client.hgetall(RUNS)).items()):
         try:
             if wire.read_version(text, keys.VERSION, what="run record") is None:
-                told = wire.read(_Foreign, text, what="run record")
+                foreign = wire.read(_Foreign, text, what="run record")
                 run_id = wire.convert(ShortText, wire.read_text(run, what="run record"), what="run record")
-                found.append(ForeignRun(run=run_id, output=told.output, protocol=str(told.v)))
+                found.append(ForeignRun(run=run_id, output=foreign.output, protocol=str(foreign.v)))
         except MalformedError as error:
             wire.skipped("run record", run, error)
     return found

@@ -1,7 +1,7 @@
 """Uploads: files sent through the broker, in numbered pieces, to an output folder that only the writer can reach.
 
-A laptop announces what it will send, and sends pieces in order. The writer takes them, makes them durable in its
-folder, and says how many it has taken; no more than a window of pieces waits in the broker. Announcing and sending are
+A laptop announces an upload, and sends its pieces in order. The writer takes them, makes them durable in its
+folder, and records their number; no more than a window of pieces waits in the broker. Announcing and sending are
 repeatable: the name of an upload follows from its content, and a piece is written under its number. So a laptop that
 was cut off begins again where the writer stands.
 """
@@ -295,12 +295,12 @@ class Outcome:
 
 def outcome_of(client: redis.Redis, name: str) -> Outcome | None:
     """The outcome of an upload, kept for a day; None before its end. `name` may also be the id of the run."""
-    said = state(client, name)
-    if not said.end:
+    last = state(client, name)
+    if not last.end:
         return None
-    added, units, samples = (int(part) if part else None for part in (said.added, said.units, said.samples))
+    added, units, samples = (int(part) if part else None for part in (last.added, last.units, last.samples))
     return Outcome(
-        end=said.end, code=said.code, why=said.why, run=said.run, added=added, units=units or 0, samples=samples
+        end=last.end, code=last.code, why=last.why, run=last.run, added=added, units=units or 0, samples=samples
     )
 
 
@@ -344,15 +344,15 @@ def in_progress(client: redis.Redis) -> list[UploadProgress]:
             wire.skipped("upload", name, error)
             continue
         if upload is not None:
-            said, pieces = state(client, name), Pieces(upload.files)
+            now, pieces = state(client, name), Pieces(upload.files)
             found.append(
                 UploadProgress(
                     name=name,
                     upload=upload,
-                    bytes=pieces.bytes_before(said.taken),
+                    bytes=pieces.bytes_before(now.taken),
                     bytes_total=pieces.bytes_before(pieces.count),
-                    sent=bool(said.sent),
-                    why=said.why,
+                    sent=bool(now.sent),
+                    why=now.why,
                 )
             )
     return found

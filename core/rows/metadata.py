@@ -99,7 +99,7 @@ def column_name(path: tuple[str, ...]) -> str | None:
 
 
 def _kind(value: Any) -> str:
-    """What a value says of its column's type; "small" is a whole number that fits int64 and float64."""
+    """Kind of a value, from which its column's type follows; "small" is an integer that fits int64 and float64."""
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, str):
@@ -159,7 +159,7 @@ def fill_columns(texts: Sequence[str | None], columns: tuple[Column, ...]) -> tu
 
 
 class _Node:
-    """What becomes of the fields below one name.
+    """Node of the tree of names that lead to columns.
 
     Attributes:
         index: of the column for the field of this name; -1 where it has none.

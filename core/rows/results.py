@@ -264,10 +264,10 @@ _MARK = 0xFFFFFFFF
 def _read_table(stream: pa.BufferReader, view: memoryview, wanted: pa.Schema) -> pa.Table:
     """The next stream of one schema, one batch and an end."""
     most = 2 * wanted.serialize().size + 1024
-    told = pa.ipc.read_schema(_next_message(stream, view, "schema", most))
-    if differing := unlike(told, wanted):
+    written = pa.ipc.read_schema(_next_message(stream, view, "schema", most))
+    if differing := unlike(written, wanted):
         raise _bad(f"its columns are not those of the run: {', '.join(differing)[:200]}", "wrong_schema")
-    schema = pa.schema([_with_width(field, told.field(i).type) for i, field in enumerate(wanted)])
+    schema = pa.schema([_with_width(field, written.field(i).type) for i, field in enumerate(wanted)])
     message = _next_message(stream, view, "record batch", most)
     if _is_compressed(memoryview(message.metadata)):
         raise _bad("it is compressed")
@@ -297,12 +297,12 @@ def _is_vector(field: pa.Field) -> bool:
     return bool(pa.types.is_fixed_size_list(field.type))
 
 
-def _with_width(field: pa.Field, told: pa.DataType) -> pa.Field:
+def _with_width(field: pa.Field, written: pa.DataType) -> pa.Field:
     if not _is_vector(field):
         return field
-    if told.list_size < 1:
-        raise _bad(f"its vectors have {told.list_size} numbers")
-    return field.with_type(pa.list_(field.type.value_field, told.list_size))
+    if written.list_size < 1:
+        raise _bad(f"its vectors have {written.list_size} numbers")
+    return field.with_type(pa.list_(field.type.value_field, written.list_size))
 
 
 def _has_nulls(vectors: pa.FixedSizeListArray) -> bool:
@@ -312,7 +312,7 @@ def _has_nulls(vectors: pa.FixedSizeListArray) -> bool:
 def _is_compressed(metadata: memoryview) -> bool:
     """Whether a record batch names a compression, by its flatbuffer (Arrow's Message.fbs; it is verified by now).
 
-    pyarrow tells of it nowhere, and inflates as it reads.
+    pyarrow does not expose it, and decompresses as it reads.
     """
     header = _table(metadata, _field(metadata, _table(metadata, 0), 2))
     return _field(metadata, header, 3) != 0
@@ -323,7 +323,7 @@ def _table(data: memoryview, at: int) -> int:
 
 
 def _field(data: memoryview, table: int, number: int) -> int:
-    """Where a field of a flatbuffer's table stands; 0 where the table lacks it."""
+    """Offset of a field of a flatbuffer's table; 0 where the table lacks it."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     slot = 4 + 2 * number
     if slot + 2 > struct.unpack_from("<H", data, vtable)[0]:

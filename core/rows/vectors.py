@@ -21,7 +21,7 @@ INT8_MOST = 127
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Why a vector is not stored: a failure code and its message."""
+    """Reason why a vector is not stored: a failure code and its message."""
 
     code: str
     message: str

@@ -54,7 +54,7 @@ class CommittedFile:
         return self.kind in ("rows", "vectors")
 
     def place(self, root: Place) -> Place:
-        """Where the file stands in the output folder `root`; OutsideError where a link is on the way."""
+        """Path of the file in the output folder `root`; OutsideError where a link is on the way."""
         return below(root, self.path)
 
 

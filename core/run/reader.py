@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def committed(root: Place) -> tuple[RunInfo, LogState]:
-    """The run of an output folder and what its commit log says so far.
+    """The run of an output folder and the state of its commit log.
 
     Raises InputError where the folder holds no run, OutputError where a record is damaged.
     """

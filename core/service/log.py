@@ -32,16 +32,16 @@ class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields = getattr(record, "fields", None)
-        said = {
+        event = {
             "time": f"{stamp}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "service": record.name,
             "event": FOREIGN if fields is None else getattr(record, "event", FOREIGN),
         }
-        told = {"text": record.getMessage()} if fields is None else dict(fields)
+        values = {"text": record.getMessage()} if fields is None else dict(fields)
         if record.exc_info:
-            told["traceback"] = self.formatException(record.exc_info)
-        return json.dumps({**said, "fields": _plain(told)}, ensure_ascii=False)
+            values["traceback"] = self.formatException(record.exc_info)
+        return json.dumps({**event, "fields": _plain(values)}, ensure_ascii=False)
 
 
 class _Repeated(logging.Filter):
@@ -70,7 +70,7 @@ class _Repeated(logging.Filter):
 
 
 def configure(level: str = "info") -> None:
-    """Send every event at `level` and above to stderr, as EMBQ_LOG says; secrets are masked, see `redaction`."""
+    """Send every event at `level` and above to stderr, in the format of EMBQ_LOG; secrets are masked."""
     handler = logging.StreamHandler(sys.stderr)
     in_json = log_format() == "json"
     handler.addFilter(_Repeated())

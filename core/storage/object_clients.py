@@ -58,25 +58,25 @@ def s3_client(*, connect_s: float, answer_s: float, attempts: int) -> Any:
 
 def translate(url: str, error: Exception) -> Exception:
     """The error that embq raises for an error of a client library; `url` has no credentials in it."""
-    status, told = http_status(error), _one_line(error)
+    status, message = http_status(error), _one_line(error)
     if isinstance(error, (ConfigError, AwayError, TypeError, AttributeError, LookupError, NotImplementedError)):
         return error  # translated already, or a bug
     if isinstance(error, FileExistsError) or status == 412:
         return FileExistsError(errno.EEXIST, "it is there already", url)
     if isinstance(error, FileNotFoundError) or status == 404:
-        bucket = "bucket" in told and "exist" in told
+        bucket = "bucket" in message and "exist" in message
         return FileNotFoundError(
             errno.ENOENT, "the bucket does not exist" if bucket else "there is no such object", url
         )
-    if isinstance(error, PermissionError) or status in (401, 403) or told.startswith("Forbidden"):
-        return PermissionError(errno.EACCES, told, url)
+    if isinstance(error, PermissionError) or status in (401, 403) or message.startswith("Forbidden"):
+        return PermissionError(errno.EACCES, message, url)
     if type(error).__name__ in ("NoCredentialsError", "DefaultCredentialsError", "PartialCredentialsError"):
         return PermissionError(errno.EACCES, f"this machine has no credentials for {url.partition(':')[0]}://", url)
     if status is not None and 400 <= status < 500 and status not in (408, 409, 429):
-        return OutputError(f"{url}: the store refuses the request: {told}")
+        return OutputError(f"{url}: the store refuses the request: {message}")
     if isinstance(error, OSError) and error.errno not in (None, errno.EBUSY, errno.EIO, errno.ETIMEDOUT):
         return error  # of this machine's own files
-    return AwayError(f"{url}: the store does not answer: {told}", next_step="check the network and the store")
+    return AwayError(f"{url}: the store does not answer: {message}", next_step="check the network and the store")
 
 
 def http_status(error: BaseException | None) -> int | None:

@@ -114,10 +114,10 @@ class ObjectPath:
 
     def stat(self) -> Status:
         """Size and time; FileNotFoundError where there is no such object."""
-        said = self.ask(lambda store, key: store.info(key))
-        if said.get("type") != "file":
+        info = self.ask(lambda store, key: store.info(key))
+        if info.get("type") != "file":
             raise FileNotFoundError(errno.ENOENT, "there is no such object", self._url)
-        return _status(said)
+        return _status(info)
 
     def read_bytes(self) -> bytes:
         """All of it."""
@@ -194,8 +194,8 @@ class ObjectPath:
         """
         from fsspec.callbacks import Callback
 
-        told = Callback(hooks={"moved": lambda *_, **__: moved()})
-        options: dict[str, Any] = {"mode": "create", "chunksize": PIECE_BYTES, "callback": told}
+        progress = Callback(hooks={"moved": lambda *_, **__: moved()})
+        options: dict[str, Any] = {"mode": "create", "chunksize": PIECE_BYTES, "callback": progress}
         if self._url.startswith("s3:"):
             options["max_concurrency"] = AT_ONCE
         try:
@@ -285,14 +285,14 @@ def unfinished(folder: ObjectPath) -> list[Unfinished]:
     marks: dict[str, str] = {}
     while True:
         request = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", **marks}
-        said = folder.ask(partial(_uploads, request))
+        page = folder.ask(partial(_uploads, request))
         found += [
             Unfinished(ObjectPath(f"s3://{bucket}/{one['Key']}"), one["UploadId"], seconds_of(one.get("Initiated")))
-            for one in said.get("Uploads") or ()
+            for one in page.get("Uploads") or ()
         ]
-        if not said.get("IsTruncated"):
+        if not page.get("IsTruncated"):
             return found
-        marks = {"KeyMarker": said["NextKeyMarker"], "UploadIdMarker": said["NextUploadIdMarker"]}
+        marks = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
 
 def _uploads(request: dict[str, str], store: Any, _: str) -> dict[str, Any]:
@@ -330,7 +330,7 @@ class RangedFile(io.RawIOBase):
         return self._at
 
     def tell(self) -> int:
-        """Where the next read begins."""
+        """Offset of the next read."""
         return self._at
 
     def readinto(self, buffer: Any) -> int:
@@ -350,8 +350,8 @@ def key_of(url: str) -> str:
     return url.partition("://")[2]
 
 
-def _status(said: dict[str, Any]) -> Status:
-    return Status(int(said.get("size") or 0), seconds_of(said.get("LastModified") or said.get("updated")))
+def _status(info: dict[str, Any]) -> Status:
+    return Status(int(info.get("size") or 0), seconds_of(info.get("LastModified") or info.get("updated")))
 
 
 def seconds_of(when: Any) -> float:

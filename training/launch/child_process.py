@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import TextIO
 
-from core.process.children import die_with_parent
+from core.process.children import kill_group, start
 from core.service.stopping import StopFlag
 from core.settings import child_environment
 from training.launch.outcomes import OUTCOMES, Outcome
@@ -43,16 +43,9 @@ def run(
 
     Raises KeyboardInterrupt where it ended because of such a request.
     """
-    parent = os.getpid()
     flag = StopFlag()
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env=child_environment(**environment),
-        process_group=0,
-        preexec_fn=lambda: _bind_to(parent),
+    process = start(
+        command, environment=child_environment(**environment), stdout=output, stderr=output, enter=_unblock_interrupts
     )
     try:
         with _forwarded(process, flag):
@@ -60,26 +53,18 @@ def run(
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(LOOK_S)
                 if flag.longer_than(GRACE_S):
-                    _kill_group(process)
+                    kill_group(process)
     finally:
-        _kill_group(process)
+        kill_group(process)
         process.wait()
     if flag() and process.returncode:
         raise KeyboardInterrupt
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-def _bind_to(parent: int) -> None:
+def _unblock_interrupts() -> None:
     # Background jobs of a script ignore SIGINT, and so would their children, to which it is forwarded.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    die_with_parent()
-    if os.getppid() != parent:  # it ended before the binding
-        os._exit(128 + signal.SIGKILL)
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager

@@ -72,6 +72,4 @@ def _begin(parent: int) -> None:
     """In a new process: ignore Ctrl-C, and end with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    die_with_parent()
-    if os.getppid() != parent:  # it ended before the binding
-        os._exit(1)
+    die_with_parent(parent)

@@ -78,8 +78,8 @@ for _, u in ipairs(units) do
   redis.call('ZADD', hinted, now, u)
   answer[#answer + 1] = u
 end
--- Workers without work at the tail are told, once a second, of units that they may help with: first of those that
--- nobody has begun, then of those that have taken longest. own_ms is what a unit takes the fastest of them.
+-- At the tail, once a second, hint units that idle workers may help with: first those that are not begun, then those
+-- that have taken longest. own_ms is the time that a unit takes the fastest of the idle workers.
 local idle, own_ms = tonumber(ARGV[6]), tonumber(ARGV[8])
 if idle > 0 and #units == 0 and ARGV[3] == '1' and now - num('helped_ms', 0) > 1000 then
   local held, wanting = redis.call('HGETALL', owner), {}
