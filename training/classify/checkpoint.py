@@ -208,7 +208,7 @@ def _covers(record: Path, moment: Moment) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where a training begins or resumes.
+    """The point at which a training begins or resumes.
 
     Attributes:
         moment: the first step to make.
@@ -276,7 +276,7 @@ def _check_same(folder: Folder, before: Mapping[str, Any], config: Config, plan:
 
 
 def _why_anew(before: Mapping[str, Any], config: Config, member: Member) -> str:
-    """Why an interrupted epoch has to begin anew; "" where it can be resumed."""
+    """Reason to begin an interrupted epoch anew; "" where it can be resumed."""
     differ = differences(before["config"], config, Resume.EPOCH)
     if before["world"] != member.world:
         differ.insert(0, f"{before['world']} processes, now {member.world}")

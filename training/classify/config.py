@@ -19,7 +19,7 @@ BELOW_1 = click.FloatRange(0, 1, max_open=True)
 
 
 class Resume(Enum):
-    """What another value of a setting means for a training that is resumed."""
+    """Effect of a changed setting on a training that is resumed."""
 
     REFUSED = "other weights are learnt: refused"
     EPOCH = "other samples reach each process: an interrupted epoch begins anew"

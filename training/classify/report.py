@@ -45,7 +45,7 @@ def write_model(folder: Folder, config: Config, plan: Plan, view: View, model: n
 
 
 def _description(config: Config, plan: Plan, view: View, samples: int) -> dict[str, Any]:
-    """What is needed to build the model again, and to prepare its input."""
+    """Facts for building the model again, and for preparing its input."""
     import torch
 
     from training.data.images import SHOWN

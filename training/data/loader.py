@@ -24,7 +24,7 @@ from training.data.split import stream_number
 from worker.embedders.image.decoding import quiet_pillow
 
 FRUITLESS = 1000
-"""Items that may fail one after the other before what failed is sent on alone: who counts failures has to see them."""
+"""Consecutive failures after which they are sent alone, so that they are counted in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +148,8 @@ def _pixel_buffer(pictures: int, size: int) -> torch.Tensor:
 DIED = re.compile(
     r"DataLoader worker \(pid|Pin memory thread exited|unable to (allocate|mmap|resize)|No space left on device"
 )
-"""What torch says of a worker that is gone, or that could have no memory to share. Its thread that pins memory ends
-where what a dead worker sent last cannot be read."""
+"""Messages of torch for a dead worker, or one without shared memory. Its pinning thread ends where the last message
+of a dead worker cannot be read."""
 
 
 def loaded(stages: list[Any], view: View) -> Iterator[WorkerBatch]:

@@ -23,7 +23,7 @@ def random_of(*parts: int | str) -> random.Random:
 
 
 DEALING = "by size"
-"""How `dealt` does it, for who goes on with an epoch that another version of embq began."""
+"""Method of `dealt`, recorded because an epoch cannot be resumed by another one."""
 
 
 def permuted(urls: Sequence[str], seed: int, epoch: int) -> list[str]:

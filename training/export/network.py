@@ -28,10 +28,10 @@ OF_PREPROCESS = {
     "image_resize_mode": "resize_mode",
 }
 KEPT_OF_PREPROCESS = ("mean", "std", "interpolation", "resize_mode", "fill_color")
-"""What is written of it; how large images become is the image tower's own setting."""
+"""Settings that are written; the image size belongs to the image tower."""
 
 SIGLIP = {"init_logit_scale": math.log(10), "init_logit_bias": -10}
-"""What --siglip begins with; with a bias, the model has a parameter more."""
+"""Initial values of --siglip, whose bias is an additional parameter."""
 
 
 class Network:

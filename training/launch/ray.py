@@ -72,9 +72,9 @@ START = "start one with `ray start --head --port=26379`; 6379, which Ray takes b
 
 CONNECT_S, ANSWER_S = 10.0, 5.0
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""What an HTTP/2 client, and so a gRPC one, says first: the preface and empty settings (RFC 9113, 3.4)."""
+"""First bytes of an HTTP/2 client, such as gRPC: the preface and empty settings (RFC 9113, 3.4)."""
 _SETTINGS_AT, _SETTINGS = 3, 4
-"""Where a frame has its type, and the type of a server's first one."""
+"""Offset of a frame's type, and the type of a server's first frame."""
 
 
 def check_answer(text: str) -> None:

@@ -26,8 +26,8 @@ class WorkerInput:
         module: whose `main` it calls.
         arguments: with these.
         folder: from there; paths among them are relative to it.
-        threads: OMP_NUM_THREADS of who gives it, "" where it is not set.
-        embq: the version of who gives it.
+        threads: OMP_NUM_THREADS of the launching process, "" where it is not set.
+        embq: version of the launching process.
     """
 
     module: str
@@ -47,7 +47,7 @@ class MemberFailedError(RuntimeError):
 def work(given: dict[str, Any]) -> dict[str, Any]:
     """Run one process of a training, in a worker where Ray has made the process group.
 
-    Gives the outcome, and what it has printed for whoever started the training: Ray keeps that of the first worker.
+    Returns the outcome and the standard output; Ray keeps those of the first worker.
     Raises MemberFailedError where the training failed here.
     """
     from ray import train

@@ -33,9 +33,9 @@ ANSWER_S = 60.0
 SSH_FAILED = 255
 
 OPTIONS = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}", "-o", "LogLevel=ERROR")
-"""No questions, no waiting, and no greetings among the training's lines."""
+"""No questions, a time-out, and no banners in the output."""
 KEPT_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
-"""A host that is gone without a word is missed within a minute."""
+"""A silent host is noticed within a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,9 +223,9 @@ def _minor(version: str) -> str:
 
 
 PORT = 29500
-"""What a dry run shows where no port is named: torchrun's own default."""
+"""Port that a dry run shows: torchrun's default."""
 PASSED_ON = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
-"""What decides here over which network the hosts talk and where models come from, decides it there."""
+"""Variables that are passed on to hosts: they choose the network, and where models come from."""
 
 
 def launch_ssh(module: str, arguments: Sequence[str], where: Where, inputs: Sequence[str]) -> int:

@@ -81,7 +81,7 @@ class Question:
         inputs: paths and URLs that it has to reach.
         listen: port to listen on until the question's stream ends, 0 for a free one; None for no port.
         reach: HOST:PORT that it has to reach; "" for none.
-        greeting: what it says to whoever connects to `listen`, or has to hear at `reach`; "" for nothing.
+        greeting: text that it sends to clients of `listen`, or expects at `reach`; "" for none.
     """
 
     inputs: Sequence[str] = ()

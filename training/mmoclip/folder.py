@@ -15,7 +15,7 @@ from training.openclip.log import Log
 LOG = "out.log"
 PARAMS = "params.txt"
 LAUNCH = "launch.json"
-"""What `embq bench mmoclip` notes of a training that it starts: the log tells neither nodes nor GPUs."""
+"""Note of `embq bench mmoclip` on nodes, GPUs and versions of a training, which its log lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Training:
     params: Mapping[str, str] = field(default_factory=dict)
     """The lines of `params.txt`; empty where it is not there."""
     launch: Mapping[str, Any] = field(default_factory=dict)
-    """What was noted when it was started; empty where another has started it."""
+    """The note of its launch; empty where embq did not launch it."""
 
     @property
     def settings(self) -> Mapping[str, str]:

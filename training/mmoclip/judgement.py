@@ -115,7 +115,7 @@ def _unfinished(done: int, expected: int | None) -> str:
 
 
 def _ending(training: Training) -> str:
-    """How an unfinished log ends, where that is known."""
+    """The end of an unfinished log, where it is known."""
     broken, launch = training.log.broken, training.launch
     cut = f"; line {broken[0]} is cut" if broken else ""
     words = f"; {launch['last_words']}" if launch.get("last_words") else ""
@@ -159,7 +159,7 @@ class Figures:
     counted_secs: float | None
     """Sum from the second iteration on, of those that are there."""
     estimated_total_secs: float | None
-    """What the total would be at the mean of those; None where the total is known, or nothing was counted."""
+    """Estimate of the total from their mean; None where the total is known, or nothing was counted."""
     samples_per_s: float | None
     """Of all GPUs, from the second iteration on: samples over time, not a mean of rates."""
     samples_per_s_per_gpu: float | None
@@ -178,13 +178,13 @@ class Judgement:
     verdict: str
     """PASS, FAIL, not comparable, unfinished, or unsound: a log that contradicts itself or its `params.txt`."""
     faults: tuple[str, ...]
-    """Why there is no total; empty where there is one."""
+    """Reasons why there is no total."""
     reasons: tuple[str, ...]
-    """Why it is not comparable; empty where it is."""
+    """Reasons why it is not comparable."""
     gpu: str
     """Name of its GPUs; "" where nobody logged it."""
     extrapolated_secs: float | None
-    """What 32 GPUs of this speed would take if each were as fast as here: an extrapolation and no result."""
+    """Extrapolation, and no result: the time of 32 GPUs that are as fast as these."""
 
     @property
     def comparable(self) -> bool:
@@ -254,7 +254,7 @@ def judge(training: Training, given: GivenFacts = NOTHING_GIVEN) -> Judgement:
 
 
 def _other_machine(world_size: int | None, gpu: str) -> list[str]:
-    """Why a total on these GPUs cannot be compared with the baseline."""
+    """Reasons why a total on these GPUs cannot be compared with the baseline."""
     baseline = f"the baseline is that of {required.BASELINE_GPUS} {required.BASELINE_GPU}"
     if world_size != required.BASELINE_GPUS:
         count = "it is not known on how many GPUs" if world_size is None else f"{_count(world_size)}"

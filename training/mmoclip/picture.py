@@ -13,7 +13,7 @@ from training.mmoclip.judgement import Judgement
 from training.mmoclip.table import short
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#767676"
-"""Of Okabe and Ito, which people who see few colours tell apart."""
+"""Colours of Okabe and Ito, suited to colour blindness."""
 DPI = 150
 THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
 

@@ -15,7 +15,7 @@ from training.mmoclip import required
 
 MODULE = "training.openclip"
 PORT = 12802
-"""Where the processes of a Slurm job meet, as in the benchmark's own job."""
+"""Port of the process group of a Slurm job, as in the benchmark's own job."""
 FIRST_HOST = "FIRST_HOST_OF_THE_ALLOCATION"
 
 
@@ -55,7 +55,7 @@ class Plan:
     flags: tuple[str, ...]
     command: tuple[str, ...]
     environment: Mapping[str, str]
-    """What is changed in ours."""
+    """Changes to ours."""
 
     @property
     def world_size(self) -> int:

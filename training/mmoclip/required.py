@@ -55,7 +55,7 @@ def flags(*, model: str = MODEL, samples: int = SAMPLES, batch_size: int = BATCH
 
 
 def differences(settings: Mapping[str, str]) -> list[str]:
-    """Why a training with these arguments is not comparable with the benchmark; empty where it is."""
+    """Reasons why a training with these arguments is not comparable with the benchmark."""
     if not settings:
         return ["the arguments of the training are not known: there is no params.txt beside the log"]
     found = []

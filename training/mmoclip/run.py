@@ -93,7 +93,7 @@ class LogProgress:
 
 
 CONSOLE = "console.log"
-"""What all processes print, of which the log holds a part."""
+"""Output of all processes."""
 RESULT, PICTURE = "result.json", "throughput.png"
 CHECKPOINT_BYTES = 5_200_000_000
 """open_clip writes one at the end: ViT-L-14's 428 million weights and two moments of each, in fp32."""
@@ -220,7 +220,7 @@ def _console(place: Path) -> Any:
 
 
 def _last_words(outcomes: Sequence[Outcome], status: int) -> str:
-    """Why a training ended; "" for a status of 0."""
+    """The reason for the end of a training; "" for a status of 0."""
     if not status:
         return ""
     failed = cause(outcomes)

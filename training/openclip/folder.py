@@ -151,7 +151,7 @@ def result_of(plan: Plan, begun: LockedFolder) -> Result:
 
 
 def _inexact(plan: Plan, folder: Path, epoch: int) -> str:
-    """Why an epoch did not have each sample once, by the recorded keys; "" where it did."""
+    """Reason why an epoch did not have each sample once, by the recorded keys; "" where it did."""
     seen: Counter[str] = Counter()
     for path in folder.glob(f"epoch-{epoch}-rank-*.txt"):
         seen.update(path.read_text(encoding="utf-8").splitlines())

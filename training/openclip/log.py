@@ -12,7 +12,7 @@ from pathlib import Path
 from core.errors import InputError
 
 MARK = "Train Epoch: "
-"""What every line of an iteration holds, also one that was cut behind it."""
+"""Part of every line of an iteration, also of an incomplete one."""
 
 _NUMBER = r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)"
 """Rates have six significant digits: 2533.71, but also `123457.` and `1.23457e+06`."""

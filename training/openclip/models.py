@@ -21,7 +21,7 @@ WEIGHTS = (".safetensors", ".bin", ".pth")
 
 OF_TRANSFORMERS = {"beta1": 0.9, "beta2": 0.98, "eps": 1e-6}
 OF_OTHERS = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
-"""What open_clip trains with (Radford et al. 2021, table 19: ViT and ResNet), if a name has "vit" in it or not."""
+"""open_clip's defaults for names with and without "vit" (Radford et al. 2021, table 19: ViT and ResNet)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

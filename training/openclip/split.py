@@ -1,4 +1,4 @@
-"""How open_clip splits shards over its processes, and whether an epoch then has each sample once.
+"""Simulates how open_clip splits shards over its processes, to tell whether an epoch has each sample once.
 
 open_clip shuffles all shards in each epoch, deals them out to the processes, and each process deals out its own to its
 loader workers. A reader, which is one loader worker of one process, gives the same number of full batches as every
@@ -83,7 +83,7 @@ class Split:
             )
             raise InputError(
                 f"--exact: {len(self.counts)} shards of {sizes} samples cannot be dealt out evenly to {self._who}, and "
-                "who gets which changes in every epoch",
+                "the assignment changes in every epoch",
                 next_step=self._other_readers() or self._other_shards(),
             )
         each = total // self.readers

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 IMAGES = frozenset({"png", "jpg", "jpeg", "webp"})
 CAPTION = "txt"
-"""What `filter_no_caption_or_no_image` of open_clip_train/data.py lets through."""
+"""As in `filter_no_caption_or_no_image` of open_clip_train/data.py."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class UsableSamples:
         return self.samples - self.used
 
     def sentence(self) -> str:
-        """Why samples are left out, for a message."""
+        """Reasons for samples that are left out, as a sentence."""
         reasons = [f"{self.without_caption:,} without a caption (.{CAPTION})"] if self.without_caption else []
         if self.extensions:
             kinds = ", ".join(f".{kind}" for kind, _ in self.extensions.most_common(5))

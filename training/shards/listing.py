@@ -21,7 +21,7 @@ from training.shards.sizes import CLASSES, classes_beside
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingOptions:
-    """How pictures are to be listed.
+    """Options of a listing.
 
     Attributes:
         classes: whose indices to use; None counts those that are found.

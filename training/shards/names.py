@@ -14,7 +14,7 @@ _LAST_NUMBER = re.compile(r"(.*?)([0-9]+)([^0-9]*(?:\.tar(?:\.[0-9a-z]+)?)?)", r
 """A name as (before, number, after): the last number, not counting the one in a suffix such as .tar.bz2."""
 
 SPECIAL = ("{", "}", ",", "::", "\\", "\n")
-"""What brace expansion and lists of shards give a meaning of their own."""
+"""Characters with a meaning in brace expansion and lists of shards."""
 
 
 class Run(NamedTuple):
@@ -85,7 +85,7 @@ def _widens(run: list[_Numbered], one: _Numbered) -> bool:
 EXAMPLE = "for example 'shards/train-{000000..000099}.tar', 'shards/*.tar' or a folder"
 
 _JOINT = re.compile(r"::(?![0-9A-Fa-f:.]*\])")
-"""What joins expressions; not the :: of an IPv6 address, as in http://[::1]:8080/."""
+"""Separator of expressions; not the :: of an IPv6 address, as in http://[::1]:8080/."""
 
 
 def parts(expression: str) -> list[str]:

@@ -137,7 +137,7 @@ class ShardPlan:
 class Plan:
     """Pictures in the order of their samples, cut into shards of equal numbers.
 
-    A shard is a fixed slice, so its bytes do not depend on who writes it, or when.
+    A shard is a fixed part of the order, so its bytes do not depend on the process that writes it.
     """
 
     layout: Layout
@@ -153,7 +153,7 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        """How many."""
+        """Number of shards."""
         return -(-len(self.order) // self.layout.samples_per_shard)
 
     @property

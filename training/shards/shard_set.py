@@ -15,7 +15,7 @@ from training.shards.names import contract, expand, folder_of, name_of, parts
 from training.shards.sizes import CLASSES, SIZES, sizes_beside
 
 RECORD = "conversion.json"
-"""How the record of a conversion is called, behind the name of its shards."""
+"""End of the file name of a conversion's record, after the name of its shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,10 +26,10 @@ from training.shards.shard_set import missing_shards
 from training.shards.sizes import SIZES, classes_beside, rendered, sizes_beside
 
 SHOWN = 20
-"""Violations of a kind that a shard tells of; the others are counted."""
+"""Violations of a kind that are listed for a shard; all are counted."""
 
 EXPECTED = ("cls", "txt")
-"""What all samples have, or none."""
+"""Members that all samples have, or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from training.shards.pictures import Listing, Picture
 from training.shards.plan import ShardPlan
 
 OWNER = "bigdata"
-"""User and group of every member, as webdataset has it: not those of whoever converts."""
+"""User and group of every member, as in webdataset's archives."""
 
 MODE = 0o444
 
@@ -154,7 +154,7 @@ def _content(root: str, name: str, size: int) -> bytes:
         raise InputError(
             f"{path}: has {len(data):,} bytes, and had {size:,} when the conversion began",
             code="source_changed",
-            next_step="let who writes it finish, then run the same command again",
+            next_step="wait until it is written, then run the same command again",
         )
     return data
 

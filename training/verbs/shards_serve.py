@@ -59,7 +59,7 @@ def command(folder: str, host: str, port: int) -> None:
 
 
 def _said(url: str, folder: str) -> list[str]:
-    """Where the server listens, and what it has to give."""
+    """The address of the server, and expressions for its shards."""
     from training.shards.names import contract
 
     names = sorted(name for name in os.listdir(folder) if name.endswith(".tar") and not name.startswith("."))
