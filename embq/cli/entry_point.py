@@ -19,48 +19,14 @@ from core.service.log import Events, is_json
 from core.settings import child_environment
 from embq.cli.lazy_group import LazyGroup
 
-_OPTION = "--broker"
-
-
-def hide_broker_password(arguments: Sequence[str]) -> None:
-    """Restart this command if --broker holds a password, so that `ps` does not show it.
-
-    The URL goes into EMBQ_BROKER_URL, which only this user can read; on the command line its password is masked, and
-    `embq.cli.options.settings_with` replaces that by the variable. Returns if there is no password.
-
-    Args:
-        arguments: of the command, without its name.
-    """
-    shown, url = list(arguments), ""
-    for at, argument in enumerate(arguments):
-        name, given, value = argument.partition("=")
-        if argument == _OPTION and at + 1 < len(arguments):
-            shown[at + 1], url = _hidden(arguments[at + 1], url)
-        elif name == _OPTION and given:
-            hidden, url = _hidden(value, url)
-            shown[at] = f"{_OPTION}={hidden}"
-    if shown == list(arguments):
-        return
-    # What Python was started with besides: the script, or -m embq, and its own options.
-    own = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(sys.executable, [sys.executable, *own, *shown], child_environment(EMBQ_BROKER_URL=url))
-
-
-def _hidden(value: str, before: str) -> tuple[str, str]:
-    """(what may be shown of it, the URL to keep): the last one with a password counts, as of options given twice."""
-    return (masked(value), value) if masked(value) != value else (value, before)
-
-
 VERBS = {
     "run": "Embed inputs on this machine, from start to finish.",
     "enqueue": "Plan a run and hand it to resident workers.",
     "pause": "Pause a run.",
     "resume": "Continue an interrupted, paused or cancelled run.",
     "cancel": "Cancel a run; committed rows stay.",
-    "search": "Search an index for the nearest rows to a text, an image or a vector.",
-    "status": "Show the progress of a run, or everything a broker knows.",
+    "search": "Search an index by a text, an image or a vector.",
+    "status": "Show the progress of a run, or of all that a broker knows.",
     "verify": "Re-read inputs and outputs, and check every invariant.",
     "export": "Write committed rows as files for other tools.",
     "index": "Build a search index with a given recall.",
@@ -195,3 +161,37 @@ def show_error(error: EmbqError) -> None:
 def _lines(text: str) -> str:
     """Text from elsewhere, with control characters escaped line by line."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+_OPTION = "--broker"
+
+
+def hide_broker_password(arguments: Sequence[str]) -> None:
+    """Restart this command if --broker holds a password, so that `ps` does not show it.
+
+    The URL goes into EMBQ_BROKER_URL, which only this user can read; on the command line its password is masked, and
+    `embq.cli.options.settings_with` replaces that by the variable. Returns if there is no password.
+
+    Args:
+        arguments: of the command, without its name.
+    """
+    shown, url = list(arguments), ""
+    for at, argument in enumerate(arguments):
+        name, given, value = argument.partition("=")
+        if argument == _OPTION and at + 1 < len(arguments):
+            shown[at + 1], url = _hidden(arguments[at + 1], url)
+        elif name == _OPTION and given:
+            hidden, url = _hidden(value, url)
+            shown[at] = f"{_OPTION}={hidden}"
+    if shown == list(arguments):
+        return
+    # What Python was started with besides: the script, or -m embq, and its own options.
+    own = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *own, *shown], child_environment(EMBQ_BROKER_URL=url))
+
+
+def _hidden(value: str, before: str) -> tuple[str, str]:
+    """(what may be shown of it, the URL to keep): the last one with a password counts, as of options given twice."""
+    return (masked(value), value) if masked(value) != value else (value, before)
