@@ -1,4 +1,4 @@
-"""What a worker process works with, whatever it serves: its orders, its settings, and what it shares with others."""
+"""Options of a worker process, and the objects that all of its services share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from worker.supervisor.report_pipe import Report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """What the supervisor asks of a worker process.
+    """Command-line options of a worker process, set by the supervisor.
 
     Attributes:
         name: worker name, unique for ever.
@@ -53,13 +53,13 @@ class WorkerOptions:
 
     @property
     def torch_device(self) -> str:
-        """What torch calls the device in this process, which sees no other GPU: see `worker.supervisor.slot`."""
+        """Name of the device in torch: this process sees no other GPU, see `worker.supervisor.slot`."""
         return "cuda:0" if self.device.startswith("cuda") else self.device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """One worker process, as seen by what it serves.
+    """The objects of one worker process that its services share.
 
     Attributes:
         stopped: whether the process is to end.
@@ -78,9 +78,7 @@ class WorkerContext:
     locality: InputLocality
 
     def connect(self, answer_s: float = ANSWER_S) -> redis.Redis:
-        """A client of its own for the caller, who closes it. It waits for a broker that is away.
-
-        It gives up where begun units have no more time to be finished in.
+        """A new client, which the caller closes. It waits for an unreachable broker until the drain timeout has passed.
 
         Args:
             answer_s: how long one answer may take.

@@ -1,4 +1,4 @@
-"""The process that does index units for a worker: faiss is in it and nowhere else, and its memory goes with it."""
+"""Child process that does index units for a worker, so that faiss and its memory stay out of the worker."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from worker.index_child import IndexChild
 from worker.meter.progress_board import Span
 
 LOOK_S = 0.25
-"""How long an answer is waited for at once; a request to stop is seen no earlier than after that."""
+"""Time to wait for an answer at once; a request to stop is noticed only after it."""
 IDLE_S = 1.0
 """After so long without a unit or a hint, the scheduler is asked whether something else has work."""
 REPORT_S = 1.0

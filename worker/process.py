@@ -1,4 +1,4 @@
-"""One worker process: one device, one loaded model at a time, until there is nothing to do or something breaks.
+"""Entry point of a worker process: serves one device, with one loaded model at a time.
 
 Started by `worker.supervisor`: options come as arguments, the address of the broker by the environment.
 """
@@ -61,7 +61,7 @@ def run(options: WorkerOptions, settings: Settings, stopped: StopFlag, report: R
 
 
 def _serve(context: WorkerContext) -> None:
-    """Turn after turn: each gives the one that comes after it, or None where the next has to be waited for."""
+    """Serve turn after turn; each service gives the next turn, or None where it has to be waited for."""
     turn: Turn | None = None
     while not context.stopped():
         if turn is None:
@@ -80,7 +80,7 @@ def _serve(context: WorkerContext) -> None:
 
 
 def _serve_model(context: WorkerContext, turn: Turn, model: ModelConfig) -> Turn | None:
-    """Load a model and serve the runs that use it; where it cannot be loaded, this process is never asked again."""
+    """Load a model and serve the runs that use it; refuse for good a model that cannot be loaded."""
     began = time.monotonic()
     context.report.say(LOADING)
     PATHS.clear()
@@ -90,7 +90,7 @@ def _serve_model(context: WorkerContext, turn: Turn, model: ModelConfig) -> Turn
     except ModelError as error:
         if context.options.run or (context.options.guest and error.code == DEVICE_FULL):
             raise
-        # What one user misspelt must not end the workers of all the others.
+        # A misspelt model of one user must not end the workers of all others.
         context.scheduler.refuse(turn)
         log.error("model_refused", model=model.spec, code=error.code, why=error.message, next=error.next_step)
         context.report.refuse(model.spec, f"{error.message}; {error.next_step}", error.code)
@@ -126,7 +126,7 @@ def main() -> None:
     leave_out_pandas()
     stopped = StopFlag()
     stopped.install()
-    # For the supervisor, which asks a process that is stuck where: this handler needs no interpreter.
+    # The supervisor asks a stuck process for its stacks; this handler works without the interpreter.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     report = Report(options.report_fd)
     shared_by(options.siblings)

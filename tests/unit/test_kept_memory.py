@@ -90,9 +90,9 @@ def test_a_process_leaves_out_what_the_one_before_it_died_with() -> None:
     def process(status: int, *paths: str) -> bool:
         """Whether it had expandable segments."""
         environment = memory.begin("cuda:0", {})
-        memory.told([])
-        memory.told(paths)
-        memory.ended(status)
+        memory.record_paths([])
+        memory.record_paths(paths)
+        memory.record_end(status)
         return bool(environment)
 
     assert process(0, "flat")

@@ -1,7 +1,7 @@
-"""How many units a worker claims: seconds of work by its own pace, and at the end of a run only what it finishes first.
+"""Decides how many units a worker claims.
 
-One rule. A worker claims further units while it is through with those in hand in less than some seconds, and in less
-than half of what is left of the run. It leaves the last units to workers that have them done earlier (`makespan`).
+One rule: a worker claims further units while it finishes those in hand within some seconds, and within half of the time
+that is left of the run. It leaves the last units to workers that finish them earlier (`makespan`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ where samples are sorted by length, which wants a window of them."""
 FETCH_AHEAD_S = 30.0
 """The same, where whole files come from far; such units are not begun, and an idle worker may still take them."""
 LEAST_AHEAD_S = 0.1
-"""What is in hand however near the end is: less, and a fast device would wait for its next unit."""
+"""Least work in hand, however near the end is: with less, a fast device would wait for its next unit."""
 UNITS_AHEAD, WINDOWS_AHEAD, MOST_AHEAD = 64, 2, 1024
 """Units in hand: that many, or as many as fill so many windows, but never more than the last."""
 PULL = 32
@@ -58,7 +58,7 @@ class ClaimPolicy:
         embedder: its batch size and window bound the samples in hand.
 
     Attributes:
-        enough: `room` has just said 0 because of what is in hand, not because there is nothing to be had.
+        enough: the last `room` was 0 because of the units in hand, not because none wait.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class ClaimPolicy:
 
     @property
     def rest_s(self) -> float:
-        """Seconds after which to ask for `room` again, which has just said 0."""
+        """Seconds after which to ask for `room` again, after it was 0."""
         return min(REST_MOST_S, max(REST_LEAST_S, self._ahead_s / RESTS))
 
     @property
     def tail(self) -> bool:
-        """Whether nothing is left that nobody holds."""
+        """Whether no unclaimed unit is left."""
         return not self.left
 
     def room(self) -> int:
@@ -139,7 +139,7 @@ class ClaimPolicy:
         return max(0 if held else 1, units)
 
     def fits(self, units: Sequence[Unit]) -> int:
-        """How many of the units that are to be had to claim, in their order; the first in any case.
+        """Number of the given units to claim, in their order; at least the first.
 
         `room` took all for units of usual size; these are seen.
         """
@@ -157,7 +157,7 @@ class ClaimPolicy:
         self.left = max(0, self.left - 1)
 
     def describe(self) -> dict[str, Any]:
-        """What the other workers must know: seconds of work in hand, and for a unit."""
+        """Fields of the report for other workers: seconds of work in hand, and seconds per unit."""
         ahead_s, unit_s = self.throughput.ahead_s(self.leases.snapshot()), self.throughput.unit_s
         if ahead_s is None or unit_s is None:
             return {}
@@ -174,15 +174,15 @@ class ClaimPolicy:
         return max(0, min(MOST_AHEAD, most) - held)
 
     def _end_s(self, own: WorkerSpeed) -> float:
-        """Seconds until everything is done that nobody holds; of nothing, until a unit that may yet come is done."""
+        """Seconds until every unclaimed unit is done; where there is none, until one that may yet come is done."""
         now = self._clock()
         if now >= self._look_at:
             self.left = self.client.llen(self._queue.key) + units_unclaimed(self.client, self.runs())
             self._others = [
-                WorkerSpeed(ahead_s=max(0.0, said["ahead_s"] - age_s), unit_s=said["unit_s"])
-                for said, _, age_s in WORKER_REPORTS.heard(self.client, within_s=SILENT_S)
-                if said["name"] != self.name and said.get("model") == self.model.spec
-                if "ahead_s" in said and "unit_s" in said
+                WorkerSpeed(ahead_s=max(0.0, report["ahead_s"] - age_s), unit_s=report["unit_s"])
+                for report, _, age_s in WORKER_REPORTS.heard(self.client, within_s=SILENT_S)
+                if report["name"] != self.name and report.get("model") == self.model.spec
+                if "ahead_s" in report and "unit_s" in report
             ]
             self._looked_at = now
         since_s = now - self._looked_at
@@ -213,7 +213,7 @@ STEPS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpeed:
-    """What a worker has in hand, and how fast it is.
+    """Work in hand and speed of one worker.
 
     Attributes:
         ahead_s: seconds until it is through with what it holds.
@@ -230,7 +230,7 @@ class WorkerSpeed:
 
 
 def makespan(left: int, workers: Sequence[WorkerSpeed]) -> float:
-    """Seconds until `left` units that nobody holds can be done, where each goes to whoever finishes it first.
+    """Seconds until `left` unclaimed units can be done, where each goes to the worker that finishes it first.
 
     The earliest time by which the workers, of which there is one at least, get so many further units done.
     """

@@ -34,7 +34,7 @@ class Heartbeat(threading.Thread):
     no lease is extended. The supervisor sees the same and replaces the process; without one, the leases lapse.
 
     Args:
-        client: a patient client used by nobody else.
+        client: a patient client that no other thread uses.
         describe: fields about the process for `embq status`, and for other workers.
         tail: whether nothing of the run is left to claim; then it beats as often as it reports, so that what others
             have done meanwhile is not done here as well.

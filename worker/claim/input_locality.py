@@ -1,7 +1,7 @@
-"""Which inputs this machine has. A unit whose input is not here is left to the machines that may have it.
+"""Leaves units whose input is not on this machine to the machines that may have it.
 
-Machines that share no storage know different files by one name, or have them not at all: what a laptop has sent stands
-on the writer's machine alone. That a file is missing is a failure of its unit only where nobody else may have it.
+Machines without shared storage may lack a file, such as an upload, which only the writer's machine has. A missing file
+is a failure of its unit only where no other machine may have it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from core.units import Unit
 from sources.unit_reader import is_here
 
 FIRST_REST_S, LONGEST_REST_S = 0.5, 15.0
-"""So long does a process that has left a unit to others take no more; twice as long with each further one."""
+"""Pause of a process after it has left a unit to others; doubled with each further one."""
 ASIDE_S = 30.0
-"""So long is a run with such a unit said to be none of ours. Longer than the longest rest, so that those who ask
-meanwhile know it, and not for ever: storage may be mounted later, and the others may go."""
+"""Time for which a run with such a unit is reported as unseen. Longer than the longest pause, so that other workers
+learn of it, but limited: storage may be mounted later, and the other machines may leave."""
 
 _log = Events("worker")
 
 
 class InputLocality:
-    """What one worker process knows of where inputs are. For one thread.
+    """Knowledge of one worker process about the location of inputs. For one thread.
 
     Args:
         client: a patient client.
@@ -96,7 +96,7 @@ class InputLocality:
         return {run: source for run, (_, source) in list(self._left.items()) if self.is_aside(run)}
 
     def _others(self, run: str, model: str) -> list[str]:
-        """Machines with workers that may serve a run, and have not said that its inputs are not there."""
+        """Machines with workers that may serve a run, and have not reported that its inputs are missing."""
         blind = {worker.get("host") for worker in live_workers(self._client) if run in worker.get("unseen", ())}
         hosts = {
             service.host

@@ -26,7 +26,7 @@ from core.queue.hints import AnyHint, HintJob
 
 WORKER_TTL_S = 60
 BLOCK_S = 0.25
-"""How long the broker is asked to wait for a hint; a request to stop is seen no earlier than after that."""
+"""Time that the broker blocks for a hint; a request to stop is noticed only after it."""
 HEARTBEAT_S = 5.0
 
 H = TypeVar("H", bound=AnyHint)

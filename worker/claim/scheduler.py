@@ -1,6 +1,6 @@
-"""Which model a worker process serves, and for how long: looks for work, and takes turns with the other models.
+"""Decides which model a worker process serves, and for how long, by fair queueing among models.
 
-An index that is being built is work of the same kind, with a queue and a share of the workers' time of its own.
+The build of an index is scheduled as a model is, with a queue and a share of the workers' time of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from core.service.log import Events
 
 POLL_S = 0.3
 Work = ModelConfig | IndexBuild
-"""What a process serves: a model, or the build of an index. Each has a queue."""
+"""Work of a process: a model, or the build of an index. Each has a queue."""
 
 log = Events("worker")
 
@@ -52,7 +52,7 @@ class Turn:
 
 @dataclass(slots=True)
 class _Look:
-    """What the broker says of the runs that may be served.
+    """The runs that may be served, as the broker knows them.
 
     Attributes:
         done: the runs that are over.
@@ -176,7 +176,7 @@ class Scheduler:
         return Turn(models[key], weights[models[key]], self.slice_s) if key else None
 
     def _swap(self, change: Callable[[VirtualTimes], tuple[VirtualTimes, Any]]) -> Any:
-        """Change the virtual times as if nobody else did so at the same moment; gives the second that `change` gave."""
+        """Change the virtual times atomically (compare and swap); gives the second value of `change`."""
         while True:
             there = cast("bytes | None", self.client.get(TURNS)) or b""
             turns, result = change(VirtualTimes.from_json(there))
@@ -197,12 +197,12 @@ class Scheduler:
                 pipe.xlen(run_key(run, "res"))
             for key in keys:
                 pipe.llen(hints.hint_queue(self.client, key).key)
-            said = pipe.execute()
+            answers = pipe.execute()
         count = len(served)
-        hints_of = dict(zip(keys, said[3 * count :], strict=True))
+        hints_of = dict(zip(keys, answers[3 * count :], strict=True))
         look = _Look()
         for (run, work), values, hinted, results in zip(
-            served, said[: 3 * count : 3], said[1 : 3 * count : 3], said[2 : 3 * count : 3], strict=True
+            served, answers[: 3 * count : 3], answers[1 : 3 * count : 3], answers[2 : 3 * count : 3], strict=True
         ):
             backlog = Backlog.of(run, values)
             if isinstance(work, IndexBuild):
@@ -241,7 +241,7 @@ class TurnClock:
     """Slice follows slice until no run needs what is served, or until it is another one's turn.
 
     Args:
-        turn: the right to serve; what is spent of it is told to the scheduler.
+        turn: the right to serve; the time spent of it is reported to the scheduler.
         stopped: whether the process is to end.
 
     Attributes:

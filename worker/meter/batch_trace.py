@@ -1,6 +1,6 @@
-"""What a device did and when, as a file that can be drawn: one line of JSON for each batch.
+"""Trace of the batches of a device: one line of JSON for each batch.
 
-Only where EMBQ_TRACE names a folder; each worker process writes a file of its own there, `<worker name>.jsonl`.
+Written where EMBQ_TRACE names a folder: a file `<worker name>.jsonl` for each worker process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What limits a worker now, and over its whole time: one plain verdict, and the shares that it follows from."""
+"""Identifies the bottleneck of a worker, now and over its whole time, with the shares of time behind the verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.meter.meter import Meter
 from worker.meter.stage_times import STAGES, Cause, Spent
 
 WINDOW_S = 10.0
-"""Of so long a time before now the shares are told: a worker that speeds up or slows down says so soon after."""
+"""Window of the current shares, so that a change of speed shows soon."""
 LEAST_S = 1.0
 """A verdict before that would be one over the first chunks of the first unit."""
 MOST_WAIT = 0.1
@@ -25,7 +25,7 @@ CLEAR_LEAD = 0.1
 
 
 def verdict(causes: Mapping[str, float], before: str = "") -> str:
-    """What limits a worker, in one word: the device, unless it waits; else what it waits for most.
+    """The bottleneck in one word: the device, unless it waits; else the cause of most waiting.
 
     Args:
         causes: what held it up -> its part of the time; they add up to 1. "device" is the time that it was at work.
@@ -46,7 +46,7 @@ def cores_needed(*, cores_used: float, device_per_s: float, comes_per_s: float) 
 
 
 class Bottleneck:
-    """Says every second what limits this worker. For one thread.
+    """Identifies every second what limits this worker. For one thread.
 
     Args:
         modalities: of the model, which say whether preparing is decoding or tokenising.
@@ -72,7 +72,7 @@ class Bottleneck:
         self._verdict = ""
 
     def look(self) -> dict[str, Any]:
-        """What the worker reports of it, see the table of `limit_detail` in docs/operations.md."""
+        """Fields for the report of the worker, see the table of `limit_detail` in docs/operations.md."""
         now, spent, tokens = self._clock(), self._meter.times.spent(), self._meter.tokens
         self._looks.append((now, spent, tokens))
         while len(self._looks) > 2 and now - self._looks[1][0] >= WINDOW_S:
@@ -88,18 +88,18 @@ class Bottleneck:
                 "threads": self._meter.times.threads,
                 "cores": self._cores,
                 "decode": self._decode,
-                # For who adds it up: not rounded to shares, so that it never becomes less.
+                # In seconds, for sums over workers: they never decrease, which rounded shares would.
                 "spent": {
                     stage: {state: round(seconds, 2) for state, seconds in states.items()}
                     for stage, states in spent.stages.items()
                 },
-                "late": self._told(late, self._verdict, tokens - tokens_first),
-                "whole": {"limit": whole, **self._told(spent, whole, tokens)},
+                "late": self._fields(late, self._verdict, tokens - tokens_first),
+                "whole": {"limit": whole, **self._fields(spent, whole, tokens)},
             },
         }
 
-    def _told(self, spent: Spent, limit: str, tokens: int) -> dict[str, Any]:
-        told: dict[str, Any] = {
+    def _fields(self, spent: Spent, limit: str, tokens: int) -> dict[str, Any]:
+        fields: dict[str, Any] = {
             "seconds": round(spent.seconds, 2),
             "causes": {cause: round(share, 3) for cause, share in self._shares(spent).items()},
             "stages": {
@@ -109,13 +109,13 @@ class Bottleneck:
         device = self._meter.device_per_s()
         if limit == self._preparing and device is not None and tokens > 0:
             threads = self._meter.times.threads * spent.shares("prepare")["busy"]
-            told["cores_needed"] = cores_needed(
+            fields["cores_needed"] = cores_needed(
                 cores_used=min(threads, float(self._cores)),
                 device_per_s=device.per_s,
                 comes_per_s=tokens / spent.seconds,
             )
-            told["cores_exact"] = device.full
-        return told
+            fields["cores_exact"] = device.full
+        return fields
 
     def _shares(self, spent: Spent) -> dict[str, float]:
         named: dict[Cause, str] = {"preparing": self._preparing}

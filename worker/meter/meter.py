@@ -196,7 +196,7 @@ class Meter:
 
 
 class _Cost(NamedTuple):
-    """What some units of one kind cost, and how large they were; later ones count more."""
+    """Tokens and bytes of recent units of one kind; later ones count more."""
 
     tokens: float
     bytes: float
@@ -244,7 +244,7 @@ class Throughput:
                 self._count(unit.expected)
 
     def unit_read(self, samples: int) -> None:
-        """Count the samples of a unit of which only reading told how many it has."""
+        """Count the samples of a unit whose number was unknown before it was read."""
         with self._lock:
             self._count(samples)
 
@@ -292,7 +292,7 @@ class Throughput:
             return None if rate is None or tokens is None else tokens / rate
 
     def ahead_s(self, held: Iterable[LeasedUnit]) -> float | None:
-        """Seconds until the device is through with units; None where that cannot be told yet."""
+        """Seconds until the device has finished units; None where that is not known yet."""
         left = 0.0
         with self._lock:
             rate = self._per_s()

@@ -1,8 +1,8 @@
-"""What each thread of a worker process has in hand, and since when, where its supervisor can read it.
+"""Watchdog board: the step and units of each thread of a worker process, in memory shared with its supervisor.
 
-Shared memory, because it must tell about a process that is stuck, even in a call that holds the interpreter's lock, and
-about one that is dead. A step that does not advance for too long is a hang, however long its unit takes as a whole; and
-of a process that died, the units that were in hand are to blame, and no others.
+The memory remains readable when the process hangs, even in a call that holds the interpreter's lock, and after it died.
+A step that does not advance for too long is a hang, however long its whole unit takes. Of a process that died, only
+the units in hand are charged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from core.errors import DeviceFullError, InputError, OutputError
 
 THREADS = 128
-"""Most threads of one process that are told apart; more share the last place, and are seen less exactly."""
+"""Threads of one process with a place of their own; further ones share the last place, and are seen less exactly."""
 PLACE_BYTES = 16 * 1024
 """Room of one thread: about 200 units, as many as one batch of very small ones holds."""
 _HEAD = struct.Struct("<ddI12s")
@@ -53,7 +53,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InHand:
-    """What a thread works on.
+    """The step of one thread.
 
     Attributes:
         since: monotonic seconds at which the step began or last advanced.
@@ -72,7 +72,7 @@ class ProgressBoard:
     """The shared memory of one worker process.
 
     Args:
-        descriptor: of the memory that the supervisor made; -1 for a private one that nobody else reads.
+        descriptor: of the memory that the supervisor made; -1 for private memory.
     """
 
     def __init__(self, descriptor: int = -1) -> None:
@@ -102,14 +102,14 @@ class ProgressBoard:
             self._memory[:] = bytes(len(self._memory))
 
     def expect(self, stage: str, seconds: float) -> None:
-        """Say how long a step of a stage may well take, before there has been one."""
+        """Set how long a step of a stage may take, before there has been one."""
         self._longest_s[stage] = max(seconds, self._longest_s.get(stage, 0.0))
 
     @contextmanager
     def step(self, stage: str, units: Iterable[Span] = ()) -> Iterator[None]:
-        """Say that this thread has `units` in hand until the block ends.
+        """Show that this thread has `units` in hand until the block ends.
 
-        An error that ends the process leaves what it said, so that the supervisor can see whom to blame.
+        After an error that ends the process, the step remains, so that the supervisor can charge the units in hand.
         """
         place = self._place()
         text = "\n".join(f"{token} {u} {first} {last}" for token, u, first, last in units).encode()
@@ -152,7 +152,7 @@ class ProgressBoard:
             thread.join()
 
     def advance(self) -> None:
-        """Say that this thread's step gets on; does nothing outside of one."""
+        """Show that this thread's step advances; does nothing outside of one."""
         place = self._place()
         since, *rest = _HEAD.unpack_from(self._memory, place)
         if since:
@@ -173,7 +173,7 @@ class ProgressBoard:
     # --- the supervisor, and the heartbeat ---
 
     def in_hand(self) -> list[InHand]:
-        """What every thread has in hand now, or had when the process died."""
+        """The steps of all threads now, or when the process died."""
         found = []
         for place in range(0, THREADS * PLACE_BYTES, PLACE_BYTES):
             since, longest_s, length, stage = _HEAD.unpack_from(self._memory, place)

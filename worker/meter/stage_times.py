@@ -1,6 +1,6 @@
-"""What each stage of a worker does at every moment: works, waits for input, or cannot hand on what it has.
+"""Time of each stage of a worker by state: busy, starved (waiting for input) or blocked (the next stage has no room).
 
-Counted where it happens and as it changes, so nothing is sampled, and no moment is counted twice.
+Every change of state is timed, so nothing is sampled, and no moment counts twice.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ STAGES: tuple[Stage, ...] = ("read", "prepare", "embed", "publish")
 STATES: tuple[State, ...] = ("busy", "starved", "blocked")
 """At work; waiting for input; waiting for the stage behind to have room. The rest of the time goes by in between."""
 CAUSES: tuple[Cause, ...] = ("writer", "publishing", "device", "preparing", "reading", "work")
-"""What holds a worker up, from its end to its beginning; "work" is that there are no units to be had."""
+"""Causes of waiting, from the last stage to the first; "work" is that no units are available."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Where time went since the first unit was claimed.
+    """Time spent since the first unit was claimed.
 
     Attributes:
         seconds: all of it.
@@ -55,7 +55,7 @@ class Spent:
 
 
 def cause_of(*, read: State, queued: bool, all_preparing: bool, embed: State, publish: State) -> Cause:
-    """What holds a worker up in one moment: the device while it works, and else what it waits for.
+    """The cause that limits a worker in one moment: the device while it computes, else what the device waits for.
 
     Results that find no room come first: the room is large, so it fills up only where the writer is slower than all
     before it.
@@ -144,7 +144,7 @@ class StageTimes:
                 self._preparing -= 1
 
     def spent(self) -> Spent:
-        """Where the time went until now."""
+        """Time spent until now."""
         with self._lock:
             self._count()
             stages = {stage: dict(states) for stage, states in self._spent.items()}

@@ -1,4 +1,4 @@
-"""Forward passes from what waits: texts of like length together, each pass within what the device can hold.
+"""Forms forward passes from waiting samples: texts of similar length together, each pass within the device's memory.
 
 Samples are gathered to a window, which is sorted by length and cut into forward passes, longest first. The longer the
 window, the less padding; the shorter it is, the less work a slow device holds. So it is bounded by samples, and by the
@@ -56,7 +56,7 @@ class Batcher:
         threads: that prepare samples.
 
     Attributes:
-        room: the tokens that a pass may have now; who runs the passes tells it how they went.
+        room: budget of a pass; it is updated by the code that runs the passes.
     """
 
     def __init__(self, embedder: Embedder, throughput: Throughput, *, threads: int = 1) -> None:
@@ -88,7 +88,7 @@ class Batcher:
 
     @property
     def samples_ahead(self) -> int:
-        """How many samples should wait behind the window."""
+        """Number of samples that should wait behind the window."""
         embedder = self._embedder
         rows_per_s = self._throughput.rows_per_s
         if rows_per_s is None:
@@ -123,7 +123,7 @@ class Batcher:
         return 0 < self.room.tokens <= 2 * embedder.cost([entry.tokens for entry in batch])
 
     def _window(self) -> int:
-        """How many of those that wait are a window; 0 where they are too few for one."""
+        """Number of waiting samples that form a window; 0 where they are too few."""
         embedder = self._embedder
         most = max(embedder.window, embedder.batch_size)
         if not embedder.token_budget:
@@ -146,7 +146,7 @@ class Batcher:
 
 
 SHRINK = 0.75
-"""What is left of the budget when a pass did not fit; that pass itself is done in halves."""
+"""Factor of the budget after a pass that did not fit; that pass itself is done in halves."""
 
 
 GROWTH, CLEAN_PASSES = 1.1, 100

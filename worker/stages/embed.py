@@ -1,4 +1,4 @@
-"""The embed stage: prepared samples in, vectors out, in passes that span units. Only its thread uses the device."""
+"""The embed stage: embeds prepared samples in passes that span units. Only its thread uses the device."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class EmbedStage:
 
     @property
     def waiting_state(self) -> State:
-        """What this stage is in while its thread waits for input: at work as long as the device is."""
+        """State of this stage while its thread waits for input: "busy" while the device computes."""
         under_way = [flight.vectors for flight in self._in_flight if isinstance(flight.vectors, PendingVectors)]
         for vectors in under_way:
             if vectors.over_at is None and vectors.is_over():
@@ -76,7 +76,7 @@ class EmbedStage:
 
     @property
     def samples_ahead(self) -> int:
-        """How many samples should wait for this stage."""
+        """Number of samples that should wait for this stage."""
         return self._batcher.samples_ahead
 
     def take(self, item: Chunk | EndOfUnit) -> None:
@@ -174,7 +174,7 @@ class EmbedStage:
 
     @contextmanager
     def _at_work(self, batch: Batch = ()) -> Iterator[None]:
-        """Say what the device has in hand, and count the time."""
+        """The embed stage with a batch, and all passes in flight, in hand."""
         in_hand = [*batch, *(entry for flight in self._in_flight for entry in flight.batch)]
         with self.meter.stage("embed", _parts(in_hand)):
             yield

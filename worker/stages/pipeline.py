@@ -30,10 +30,10 @@ BYTES_AHEAD = 256 * 1024 * 1024
 UNITS_AHEAD, ROWS_AHEAD = 1_000, 50_000
 """Between device and broker: a batch may complete many small units or one large one; 50,000 rows are about 80 MB."""
 LINGER_S = 0.005
-"""How long a partial batch waits for more samples before the idle device takes it as it is."""
+"""Time that a partial batch waits for more samples before the idle device takes it."""
 PREPARING_S = 0.05
-"""How long it waits where more samples are being prepared, so where preparing is what limits: a pass costs the CPU some
-milliseconds however few samples it has, and small passes would take them from the threads that prepare."""
+"""The same while more samples are being prepared, so where preparing is the bottleneck: each pass costs the CPU some
+milliseconds, which small passes would take from the threads that prepare."""
 POLL_S = 0.2
 
 Item = TypeVar("Item")

@@ -1,4 +1,4 @@
-"""The publish stage: a complete unit becomes a result that the writer can take."""
+"""The publish stage: encodes complete units and sends them to the writer."""
 
 from __future__ import annotations
 
@@ -190,5 +190,5 @@ def shares_storage(output: str, nonce: str) -> bool:
 
 
 def _place(sample: Sample) -> tuple[int, int]:
-    """Where a row stands among those of its unit."""
+    """Sort key of a row among those of its unit."""
     return sample.ordinal, 0 if sample.passage is None else sample.passage.number

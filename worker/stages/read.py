@@ -1,4 +1,4 @@
-"""The read stage: claimed units in, chunks of samples out, decoding and tokenising already under way in threads."""
+"""The read stage: turns claimed units into chunks of samples, which threads decode and tokenise."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHUNK_SAMPLES = 32
 """Samples prepared by one thread at a time: large enough to hide the hand-over, small enough to spread one unit."""
 
 CAREFUL_POLL_S = 0.0005
-"""How often the reader of a suspect unit looks whether its last sample has been dealt with."""
+"""Poll interval of the reader of a suspect unit, until its last sample is done."""
 
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Pauses before a unit is read again when storage does not answer: a minute in all, then the attempt has failed."""
@@ -44,9 +44,9 @@ CUT_TEXT_FACTOR = 6
 
 
 class Chunk:
-    """Some samples of a unit on their way: of each what is to be embedded, or why it cannot be.
+    """Prepared samples of a unit, or for each the reason why it cannot be embedded.
 
-    It does not hold the samples as they were read, which with images of megabytes would be more than all the rest.
+    The samples as they were read are not held: encoded images take megabytes.
 
     Args:
         text_factor: bytes that a character of a text takes.
@@ -138,7 +138,7 @@ class ReadStage:
             pause = next(pauses, None)
             if error is None or not error.transient or count or pause is None or work.lost:
                 break
-            # Storage is away: wait here, where nobody's unit is to blame, before giving the unit up.
+            # Storage is away: wait here, because no unit is to blame, before giving the unit up.
             self.log.warning("storage_away", source=work.unit.source, why=error.message, retry_s=pause)
             self._pause(pause)
         self.hand_on(EndOfUnit(work, count, error))
@@ -234,7 +234,7 @@ class ReadStage:
 
 
 def _seen(sample: Sample) -> Sample:
-    """A sample that waits for the device: nobody looks at its image again."""
+    """A sample that waits for the device, without its image, which is not needed again."""
     return sample if sample.image is None else replace(sample, image=None)
 
 
@@ -278,7 +278,7 @@ class EncodedAhead:
             self._held += size
 
     def give_back(self, size: int) -> None:
-        """What took so many bytes is decoded, or never will be."""
+        """Free the bytes of a chunk that is decoded or cancelled."""
         with self._changed:
             self._held -= size
             self._changed.notify_all()

@@ -1,5 +1,4 @@
-"""The GPUs of this machine, found by NVML, which makes no CUDA context: one would outlive every worker in the
-supervisor."""
+"""Finds the devices of this machine with NVML, which makes no CUDA context in the supervisor."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ class Gpu:
     Attributes:
         number: N of "cuda:N", its place among the visible ones.
         visible: value of CUDA_VISIBLE_DEVICES with which a process sees this device alone, as its cuda:0.
-        name: its model, such as "NVIDIA H100 PCIe"; "" where nobody knows.
+        name: its model, such as "NVIDIA H100 PCIe"; "" where it is unknown.
         capability: (major, minor) of what it computes; None where it is unknown, as for ROCm.
         architecture: of an AMD GPU, such as "gfx942:sramecc+:xnack-"; else "".
         memory_bytes: that it has; 0 where it is unknown.
@@ -173,9 +172,9 @@ def handles(library: Any) -> Iterator[tuple[int, Any]]:
             yield index, library.nvmlDeviceGetHandleByIndex(index)
 
 
-def text_of(said: Any) -> str:
-    """What NVML says: older bindings say it in bytes."""
-    return said.decode() if isinstance(said, bytes) else str(said)
+def text_of(text: Any) -> str:
+    """A text of NVML, which older bindings give as bytes."""
+    return text.decode() if isinstance(text, bytes) else str(text)
 
 
 _Card = tuple[str, list[Gpu]]
@@ -233,7 +232,7 @@ def _chosen(cuda_visible: str, cards: Sequence[_Card]) -> list[Gpu]:
 
 
 def _named(token: str, cards: Sequence[_Card]) -> list[Gpu]:
-    """What one token names: an index, or a UUID or the beginning of one; nothing where that is not one thing."""
+    """The devices that one token names: by index, UUID or prefix of a UUID; none where it is ambiguous."""
     if number := re.match(r"\d+", token):  # CUDA reads the digits at the beginning, and no further
         index = int(number[0])
         return cards[index][1] if index < len(cards) else []
@@ -261,8 +260,8 @@ print(json.dumps(found))
 
 @cache
 def torch_architectures() -> tuple[str, ...]:
-    """What the installed torch has code for, as `torch.cuda.get_arch_list` names it; () where it cannot be asked."""
-    return tuple(_said_by("import json, torch\nprint(json.dumps(torch.cuda.get_arch_list()))"))
+    """Architectures of the installed torch, see `torch.cuda.get_arch_list`; () where torch fails."""
+    return tuple(_output_of("import json, torch\nprint(json.dumps(torch.cuda.get_arch_list()))"))
 
 
 @cache
@@ -277,12 +276,12 @@ def _asked_of_torch(cuda_visible: str | None) -> tuple[Gpu, ...]:
             memory_bytes=size,
             architecture=architecture,
         )
-        for n, (visible, name, can, size, architecture) in enumerate(_said_by(_TORCH, **shown))
+        for n, (visible, name, can, size, architecture) in enumerate(_output_of(_TORCH, **shown))
     )
 
 
-def _said_by(program: str, **shown: str) -> list[Any]:
-    """The JSON list that a Python process prints last; [] where it fails: why, `embq doctor` tells."""
+def _output_of(program: str, **shown: str) -> list[Any]:
+    """The JSON list that a Python process prints last; [] where it fails, for reasons that `embq doctor` shows."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", program],

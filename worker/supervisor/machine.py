@@ -1,4 +1,4 @@
-"""What a supervisor reports of its machine: devices, what they are at, and what there is beside them."""
+"""Describes a machine for the service registry: devices and their states, cores, memory, cache, packages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from worker.supervisor.supervisor import Supervisor
 
 
 class Machine:
-    """Looks at the slots of a supervisor; safe to use from another thread, which it may hold up for seconds once.
+    """Describes the machine of a supervisor. Safe to use from another thread; the first call may take seconds.
 
     Args:
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.

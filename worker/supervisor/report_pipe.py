@@ -7,16 +7,16 @@ import os
 from collections.abc import Collection, Mapping
 
 WAITING, LOADING, READY, FINISHED = b"W", b"L", b"R", b"F"
-"""It waits for work; loads a model; the model is loaded and has embedded something; it has finished a unit. Between
-them stand lines of JSON, each between two line ends: see `Report.refuse`, `Report.end` and `Report.paths`."""
+"""States: waiting for work; loading a model; the model is loaded and has embedded something; a unit is finished.
+Between them stand lines of JSON, each between two line ends: see `Report.refuse`, `Report.end` and `Report.paths`."""
 DEVICE_FULL = "device_full"
 """Code of the error of a model that is too large for what is free of a device."""
 PIPE_BYTES = 4096
-"""What a pipe takes at once, so that the supervisor reads no half of it (pipe(7), PIPE_BUF)."""
+"""Most bytes that a pipe takes atomically, so that the supervisor reads whole lines (pipe(7), PIPE_BUF)."""
 
 
 class Report:
-    """Tells the supervisor what this process is at.
+    """Reports the state of this process to its supervisor.
 
     Args:
         descriptor: the pipe to it; -1 for nowhere.
@@ -24,32 +24,32 @@ class Report:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._said = b""
+        self._state = b""
         self._has_finished = False
 
     def say(self, word: bytes) -> None:
-        """Say WAITING, LOADING or READY, where that was not said last."""
-        if self._descriptor >= 0 and word != self._said:
-            self._said = word
+        """Report WAITING, LOADING or READY, where the state has changed."""
+        if self._descriptor >= 0 and word != self._state:
+            self._state = word
             os.write(self._descriptor, word)
 
     def finished(self) -> None:
-        """Say, once, that this process has finished a unit."""
+        """Report, once, that this process has finished a unit."""
         if self._descriptor >= 0 and not self._has_finished:
             self._has_finished = True
             os.write(self._descriptor, FINISHED)
 
     def refuse(self, model: str, why: str, code: str = "") -> None:
-        """Say that a model cannot be loaded here, and why."""
+        """Report a model that cannot be loaded here, and the reason."""
         if not self._write({"model": model, "why": why[:1000], "code": code}):
             self._write({"model": model[:500], "why": "its log tells", "code": code})
 
     def end(self, why: str, next_step: str = "") -> None:
-        """Say why this process ends, and what helps: of a device that is given up, a user reads it."""
+        """Report why this process ends, and the next step; shown to the user where the device is given up."""
         self._write({"ends": why[:300], "next": next_step[:300]})
 
     def paths(self, names: Collection[str]) -> None:
-        """Say which optional ways to compute are on trial or in use, see `worker.supervisor.slot`."""
+        """Report the optional compute paths that are tried or used, see `worker.supervisor.slot.PathMemory`."""
         self._write({"paths": list(names)})
 
     def _write(self, line: Mapping[str, object]) -> bool:

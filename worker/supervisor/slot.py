@@ -1,4 +1,4 @@
-"""One device of a machine, and the worker process that serves it now."""
+"""A slot: one device of a machine and the worker process that serves it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEVICE_FAULTS, DEVICE_FAULTS_S = 3, 600.0
 """So many device faults with different units within this time are the fault of the device, and not of a unit."""
 NEVER = float("inf")
 DUMP_S = 0.5
-"""What a stuck process gets to say where it stands."""
+"""Time for a stuck process to dump its stacks."""
 KEPT_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
     "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
@@ -37,17 +37,17 @@ KEPT_MEMORY = {
 }
 """For a process that computes on the CPU: glibc keeps what a pass frees for the next one. By itself it hands layers of
 some MB back to the kernel again and again, which then clears each page anew: with all-MiniLM-L6-v2 in fp32 this cost
-13 % and 26 % of the CPU time over 417 texts, by luck of where things lie. Who sets these variables has the last word.
+13 % and 26 % of the CPU time over 417 texts, depending on memory layout. Variables that the user sets take precedence.
 """
 BLAMELESS = {Exit.DONE, Exit.USAGE, Exit.BAD_INPUT, Exit.UNAVAILABLE, Exit.OUTPUT, Exit.TRY_LATER, Exit.CONFIG}
 """Exit statuses with which a process leaves of its own accord; no unit had a part in it."""
 WORDS = {WAITING[0]: "idle", LOADING[0]: "loading", READY[0]: "serving"}
-"""What a process says -> what it is at, as `core.queue.heartbeats.STATES` has it."""
+"""State byte of the report pipe -> state, one of `core.queue.heartbeats.STATES`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """What the supervisor runs.
+    """The processes that a supervisor runs, and their options.
 
     Attributes:
         devices: one process for each entry, "cpu", "cuda:N" or "sim:SPEED"; a device may be named several times.
@@ -75,7 +75,7 @@ class Fleet:
 
 
 class Slot:
-    """One device and the process that serves it now.
+    """One device and the process that serves it.
 
     Args:
         gpu: what the device is; None for one that is no GPU.
@@ -87,8 +87,8 @@ class Slot:
         lacks_room: whether one of them is too large for what is free of the device.
         rooms: guests for which its device has memory.
         has_had_guests: whether any was started beside its process of now.
-        ended: (why its last process ended, what helps), as it said itself; empty where it could not.
-        why: for what the device was given up, in one line; "" where it was not.
+        ended: (reason, next step) that its last process reported; empty where it could not report.
+        why: reason for which the device was given up, in one line; "" where it was not.
     """
 
     def __init__(self, device: str, gpu: Gpu | None = None, host: Slot | None = None) -> None:
@@ -102,7 +102,7 @@ class Slot:
         self.rooms = 0
         self.has_had_guests = False
         self.paths = PathMemory()
-        self._said = "starting"
+        self._state = "starting"
         self.name = ""
         self.process: subprocess.Popen[bytes] | None = None
         self.report: int = -1
@@ -125,16 +125,16 @@ class Slot:
         return bool(self.why)
 
     def give_up(self, why: str, next_step: str) -> None:
-        """Start no process any more; why, and what helps, where its last process did not say so itself."""
-        said, helps = self.ended
-        self.why = f"{said or why}; {helps or next_step}"
+        """Start no process any more. `why` and `next_step` are used where the last process reported none."""
+        reported, helps = self.ended
+        self.why = f"{reported or why}; {helps or next_step}"
         self.start_at = NEVER
 
     @property
     def doing(self) -> str:
-        """What its process is at: one of `core.queue.heartbeats.STATES`."""
+        """State of the process: one of `core.queue.heartbeats.STATES`."""
         if self.process is not None:
-            return self._said
+            return self._state
         return "given_up" if self.given_up else "over" if self.over else "starting"
 
     @property
@@ -149,13 +149,13 @@ class Slot:
         return is_time and (self.host is None or self.host.ready)
 
     def start(self, fleet: Fleet) -> None:
-        """Start a fresh process under a fresh name; a name that is used twice could not be told from a zombie."""
+        """Start a process under a new name; with a name used twice, leases of a zombie would look like its own."""
         host = re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname())
         self.name = f"{host}.{self.device.replace(':', '')}.{secrets.token_hex(3)}"
         self.ready = self.finished = self.lacks_room = self.has_had_guests = False
         if self.host is not None:
             self.host.has_had_guests = True
-        self._said = "starting"
+        self._state = "starting"
         self.refused = {}
         self.ended = ("", "")
         self.stuck_in = []
@@ -191,32 +191,34 @@ class Slot:
             os.close(report_for_child)
 
     def read_report(self) -> None:
-        """Take note of what the process has said since the last call."""
+        """Read what the process has reported since the last call."""
         try:
-            said = os.read(self.report, 65536)
+            reported = os.read(self.report, 65536)
         except BlockingIOError:
             return
-        parts = said.split(b"\n")
+        parts = reported.split(b"\n")
         words = b"".join(parts[::2])
         for line in parts[1::2]:
             with suppress(ValueError, KeyError):
-                told = json.loads(line)
-                if "ends" in told:
-                    self.ended = (told["ends"], told["next"])
-                elif "paths" in told:
-                    self.paths.told(told["paths"])
+                message = json.loads(line)
+                if "ends" in message:
+                    self.ended = (message["ends"], message["next"])
+                elif "paths" in message:
+                    self.paths.record_paths(message["paths"])
                 else:
-                    self.lacks_room |= told.get("code") == DEVICE_FULL
-                    self.refused[told["model"]] = told["why"] if self.gpu is None else f"{self.label}: {told['why']}"
-        self._said = WORDS.get(words[-1], self._said) if words else self._said
+                    self.lacks_room |= message.get("code") == DEVICE_FULL
+                    self.refused[message["model"]] = (
+                        message["why"] if self.gpu is None else f"{self.label}: {message['why']}"
+                    )
+        self._state = WORDS.get(words[-1], self._state) if words else self._state
         if READY in words:
             self.ready = True
         self.finished = self.finished or FINISHED in words
 
     def replace_stuck(self, limit_s: float) -> InHand | None:
-        """End a process of which one step has not advanced for that long; gives the step.
+        """Kill a process of which one step has not advanced for that long; gives the step.
 
-        It may hold the interpreter's lock in a call that never returns, so it is asked only where it stands.
+        It may hold the interpreter's lock in a call that never returns, so it is only asked to dump its stacks.
         """
         if self.stuck_in or self.board is None:
             return None  # it was killed already, and the kernel takes its time
@@ -230,7 +232,7 @@ class Slot:
         return None
 
     def in_hand(self) -> list[Span]:
-        """What its process had in hand when it ended: where it was stuck, only what stood still."""
+        """Units that its process had in hand when it ended; of a stuck one, only those of stuck steps."""
         steps = self.stuck_in or (self.board.in_hand() if self.board is not None else [])
         return [span for step in steps for span in step.units]
 
@@ -260,7 +262,7 @@ class Slot:
             self.idle_deaths += 1
 
     def clear(self) -> None:
-        """Forget a process that has ended."""
+        """Close the pipe and the board of a process that has ended."""
         os.close(self.report)
         os.close(self.board_fd)
         if self.board is not None:
@@ -293,7 +295,7 @@ for expandable segments. 2.9 to 2.11 warn once that it is deprecated; later ones
 
 
 ALLOCATORS = {ALLOCATOR, "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"}
-"""Who sets one of them has the last word."""
+"""Where the user sets one of them, the allocator is left alone."""
 
 
 NOT_EXPANDABLE = (Path("/dev/dxg"), Path("/dev/kfd"))
@@ -305,10 +307,13 @@ FAULTS = {Exit.DEVICE, -signal.SIGABRT}
 
 
 class PathMemory:
-    """Of one device.
+    """Optional compute paths of one device that the next process disables, because earlier processes died with them.
+
+    `worker.embedders.device.optional_paths` has the paths of a process. Its allocator counts as one of them: expandable
+    segments fail at the first allocation where the driver has no virtual memory (some vGPUs, Jetson).
 
     Attributes:
-        without: names of the ways that the next process leaves out.
+        without: names of the disabled paths.
     """
 
     def __init__(self) -> None:
@@ -330,14 +335,14 @@ class PathMemory:
         self._used = self._allocator = frozenset({EXPANDABLE})
         return {**environment, ALLOCATOR: f"{EXPANDABLE}:True"}
 
-    def told(self, names: Collection[str]) -> None:
-        """Take note of the ways that the process has on trial or in use."""
+    def record_paths(self, names: Collection[str]) -> None:
+        """Record the paths that the process tries or uses."""
         self._used = self._allocator | frozenset(names)
 
-    def ended(self, status: int) -> None:
-        """Take note of how the process ended.
+    def record_end(self, status: int) -> None:
+        """Record the exit status of the process.
 
-        A process that died without any way left to blame shows that those that were left out are blameless.
+        A process that dies with every path disabled shows that the disabled ones are not the cause.
         """
         if status in FAULTS:
             self.without = self.without | self._used if self._used else frozenset()

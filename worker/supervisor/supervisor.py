@@ -1,5 +1,4 @@
-"""The supervisor: one worker process per device, replaced when it dies or stands still, given up when that does not
-help."""
+"""Supervises worker processes: replaces those that die or hang, and gives up devices that cannot serve."""
 
 from __future__ import annotations
 
@@ -25,30 +24,30 @@ from worker.supervisor.devices import rooms_beside
 from worker.supervisor.slot import BLAMELESS, NEVER, Fleet, Slot
 
 IDLE_DEATHS = 5
-"""Deaths in a row without progress, after which starting the process again is not worth trying. Others are the fault of
-a unit, which will be isolated, or of the device."""
+"""Deaths in a row without progress after which a device is given up. Other deaths are the fault of a unit, which is
+isolated, or of the device."""
 RESTART_PAUSE_S = 0.5
 POLL_S = 0.1
 PAUSE_S = 5.0
-"""A supervisor that did not look at its workers for so long was not running."""
+"""A supervisor that has not polled its workers for so long was itself suspended."""
 FREE_S = 5.0
-"""What the broker gets at the end to take back the leases of processes that did not give them back themselves."""
+"""Time at the end for freeing the leases of processes that did not give them back."""
 DRAIN_GRACE_S = 15.0
-"""What a process gets beyond its drain timeout to give its leases back and end."""
+"""Time beyond its drain timeout for a process to give its leases back and end."""
 DEVICE_NEXT = "look for it with nvidia-smi and in dmesg, mend it, and start the worker again"
 NO_RESTART = {Exit.USAGE, Exit.BAD_INPUT, Exit.CONFIG}
-"""Exit statuses that a restart cannot mend."""
+"""Exit statuses of errors that a restart does not cure."""
 
 
 class Supervisor:
-    """Keeps every slot alive.
+    """Keeps a worker process running in every slot.
 
     Args:
         client: a patient client, for freeing the leases of processes that died.
         beat: called in each round, also while processes drain.
 
     Attributes:
-        draining: no process is started any more; those that are there finish what they have begun.
+        draining: no process is started any more; the running ones finish their begun units.
     """
 
     def __init__(self, client: redis.Redis, fleet: Fleet, beat: Callable[[], None] = lambda: None) -> None:
@@ -96,7 +95,7 @@ class Supervisor:
             self.freer.close(FREE_S)
 
     def complaint(self) -> str:
-        """What is wrong with the devices, in one line; "" as long as one of them has a process."""
+        """The problem with the devices in one line; "" while one of them has a process."""
         if any(slot.process is not None for slot in self.slots):
             return ""
         devices = ", ".join(sorted({slot.device for slot in self.slots}))
@@ -129,7 +128,7 @@ class Supervisor:
         self._free_leases(slot, status)
         broken = slot.is_broken(status)
         slot.count_death(status)
-        slot.paths.ended(status)
+        slot.paths.record_end(status)
         stuck = bool(slot.stuck_in)
         slot.clear()
         if status == Exit.DONE and self.fleet.run:
@@ -148,7 +147,7 @@ class Supervisor:
             slot.start_at = time.monotonic() + RESTART_PAUSE_S * slot.idle_deaths
 
     def _give_up(self, slot: Slot, status: int, why: str, next_step: str = "its messages stand in the log") -> None:
-        """Leave a device to itself. What is wrong with the whole machine shows by every device of it."""
+        """Stop using a device; raises where no other is left."""
         if slot.host is not None:
             self._dismiss(slot, why)
             return
@@ -159,7 +158,7 @@ class Supervisor:
             raise _none_left(self.slots, status)
 
     def _has_room(self, slot: Slot) -> bool:
-        """Whether its device has memory for the process, by what its host's takes; else a guest is dismissed."""
+        """Whether the device has memory for a guest, by the memory that its host uses; else the guest is dismissed."""
         host = slot.host
         if host is None or slot.gpu is None:
             return True
@@ -191,7 +190,7 @@ class Supervisor:
             guest.process.terminate()
 
     def _watched_for(self, seconds: float) -> bool:
-        """Whether this process has run for so long: in a machine that was paused, everybody stood still."""
+        """Whether this process ran without a pause for so long: on a suspended machine, no process advances."""
         now = time.monotonic()
         if now - self._looked_at > PAUSE_S:
             self._watching_since = now
@@ -207,7 +206,7 @@ class Supervisor:
         self.freer.submit(Death(worker=slot.name, message=f"the worker {slot.name} {how}", blame=blame))
 
     def _stop_all(self, stopped: StopFlag) -> None:
-        """Let every process drain; a second request to stop is passed on, and ends the draining."""
+        """Drain every process; a second request to stop is passed on and ends the draining."""
         asked = 0
         deadline = time.monotonic() + self.fleet.drain_s + DRAIN_GRACE_S
         alive = [slot for slot in self.slots if slot.process is not None]
@@ -226,16 +225,16 @@ class Supervisor:
             time.sleep(POLL_S)
         for slot in alive:
             if slot.process is not None and (status := slot.process.wait()):
-                # What we ended ourselves, because it took too long, is nobody's fault.
+                # A process that was killed because it drained too long charges no unit.
                 self._free_leases(slot, Exit.DONE if slot.name in late else status)
             slot.clear()
 
 
 def _none_left(slots: Sequence[Slot], status: int) -> EmbqError:
     causes = {slot.label: slot.why for slot in slots}
-    told = "; ".join(f"{label}: {why}" for label, why in causes.items())
+    listed = "; ".join(f"{label}: {why}" for label, why in causes.items())
     error = EmbqError(
-        f"no device is left: {told}" if len(causes) > 1 else f"the worker on {told}",
+        f"no device is left: {listed}" if len(causes) > 1 else f"the worker on {listed}",
         next_step="what the processes said stands above; `embq doctor` checks devices and models",
         code="worker",
     )
@@ -246,12 +245,12 @@ def _none_left(slots: Sequence[Slot], status: int) -> EmbqError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """What is known of a worker process that ended.
+    """A worker process that ended.
 
     Attributes:
         worker: its name.
-        message: how it ended, for the account of a unit that is given up because of it.
-        blame: token of each unit that it had in hand -> ordinal of the sample, where it was one.
+        message: how it ended, for the failure of a unit that is given up because of it.
+        blame: token of each unit that it had in hand -> ordinal of the sample, where only one was in hand.
     """
 
     worker: str
@@ -263,10 +262,10 @@ class LeaseFreer(threading.Thread):
     """Frees the leases of workers that died, one after the other.
 
     Args:
-        client: a patient client used by nobody else.
+        client: a patient client that no other thread uses.
 
     Attributes:
-        error: what the broker refused, which waiting does not mend.
+        error: a refusal of the broker, which waiting does not cure.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -295,7 +294,7 @@ class LeaseFreer(threading.Thread):
             self.error = error
 
     def close(self, timeout_s: float) -> None:
-        """Finish what was submitted; what the broker does not take in time lapses by itself."""
+        """Finish the submitted deaths; leases that are not freed in time expire by themselves."""
         self._deaths.put(None)
         self.join(timeout_s)
 
