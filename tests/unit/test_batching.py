@@ -353,7 +353,7 @@ def test_a_device_that_is_full_for_a_while_gets_fewer_images_at_once_and_later_a
     assert sizes[:8] == [16, 8, 4, 4, 8, 8, 4, 4], "in halves, and once more where another pass was under way"
     assert max(sizes[8:100]) <= 5, "the next ones are no larger than what fits"
     assert sizes[-2] == 16
-    assert stage._batcher.room.tokens == UNBOUNDED
+    assert stage.batcher.room.tokens == UNBOUNDED
 
 
 def test_an_image_that_does_not_fit_even_alone_is_a_failure_that_speaks_of_no_tokens(

@@ -86,6 +86,7 @@ class ClaimPolicy:
         self.enough = False
         self.left = 0
         self._clock = clock
+        self._most_s = SORTED_AHEAD_S if embedder.window > embedder.batch_size else AHEAD_S
         self._queue = hints.hint_queue(client, model.queue_key)
         self._others: list[WorkerSpeed] = []
         self._look_at = 0.0
@@ -119,7 +120,7 @@ class ClaimPolicy:
             # how large it is.
             self.enough = bool(held)
             return 0 if held else 1
-        elif held and ahead_s >= self._most_s():
+        elif held and ahead_s >= self._most_s:
             self.enough = True
             return 0
         own = WorkerSpeed(ahead_s=ahead_s, unit_s=unit_s)
@@ -130,7 +131,7 @@ class ClaimPolicy:
         self._due_at = None
         if is_fetched:
             return 1
-        wanted_s = min(self._most_s(), max(LEAST_AHEAD_S, end_s / 2 if self._others else end_s))
+        wanted_s = min(self._most_s, max(LEAST_AHEAD_S, end_s / 2 if self._others else end_s))
         if held and ahead_s >= wanted_s:
             self.enough = True
             return 0
@@ -162,9 +163,6 @@ class ClaimPolicy:
         if ahead_s is None or unit_s is None:
             return {}
         return {"ahead_s": round(ahead_s, 4), "unit_s": max(1e-6, round(unit_s, 6))}
-
-    def _most_s(self) -> float:
-        return SORTED_AHEAD_S if self.embedder.window > self.embedder.batch_size else AHEAD_S
 
     def _free(self, held: int) -> int:
         """Units that may be claimed on top of those held."""

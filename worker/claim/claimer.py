@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import redis
 
@@ -87,7 +87,7 @@ class Claimer:
         )
         self.log = Events("worker")
         self._scripts = load_scripts(client)
-        self._records: dict[str, RunRecord] = {}
+        self._registered: dict[str, RunRecord] = {}
         self._read_at = 0.0
 
     def next_units(self) -> Iterator[LeasedUnit]:
@@ -101,17 +101,14 @@ class Claimer:
         if not wanted:
             time.sleep(self.policy.rest_s)
             return
-        with self.receiver.receive(wanted, self._fits) as found:
+        with self.receiver.receive(wanted, lambda hints: self.policy.fits([hint.unit for hint in hints])) as found:
             for hint in found:
                 if (unit := self._claim(hint)) is not None:
                     yield unit
 
-    def _fits(self, found: Sequence[Hint]) -> int:
-        return self.policy.fits([hint.unit for hint in found])
-
     def _claim(self, hint: Hint) -> LeasedUnit | None:
         """The unit of a hint, held from now on; None where it is not granted."""
-        record = self._record(hint.run)
+        record = self._records(hint.run).get(hint.run)
         if record is None or record.model != self.model:
             self.log.info("hint_not_ours", run=hint.run, u=hint.u)
             return None
@@ -152,14 +149,11 @@ class Claimer:
     def _served(self) -> list[str]:
         """The runs that were announced and may be served with the loaded model."""
         only = self.context.options.run
-        self._look()
-        return [run for run, record in self._records.items() if record.model == self.model and only in ("", run)]
+        return [run for run, record in self._records().items() if record.model == self.model and only in ("", run)]
 
-    def _record(self, run: str) -> RunRecord | None:
-        self._look(run)
-        return self._records.get(run)
-
-    def _look(self, run: str = "") -> None:
-        if (run and run not in self._records) or time.monotonic() - self._read_at > RECORDS_MAX_AGE_S:
-            self._records = registered(self.client)
+    def _records(self, run: str = "") -> dict[str, RunRecord]:
+        """The announced runs, read anew where they are old or lack `run`."""
+        if (run and run not in self._registered) or time.monotonic() - self._read_at > RECORDS_MAX_AGE_S:
+            self._registered = registered(self.client)
             self._read_at = time.monotonic()
+        return self._registered

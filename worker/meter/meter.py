@@ -207,6 +207,9 @@ class Throughput:
 
     A sample counts one token at least. Safe to use from any thread.
 
+    Attributes:
+        unit_samples: samples of a unit of usual size; None where none is known yet.
+
     Args:
         clock: monotonic seconds, as `LeasedUnit.claimed_at` has them.
     """
@@ -215,7 +218,7 @@ class Throughput:
         self._clock = clock
         self._lock = threading.Lock()
         self._rows = self._tokens = self._seconds = 0.0
-        self._samples: float | None = None
+        self.unit_samples: float | None = None
         self._late: deque[tuple[UnitSize, int | None]] = deque(maxlen=UNITS_REMEMBERED)
         self._costs: dict[str, _Cost] = {}
         self._last_at: float | None = None
@@ -258,11 +261,6 @@ class Throughput:
             self._costs[work.extent.kind] = _Cost(
                 known.tokens * kept + max(len(work.samples), work.tokens), known.bytes * kept + work.extent.bytes
             )
-
-    @property
-    def unit_samples(self) -> float | None:
-        """Samples of a unit of usual size; None where none is known yet."""
-        return self._samples
 
     @property
     def rows_per_s(self) -> float | None:
@@ -314,12 +312,12 @@ class Throughput:
         cost = self._costs.get(extent.kind) if extent.bytes else None
         if cost is not None:
             return extent.bytes * cost.tokens / cost.bytes
-        count = self._samples if samples is None else samples
+        count = self.unit_samples if samples is None else samples
         return None if count is None or not self._rows else count * self._tokens / self._rows
 
     def _count(self, samples: int) -> None:
-        usual = samples if self._samples is None else self._samples
-        self._samples = usual + (samples - usual) / UNITS_REMEMBERED
+        usual = samples if self.unit_samples is None else self.unit_samples
+        self.unit_samples = usual + (samples - usual) / UNITS_REMEMBERED
 
 
 class _Point(NamedTuple):

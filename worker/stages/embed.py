@@ -41,6 +41,9 @@ class EmbedStage:
     Where vectors come back while the device goes on (`PendingVectors`), a pass is begun before those of the one before
     are asked for.
 
+    Attributes:
+        batcher: the samples that wait for a pass.
+
     Args:
         hand_on: takes each complete unit.
     """
@@ -56,14 +59,14 @@ class EmbedStage:
         self.meter = meter
         self.hand_on = hand_on
         self.log = Events("worker")
-        self._batcher = Batcher(embedder, meter.throughput, threads=meter.times.threads)
+        self.batcher = Batcher(embedder, meter.throughput, threads=meter.times.threads)
         self._in_flight: list[InFlight] = []
         self._free_at = 0.0
 
     @property
     def has_waiting(self) -> bool:
         """Whether samples wait for company, or vectors are on their way."""
-        return len(self._batcher) > 0 or bool(self._in_flight)
+        return len(self.batcher) > 0 or bool(self._in_flight)
 
     @property
     def waiting_state(self) -> State:
@@ -73,11 +76,6 @@ class EmbedStage:
             if vectors.over_at is None and vectors.is_over():
                 vectors.over_at = time.monotonic()
         return "busy" if any(vectors.over_at is None for vectors in under_way) else "starved"
-
-    @property
-    def samples_ahead(self) -> int:
-        """Number of samples that should wait for this stage."""
-        return self._batcher.samples_ahead
 
     def take(self, item: Chunk | EndOfUnit) -> None:
         """Take the next item in order; embeds whenever there is a window."""
@@ -91,8 +89,8 @@ class EmbedStage:
                 item.work.add_failure(sample, prepared.code, prepared.message)
             else:
                 item.work.truncated += isinstance(prepared, Truncated)
-                self._batcher.add(Waiting(item.work, sample, prepared, self.embedder.length(prepared)))
-        while self._batcher.is_full:
+                self.batcher.add(Waiting(item.work, sample, prepared, self.embedder.length(prepared)))
+        while self.batcher.is_full:
             self._embed_window()
         if item.work.careful:
             self.flush()
@@ -106,7 +104,7 @@ class EmbedStage:
     def _end(self, item: EndOfUnit) -> None:
         if item.error is not None:
             self._settle()  # some of what the device has in hand may be of this unit
-            self._batcher.drop(item.work)
+            self.batcher.drop(item.work)
             if item.error.transient:
                 # Another attempt, perhaps on another machine, may succeed; the last one makes it a failure.
                 item.work.release(failed=(item.error.code, item.error.message))
@@ -120,7 +118,7 @@ class EmbedStage:
         self._finish_if_complete(item.work)
 
     def _embed_window(self) -> None:
-        for batch in self._batcher.batches():
+        for batch in self.batcher.batches():
             if kept := self._still_ours(batch):
                 self._embed(kept)
 
@@ -143,22 +141,22 @@ class EmbedStage:
         except DeviceFullError as error:
             self._make_smaller(batch, error)
             return
-        if self._batcher.room.was_enough():
-            self.log.info("memory_back", budget=self._batcher.room.tokens)
+        if self.batcher.room.was_enough():
+            self.log.info("memory_back", budget=self.batcher.room.tokens)
         self._give_back(arrived)
 
     def _make_smaller(self, batch: Batch, error: DeviceFullError) -> None:
         """Have a pass for which the device has no room done in another way, and the next ones be smaller."""
-        room, cost = self._batcher.room, self._cost(batch)
+        room, cost = self.batcher.room, self._cost(batch)
         room.was_too_small(cost)
         self.meter.memory_full += 1
         self.log.warning("memory_full", samples=len(batch), tokens=cost, budget=room.tokens, why=error)
         if self._in_flight:  # what is still on the device may be what left no room
             self._settle()
-            self._batcher.repeat([batch])
+            self.batcher.repeat([batch])
         elif len(batch) > 1:
             middle = len(batch) // 2
-            self._batcher.repeat([batch[:middle], batch[middle:]])
+            self.batcher.repeat([batch[:middle], batch[middle:]])
         else:
             ((work, sample, _, tokens),) = batch
             size = f"{tokens} tokens do" if self.embedder.token_budget else "the sample does"
@@ -202,7 +200,7 @@ class EmbedStage:
                 tokens,
                 processed=self._cost(batch),
                 took_s=self._free_at - began,
-                full=self._batcher.is_whole(batch),
+                full=self.batcher.is_whole(batch),
                 claimed_at=min(entry.work.claimed_at for entry in batch),
             )
             units = (entry.work.u for entry in batch)

@@ -174,7 +174,7 @@ class Pipeline:
     def _put_chunk(self, item: Chunk | EndOfUnit) -> None:
         share = 0.0
         if isinstance(item, Chunk):
-            share = max(item.expected / self.embed.samples_ahead, item.size / BYTES_AHEAD)
+            share = max(item.expected / self.embed.batcher.samples_ahead, item.size / BYTES_AHEAD)
         with self._times.at("read", "blocked"):
             self._put(self._chunks, item, share)
 

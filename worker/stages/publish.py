@@ -62,35 +62,32 @@ class PublishStage:
     def run(self, work: LeasedUnit) -> None:
         """Publish one complete unit; the lease ends here, whatever the answer is."""
         with self.meter.times.at("publish", "busy"):
-            self._publish(work)
-
-    def _publish(self, work: LeasedUnit) -> None:
-        with self.meter.stage("publish", [work.part()]):
-            data = self._encode(work)
-        fields: dict[str, str | bytes | int] = {
-            "v": VERSION,
-            "unit_id": work.unit_id,
-            "rows": len(work.samples),
-            "failures": len(work.failures),
-            "truncated": work.truncated,
-            "tokens": work.tokens,
-            "fingerprint": self.fingerprint,
-        }
-        staged = self._stage_when_it_fits(work, data) if self._use_file(work, len(data)) else None
-        if staged is None:
-            fields["data"] = data
-        else:
-            fields |= {"ref": staged.name, "sha256": hashlib.sha256(data).hexdigest()}
-        accepted = self._hand_over(work, fields, len(data))
-        if accepted == 1:
-            self.meter.unit_done(len(work.failures))
-            self.finished()
-        else:
-            # Another attempt's result stands, or the lease is gone: only our own file goes.
-            if staged is not None:
-                drop(staged)
-            self.log.info("result_not_taken", run=work.run, u=work.u, answer=accepted)
-        work.end()
+            with self.meter.stage("publish", [work.part()]):
+                data = self._encode(work)
+            fields: dict[str, str | bytes | int] = {
+                "v": VERSION,
+                "unit_id": work.unit_id,
+                "rows": len(work.samples),
+                "failures": len(work.failures),
+                "truncated": work.truncated,
+                "tokens": work.tokens,
+                "fingerprint": self.fingerprint,
+            }
+            staged = self._stage_when_it_fits(work, data) if self._use_file(work, len(data)) else None
+            if staged is None:
+                fields["data"] = data
+            else:
+                fields |= {"ref": staged.name, "sha256": hashlib.sha256(data).hexdigest()}
+            accepted = self._hand_over(work, fields, len(data))
+            if accepted == 1:
+                self.meter.unit_done(len(work.failures))
+                self.finished()
+            else:
+                # Another attempt's result stands, or the lease is gone: only our own file goes.
+                if staged is not None:
+                    drop(staged)
+                self.log.info("result_not_taken", run=work.run, u=work.u, answer=accepted)
+            work.end()
 
     def _hand_over(self, work: LeasedUnit, fields: Mapping[str, str | bytes | int], size: int) -> int:
         wait_s = FIRST_WAIT_S
