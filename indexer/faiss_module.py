@@ -46,7 +46,7 @@ def faiss() -> ModuleType:
 
 
 def set_threads(count: int) -> None:
-    """How many threads faiss uses in this process from now on."""
+    """Set the number of threads of faiss in this process."""
     faiss().omp_set_num_threads(max(1, count))
 
 

@@ -17,7 +17,7 @@ from indexer.index_files.template import Template, packed
 from indexer.index_files.version import Version, current_name, read_current, read_version
 
 MEMORIES = ("ram", "mmap")
-"""Where lists are: loaded into memory, or in their files, of which the kernel keeps what is looked at."""
+"""Storage of lists: loaded into memory, or memory-mapped from their files."""
 ATTEMPTS = 20
 """So often the current version is opened anew where it was swept away meanwhile."""
 
@@ -238,10 +238,10 @@ class Searcher:
         self._identity = Identity([])
 
 
-def _of_piece(slices: int, piece: tuple[int, int]) -> range:
-    """Which slices of a group belong to the i-th of k pieces."""
+def _of_piece(ranges: int, piece: tuple[int, int]) -> range:
+    """Ranges of lists of a group that belong to the i-th of k pieces."""
     at, pieces = piece
-    return range(slices * at // pieces, slices * (at + 1) // pieces)
+    return range(ranges * at // pieces, ranges * (at + 1) // pieces)
 
 
 def _padded(ids: np.ndarray, scores: np.ndarray, k: int, worst: float) -> SearchResult:

@@ -16,7 +16,7 @@ from writer.token_estimate import TokenEstimate
 
 
 class RunQueue:
-    """What the broker knows of one run; the log of `committer` decides what is done, and its records name the queue.
+    """Queue of one run in the broker; the log of `committer` decides which units are done.
 
     Args:
         nonce: what stands in the staging folder, for workers to find out whether they share it.
@@ -113,7 +113,7 @@ class RunQueue:
             self._log.warning("queue_mended", run=self._record.run, fields=",".join(wrong)[:200])
 
     def timing(self) -> dict[str, float]:
-        """What the run took, by the broker's clock; information for `embq status` once the broker is gone."""
+        """Times and rate of the run by the broker's clock, for `embq status` once the broker is gone."""
         meta = self._ledger.meta()
         opened, first, last = (int(meta.get(name, 0)) for name in ("opened_ms", "began_ms", "last_commit_ms"))
         embed_s = (last - first) / 1000 if first else 0.0

@@ -130,7 +130,7 @@ class RunWriter:
             staging.sweep(self.layout, unfinished=True)
         staging.leave_nonce(self.layout, self.id)
         self.control = load_control(self.layout)
-        self._note_wishes()
+        self._note_requests()
         if rebuild or not self._adopt():
             self._rebuild()
         self.queue.grow(len(self.manifest))
@@ -146,11 +146,11 @@ class RunWriter:
         """Whether nothing more is to be done until somebody asks for it."""
         return self.control.state == "cancelled" and not self.finished
 
-    def _note_wishes(self) -> None:
+    def _note_requests(self) -> None:
         """Write what was asked for to the output folder, and tell the broker that it is there."""
-        if not (wishes := self.ledger.asked()):
+        if not (requests := self.ledger.asked()):
             return
-        control = self.control.with_changes(wishes)
+        control = self.control.with_changes(requests)
         if control != self.control:
             save_control(self.layout, control)
             self.log.info("control_noted", run=self.record.run, **control.fields())
@@ -178,7 +178,7 @@ class RunWriter:
         now = self._clock()
         if now - self._asked > ASKED_S:
             self._asked = now
-            self._note_wishes()
+            self._note_requests()
         if now - self._reconciled > RECONCILE_S:
             self._reconciled = now
             self._grow()
@@ -282,7 +282,7 @@ class RunWriter:
 
     def drain(self) -> None:
         """Take and commit everything that is published now, and note what was asked for until now."""
-        self._note_wishes()
+        self._note_requests()
         while self.step():
             pass
         self.flush()

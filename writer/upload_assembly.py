@@ -180,7 +180,7 @@ class UploadAssembly:
         return number
 
     def _arrived(self, index: int) -> Path:
-        """Where a file stands: under its number, or under its name where it is there already."""
+        """Path of an arrived file: its number, or its name where it exists already."""
         return below(self.root, self.upload.files[index].path) if index in self.there else self.folder / str(index)
 
     def _durable(self, taken: int) -> int:

@@ -136,7 +136,7 @@ class Receiver:
         return self._add(arrival.root, plan, lambda: arrival.place(arrival.inputs, self._moved), self._moved)
 
     def _priority(self, name: str) -> int | None:
-        """What was asked for last: it may be changed as long as the upload is under way."""
+        """Priority as last requested: it may change while the upload is under way."""
         upload = uploads.announced(self.client, name)
         return None if upload is None else upload.priority
 
@@ -156,13 +156,13 @@ class Receiver:
         self.log.info("upload_accepted", run=info.run, output=upload.output, files=len(upload.files), units=info.units)
         return 1
 
-    def _ask(self, run: str, layout: Layout, wishes: dict[str, str]) -> None:
+    def _ask(self, run: str, layout: Layout, requests: dict[str, str]) -> None:
         """Ask something of a run that is there. Of one that is finished no writer would note it, until it goes on."""
         ledger = Ledger(self.client, run)
         if ledger.meta().get("state") == "done":
-            save_control(layout, load_control(layout).with_changes(wishes))
+            save_control(layout, load_control(layout).with_changes(requests))
         else:
-            ledger.ask(wishes)
+            ledger.ask(requests)
 
     def _wait(self, name: str, error: OutputError | OSError) -> None:
         """The folder cannot be written now; what has arrived stays."""

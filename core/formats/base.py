@@ -81,7 +81,7 @@ class PartName:
     layout: Layout
 
     def unfinished(self, what: str) -> Path:
-        """Where the file for `what` is written. Its suffix is no format's, so that no reader takes it for one."""
+        """Path of the unfinished file for `what`. Its suffix is that of no format, so that no reader opens it."""
         return self.layout.temporary / f"part-{self.number:08d}.{self.epoch}.{what}.unfinished"
 
 
@@ -104,7 +104,7 @@ def slices(table: pa.Table, rows: int) -> Iterator[pa.Table]:
 
 
 def groups_within(rows: Sequence[int], start: int, stop: int | None) -> Iterator[tuple[int, int, int]]:
-    """Which groups of a file hold some of its rows: (number of the group, first row in it, row after the last in it).
+    """Groups of a file that hold some of its rows: (number of the group, first row in it, row after the last in it).
 
     Args:
         rows: how many rows each group has, in order.

@@ -38,7 +38,7 @@ def _folder(output: Output) -> str:
 
 
 NPY_DTYPES = ("float16", "float32")
-"""What clip-retrieval's readers know; see `core.rows.spec.DTYPES`."""
+"""Types that clip-retrieval's readers support; see `core.rows.spec.DTYPES`."""
 
 
 def refuse_dtype(format_: str, dtype: str) -> None:

@@ -53,7 +53,7 @@ ROWS = "embq.rows"
 """Attribute: how many rows the joined parts have together."""
 
 FIXED_BYTES, VIEW_BYTES = 256 * 1024, 1024
-"""What is set aside for the file, and for each part that a column is seen in; see `core.formats.hdf5` for why."""
+"""Room reserved for `dataset.h5`, and for each view of a column of a part; `write_hdf5` says why."""
 
 
 def h5py_module() -> ModuleType:
@@ -352,7 +352,7 @@ def join_parts(layout: Layout, parts: Iterable[CommittedFile]) -> None:
 
 
 def _rows_of(path: Path) -> int:
-    """How many rows a joined file knows; -1 where there is none that can be read."""
+    """Rows of a joined file; -1 where there is none that can be read."""
     if path.exists():
         with suppress(*FORMAT_ERRORS), h5py_module().File(path, "r") as file:
             return int(file.attrs[ROWS])
@@ -412,7 +412,7 @@ class _Views:
         layout[start : start + file.rows] = source
 
     def most_bytes(self, parts: int) -> int:
-        """What `write` does not exceed."""
+        """Upper bound of the bytes that `write` needs."""
         return VIEW_BYTES * len(self._layouts) * (parts + 16) + sum(
             a.nbytes for found in self._nul.values() for a in found
         )

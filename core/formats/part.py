@@ -26,7 +26,7 @@ from core.storage.objects import ObjectPath
 from core.storage.paths import Place
 
 OPENERS: dict[str, Callable[[Path], PartFile]] = {".parquet": ParquetPart, ".h5": Hdf5Part, ".arrow": ArrowPart}
-"""How a file of rows or failures is opened, by its suffix."""
+"""Suffix of a file of rows or failures -> its reader."""
 
 
 class Cursor:
@@ -51,7 +51,7 @@ class Cursor:
         return pa.concat_tables(pieces) if pieces else pa.table({})
 
     def rest(self) -> int:
-        """How many rows are left; they are gone afterwards."""
+        """Number of rows that are left; consumes them."""
         left: int = 0 if self._table is None else self._table.num_rows
         for table in self._tables:
             left += table.num_rows

@@ -15,7 +15,7 @@ from indexer.index_files.files import FILES, WORK, disk_error, read_json
 
 @dataclass(frozen=True, slots=True)
 class BuildDir:
-    """Where one build keeps what it makes.
+    """Folder of one build.
 
     Attributes:
         index: folder of the index.
@@ -37,7 +37,7 @@ class BuildDir:
 
     @property
     def spec(self) -> Path:
-        """What the build is: written first, and never changed."""
+        """Path of build.json: written first, and never changed."""
         return self.folder / "build.json"
 
     def make(self) -> None:
@@ -53,7 +53,7 @@ class BuildDir:
         return self.folder / "tmp" / f"{secrets.token_hex(4)}-{name}"
 
     def read_spec(self) -> dict[str, Any]:
-        """What the build is; OutputError where it cannot be read."""
+        """Content of build.json; OutputError where it cannot be read."""
         return read_json(self.spec)
 
     def write_once(self, path: Path, data: Mapping[str, Any]) -> bool:

@@ -32,7 +32,7 @@ def do(unit: IndexUnit, *, threads: int, memory_bytes: int, worker: str, on_gpu:
 
 
 def answer(line: str, *, threads: int, memory_bytes: int, worker: str, on_gpu: bool = False) -> dict[str, Any]:
-    """What to say of the unit in one line."""
+    """Do the unit that a line describes; gives the answer."""
     try:
         unit = msgspec.convert(json.loads(line), IndexUnit)
         sidecar = do(unit, threads=threads, memory_bytes=memory_bytes, worker=worker, on_gpu=on_gpu)

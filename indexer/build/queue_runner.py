@@ -38,7 +38,7 @@ AHEAD = 64
 """Most hints that wait: far more than workers take between two rounds, and far less than a message of a few kB each
 would matter."""
 SCAN_S = 5.0
-"""How often the folder itself is asked what is done, besides what results say."""
+"""Interval at which the folder is scanned for finished units, besides reading results."""
 VISIBLE_S = 20.0
 """So long a sidecar that a worker wrote may take to be seen through a network file system."""
 LONELY_S = 10.0

@@ -50,7 +50,7 @@ def make_infos(
     tuning: Tuning,
     sets: Sequence[QuerySet],
 ) -> dict[str, Any]:
-    """What infos.json says, but for the picture."""
+    """Content of infos.json without the picture."""
     template = Template.read(version.trained.check(version.index))
     sizes = sizes_of(version)
     return {
@@ -121,7 +121,7 @@ def _standard_recall(scores: Mapping[str, Scores]) -> dict[str, float]:
 
 
 def _goal(tuning: Tuning) -> dict[str, Any]:
-    """What was asked for, and how tuning went about it."""
+    """Target, chosen setting and course of the tuning."""
     goal = tuning.goal
     return {
         "latency_of": f"single searches of {goal.k} on one thread, with the index in memory",
@@ -138,7 +138,7 @@ def _goal(tuning: Tuning) -> dict[str, Any]:
 
 
 def _work(rows: int, stages: Mapping[str, Sequence[Sidecar]]) -> dict[str, Any]:
-    """What building took, and who did it.
+    """Time, memory and workers of the build.
 
     Args:
         rows: that were added.
@@ -165,7 +165,7 @@ def _queries(tuning: Tuning, sets: Sequence[QuerySet]) -> dict[str, Any]:
 
 
 def _collection(collection: Collection) -> dict[str, Any]:
-    """What was indexed."""
+    """Description of the collection."""
     return {
         "kind": collection.kind,
         "output": collection.output,
@@ -243,7 +243,7 @@ def _missed(tuning: Tuning) -> str:
 
 
 def _advice(version: Version, tuning: Tuning) -> str:
-    """What reaches the goal that was missed."""
+    """Options that reach the goal that was missed."""
     plan, goal = version.plan, tuning.goal
     reachable = max((point.worst for point in tuning.points), default=0.0)
     if goal.milliseconds is not None and (goal.recall is None or reachable >= goal.recall):
@@ -257,7 +257,7 @@ def _advice(version: Version, tuning: Tuning) -> str:
 
 
 def summary(infos: Mapping[str, Any], *, report: Path | str = "") -> str:
-    """What the user reads at the end of a build: some lines of text, without a line break at the end.
+    """Summary at the end of a build: some lines of text, without a line break at the end.
 
     Args:
         infos: what infos.json says.

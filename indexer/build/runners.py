@@ -18,7 +18,7 @@ ATTEMPTS = 3
 """After so many processes that ended with a unit in hand, another one is not worth trying."""
 
 LOOK_S = 0.2
-"""How often a thread that waits for an answer looks whether the stage was given up."""
+"""Interval at which a waiting thread checks whether the stage was abandoned."""
 
 Done = Callable[[IndexUnit, Sidecar], None]
 
@@ -134,7 +134,7 @@ class Processes:
 
 
 def local(workers: int, *, threads: int, memory_bytes: int) -> Runner:
-    """What does units on this machine: this process where one is enough.
+    """Runner of this machine: this process where one is enough.
 
     Args:
         threads: of all of them together.

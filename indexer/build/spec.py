@@ -40,7 +40,7 @@ class BuildSpec:
 
     @cached_property
     def blocks(self) -> list[Block]:
-        """What each unit of the stages that read the collection does."""
+        """Blocks of the collection, one for each unit of the stages that read it."""
         return self.collection.blocks(self.plan.block_rows)
 
     @property
@@ -54,7 +54,7 @@ class BuildSpec:
         return int(module.METRIC_INNER_PRODUCT if self.plan.metric == "ip" else module.METRIC_L2)
 
     def units(self, stage: str) -> int:
-        """How many units a stage has."""
+        """Number of units of a stage."""
         if stage in ("sample", "truth", "add"):
             return len(self.blocks)
         return self.plan.slices if stage == "merge" else 1

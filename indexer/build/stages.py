@@ -141,10 +141,10 @@ def _residuals(template: Template, vectors: np.ndarray, numbers: np.ndarray) -> 
 
 
 def merge(task: Task) -> Made:
-    """The lists of one slice, rows in the order of their blocks."""
+    """One range of the lists; rows stand in the order of their blocks."""
     spec = task.spec_as(BuildSpec)
     template = Template.read(task.file("train", 0, "trained"))
-    first, last = slice_bounds(template.nlist, spec.plan.slices, task.unit.number)
+    first, last = list_range(template.nlist, spec.plan.slices, task.unit.number)
     merged = empty_lists(last - first, template.code_size)
     rows = 0
     for number in range(len(spec.blocks)):
@@ -155,8 +155,8 @@ def merge(task: Task) -> Made:
     return Made(kept={"lists": path}, stats={"first_list": first, "last_list": last, "rows": rows})
 
 
-def slice_bounds(nlist: int, slices: int, number: int) -> tuple[int, int]:
-    """The lists of one slice: from the first to before the last."""
+def list_range(nlist: int, slices: int, number: int) -> tuple[int, int]:
+    """The lists of one unit: from the first to before the last."""
     return nlist * number // slices, nlist * (number + 1) // slices
 
 
@@ -181,7 +181,7 @@ def tune(task: Task) -> Made:
 
 
 def goal_of(spec: BuildSpec) -> Goal:
-    """What the user asked of a search."""
+    """Target of tuning, from the options of the user."""
     asked = spec.asked
     recall, k = parse_recall(asked["recall"])
     within_ms = asked["max_index_query_time_ms"]

@@ -26,7 +26,7 @@ from indexer.index_files.files import FILES, WORK, File, T, disk_error, from_jso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """What a stage function gives.
+    """Payloads and statistics that a stage function returns.
 
     Attributes:
         kept: role -> finished temporary file of the index itself; its suffix is kept.
@@ -129,7 +129,7 @@ def perform(
 
 
 def versions() -> dict[str, str]:
-    """What numbers may depend on."""
+    """Versions of libraries and the host, which results may depend on."""
     import numpy as np
 
     from indexer.faiss_module import faiss

@@ -73,7 +73,7 @@ class IndexUnit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def build_dir(self) -> BuildDir:
-        """Where the unit's build is."""
+        """Folder of the unit's build."""
         return BuildDir(Path(self.index), self.build)
 
     @property
@@ -84,7 +84,7 @@ class IndexUnit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sidecar:
-    """What a unit has made.
+    """Record of a finished unit: its payloads and measurements.
 
     Attributes:
         digest: of the unit.

@@ -22,7 +22,7 @@ from indexer.index_files.files import alone
 from indexer.index_files.lists import Lists, read_lists
 from indexer.index_files.sizes import imbalance, list_sizes
 from indexer.index_files.version import ListsFile, Version, read_current
-from indexer.plan.plan import SLICE_BYTES
+from indexer.plan.plan import RANGE_BYTES
 
 MOST_SHARE, MOST_GROUPS = 0.10, 32
 """Beyond this share of the rows in additions, or so many of them, an index is compacted when it has grown: a search
@@ -31,7 +31,7 @@ looks at every list in all of them, and an open index holds all their files."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """What came of it.
+    """Result of a compaction.
 
     Attributes:
         groups: that were put together; 1 where there was nothing to do but dropping what is deleted, or nothing at all.
@@ -77,7 +77,7 @@ def compacted(base: Version, runner: Runner, progress: StageProgress) -> Compact
     build_dir = BuildDir(base.index, f"compact-{content_hash([base.name, files, str(faiss().__version__)])[:16]}")
     build_dir.make()
     if not build_dir.spec.exists():
-        build_dir.write_once(build_dir.spec, {"base": base.name, "bounds": slices_of(base)})
+        build_dir.write_once(build_dir.spec, {"base": base.name, "bounds": list_ranges_of(base)})
     bounds = build_dir.read_spec()["bounds"]
     done = StageSequence(build_dir, runner, progress).run("compact", len(bounds))
     version = replace(
@@ -96,11 +96,11 @@ def compacted(base: Version, runner: Runner, progress: StageProgress) -> Compact
     return Compaction(version=published, groups=len(base.groups), dropped=dropped, fresh=True)
 
 
-def slices_of(version: Version) -> list[tuple[int, int]]:
-    """Ranges of lists, each of about `SLICE_BYTES`, so that one of them is little memory; at least one per piece."""
+def list_ranges_of(version: Version) -> list[tuple[int, int]]:
+    """Ranges of lists, each of about `RANGE_BYTES`, so that one of them is little memory; at least one per piece."""
     sizes = list_sizes(version)
     entry = int(read_lists(version.groups[0][0].check(version.index), mapped=True).code_size) + 8
-    target = max(1.0, min(SLICE_BYTES, entry * version.next_id / max(1, version.plan.indices)))
+    target = max(1.0, min(RANGE_BYTES, entry * version.next_id / max(1, version.plan.indices)))
     bounds, first, held = [], 0, 0.0
     for number, size in enumerate(entry * sizes):
         if number > first and held + size > target:

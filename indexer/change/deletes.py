@@ -25,7 +25,7 @@ NAMED = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deletion:
-    """What came of a deletion.
+    """Result of a deletion.
 
     Attributes:
         version: current one afterwards.

@@ -175,7 +175,7 @@ def _higher(tuned: Setting, before: Setting) -> Setting:
 
 
 def _infos(tuning: Tuning | None, setting: Setting, *, whole: bool) -> Mapping[str, Any]:
-    """What a tuning changes in infos.json."""
+    """Entries of infos.json that a tuning changes."""
     if tuning is None:
         return {}
     parameters = f"nprobe={setting.nprobe}" + (f",k_factor={setting.k_factor}" if setting.k_factor > 1 else "")
@@ -193,7 +193,7 @@ def _infos(tuning: Tuning | None, setting: Setting, *, whole: bool) -> Mapping[s
 
 
 def compact(task: Task) -> Made:
-    """The lists of one slice: rows in the order of the groups, as searching them one upon the other sees them."""
+    """One range of the lists; rows stand in the order of the groups, as a search of all groups sees them."""
     base = read_version(task.index, task.spec["base"])
     first, last = task.spec["bounds"][task.unit.number]
     bits = deleted_bits(base)

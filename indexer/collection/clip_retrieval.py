@@ -18,7 +18,7 @@ from indexer.collection.parquet import opened
 from indexer.collection.parts import no_embeddings
 
 FOLDERS = {"image": "img_emb", "text": "text_emb"}
-"""What is embedded -> the folder of its vectors, which is also what their column is called here."""
+"""Modality -> folder of its vectors, whose name is also that of their column."""
 METADATA = "metadata"
 
 
@@ -94,7 +94,7 @@ class _Layout:
 
 
 def _layout(root: Path, output: str | None) -> _Layout:
-    """What is there; InputError where it is not the output asked for, or where a file lacks its partner."""
+    """Files of the folders; InputError where the requested output is missing, or a file lacks its partner."""
     there = {name: _numbered(root / folder, ".npy") for name, folder in FOLDERS.items() if (root / folder).is_dir()}
     if output is not None and output not in there:
         raise InputError(

@@ -231,7 +231,7 @@ class Collection:
 
 
 def faults(vectors: np.ndarray) -> np.ndarray:
-    """Which of some vectors have no place in an index: bool (n,), True where one is not finite, or all zeros.
+    """Vectors that cannot be indexed: bool (n,), True where one is not finite, or all zeros.
 
     Args:
         vectors: float32 (n, d).

@@ -81,7 +81,7 @@ def _is_vectors(type_: pa.DataType) -> bool:
 
 
 def _shape(path: Path, file: pq.ParquetFile, column: str) -> Shape:
-    """What the vectors of a file are, by its first one."""
+    """Shape of the vectors of a file, from its first one."""
     if column not in file.schema_arrow.names:
         raise InputError(
             f"{path} has no column {column!r}",

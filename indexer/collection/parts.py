@@ -23,7 +23,7 @@ IDENTITY = (
     pa.field("source", NAMES),
     pa.field("unit_id", NAMES),
 )
-"""What is known of a row of any collection; columns of metadata stand behind these."""
+"""Identity columns of a row of any collection; columns of metadata follow them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ def check_unchanged(root: str, part: PartRef) -> None:
 
 
 def place_of(root: str, file: FileRef) -> Place:
-    """Where a file stands."""
+    """Path or URL of a file."""
     return place(root) / file.path
 
 

@@ -28,7 +28,7 @@ FILES, WORK, LOCK = "files", "_work", "_lock"
 PIECE_BYTES = 1 << 20
 
 NO_ROOM_BYTES = 1 << 20
-"""Where less is left on a disk, a write that failed without a reason failed for that."""
+"""With less free space, a write that failed without a reason is taken for a full disk."""
 
 MOST_BYTES = 1 << 26
 """Of a record: the list of what thousands of units have made."""
@@ -70,7 +70,7 @@ class File:
     sha256: Sha256
 
     def check(self, index: Path) -> Path:
-        """Where it is; OutputError where it is missing or has another size."""
+        """Path of the payload; OutputError where it is missing or has another size."""
         path = below(index, self.path)
         try:
             size = path.stat().st_size

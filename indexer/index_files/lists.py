@@ -59,10 +59,10 @@ def append(target: Lists, source: Lists, *, first: int, last: int) -> int:
 
 
 class Stack:
-    """Lists seen as one: slices one after the other, and on top of each list those of later groups.
+    """One view of several lists files: ranges of lists one after the other, stacked with those of later groups.
 
     Args:
-        groups: each with the lists of its slices in order; together these are all lists of the index.
+        groups: each with its ranges of lists in order; together these are all lists of the index.
         merged: hold one copy of everything in memory; else lists of several groups are put together when looked at.
 
     Attributes:
@@ -71,7 +71,7 @@ class Stack:
 
     def __init__(self, groups: Sequence[Sequence[Lists]], *, code_size: int, merged: bool) -> None:
         self._parts = groups
-        wholes = [self._vertical(slices) for slices in groups]
+        wholes = [self._vertical(ranges) for ranges in groups]
         if len(wholes) == 1:
             self.lists = wholes[0]
         elif merged:
@@ -84,8 +84,8 @@ class Stack:
             self.lists = self._of(faiss().HStackInvertedLists, wholes)
         self._wholes = wholes
 
-    def _vertical(self, slices: Sequence[Lists]) -> Lists:
-        return slices[0] if len(slices) == 1 else self._of(faiss().VStackInvertedLists, slices)
+    def _vertical(self, ranges: Sequence[Lists]) -> Lists:
+        return ranges[0] if len(ranges) == 1 else self._of(faiss().VStackInvertedLists, ranges)
 
     def _of(self, kind: Any, parts: Sequence[Lists]) -> Lists:
         vector = faiss().InvertedListsPtrVector()

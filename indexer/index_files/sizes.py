@@ -11,7 +11,7 @@ from indexer.index_files.version import Version
 
 
 def sizes_of(version: Version) -> dict[str, Any]:
-    """What infos.json says of the sizes of a version; the names with spaces are autofaiss's."""
+    """Sizes of a version for infos.json; names with spaces are autofaiss's."""
     index_bytes = version.trained.bytes + sum(one.bytes for group in version.groups for one in group)
     rows_bytes = sum(one.bytes for one in version.rows)
     identity_bytes = sum(one.bytes for one in version.identity)
@@ -28,7 +28,7 @@ def sizes_of(version: Version) -> dict[str, Any]:
 
 
 def imbalance(version: Version) -> float:
-    """How much more work lists of different lengths make than equal ones: 1 where they are equal."""
+    """Imbalance factor: work of a search relative to lists of equal length, for which it is 1."""
     sizes = list_sizes(version)
     return float(len(sizes) * np.square(sizes).sum() / max(1.0, sizes.sum()) ** 2)
 

@@ -69,7 +69,7 @@ class Template:
         write_by_faiss(path, lambda writer: faiss().write_index(self.index, writer))
 
     def transformed(self, vectors: np.ndarray) -> np.ndarray:
-        """What the index sees of vectors: float32 (n, its own dimension)."""
+        """Vectors after the transforms: float32 (n, dimension of the index)."""
         for transform in self._transforms:
             vectors = transform.apply(vectors)
         return np.ascontiguousarray(vectors, dtype=np.float32)
@@ -99,7 +99,7 @@ class Template:
         return numbers
 
     def decoded(self, ids: np.ndarray) -> np.ndarray:
-        """What the codes of rows stand for: float32 (n, dim). RuntimeError where that is not known.
+        """Decoded vectors of rows: float32 (n, dim). RuntimeError where they cannot be had.
 
         The first call notes where each row is, which takes some 50 bytes per row.
         """
@@ -162,7 +162,7 @@ class CentroidSearch:
         self._on_gpu = on_gpu and hasattr(faiss(), "StandardGpuResources") and _is_flat(index)
 
     def run(self, work: Callable[[Any], T]) -> T:
-        """What `work` gives for the index. It is called again, with the CPU's, where it fails on the GPU."""
+        """Result of `work` for the index. It is called again with the CPU's where it fails on the GPU."""
         if self._on_gpu:
             try:
                 if self._copy is None:

@@ -62,7 +62,7 @@ class Version:
         index: folder of the index.
         name: "v0001" and so on; "" of a version that is not published yet.
         trained: the template.
-        groups: lists of the index as it was built, then those of each addition; the slices of a group are all lists.
+        groups: lists of the index as it was built, then those of each addition; the ranges of a group cover all lists.
         rows: vectors for exact re-ranking, by id; () where there are none.
         identity: identity files, by id.
         next_id: one more than the highest id.

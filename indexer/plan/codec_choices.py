@@ -14,7 +14,7 @@ POINTS_PER_CENTROID = 39
 """Fewer rows than this per list and k-means finds centroids that stand for nothing (faiss warns below 39)."""
 
 
-def ladder(dim: int, *, metric: str = "cosine", refine: bool = True) -> Iterator[Codec]:
+def codec_choices(dim: int, *, metric: str = "cosine", refine: bool = True) -> Iterator[Codec]:
     """The codecs that a plan may choose by itself, the best first, each smaller than the one before.
 
     With rows for re-ranking at hand, a code has only to bring the true neighbours among the first few dozen: 4-bit
@@ -26,10 +26,10 @@ def ladder(dim: int, *, metric: str = "cosine", refine: bool = True) -> Iterator
     """
     smallest = math.inf
     for name in _refined(dim, metric) if refine else _unrefined(dim, metric):
-        rung = codec(name, dim, list_dim=list_dim(dim) if metric != "ip" else None)
-        if rung.code_bytes < smallest:
-            smallest = rung.code_bytes
-            yield rung
+        choice = codec(name, dim, list_dim=list_dim(dim) if metric != "ip" else None)
+        if choice.code_bytes < smallest:
+            smallest = choice.code_bytes
+            yield choice
 
 
 def list_dim(dim: int) -> int:
@@ -66,7 +66,7 @@ def _unrefined(dim: int, metric: str) -> Iterator[str]:
 
 
 def lists_for(rows: int, *, packed: bool = False) -> int:
-    """How many lists `rows` vectors are put into: a power of two, with at least 39 rows for each.
+    """Number of lists for `rows` vectors: a power of two, with at least 39 rows for each.
 
     Args:
         packed: whether they are packed for SIMD. A packed list of 100 rows is scanned in the time that it takes to turn

@@ -12,7 +12,7 @@ ID_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
-    """One rung of the ladder.
+    """A codec for list entries.
 
     Attributes:
         key: faiss' name of it in a factory string: "RaBitQ4".
@@ -61,7 +61,7 @@ class Codec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Code:
-    """What a family of codecs makes of a vector.
+    """Code of a family of codecs.
 
     Attributes:
         size_bytes: of one code.

@@ -21,7 +21,7 @@ READ_ROWS = 65_536
 """Rows that are read at once where they are only looked at, as float16 and as float32."""
 
 WORKING_BYTES = 96 << 20
-"""What merging and tuning hold besides lists: buffers, queries with their true neighbours, pages of rows re-ranked."""
+"""Memory of merging and tuning besides lists: buffers, queries with their neighbours, pages of re-ranked rows."""
 
 TRUTH_QUERIES = 1_600
 """Queries whose true neighbours are found by comparing every row."""
@@ -47,7 +47,7 @@ TUNE_S = 40.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What is built and by whom, as far as the cost of a stage depends on it.
+    """Quantities that the cost of a stage depends on.
 
     Attributes:
         n, dim: rows and dimensions of the collection.
@@ -135,7 +135,7 @@ class StageCost:
 
 
 def stage_costs(work: Work) -> tuple[StageCost, ...]:
-    """What every stage takes, in their order."""
+    """Cost of each stage, in their order."""
     return _sample(work), _train(work), _truth(work), _add(work), _merge(work), _tune(work)
 
 
@@ -240,7 +240,7 @@ def add_bytes(rows: int, codec: Codec, nlist: int, dim: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """What a machine can do.
+    """Measured speed of a machine.
 
     Attributes:
         gflops: of one core in the matrix products of float32 that finding the nearest centroid consists of, 1e9/s.

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.errors import InputError
-from indexer.plan.codec_choices import ladder
+from indexer.plan.codec_choices import codec_choices
 from indexer.plan.costs import Speeds, StageCost, Work, stage_costs
 from indexer.plan.index_key import parse_key
-from indexer.plan.memory import asked_for, best_that_fits, rows_of_block, trainable
+from indexer.plan.memory import best_codec_that_fits, codec_of_key, rows_of_block, trainable
 from indexer.plan.options import BuildOptions, bytes_text
 
 SCHEMA = 1
@@ -19,13 +19,13 @@ KMEANS_ITERATIONS = 6
 """On real sentences the lists found after 4 iterations over 50 rows each hold as many true neighbours in as few probed
 rows as those after 10 over 100 (0.952 and 0.949 in 12 % of the rows), for a quarter of the time."""
 
-SLICE_BYTES = 128 << 20
-"""Of one slice on average, so that the largest stays below 256 MB where lists differ."""
+RANGE_BYTES = 128 << 20
+"""Of one range of lists on average, so that the largest stays below 256 MB where lists differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexPlan:
-    """What is built, and how. Equal plans of equal collections give equal files.
+    """Plan of an index. Equal plans of equal collections give equal files.
 
     Attributes:
         schema: version of its form as JSON.
@@ -72,8 +72,8 @@ class IndexPlan:
     notes: tuple[str, ...] = ()
 
 
-def make_plan(n: int, dim: int, wish: BuildOptions, *, unit_length: bool, speeds: Speeds) -> IndexPlan:
-    """The plan for `n` rows of `dim` dimensions within the wish.
+def make_plan(n: int, dim: int, options: BuildOptions, *, unit_length: bool, speeds: Speeds) -> IndexPlan:
+    """The plan for `n` rows of `dim` dimensions within the options.
 
     Args:
         unit_length: whether the vectors have length 1.
@@ -83,7 +83,7 @@ def make_plan(n: int, dim: int, wish: BuildOptions, *, unit_length: bool, speeds
             message has the numbers, the next step the nearest plans that fit.
         UsageError: an option has no meaning here.
     """
-    wish.check()
+    options.check()
     if n < 1:
         raise InputError(
             "there are no embeddings to index",
@@ -91,12 +91,16 @@ def make_plan(n: int, dim: int, wish: BuildOptions, *, unit_length: bool, speeds
             code="no_embeddings",
         )
     notes: list[str] = []
-    asked = parse_key(wish.index_key, dim=dim, rows=n) if wish.index_key is not None else None
-    metric = "l2" if wish.metric == "l2" else "cosine" if unit_length else "ip"
-    rungs = list(ladder(dim, metric=metric, refine=wish.refine != "none"))
-    chosen, nlist = asked_for(asked, n, dim, wish, rungs, notes) if asked else best_that_fits(n, dim, wish, rungs)
-    block_rows = rows_of_block(n, dim, chosen, nlist, wish)
-    nlist, train_rows = trainable(n, dim, chosen, nlist, wish, notes)
+    asked = parse_key(options.index_key, dim=dim, rows=n) if options.index_key is not None else None
+    metric = "l2" if options.metric == "l2" else "cosine" if unit_length else "ip"
+    choices = list(codec_choices(dim, metric=metric, refine=options.refine != "none"))
+    chosen, nlist = (
+        codec_of_key(asked, n, dim, options, choices, notes)
+        if asked
+        else best_codec_that_fits(n, dim, options, choices)
+    )
+    block_rows = rows_of_block(n, dim, chosen, nlist, options)
+    nlist, train_rows = trainable(n, dim, chosen, nlist, options, notes)
     work = Work(
         n=n,
         dim=dim,
@@ -105,24 +109,24 @@ def make_plan(n: int, dim: int, wish: BuildOptions, *, unit_length: bool, speeds
         train_rows=train_rows,
         iterations=KMEANS_ITERATIONS,
         block_rows=block_rows,
-        slices=_slices(n * chosen.bytes_per_vector(), nlist, wish, notes),
-        refine=wish.refine if wish.refine != "auto" else "fp16" if chosen.refine else "none",
-        workers=wish.workers,
-        memory=wish.current_memory_available,
+        slices=_slices(n * chosen.bytes_per_vector(), nlist, options, notes),
+        refine=options.refine if options.refine != "auto" else "fp16" if chosen.refine else "none",
+        workers=options.workers,
+        memory=options.current_memory_available,
         speeds=speeds,
     )
-    return _plan_of(work, wish, metric=metric, coarse=asked.coarse if asked else "", notes=notes)
+    return _plan_of(work, options, metric=metric, coarse=asked.coarse if asked else "", notes=notes)
 
 
-def _slices(entries_bytes: int, nlist: int, wish: BuildOptions, notes: list[str]) -> int:
+def _slices(entries_bytes: int, nlist: int, options: BuildOptions, notes: list[str]) -> int:
     """Ranges of lists to merge by: at least one for each index that is kept, where there are so many lists."""
-    slices = min(nlist, max(wish.nb_indices_to_keep, math.ceil(entries_bytes / SLICE_BYTES)))
-    if slices < wish.nb_indices_to_keep:
-        notes.append(f"{nlist} lists are divided into {slices} indices, not into {wish.nb_indices_to_keep}")
+    slices = min(nlist, max(options.nb_indices_to_keep, math.ceil(entries_bytes / RANGE_BYTES)))
+    if slices < options.nb_indices_to_keep:
+        notes.append(f"{nlist} lists are divided into {slices} indices, not into {options.nb_indices_to_keep}")
     return slices
 
 
-def _plan_of(work: Work, wish: BuildOptions, *, metric: str, coarse: str, notes: Sequence[str]) -> IndexPlan:
+def _plan_of(work: Work, options: BuildOptions, *, metric: str, coarse: str, notes: Sequence[str]) -> IndexPlan:
     n, chosen, nlist = work.n, work.codec, work.nlist
     index_bytes = chosen.index_bytes(n, nlist, work.dim)
     return IndexPlan(
@@ -135,12 +139,12 @@ def _plan_of(work: Work, wish: BuildOptions, *, metric: str, coarse: str, notes:
         transform=chosen.transform,
         train_rows=work.train_rows,
         kmeans_iterations=work.iterations if nlist > 1 else 1,
-        seed=wish.seed,
+        seed=options.seed,
         block_rows=work.block_rows,
         slices=work.slices,
         refine=work.refine,
         fastscan_at_load=chosen.fastscan_at_load,
-        indices=min(wish.nb_indices_to_keep, work.slices),
+        indices=min(options.nb_indices_to_keep, work.slices),
         bytes_per_vector_ram=round(index_bytes / n, 2),
         bytes_per_vector_disk=round((index_bytes + work.rows_bytes) / n, 2),
         stages=stage_costs(work),

@@ -18,7 +18,7 @@ ENOUGH_FOUND = 0.99
 
 
 class Searches(Protocol):
-    """What is tuned: `indexer.searcher.Searcher`, or anything that answers like it."""
+    """Interface of the searcher that is tuned: `indexer.searcher.Searcher` or a fake."""
 
     def search(
         self,
@@ -35,7 +35,7 @@ class Searches(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What is asked of a search.
+    """Target of tuning.
 
     Attributes:
         recall: recall@k that the worst query set is to reach; None where only the time counts.
@@ -52,7 +52,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """How to search.
+    """Search parameters.
 
     Attributes:
         nprobe: lists that are looked at.
@@ -125,7 +125,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """What the chosen setting is worth on the queries that are reported, for one set.
+    """Recall and latency of the chosen setting on the reported half of one query set.
 
     Attributes:
         queries: reported ones; the truth of as many more was tuned on.
@@ -148,7 +148,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """What was chosen, and why.
+    """Result of tuning.
 
     Attributes:
         setting: how the index is to be searched.

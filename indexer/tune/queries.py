@@ -30,7 +30,7 @@ SEED = 1234
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryPlan:
-    """How the query sets of a build are made; the same plan and collection give the same sets.
+    """Plan of the query sets of a build; equal plans of equal collections give equal sets.
 
     Attributes:
         counts: queries in each set at most, by its name.
@@ -73,7 +73,7 @@ class QuerySet:
 def plan_queries(
     collection: Collection, *, files: Mapping[str, str] | None = None, count: int | None = None, seed: int = SEED
 ) -> QueryPlan:
-    """Which query sets a collection has.
+    """Plan the query sets of a collection.
 
     Args:
         files: name -> .npy file of floats (q, dim), or output folder of a run with the same model.

@@ -18,7 +18,7 @@ from indexer.tune.recall import which_right
 from indexer.tune.tuning_split import Half
 
 K_FACTORS = (1, 2, 4, 8, 16, 32, 64)
-"""How many times k candidates are re-ranked; 1 re-ranks nothing."""
+"""Factors of k that give the number of re-ranked candidates; 1 re-ranks nothing."""
 MOST_CANDIDATES = 2_000
 FIRST_WIDTH = 3
 WIDENED_FOR = 0.002
@@ -34,7 +34,7 @@ STEPS_UP = 4
 CLOSE_LOOKS = 4
 """So many are expected when it is decided how many queries one can have."""
 LAST_DOUBLINGS = 4
-"""Where only the time counts, the doubling ends beyond it: so many of the last ones are looked at closely."""
+"""With a latency target alone, so many of the last doublings are measured with all queries."""
 HALF_STEP_DOWN = 2**-0.25
 
 
@@ -160,7 +160,7 @@ class Sweep:
             yield min(self.nlist, _rounded(enough * math.sqrt(2)))
 
     def _narrowest(self, nprobe: int) -> int:
-        """How many factors are worth looking at with so many probes; looking widens that where it must."""
+        """Number of factors worth measuring with so many probes; `_look` widens it where needed."""
         points = self.known[nprobe]
         top = points[-1].recall
         for width, point in enumerate(points, start=1):

@@ -20,10 +20,10 @@ from indexer.tune.tuning_split import Half, halves, mixed
 FEWEST_PROBES = 2
 """Of an index with lists, one is never all that is looked at: neighbours of a query near an edge lie beyond."""
 UNTUNED = Setting(nprobe=64, k_factor=8)
-"""Where there are no queries to tune by."""
+"""Setting where there are no queries to tune by."""
 TIMED_POINTS, TIMED_CHOICES = 16, 4
 AS_GOOD = 0.002
-"""Where the target is missed: the fastest setting within this of the best is taken."""
+"""Recall below the best at which the fastest setting is taken, where the target is missed."""
 MOST_RAISED = 3
 
 
@@ -148,7 +148,7 @@ def _different(points: Sequence[Point]) -> list[Point]:
 
 
 def _choices(points: Sequence[Point], goal: Goal) -> list[Point]:
-    """What may be chosen, by what is expected: the likeliest first."""
+    """Settings that may be chosen, by their expected times, the likeliest first."""
     points = [point for point in points if point.finds_enough] or list(points)
     if goal.milliseconds is not None:
         points = [point for point in points if (point.mean_ms or point.expected_ms) <= goal.milliseconds] or [

@@ -10,7 +10,7 @@ import pytest
 
 from core.errors import EmbqError, InputError, UsageError
 from indexer.index_files.files import from_json, to_json
-from indexer.plan.codec_choices import ladder
+from indexer.plan.codec_choices import codec_choices
 from indexer.plan.codecs import Codec, codec
 from indexer.plan.costs import Speeds, measure_speeds
 from indexer.plan.options import BuildOptions, available_memory, bytes_text, parse_bytes, parse_recall
@@ -61,13 +61,13 @@ def test_the_bytes_of_a_code_are_those_of_faiss(dim: int) -> None:
 @pytest.mark.parametrize("metric", ["cosine", "ip"])
 @pytest.mark.parametrize("refine", [True, False])
 @pytest.mark.parametrize("dim", [1, 7, 16, 64, 100, 384, 511, 768, 1000])
-def test_each_rung_of_the_ladder_is_smaller_than_the_one_before(dim: int, refine: bool, metric: str) -> None:
+def test_each_codec_choice_is_smaller_than_the_one_before(dim: int, refine: bool, metric: str) -> None:
     import faiss
 
-    rungs = list(ladder(dim, metric=metric, refine=refine))
-    sizes = [rung.code_bytes for rung in rungs]
-    for rung in rungs:
-        assert faiss.extract_index_ivf(faiss.index_factory(dim, rung.factory(4))).code_size == rung.code_bytes
+    choices = list(codec_choices(dim, metric=metric, refine=refine))
+    sizes = [choice.code_bytes for choice in choices]
+    for choice in choices:
+        assert faiss.extract_index_ivf(faiss.index_factory(dim, choice.factory(4))).code_size == choice.code_bytes
     assert sizes == sorted(sizes, reverse=True)
     assert len(sizes) == len(set(sizes))
 
