@@ -83,7 +83,7 @@ def test_a_second_ctrl_c_gives_begun_units_back_instead_of_finishing_them(short_
     with started("run", texts, "-o", root, "-m", model, "--unit-size", "3000") as command:
         await_in(command, lambda: ledger.begun())
         command.signal(signal.SIGINT)
-        await_in(command, lambda: "begun units are finished" in command.stderr)
+        await_in(command, lambda: "units in flight are finished" in command.stderr)
         # Two signals within a second of the clock of any process that they come to are one request. So an impatient
         # user is asked for; the unit would take a minute.
         impatient = time.monotonic()
@@ -115,7 +115,7 @@ def test_a_run_can_be_watched_interrupted_resumed_and_repeated(short_tmp: Path, 
         # A second session on the same output is sent away and leaves the first one alone.
         second, _, refusal = ended(*run)
         command.signal(signal.SIGINT)
-        await_in(command, lambda: "begun units are finished" in command.stderr)
+        await_in(command, lambda: "units in flight are finished" in command.stderr)
         let_go(gate)
         assert command.wait() == 130, command.said
         assert f"embq resume {root}" in command.stderr
