@@ -9,14 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-
-from rich.console import Console
-from rich.status import Status
+from typing import TextIO
 
 from core.errors import UsageError
 from core.process.limits import cores
-from core.service.progress_line import duration
+from core.service.progress_line import ProgressLine, duration
 from embq.bench.outcomes import Condition, Outcome
 from embq.bench.services import Model, Replicate, Services, WorkerSet
 from embq.bench.texts import write_records
@@ -150,6 +147,7 @@ class Progress:
         worker_sets: processes of each worker set that will be loaded.
         runs: to measure.
         seconds: assumed duration of a run, before any was measured.
+        stream: stderr by default.
         clock: monotonic seconds.
     """
 
@@ -159,7 +157,7 @@ class Progress:
         worker_sets: list[int],
         runs: int,
         seconds: float,
-        console: Console | None = None,
+        stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runs = runs
@@ -167,24 +165,17 @@ class Progress:
         self._sets = list(worker_sets)
         self._seconds = seconds
         self._clock = clock
-        self._console = console or Console(stderr=True, highlight=False)
-        self._status: Status | None = None
+        self._line = ProgressLine(every_s=math.inf, stream=stream)
         self._now = ""
         self._at = clock()
         self._load_s: list[float] = []
         self._run_s: list[float] = []
 
     def __enter__(self) -> Progress:
-        if self._console.is_terminal:
-            self._status = self._console.status("")
-            self._status.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._status is not None:
-            self._status.stop()
+    def __exit__(self, *_: object) -> None:
+        self._line.close()
 
     def loading(self, processes: int) -> None:
         """The model is loading in this many worker processes."""
@@ -205,7 +196,7 @@ class Progress:
         self.done += 1
         self._run_s.append(self._clock() - self._at)
         left = f"; about {duration(self.left_s() or 0.0)} left" if self.done < self.runs else ""
-        self._console.print(f"{self._now}: {rate:,.1f} records/s{left}", markup=False)
+        self._line.say(f"{self._now}: {rate:,.1f} records/s{left}")
 
     def left_s(self) -> float | None:
         """Seconds until the end; None before the first load."""
@@ -218,10 +209,9 @@ class Progress:
 
     def update(self) -> None:
         """Update the shown time."""
-        if self._status is not None:
-            left = self.left_s()
-            about = f"; about {duration(left)} left" if left is not None else ""
-            self._status.update(f"{self._now}, {self._clock() - self._at:.0f} s{about}")
+        left = self.left_s()
+        about = f"; about {duration(left)} left" if left is not None else ""
+        self._line.show(f"{self._now}, {self._clock() - self._at:.0f} s{about}")
 
     def _next(self, what: str) -> None:
         self._now, self._at = what, self._clock()

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from fake_nvml import Card, fake_nvml
-from rich.console import Console
 
 from core import benchmark_record
 from core.errors import InputError, OutputError, UsageError
@@ -303,28 +302,26 @@ def test_memory_is_known_of_processes_that_are_there() -> None:
 def test_what_is_left_follows_from_what_loading_and_runs_took() -> None:
     now = [0.0]
     out = io.StringIO()
-    course = Progress(
-        worker_sets=[1, 1], runs=4, seconds=10.0, console=Console(file=out, width=200), clock=lambda: now[0]
-    )
-    assert course.left_s() is None, "nothing was seen yet"
-    course.loading(1)
+    progress = Progress(worker_sets=[1, 1], runs=4, seconds=10.0, stream=out, clock=lambda: now[0])
+    assert progress.left_s() is None, "nothing was seen yet"
+    progress.loading(1)
     now[0] += 20
-    course.loaded(1)
+    progress.loaded(1)
     for _ in range(2):
-        course.begins("one")
+        progress.begins("one")
         now[0] += 6
-        course.ended(100.0)
-    # One more worker_set: 20 s to load, half a run to warm up; and two runs.
-    assert course.left_s() == 20 + 3 + 2 * 6
+        progress.ended(100.0)
+    # One more worker set: 20 s to load, half a run to warm up; and two runs.
+    assert progress.left_s() == 20 + 3 + 2 * 6
     assert out.getvalue().splitlines()[-1] == "one, run 2 of 4: 100.0 records/s; about 35 s left"
-    course.loading(1)
+    progress.loading(1)
     now[0] += 10
-    course.loaded(1)
+    progress.loaded(1)
     for _ in range(2):
-        course.begins("two")
+        progress.begins("two")
         now[0] += 6
-        course.ended(100.0)
-    assert course.left_s() == 0
+        progress.ended(100.0)
+    assert progress.left_s() == 0
     assert out.getvalue().splitlines()[-1] == "two, run 4 of 4: 100.0 records/s"
 
 
