@@ -1,4 +1,4 @@
-"""`embq verify`."""
+"""`embq verify`: checks an output folder."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ SHOWN = 20
     "mode",
     flag_value="quick",
     default="full",
-    help="Only the commit log, the manifest's digest, sizes and footers of the files, and litter.",
+    help="Check only the commit log, the manifest's digest, sizes and footers of the files, and orphaned files.",
 )
 @click.option(
     "--layout",
     "readers",
     type=click.Choice(["clip-retrieval"]),
     default=None,
-    help="Also check that these programs find in an npy output what they take it for.",
+    help="Also check that these programs read an npy output correctly.",
 )
 @json_option
 def command(output: str, mode: Mode, readers: Readers | None, as_json: bool) -> int:
-    """Re-read the inputs and the output OUT, and check every invariant.
+    """Verify the output OUT against its inputs.
 
-    Checks the commit log, every file's hash, that each sample of each committed unit is there exactly once as a row
-    or as a failure, and the vectors: recomputed for stub: models, finite for others. An unfinished run is checked as
-    far as it got. With --quick, files are not read to their ends, and inputs not at all.
+    Checks the commit log, the hash of every file, that each sample of each committed unit is stored exactly once as a
+    row or as a failure, and the vectors: recomputed for stub: models, finite for others. Of an unfinished run, the
+    committed part is checked. With --quick, rows and inputs are not read.
 
-    Exit status: 0 nothing is broken, 65 something is, 74 a commit record is damaged.
+    Exit status: 0 no violations, 65 violations found, 74 a commit record is damaged.
     """
     from core.service.progress_line import ProgressLine
     from core.storage.paths import place
@@ -98,5 +98,5 @@ def _print_account(report: Report) -> None:
 
 def _keys(report: Report) -> str:
     if report.mode == "quick":
-        return "not compared with the inputs: without --quick they are"
+        return "not compared with the inputs (--quick)"
     return f"{report.samples_checked:,} compared with a second reading of the inputs"
