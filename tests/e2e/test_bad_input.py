@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from build_output import build
 from e2e.check import check_complete, read_output
 from e2e.session import called, ended, logs, started, succeed, write_shards, write_tar, write_texts
 
@@ -204,7 +205,7 @@ def test_a_broker_that_would_lose_work_is_refused(own_server: EmbeddedServer, sh
     with connect(own_server.url) as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
         for arguments in (enqueue, ["producer"], ["writer"], ["worker"]):
-            said = ended(*arguments, environment={"EMBQ_BROKER_URL": own_server.url})
+            said = called(*arguments, environment={"EMBQ_BROKER_URL": own_server.url})
             assert_refused(*said, exits=78, code="broker", says="maxmemory-policy is allkeys-lru")
             assert "CONFIG SET maxmemory-policy noeviction" in said[2]
         client.config_set("maxmemory-policy", "noeviction")
@@ -216,16 +217,16 @@ def test_a_broker_that_would_lose_work_is_refused(own_server: EmbeddedServer, sh
 
 
 def test_wrong_urls_and_settings_are_refused(short_tmp: Path, broker: EmbeddedServer) -> None:
-    assert_refused(*ended("producer"), exits=78, code="config", says="no broker is configured")
+    assert_refused(*called("producer"), exits=78, code="config", says="no broker is configured")
     said = ended("producer", "--broker", "http://:secret@localhost")
     assert_refused(*said, exits=78, code="config", says="must start with redis://")
     assert "secret" not in said[2]
     wrong = broker.url.replace("unix://:", "unix://:x")
-    said = ended("producer", environment={"EMBQ_BROKER_URL": wrong})
+    said = called("producer", environment={"EMBQ_BROKER_URL": wrong})
     assert_refused(*said, exits=78, code="config", says="does not take this password")
-    said = ended("producer", environment={"EMBQ_BROKER_URL": broker.url, "EMBQ_LEASE_S": "soon"})
+    said = called("producer", environment={"EMBQ_BROKER_URL": broker.url, "EMBQ_LEASE_S": "soon"})
     assert_refused(*said, exits=78, code="config", says="EMBQ_LEASE_S='soon'")
-    said = ended("producer", environment={"EMBQ_BROKER_PASSWORD_FILE": str(short_tmp / "none")})
+    said = called("producer", environment={"EMBQ_BROKER_PASSWORD_FILE": str(short_tmp / "none")})
     assert_refused(*said, exits=78, code="config", says="EMBQ_BROKER_PASSWORD_FILE")
 
 
@@ -236,7 +237,7 @@ def test_an_output_folder_that_holds_something_else_is_left_alone(short_tmp: Pat
     root, texts, others = short_tmp / "out", short_tmp / "texts.jsonl", short_tmp / "others.jsonl"
     write_texts(texts, 3)
     write_texts(others, 3, name="other")
-    succeed("run", texts, "-o", root, "-m", MODEL, "--quiet")
+    build(root, [texts])
     before = read_output(root).records
 
     said = called("run", others, texts, "-o", root, "-m", MODEL, "--unit-size", "2")
@@ -262,7 +263,7 @@ def test_an_output_folder_that_holds_something_else_is_left_alone(short_tmp: Pat
 def test_a_folder_without_a_run_is_named(short_tmp: Path, verb: str) -> None:
     (short_tmp / "empty").mkdir()
     for folder in ("empty", "none"):
-        status, stdout, stderr = ended(verb, short_tmp / folder)
+        status, stdout, stderr = called(verb, short_tmp / folder)
         assert (status, stdout) == (65, ""), stderr
         assert stderr.startswith("error["), stderr
         assert "  next:  " in stderr
@@ -270,9 +271,9 @@ def test_a_folder_without_a_run_is_named(short_tmp: Path, verb: str) -> None:
 
 
 def test_a_damaged_commit_record_is_never_skipped(short_tmp: Path) -> None:
-    root, texts = short_tmp / "out", short_tmp / "texts.jsonl"
+    texts = short_tmp / "texts.jsonl"
     write_texts(texts, 3)
-    succeed("run", texts, "-o", root, "-m", MODEL, "--quiet")
+    root = build(short_tmp / "out", [texts])
     before = listing(root)
     record = root / "commits" / "00000002.json"
     whole = record.read_bytes()
@@ -284,7 +285,7 @@ def test_a_damaged_commit_record_is_never_skipped(short_tmp: Path) -> None:
     for how, verbs in {"changed": ("resume",), "cut": ("status", "verify"), "gone": ("status", "failures")}.items():
         damage[how]()
         for verb in verbs:
-            said = ended(verb, root)
+            said = called(verb, root)
             assert_refused(*said, exits=74, code="commit_damaged", says="00000002.json")
     record.write_bytes(whole)
     assert listing(root) == before, "nothing was overwritten"
@@ -300,9 +301,9 @@ def test_an_output_that_cannot_be_written_is_named(short_tmp: Path, broker: Embe
     texts, file = short_tmp / "texts.jsonl", short_tmp / "file"
     write_texts(texts, 3)
     file.write_text("not a folder")
-    said = ended("run", texts, "-o", file / "out", "-m", MODEL)
+    said = called("run", texts, "-o", file / "out", "-m", MODEL)
     assert_refused(*said, exits=74, code="not_writable", says=str(file))
-    status, stdout, stderr = ended("run", texts, "-o", file, "-m", MODEL)
+    status, stdout, stderr = called("run", texts, "-o", file, "-m", MODEL)
     assert (status, stdout) == (2, "")
     assert "is a file" in stderr
     file.unlink()
