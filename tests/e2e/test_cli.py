@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from build_output import build
 from e2e.session import Command, await_in, started, write_texts
 from e2e.session import process_ended as ended
 
@@ -45,8 +46,7 @@ def finished() -> Iterator[Path]:
     """The output folder of a finished run."""
     with tempfile.TemporaryDirectory(prefix="embq-t") as folder:
         write_texts(Path(folder) / "texts.jsonl", 20)
-        succeed("run", Path(folder) / "texts.jsonl", "-o", Path(folder) / "out", "-m", "stub:8", "--quiet")
-        yield Path(folder) / "out"
+        yield build(Path(folder) / "out", [Path(folder) / "texts.jsonl"])
 
 
 def succeed(*arguments: str | Path, **options: Any) -> str:

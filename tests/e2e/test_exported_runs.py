@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from build_output import build
 from e2e.check import stub
-from e2e.session import ended, succeed, write_texts
+from e2e.session import succeed, write_texts
 
 DIM = 8
 
@@ -49,8 +50,7 @@ def test_the_row_of_a_retried_sample_stands_where_its_sample_does(short_tmp: Pat
     lines = [json.dumps({"id": f"k{n:02d}", "text": f"text {n}"}) for n in range(40)]
     broken = [line if n not in (3, 4, 25) else "#" * len(line) for n, line in enumerate(lines)]
     source.write_text("\n".join(broken) + "\n")
-    status, _, stderr = ended("run", source, "-o", out, "-m", f"stub:{DIM}", "--unit-size", "10", "--quiet")
-    assert status == 3, stderr
+    build(out, [source], unit_samples=10)
 
     source.write_text("\n".join(lines) + "\n")
     succeed("retry", out)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from build_output import build
 from e2e.session import picture, succeed, write_tar
 
 from core.run.reader import row_tables
@@ -56,7 +57,7 @@ def test_fields_that_change_their_type_keep_the_schema_and_lose_nothing(short_tm
     common = ["run", source, "-m", "stub:8", *options]
 
     succeed(*common, "-o", short_tmp / "two", "--workers-per-device", "2")
-    succeed(*common, "-o", short_tmp / "one", "--output-format", "hdf5")
+    build(short_tmp / "one", [source], format="hdf5", unit_samples=10, units_per_commit=5)
 
     columns = load_run(short_tmp / "two").rows.columns
     assert {column.name: column.type for column in columns} == COLUMNS
@@ -83,8 +84,7 @@ def test_the_json_members_of_a_shard_become_columns(short_tmp: Path) -> None:
         )
     ]
     write_tar(short_tmp / "in.tar", members)
-    root = short_tmp / "out"
-    succeed("run", short_tmp / "in.tar", "-o", root, "-m", "stub:8", "--devices", "cpu", "--quiet")
+    root = build(short_tmp / "out", [short_tmp / "in.tar"], unit_samples=20)
     (table,) = row_tables(root)
     assert table["url"].to_pylist() == [f"u{number}" for number in range(20)]
     assert table["json_key"].to_pylist() == list(range(20))
