@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz install test-compose test-faults test-readers test-slow test-training soak uptime clean
+.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz install test-compose test-faults test-readers test-slow test-training soak uptime clean
 
 install: .venv/installed
 
@@ -16,11 +16,14 @@ install: .venv/installed
 demo: install   ## embed real texts and photographs, verify, search
 	HF_HUB_OFFLINE= $(BIN)/python -m demo
 
-test: install   ## unit, contract and end-to-end tests, and the quick ones of the fault matrix
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile
+test: install   ## unit, contract and end-to-end tests, and the quick ones of the fault matrix: [JOBS=3]
+	$(BIN)/python -m pytest -q -n $(or $(JOBS),3) --dist loadfile
 
-test-slow: install   ## the tests that `make test` leaves out because they take long
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile -m slow --slow
+test-slow: install   ## the tests that `make test` leaves out because they take long: [JOBS=3]
+	$(BIN)/python -m pytest -q -n $(or $(JOBS),3) --dist loadfile -m slow --slow
+
+coverage: install   ## `make test` with the branch coverage of the packages, also in the processes that tests start: [JOBS=3]
+	$(BIN)/python -m pytest -q -n $(or $(JOBS),3) --dist loadfile --cov --cov-report=term --cov-report=html:.coverage-html
 
 test-training: install .venv/ray-installed   ## training whole, under Ray too, and where jube is on PATH or in EMBQ_TEST_JUBE the benchmark under it
 	$(BIN)/python -m pytest -q tests/training --slow
@@ -134,4 +137,4 @@ soak: install   ## random faults, exact check after each seed: [SEED=1] [SEEDS=2
 	$(SOAK) --seed $(or $(SEED),1) --jobs $(or $(JOBS),1)
 
 clean:
-	rm -rf .venv .venv-readers .venv-bench .venv-autofaiss bench/cache build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-readers .venv-bench .venv-autofaiss bench/cache build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage .coverage.* .coverage-html
