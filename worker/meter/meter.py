@@ -166,7 +166,7 @@ class Meter:
             return None
 
     def report(self, now: float) -> dict[str, Any]:
-        """Counters and rate for the report of this worker, see `core.queue.registry.WorkerReport`."""
+        """Counters and rate for the report of this worker, see `core.queue.heartbeats.WorkerReport`."""
         self._reported = [(at, rows) for at, rows in self._reported if now - at <= REPORT_WINDOW_S]
         self._reported.append((now, self.rows))
         began, before = self._reported[0]
