@@ -144,7 +144,7 @@ def test_systemd_understands_every_line(tmp_path: Path) -> None:
     done = subprocess.run(verify, capture_output=True, text=True, check=False, timeout=60)
     about_us = [line for line in done.stderr.splitlines() if "embq" in line]
     assert (done.returncode, about_us) == (0, []), done.stderr
-    spoilt = tmp_path / "embq-writer.run_writer"
+    spoilt = tmp_path / "embq-writer.service"
     spoilt.write_text(spoilt.read_text().replace("ProtectSystem=strict", "ProtectSytem=strict"))
     done = subprocess.run(verify, capture_output=True, text=True, check=False, timeout=60)
     assert "ProtectSytem" in done.stderr
