@@ -13,7 +13,7 @@ from faults.kit.indexes import PATIENCE_S, STAGES, Building, MakeBuilding, crash
 from faults.kit.table import Recovery
 
 MOMENTS = {
-    "between stages": ("indexer.build.build:run_stage", "before", "('{stage}',"),
+    "between stages": ("indexer.build.build:StageSequence.run", "before", ", '{stage}', "),
     "in a unit": ("indexer.build.process:do", "before", "stage='{stage}', number=0,"),
     "a unit's file stands, its sidecar not yet": ("indexer.build.task:_keep", "after", "stage='{stage}', number=0,"),
     "a unit's sidecar stands, nobody was told": ("indexer.build.task:perform", "after", "stage='{stage}', number=0,"),
