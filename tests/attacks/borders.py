@@ -44,7 +44,7 @@ from core.units import canonical_json
 from embq.searching.query import Query
 from embq.serving.requests import KnnRequest, RowsRequest
 from indexer.build.units import Sidecar
-from indexer.index_files.files import File
+from indexer.index_files.files import File, from_json, to_json
 from indexer.index_files.version import RECORD, read_current
 from worker.embedders.image.decoding import open_image
 from worker.embedders.registry import load
@@ -216,8 +216,8 @@ def _of_folders() -> dict[str, Border]:
         "version of an index": _file(version, lambda: read_current(index)),
         "current version of an index": _file(index / "CURRENT", lambda: read_current(index)),
         "sidecar of an index": Border(
-            lambda data: Sidecar.from_description(wire.read(dict[str, Any], data, what="sidecar")),
-            (_json(sidecar.describe()),),
+            lambda data: from_json(Sidecar, wire.read(dict[str, Any], data, what="sidecar"), "sidecar"),
+            (_json(to_json(sidecar)),),
         ),
     }
 

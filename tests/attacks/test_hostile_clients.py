@@ -85,8 +85,8 @@ def test_a_client_is_served_while_others_hold_connections_open(server: Server, f
             assert server.ask("/indices-list").json == ["docs"]
             assert len(server.ask("/knn-service", {"embedding_input": [1.0] * 8, "num_images": 3}).json) == 3
         held = len(os.listdir(f"/proc/{server.command.process.pid}/fd"))
-        assert held < server.MOST_OF_CLIENT + 200
-        wait_until(lambda: sum(map(closed, idle)) >= IDLE - server.MOST_OF_CLIENT)
+        assert held < server_module.MOST_OF_CLIENT + 200
+        wait_until(lambda: sum(map(closed, idle)) >= IDLE - server_module.MOST_OF_CLIENT)
     assert server.command.stderr.count("connections_closed") == 1
     assert len(server.command.stderr) < 20_000
     assert "Traceback" not in server.command.stderr
@@ -260,7 +260,7 @@ def test_a_server_asks_for_files_and_bounds_connections_by_what_it_gets(monkeypa
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
     for limits, room in [((1024, 524288), 768), ((1024, 1024), 512), ((256, 256), 128), ((-1, -1), 768)]:
         monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
-        assert server.room() == room
+        assert server_module.room() == room
     assert given == [(4096, 524288)]
 
 
