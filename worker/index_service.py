@@ -8,13 +8,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
+import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.process.children import ChildEndedError
+from core.process.children import ChildEndedError, JsonChild
 from core.queue import hints
 from core.queue.heartbeats import WORKER_REPORTS
 from core.queue.hints import IndexHint
@@ -27,7 +28,6 @@ from worker.claim.lease import Lease
 from worker.claim.rq_worker import HintReceiver
 from worker.claim.scheduler import Turn, TurnClock
 from worker.context import WorkerContext
-from worker.index_child import IndexChild
 from worker.meter.progress_board import Span
 
 LOOK_S = 0.25
@@ -309,3 +309,45 @@ class IndexAccess:
         if not os.access(folder, os.W_OK):
             return f"{folder} cannot be written here", False
         return "", False
+
+
+class IndexChild(JsonChild):
+    """`python -m indexer.build.process` with one unit in hand at a time. Used by one thread.
+
+    Args:
+        worker: name that stands in what it makes.
+        threads: that it may use.
+        memory_bytes: that it may take.
+        on_gpu: whether it may use the GPU that this process sees.
+    """
+
+    def __init__(self, *, worker: str, threads: int, memory_bytes: int, on_gpu: bool = False) -> None:
+        options = ("--worker", worker, "--threads", str(threads), "--memory", str(memory_bytes))
+        # No address of the broker: what this process reads are files.
+        super().__init__(
+            [sys.executable, "-m", "indexer.build.process", *options, *(["--gpu"] if on_gpu else [])],
+            OMP_NUM_THREADS=str(threads),
+            EMBQ_BROKER_URL="",
+        )
+        self._activity = (0, "")
+
+    def leave_gpu(self) -> bool:
+        """Have the processes that are started from now on use the CPU alone; False where they do so already."""
+        if "--gpu" not in self.command:
+            return False
+        self.command.remove("--gpu")
+        return True
+
+    def moved(self) -> bool:
+        """Whether it has computed, read or written anything since the last call, or waits for storage.
+
+        Elsewhere than on Linux it counts as moving as long as it lives.
+        """
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii", errors="replace")
+            io = Path(f"/proc/{self.pid}/io").read_text(encoding="ascii")
+        except OSError:
+            return True
+        fields = stat.rpartition(")")[2].split()
+        before, self._activity = self._activity, (self.pid, " ".join([*fields[11:13], *io.split()]))
+        return fields[0] == "D" or before != self._activity

@@ -20,8 +20,7 @@ from core.queue.keys import INDEXING, INDEXING_MS, run_key
 from core.queue.ledger import Ledger
 from core.queue.scripts import load_scripts
 from worker.claim.scheduler import Scheduler
-from worker.index_child import IndexChild
-from worker.index_service import IndexAccess
+from worker.index_service import IndexAccess, IndexChild
 
 RUN = "0" * 32
 
