@@ -387,7 +387,7 @@ def test_a_model_that_is_not_where_the_run_had_it_is_asked_for_with_an_option(tm
     embedder = QueryEmbedder.open({**model, "output": output}, RowSpec().describe(), None)
     with pytest.raises(ModelError, match="no model folder") as refused:
         embedder.text("words")
-    assert "--model where it is" in refused.value.next_step
+    assert "location on this machine with --model" in refused.value.next_step
 
 
 def test_an_image_for_rows_of_a_model_of_texts_is_refused(tmp_path: Path) -> None:

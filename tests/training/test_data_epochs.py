@@ -217,12 +217,12 @@ KILLED = """
 import json, signal, sys
 from functools import partial
 from training.data.epochs import exact_epoch, resampled_epoch
-from training.data.batch import NOTHING
+from training.data.batch import EPOCH_START
 from training.data.batch import View
 from training.shards.shard_set import open_shards
 
 signal.signal(signal.SIGTERM, lambda *_: None)
-taken = NOTHING
+taken = EPOCH_START
 for batch in {kind}(open_shards(sys.argv[1]), {view!r}, epoch=0):
     taken = taken.after(batch)
     print(json.dumps(taken.to_json()), flush=True)

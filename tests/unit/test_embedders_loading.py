@@ -73,7 +73,9 @@ def test_a_device_that_is_not_here_is_a_configuration_error() -> None:
         load(ModelConfig(spec="minilm", modalities=("text",), precision="fp32"), "cuda:99")
 
 
-@pytest.mark.parametrize(("family", "file"), [("st", "sentence"), ("hf", "transformer"), ("open_clip", "clip")])
+@pytest.mark.parametrize(
+    ("family", "file"), [("st", "text.sentence"), ("hf", "text.transformer"), ("open_clip", "clip")]
+)
 def test_a_missing_package_names_the_extra_that_brings_it(
     family: str, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

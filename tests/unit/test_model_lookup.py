@@ -16,9 +16,9 @@ PROGRAM = """
 import json, sys
 from core.errors import ModelError
 from core.models import ModelSpec
-from worker.embedders.lookup import look
+from worker.embedders.lookup import locate
 try:
-    found = look(ModelSpec.parse(sys.argv[1]))
+    found = locate(ModelSpec.parse(sys.argv[1]))
     print(json.dumps([found.here, found.where]))
 except ModelError as error:
     print(json.dumps([None, f"{error.message} | {error.next_step}"]))
