@@ -34,7 +34,7 @@ from core.run.manifest import Manifest
 from core.run.run_info import RunInfo, load_run
 from producer.announce import record_of
 from producer.enqueue import Request, prepare
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.base import Embedder
 from worker.embedders.device.warm_up import warm_up

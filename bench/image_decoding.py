@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from core.models import DECODES, ModelConfig
 from core.units import Sample
 from sources.kinds import SOURCES
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from worker.embedders.base import Embedder
 from worker.embedders.registry import load
 from worker.stages.read import CHUNK_SAMPLES

@@ -24,7 +24,7 @@ from sources.access.files import load_unchanged
 from sources.access.read_ahead import ReadAhead
 from sources.interface import unwatched
 from sources.kinds import SOURCES
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 
 ROUNDS = 3
 PIECE_BYTES = 256 * 1024

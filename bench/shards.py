@@ -26,8 +26,8 @@ from bench.report import table, write
 from core.process.limits import cores
 from core.storage.durable import fsync_file
 from training.shards.conversion import convert
+from training.shards.conversion_plan import Layout, Pattern, Plan
 from training.shards.listing import class_folders
-from training.shards.plan import Layout, Pattern, Plan
 
 SAMPLES, CLASSES, PER_SHARD = 4000, 100, 1000
 SAMPLE_BYTES = 110_000

@@ -17,7 +17,7 @@ import webdataset
 
 from bench.report import table, write
 from sources.kinds import SOURCES
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 
 ROUNDS = 5
 LARGE_MEMBERS = 64

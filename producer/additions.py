@@ -25,7 +25,7 @@ from producer.selection import SELECTED
 from sources.access.files import exists, join
 from sources.access.listings import cached_listings
 from sources.formats.image_folder import cut
-from sources.options import EXTENSIONS
+from sources.reader_options import EXTENSIONS
 
 SHOWN = 3
 

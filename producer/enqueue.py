@@ -25,7 +25,7 @@ from producer.additions import Additions, Differences, PlanRecord, append_genera
 from producer.model_args import asked_models, check_rows, config_of
 from producer.plan import Plan, first_columns, plan
 from producer.selection import SELECTED, Selection
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from core.units import Unit, canonical_json
 from producer.selection import Selection
 from sources.access.files import stat_file
 from sources.kinds import SOURCES, detect
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from sources.unusable import COLUMN_CODES, UNUSABLE_CODES
 
 log = Events("producer")

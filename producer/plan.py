@@ -23,7 +23,7 @@ from sources.access.files import absolute, has_magic, match
 from sources.access.listings import cached_listings
 from sources.access.urls import check_source
 from sources.kinds import SUPPORTED
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from sources.unit_reader import first_metadata, may_have_metadata
 
 log = Events("producer")

@@ -11,7 +11,7 @@ from core.run.run_info import RunInfo
 from core.units import Unit
 from sources.access.files import join, stat_file
 from sources.kinds import SOURCES
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 
 GONE_CODES = ("source_missing", "source_denied", "not_a_file")
 

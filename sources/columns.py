@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from core.errors import SourceError
-from sources.options import ALL
+from sources.reader_options import ALL
 
 TEXT_COLUMNS = ("text", "caption", "content", "document", "passage", "body")
 """Where a text is looked for, in this order, unless the user names the column."""

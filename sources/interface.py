@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from core.units import Sample, Unit
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 
 SAMPLE_MAX_BYTES = 32_000_000
 """Largest file, member or line that is taken as one sample; images.md gives 32 MB as the limit of an encoded image."""

@@ -29,7 +29,7 @@ from core.run.run_info import RunInfo, load_run
 from core.storage.paths import Place
 from core.units import Failure, Sample, Unit
 from producer.enqueue import Request, prepare
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from sources.unit_reader import read
 from worker.embedders.base import Embedder
 from worker.embedders.registry import load

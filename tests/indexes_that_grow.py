@@ -17,9 +17,9 @@ from indexer.build.units import Sidecar
 from indexer.change.growth import Grown, GrowthSpec, grow
 from indexer.collection.opening import open_collection
 from indexer.index_files.version import Version
+from indexer.plan.build_options import BuildOptions
 from indexer.plan.costs import Speeds
-from indexer.plan.options import BuildOptions
-from indexer.plan.plan import make_plan
+from indexer.plan.index_plan import make_plan
 from indexer.tune.queries import plan_queries
 
 DIM, PART_ROWS = 32, 400

@@ -12,9 +12,9 @@ from typing import Any
 from tests.picture_files import encoded, photograph
 from training.shards.conversion import Converted
 from training.shards.conversion import convert as carry_out
+from training.shards.conversion_plan import Layout, Pattern, Plan
 from training.shards.listing import class_folders
 from training.shards.pictures import Listing
-from training.shards.plan import Layout, Pattern, Plan
 
 
 def class_tree(root: Path, count: int = 90, classes: tuple[str, ...] = ("cat", "dog", "owl")) -> Path:

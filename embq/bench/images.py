@@ -19,7 +19,7 @@ from embq.status.bottleneck import Bottleneck, bottleneck_now
 from embq.status.display import stages_line
 from producer.model_args import asked_models, config_of
 from producer.plan import plan
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from worker.embedders.base import Embedder, Prepared
 from worker.embedders.device.hardware import device_name
 from worker.embedders.device.tuning import tune

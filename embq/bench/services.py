@@ -24,7 +24,7 @@ from embq.local.service_process import ServiceProcess
 from embq.status.run_monitor import RunMonitor
 from producer.announce import announce
 from producer.enqueue import Request, prepare
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from core.errors import InputError
 from producer.plan import plan
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from sources.unit_reader import read
 
 LEFT_OUT = frozenset({"test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "__pycache__"})

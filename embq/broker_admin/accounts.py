@@ -20,7 +20,7 @@ from core.broker.users import ROLES, acl_line, role_of
 from core.errors import ConfigError, UsageError
 from core.settings import Settings
 from core.storage.durable import drop, fsync_file, fsync_folder
-from embq.cli.options import required_url
+from embq.cli.shared_options import required_url
 
 
 def reload(settings: Settings, folder: Path) -> list[str]:

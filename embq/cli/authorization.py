@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from core.errors import ConfigError
 from core.settings import Settings
-from embq.cli.options import required_url
+from embq.cli.shared_options import required_url
 
 if TYPE_CHECKING:
     import redis

@@ -170,7 +170,7 @@ def hide_broker_password(arguments: Sequence[str]) -> None:
     """Restart this command if --broker holds a password, so that `ps` does not show it.
 
     The URL goes into EMBQ_BROKER_URL, which only this user can read; on the command line its password is masked, and
-    `embq.cli.options.settings_with` replaces that by the variable. Returns if there is no password.
+    `embq.cli.shared_options.settings_with` replaces that by the variable. Returns if there is no password.
 
     Args:
         arguments: of the command, without its name.

@@ -18,7 +18,7 @@ from embq.cli.clip_retrieval import (
     hyphens,
     is_foreign,
 )
-from sources.options import DECLARED
+from sources.reader_options import DECLARED
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "The run": (

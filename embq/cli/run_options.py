@@ -11,8 +11,8 @@ import embq
 from core.errors import UsageError
 from core.models import MODALITIES, Chunking, ModelSpec
 from embq.cli.clip_retrieval import model_specs
-from embq.cli.options import decode_option, option_group, precision_option
-from sources.options import DECLARED, ReadOptions, comma_list
+from embq.cli.shared_options import decode_option, option_group, precision_option
+from sources.reader_options import DECLARED, ReadOptions, comma_list
 
 if TYPE_CHECKING:
     from core.rows.spec import RowSpec

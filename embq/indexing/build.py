@@ -15,7 +15,7 @@ from core.process.limits import cores
 from core.storage.objects import ObjectPath
 from core.storage.paths import Place, place
 from embq.cli.authorization import authorized_client
-from embq.cli.options import settings_with
+from embq.cli.shared_options import settings_with
 from embq.indexing.changes import change, grown
 from embq.indexing.progress import ConsoleProgress
 from indexer.build.build import Built, build
@@ -26,9 +26,9 @@ from indexer.build.spec import BuildSpec
 from indexer.change.growth import fits
 from indexer.collection.opening import Collection, open_collection
 from indexer.index_files.files import read_json, to_json
+from indexer.plan.build_options import BuildOptions, available_memory, parse_bytes, parse_recall
 from indexer.plan.costs import measure_speeds
-from indexer.plan.options import BuildOptions, available_memory, parse_bytes, parse_recall
-from indexer.plan.plan import IndexPlan, describe_plan, make_plan
+from indexer.plan.index_plan import IndexPlan, describe_plan, make_plan
 from indexer.tune.queries import plan_queries
 
 FEW_ROWS = 1_000

@@ -9,7 +9,7 @@ import click
 from core.service.progress_line import ProgressLine, duration
 from indexer.build.spec import BuildSpec
 from indexer.change.growth import GrowthSpec
-from indexer.plan.plan import describe_plan
+from indexer.plan.index_plan import describe_plan
 
 STAGE_WORDS = {
     "sample": "reading, and drawing rows to train on",

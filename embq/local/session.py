@@ -25,7 +25,7 @@ from core.service.stopping import REPEAT_S, StopFlag
 from core.settings import Settings
 from core.storage.paths import Place
 from embq.cli.authorization import require
-from embq.cli.options import settings_with
+from embq.cli.shared_options import settings_with
 from embq.local.service_process import ServiceProcess
 from embq.status.display import Display, stages_line
 from embq.status.run_monitor import RunMonitor

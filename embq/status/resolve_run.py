@@ -15,7 +15,7 @@ from core.queue.uploads import UploadProgress
 from core.run.layout import Layout
 from core.run.run_info import load_run
 from core.storage.paths import Place, is_folder, place
-from embq.cli.options import settings_with
+from embq.cli.shared_options import settings_with
 from embq.status.run_monitor import RemoteRunMonitor, RunMonitor, open_monitor
 from embq.status.upload_status import arriving, became_of
 

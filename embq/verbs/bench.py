@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from embq.cli.lazy_group import LazyGroup
-from embq.cli.options import (
+from embq.cli.run_options import INPUT_FORMATS
+from embq.cli.shared_options import (
     batch_size_option,
     decode_option,
     devices_option,
@@ -18,7 +19,6 @@ from embq.cli.options import (
     precision_option,
     prepare_threads_option,
 )
-from embq.cli.run_options import INPUT_FORMATS
 
 CHUNKS = 20_648_877
 """Chunks of the English Wikipedia, as in the first trial of the queue on three cards."""
@@ -226,7 +226,7 @@ def images(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
     from core.service.stopping import StopFlag
     from embq.bench import conduct
     from embq.bench.images import ImageBenchOptions, measure
-    from sources.options import ReadOptions, extension_list
+    from sources.reader_options import ReadOptions, extension_list
 
     (device, *_), _ = conduct.on_one(options["devices"], options["model"])
     wanted = ImageBenchOptions(

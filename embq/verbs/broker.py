@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from embq.cli.options import broker_option
+from embq.cli.shared_options import broker_option
 
 HOSTS = ("localhost", "127.0.0.1", "::1", "broker")
 """Names of the server that every certificate has: on its machine, and in its stack of containers."""
@@ -109,7 +109,7 @@ def reload(folder: Path, broker: str) -> None:
     All clients have to log in again: those with a valid password continue, others are disconnected.
     """
     from embq.broker_admin.accounts import reload as read_again
-    from embq.cli.options import settings_with
+    from embq.cli.shared_options import settings_with
 
     users = read_again(settings_with(broker), folder)
     click.echo(f"the broker has the users {', '.join(users)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from embq.cli.options import broker_option, json_option, settings_with
+from embq.cli.shared_options import broker_option, json_option, settings_with
 
 
 @click.command("doctor", epilog="Example: embq doctor --model minilm --output ./out")

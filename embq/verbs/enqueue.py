@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embq.cli.options import broker_option, json_option, priority_option, settings_with
 from embq.cli.run_command import RunCommand, inputs_argument
 from embq.cli.run_options import run_options
+from embq.cli.shared_options import broker_option, json_option, priority_option, settings_with
 
 if TYPE_CHECKING:
     import redis

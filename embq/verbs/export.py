@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core.errors import UsageError
-from embq.cli.options import json_option
+from embq.cli.shared_options import json_option
 
 if TYPE_CHECKING:
     from embq.export.export import ExportResult

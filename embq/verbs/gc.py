@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embq.cli.options import broker_option, json_option, settings_with
+from embq.cli.shared_options import broker_option, json_option, settings_with
 
 if TYPE_CHECKING:
     from embq.gc.collect import Collected

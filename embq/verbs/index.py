@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from embq.cli.options import json_option
+from embq.cli.shared_options import json_option
 
 
 @click.command(

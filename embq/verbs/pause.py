@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from embq.cli.options import broker_option, json_option
+from embq.cli.shared_options import broker_option, json_option
 
 
 @click.command("pause", epilog="Examples: embq pause out | embq pause 965db513790b38d9")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from core.networks import Address
-from embq.cli.options import broker_option, metrics_option, settings_with
+from embq.cli.shared_options import broker_option, metrics_option, settings_with
 
 
 @click.command("producer", epilog="Example: embq producer --broker redis://localhost:6379")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core.storage.paths import is_folder, place
-from embq.cli.options import broker_option, json_option, quiet_option, settings_with, worker_options
+from embq.cli.shared_options import broker_option, json_option, quiet_option, settings_with, worker_options
 
 if TYPE_CHECKING:
     from core.run.run_info import RunInfo

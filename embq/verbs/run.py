@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from embq.cli.options import broker_option, json_option, priority_option, quiet_option, worker_options
 from embq.cli.run_command import RunCommand, inputs_argument
 from embq.cli.run_options import run_options
+from embq.cli.shared_options import broker_option, json_option, priority_option, quiet_option, worker_options
 
 
 @click.command(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embq.cli.options import broker_option, json_option, settings_with
+from embq.cli.shared_options import broker_option, json_option, settings_with
 
 if TYPE_CHECKING:
     from embq.status.resolve_run import ResolvedRun

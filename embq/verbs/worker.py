@@ -9,7 +9,14 @@ import click
 import embq
 from core.errors import Exit
 from core.networks import Address
-from embq.cli.options import broker_option, json_option, metrics_option, required_url, settings_with, worker_options
+from embq.cli.shared_options import (
+    broker_option,
+    json_option,
+    metrics_option,
+    required_url,
+    settings_with,
+    worker_options,
+)
 
 if TYPE_CHECKING:
     from worker.supervisor.slot import Fleet

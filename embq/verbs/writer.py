@@ -6,7 +6,7 @@ import click
 
 import embq
 from core.networks import Address
-from embq.cli.options import broker_option, metrics_option, settings_with
+from embq.cli.shared_options import broker_option, metrics_option, settings_with
 
 
 @click.command("writer", epilog="Example: embq writer --broker redis://localhost:6379")

@@ -14,7 +14,7 @@ from indexer.collection.opening import Block, Collection
 from indexer.faiss_module import faiss
 from indexer.index_files.files import to_json
 from indexer.index_files.version import ListsFile, RowRangeFile, Version
-from indexer.plan.plan import IndexPlan
+from indexer.plan.index_plan import IndexPlan
 from indexer.tune.queries import QueryPlan
 
 

@@ -16,8 +16,8 @@ from indexer.index_files.files import to_json
 from indexer.index_files.identity import write_identity
 from indexer.index_files.lists import append, empty_lists, read_lists, write_lists
 from indexer.index_files.template import Template
+from indexer.plan.build_options import parse_recall
 from indexer.plan.costs import BATCH_ROWS
-from indexer.plan.options import parse_recall
 from indexer.searcher import Searcher
 from indexer.tune.points import Goal
 from indexer.tune.queries import draw, read_queries, write_queries

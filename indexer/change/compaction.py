@@ -22,7 +22,7 @@ from indexer.index_files.files import alone
 from indexer.index_files.lists import Lists, read_lists
 from indexer.index_files.sizes import imbalance, list_sizes
 from indexer.index_files.version import ListsFile, Version, read_current
-from indexer.plan.plan import RANGE_BYTES
+from indexer.plan.index_plan import RANGE_BYTES
 
 MOST_SHARE, MOST_GROUPS = 0.10, 32
 """Beyond this share of the rows in additions, or so many of them, an index is compacted when it has grown: a search

@@ -27,7 +27,7 @@ from indexer.faiss_module import faiss
 from indexer.index_files.files import alone, from_json, to_json
 from indexer.index_files.sizes import imbalance
 from indexer.index_files.version import ListsFile, RowRangeFile, Version, current_name, read_current, read_version
-from indexer.plan.options import bytes_text, parse_bytes
+from indexer.plan.build_options import bytes_text, parse_bytes
 from indexer.tune.queries import QueryPlan
 
 RETUNE_SHARE = 0.10

@@ -21,7 +21,7 @@ from core.storage import beneath
 from core.storage.paths import refuse_unnameable
 from indexer.collection.opening import Collection
 from indexer.index_files.files import File, from_json, read_json, to_json
-from indexer.plan.plan import IndexPlan
+from indexer.plan.index_plan import IndexPlan
 
 SCHEMA = 1
 CURRENT, RECORD = "CURRENT", "version.json"

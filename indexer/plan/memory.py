@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 from core.errors import InputError
+from indexer.plan.build_options import BuildOptions, bytes_text
 from indexer.plan.codec_choices import POINTS_PER_CENTROID, SMALL_ROWS, lists_for, most_lists
 from indexer.plan.codecs import Codec, codec
 from indexer.plan.costs import add_bytes, train_bytes
 from indexer.plan.index_key import IndexKey
-from indexer.plan.options import BuildOptions, bytes_text
 
 TRAIN_POINTS = 50
 """Rows of the training sample for each list; fewer where the collection or the memory has no more."""

@@ -25,7 +25,7 @@ from sources.decode import decode_text
 from sources.formats.compressed import SUFFIXES as COMPRESSED
 from sources.formats.text_files import Cut, Text, check_head, damage_of, open_planned, open_text, whole_first
 from sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from sources.rows import RowSamples, metadata_of
 from sources.unusable import COLUMN_CODES, UNUSABLE_CODES, failing_unit, refuse_unreadable
 

@@ -23,7 +23,7 @@ from sources.columns import ChosenColumns
 from sources.formats.hdf5_datasets import Dataset, beside_of, choose
 from sources.formats.tables import table_errors
 from sources.interface import FILE_UNITS_MAX, SAMPLE_MAX_BYTES, Moved, Source, unwatched
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from sources.reader_process.client import inspect
 from sources.rows import RowSamples
 from sources.unusable import UNUSABLE_CODES, failing_unit, readable_now, refuse_unreadable

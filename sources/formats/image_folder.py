@@ -21,7 +21,7 @@ from sources.access.ranged_reads import fetch_all
 from sources.decode import decode_file, decode_metadata
 from sources.extensions import ALL, Extensions, extensions_of
 from sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 
 log = Events("sources")
 

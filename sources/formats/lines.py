@@ -20,7 +20,7 @@ from sources.columns import ID_COLUMNS, TEXT_COLUMNS
 from sources.decode import compact_json, decode_text, parse_object
 from sources.formats.text_files import open_planned, open_text, read_lines, split_lines
 from sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
-from sources.options import ALL, ReadOptions
+from sources.reader_options import ALL, ReadOptions
 from sources.unusable import COMPRESSION_CODES
 
 

@@ -15,7 +15,7 @@ from sources.access.cursors import LastCursor
 from sources.access.files import beyond_memory, beyond_units, open_unchanged, source_errors, stat_file
 from sources.columns import ChosenColumns, Column, choose, left_out, shown
 from sources.interface import FILE_UNITS_MAX, Moved, Source, unwatched
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from sources.reader_process.client import inspect
 from sources.rows import RowSamples, metadata_of
 from sources.unusable import COLUMN_CODES, UNUSABLE_CODES, failing_unit, readable_now, refuse_unreadable

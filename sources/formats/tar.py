@@ -21,7 +21,7 @@ from sources.extensions import ALL, Extensions, extensions_of
 from sources.formats.compressed import beginning, unpack
 from sources.formats.tar_headers import DAMAGE_CODES, Member, parse_first_members, parse_members
 from sources.interface import SAMPLE_MAX_BYTES, Memory, Moved, Source, unwatched
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 
 log = Events("sources")
 

@@ -35,7 +35,7 @@ from pyarrow import ipc
 
 from core.errors import SourceError
 from sources.kinds import SOURCES, kind_of
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from sources.unit_reader import read
 
 if sys.version_info >= (3, 14):
@@ -54,7 +54,7 @@ READER = """
 import json, sys
 from collections import Counter
 from core.errors import SampleError, SourceError
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from sources.kinds import SOURCES, kind_of
 from sources.unit_reader import read
 

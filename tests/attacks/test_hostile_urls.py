@@ -27,7 +27,7 @@ from core.units import Unit
 from sources.access import allowed_hosts, filesystems, ranged_reads
 from sources.access.allowed_hosts import Reach
 from sources.kinds import SOURCES
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from sources.unit_reader import read
 
 TEXTS = b'{"id": "a", "text": "the secret of the worker\'s network"}\n'

@@ -37,7 +37,7 @@ from embq.verify.verification import verify
 from producer.enqueue import Request, prepare
 from producer.retry import FailureFilter, retry
 from sources.kinds import SOURCES, kind_of
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from worker.embedders.base import Embedder
 from worker.embedders.image.decoding import Picture, open_image
 from worker.embedders.image.pixels import pixels_of

@@ -32,7 +32,7 @@ from producer.enqueue import Request, prepare
 from producer.plan import plan
 from producer.upload import UploadedInputs, plan_upload
 from sources.kinds import SOURCES, detect
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from sources.unit_reader import read
 
 POLARS = Path(__file__).parent / "polars.arrow"

@@ -21,7 +21,7 @@ from core.run.layout import Layout
 from core.run.reader import row_tables
 from core.settings import Settings
 from sources.kinds import SOURCES
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from sources.unit_reader import read
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,7 +22,7 @@ from pyarrow import feather, ipc
 
 from core.units import Unit
 from sources.kinds import SOURCES
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -34,7 +34,7 @@ from embq.gc.collect import collect
 from embq.verify.verification import verify
 from producer.enqueue import Request, prepare
 from producer.retry import FailureFilter, preview, retry
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from writer.run_writer import RunWriter
 
 

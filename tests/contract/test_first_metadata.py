@@ -27,7 +27,7 @@ from producer.enqueue import Request, prepare
 from sources import unit_reader
 from sources.interface import Source
 from sources.kinds import SOURCES
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from sources.reader_process import client
 from sources.unit_reader import first_metadata, may_have_metadata, read
 

@@ -36,7 +36,7 @@ from embq.verify.verification import verify
 from producer.additions import PlanRecord, append_generation
 from producer.enqueue import Planned, Request, prepare
 from producer.retry import FailureFilter, RetryResult, preview, retry
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from writer.accept import Accepted, Acceptor
 from writer.commit import Committer
 

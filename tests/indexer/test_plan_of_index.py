@@ -10,11 +10,11 @@ import pytest
 
 from core.errors import EmbqError, InputError, UsageError
 from indexer.index_files.files import from_json, to_json
+from indexer.plan.build_options import BuildOptions, available_memory, bytes_text, parse_bytes, parse_recall
 from indexer.plan.codec_choices import codec_choices
 from indexer.plan.codecs import Codec, codec
 from indexer.plan.costs import Speeds, measure_speeds
-from indexer.plan.options import BuildOptions, available_memory, bytes_text, parse_bytes, parse_recall
-from indexer.plan.plan import IndexPlan, describe_plan, make_plan
+from indexer.plan.index_plan import IndexPlan, describe_plan, make_plan
 
 SPEEDS = Speeds(gflops=50.0, disk_bytes_s=500e6, cores=2)
 MB = 1 << 20

@@ -71,8 +71,8 @@ def descendants(pid: int) -> list[int]:
 if __name__ == "__main__":
     from core.errors import EmbqError
     from embq.cli.entry_point import show_error
+    from training.launch.launch_options import Where, launch_options
     from training.launch.launcher import launch
-    from training.launch.options import Where, launch_options
 
     @click.command()
     @launch_options

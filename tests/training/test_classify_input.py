@@ -21,9 +21,9 @@ from tests.small_shards import key_of
 from tests.training.classifying import TINY, class_shards, trained
 from training.classify.checkpoint import Folder, Moment, found_start, moments, save
 from training.classify.config import Config
+from training.classify.inputs import check_spread, planned
 from training.classify.learner import Precision, device_faults
 from training.classify.models import built, full_name, load_weights
-from training.classify.plan import check_spread, planned
 from training.classify.process_group import Member, membership
 
 

@@ -22,7 +22,7 @@ from waiting import wait_until
 from core.broker.embedded import server_binary
 from core.errors import AwayError, ConfigError, UsageError
 from core.process.limits import cores
-from training.launch.options import check_address
+from training.launch.launch_options import check_address
 from training.launch.ray import FilteredStream, check_answer
 from training.launch.ray_worker import share_cores
 from training.launch.ssh_probe import free_port

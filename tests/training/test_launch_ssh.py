@@ -14,7 +14,7 @@ from ssh_hosts import Hosts, ssh_hosts
 from waiting import wait_until
 
 from core.errors import UsageError
-from training.launch.options import Where, meeting_point
+from training.launch.launch_options import Where, meeting_point
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from e2e.session import ended
 
 from core.errors import ConfigError, UsageError
 from training.mmoclip import required
-from training.mmoclip.plan import BenchmarkRequest, Plan, in_allocation, plan, processes_here
+from training.mmoclip.launch_plan import BenchmarkRequest, Plan, in_allocation, plan, processes_here
 
 PLACE = Path("/out/now")
 REQUIRED = [

@@ -15,12 +15,12 @@ import pytest
 
 from core.errors import ConfigError, EmbqError, InputError, ModelError, OutputError, TryLaterError, UsageError
 from tests.tiny_clip import captioned_shards, tiny_clip
-from training.launch.options import Where
+from training.launch.launch_options import Where
 from training.openclip.flags import TrainingRequest
 from training.openclip.folder import begin, result_of
 from training.openclip.models import initial_model
-from training.openclip.plan import Plan, plan
 from training.openclip.progress import Line, Pace
+from training.openclip.training_plan import Plan, plan
 from training.openclip.usable_samples import count_usable
 
 CPU = Where(device="cpu")

@@ -17,16 +17,16 @@ import pytest
 
 from core.errors import EmbqError, InputError, OutputError, TryLaterError, UsageError
 from sources.formats.tar import TarSource
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from tests.faults.kit.disk import DiskError, SmallDisk
 from tests.pictures_converted import class_tree, classed, convert, plan_of, report, shards
 from tests.waiting import wait_until
 from training.shards import conversion
 from training.shards.checking import checked, of_a_size
+from training.shards.conversion_plan import Layout, Pattern, Plan
 from training.shards.listing import class_folders, known_classes, without_classes
 from training.shards.lists import listed
 from training.shards.pictures import Listing, notes
-from training.shards.plan import Layout, Pattern, Plan
 from training.shards.shard_set import open_shards
 from training.shards.sizes import classes_beside
 

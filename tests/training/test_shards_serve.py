@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from sources.formats.tar import TarSource
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from tests.pictures_converted import class_tree, classed, convert, plan_of, report, shards
 from tests.waiting import wait_until
 from training.shards import verification

@@ -30,7 +30,7 @@ from embq.verify.verification import verify
 from producer.enqueue import Planned, Request, prepare
 from producer.plan import plan
 from producer.selection import Selection
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 
 ROOT = Path(__file__).parents[2]
 
@@ -322,7 +322,7 @@ def unit_list(folder: Path, most: int) -> list[str]:
 
 CHILD = (
     "import sys\nfrom pathlib import Path\nimport core.run.manifest\ncore.run.manifest.SEGMENT_UNITS = 50\n"
-    "from producer.enqueue import Request, prepare\nfrom sources.options import ReadOptions\n"
+    "from producer.enqueue import Request, prepare\nfrom sources.reader_options import ReadOptions\n"
     "print('ready', flush=True)\nsys.stdin.readline()\n"
     "prepare(Request(inputs=(sys.argv[1],), output=Path(sys.argv[2]), models=('stub:4',), modalities=(),"
     " precision='fp32', part_rows=1000, options=ReadOptions(unit_samples=2), version='test'))\n"

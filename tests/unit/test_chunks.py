@@ -30,7 +30,7 @@ from embq.verify.chunks import Documents
 from producer.enqueue import Request, prepare
 from sources.formats import text_files
 from sources.kinds import SOURCES
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from worker.claim.lease import LeasedUnit
 from worker.embedders.registry import load
 from worker.embedders.stub import stub_vector

@@ -22,7 +22,7 @@ from core.run.run_info import load_run
 from producer import enqueue
 from producer.announce import announce, record_of
 from producer.enqueue import Planned, Request, prepare
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_a_plan_that_comes_late_does_not_replace_the_manifest_of_the_run(
 def test_many_processes_make_one_run(request_: Request) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom producer.enqueue import Request, prepare\n"
-        "from sources.options import ReadOptions\nprint('ready', flush=True)\nsys.stdin.readline()\n"
+        "from sources.reader_options import ReadOptions\nprint('ready', flush=True)\nsys.stdin.readline()\n"
         "print(prepare(Request(inputs=(sys.argv[1],), output=Path(sys.argv[2]), models=('stub:4',), modalities=(),"
         " precision='fp32', part_rows=1000, options=ReadOptions(unit_samples=10),"
         " version='test')).new)\n"

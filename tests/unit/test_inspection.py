@@ -15,7 +15,7 @@ from core.errors import ConfigError, MalformedError, SourceError
 from core.units import Unit
 from producer.plan import plan
 from sources.kinds import SOURCES
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from sources.reader_process import client
 from sources.unit_reader import read
 

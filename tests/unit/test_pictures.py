@@ -10,7 +10,7 @@ from PIL import Image
 
 from bench import pictures
 from sources.kinds import SOURCES
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 
 
 @pytest.mark.parametrize("size", [(256, 256), (512, 384), (1030, 770)])

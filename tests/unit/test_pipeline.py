@@ -14,7 +14,7 @@ from core.models import ModelConfig
 from core.queue.hints import Hint
 from core.queue.runs import RunRecord
 from sources.kinds import SOURCES
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.registry import load
 from worker.meter.meter import Meter

@@ -15,7 +15,7 @@ from e2e.session import write_tar
 from core.errors import InputError, UsageError
 from core.units import Unit
 from producer.plan import Plan, plan
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 
 
 def touch(root: Path, *names: str) -> None:

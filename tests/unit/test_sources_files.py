@@ -13,7 +13,7 @@ from core.errors import InputError, SourceError
 from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit, canonical_json
 from sources.access.files import PIECE_BYTES
 from sources.formats.image_folder import FilesSource
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 
 FILES = FilesSource()
 

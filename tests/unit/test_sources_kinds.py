@@ -9,7 +9,7 @@ import pytest
 from core.errors import InputError, SourceError
 from core.units import Unit
 from sources.kinds import SOURCES, detect, source_for
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from sources.unit_reader import read
 
 

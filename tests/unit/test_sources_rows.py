@@ -20,7 +20,7 @@ from core.units import Sample, Unit
 from embq.verify.verification import verify
 from producer.plan import plan
 from sources.kinds import SOURCES, detect
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from sources.unit_reader import read
 
 if sys.version_info >= (3, 14):

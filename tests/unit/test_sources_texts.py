@@ -12,7 +12,7 @@ from core.errors import InputError, SourceError
 from core.units import Sample, Unit
 from sources.access.files import PIECE_BYTES, etag
 from sources.kinds import SOURCES
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 
 
 def units_of(path: Path, **options: object) -> list[Unit]:

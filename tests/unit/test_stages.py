@@ -21,7 +21,7 @@ from core.queue.hints import Hint
 from core.queue.runs import RunRecord
 from core.units import Sample, Unit
 from sources.kinds import SOURCES
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.registry import load
 from worker.embedders.stub import stub_vector

@@ -21,7 +21,7 @@ from embq.verify.rereading import reread
 from sources.access.files import PIECE_BYTES
 from sources.formats.tar import TarSource, split_name
 from sources.formats.tar_headers import BLOCK, Member, parse_members
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -22,7 +22,7 @@ from embq.verify.metadata import leaves
 from embq.verify.rereading import reread
 from embq.verify.verification import Report, verify
 from sources.kinds import SOURCES
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from sources.unit_reader import read
 
 LINES: list[dict[str, Any]] = [

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from core.errors import Exit, UsageError
-from embq.cli.options import json_option
+from embq.cli.shared_options import json_option
 from training.classify.config import Config, classify_options, device_option
 
 

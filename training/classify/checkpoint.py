@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from core.errors import InputError, OutputError
 from core.storage.durable import drop, fsync_folder, publish
 from training.classify.config import Config, Resume, differences
-from training.classify.plan import Plan
+from training.classify.inputs import Plan
 from training.classify.process_group import Member
 from training.data.split import DEALING
 from training.run.folder import RunFolder, writing

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.service.progress_line import ProgressLine, duration
 from training.classify.checkpoint import Folder, Moment
-from training.classify.plan import Schedule
+from training.classify.inputs import Schedule
 from training.classify.process_group import Member
 from training.classify.validation import Measured
 from training.run.journal import Journal

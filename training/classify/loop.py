@@ -24,6 +24,7 @@ from core.service.stopping import StopFlag
 from training.classify.checkpoint import Folder, Moment, Record, Start, found_start, save
 from training.classify.config import Config
 from training.classify.failures import FailureList
+from training.classify.inputs import Plan, check_spread, planned
 from training.classify.learner import (
     Learner,
     Precision,
@@ -36,7 +37,6 @@ from training.classify.learner import (
 )
 from training.classify.log import Log, Meter
 from training.classify.models import built, full_name, load_weights
-from training.classify.plan import Plan, check_spread, planned
 from training.classify.process_group import Member, membership
 from training.classify.process_group import explained as peer_errors
 from training.classify.report import Report, report_of, write_model

@@ -12,7 +12,7 @@ from core.service.progress_line import duration
 from core.storage.durable import drop, publish
 from training.classify.checkpoint import FORMAT, Folder
 from training.classify.config import Config
-from training.classify.plan import Plan
+from training.classify.inputs import Plan
 from training.run.folder import save_weights, write_json, writing
 from training.run.journal import lines
 from training.run.progress import table

@@ -12,7 +12,7 @@ from core.process.limits import cores
 from core.settings import Settings
 from training.launch.child_process import MEMBER, outcome_folder, run_with_outcomes
 from training.launch.devices import processes_for, thread_share
-from training.launch.options import Where
+from training.launch.launch_options import Where
 from training.launch.outcomes import verdict
 from training.launch.torchrun import EACH_START_ITS_OWN, python_command, torchrun_command
 

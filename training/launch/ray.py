@@ -24,7 +24,7 @@ import click
 from core.errors import AwayError, ConfigError, DeviceError, EmbqError, Exit, TryLaterError, UsageError
 from core.settings import Settings
 from training.launch.child_process import replaced_handlers
-from training.launch.options import Where
+from training.launch.launch_options import Where
 from training.launch.outcomes import Outcome, cause, kept, verdict
 from training.launch.ray_worker import WorkerInput, work
 from training.launch.ssh import PASSED_ON

@@ -21,7 +21,7 @@ import embq
 from core.errors import AwayError, ConfigError, EmbqError, Exit, InputError
 from training.launch.child_process import MEMBER
 from training.launch.devices import thread_share
-from training.launch.options import Where, meeting_point
+from training.launch.launch_options import Where, meeting_point
 from training.launch.ssh_probe import HostReport, Question, from_json, taken
 from training.launch.ssh_remote import TO_BE_MARKED
 from training.launch.ssh_watch import HostConnection, watch

@@ -20,7 +20,7 @@ from training.launch.child_process import run_with_outcomes
 from training.launch.outcomes import Outcome, by_signal, cause
 from training.mmoclip import folder, required
 from training.mmoclip.judgement import Judgement, judge
-from training.mmoclip.plan import FIRST_HOST, BenchmarkRequest, Plan, plan, processes_here
+from training.mmoclip.launch_plan import FIRST_HOST, BenchmarkRequest, Plan, plan, processes_here
 from training.openclip import log
 from training.run.scratch import scratch
 

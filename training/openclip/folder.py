@@ -16,7 +16,7 @@ from training.openclip.checkpoints import CHECKPOINTS, LATEST, bring_forward, ep
 from training.openclip.flags import absolute
 from training.openclip.log import parse
 from training.openclip.open_clip_patches import noted
-from training.openclip.plan import KEYS, UNREADABLE, Plan
+from training.openclip.training_plan import KEYS, UNREADABLE, Plan
 from training.run.folder import RunFolder
 
 LOG = "out.log"

@@ -89,7 +89,7 @@ def _members(url: str) -> list[Member]:
     from sources.formats.compressed import beginning
     from sources.formats.tar import LOOKED_AT_BYTES, SUFFIX, TarSource, split_name
     from sources.formats.tar_headers import parse_first_members, parse_members
-    from sources.options import ReadOptions
+    from sources.reader_options import ReadOptions
 
     if is_url(url) or not url.endswith(SUFFIX):
         (unit,) = TarSource().split(url, ReadOptions())

@@ -17,8 +17,8 @@ from core.errors import EmbqError, InputError, OutputError
 from core.storage.durable import NO_SPACE, NOT_WRITABLE, overwrite
 from training.run.folder import exclusive
 from training.run.progress import size_text
+from training.shards.conversion_plan import Pattern, Plan, ShardPlan
 from training.shards.pictures import LeftOut
-from training.shards.plan import Pattern, Plan, ShardPlan
 from training.shards.processes import each
 from training.shards.shard_set import RECORD
 from training.shards.sizes import CLASSES, SIZES, classes_beside, rendered, sizes_beside

@@ -13,9 +13,9 @@ from core.errors import InputError, UsageError
 from sources.access.files import source_errors
 from sources.decode import IMAGE_EXTENSIONS
 from training.shards.conversion import classes_there
+from training.shards.conversion_plan import Pattern
 from training.shards.lists import listed
 from training.shards.pictures import Listing, Picture, SideFile, indices, require_pictures
-from training.shards.plan import Pattern
 from training.shards.sizes import CLASSES, classes_beside
 
 

@@ -19,7 +19,7 @@ from sources.decode import IMAGE_EXTENSIONS, decode_file, decode_metadata
 from sources.formats.tar import TarSource, split_name, unpacked
 from sources.formats.tar_headers import Member
 from sources.interface import SAMPLE_MAX_BYTES, Memory, unwatched
-from sources.options import ReadOptions
+from sources.reader_options import ReadOptions
 from training.shards.names import expand, folder_of, name_of, parts
 from training.shards.processes import each
 from training.shards.shard_set import missing_shards

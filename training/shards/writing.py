@@ -15,8 +15,8 @@ from core.errors import InputError, SampleError
 from core.storage.durable import drop, publish
 from sources.access.files import source_errors
 from sources.decode import compact_json, decode_metadata, parse_object
+from training.shards.conversion_plan import ShardPlan
 from training.shards.pictures import Listing, Picture
-from training.shards.plan import ShardPlan
 
 OWNER = "bigdata"
 """User and group of every member, as in webdataset's archives."""

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embq.cli.options import json_option
+from embq.cli.shared_options import json_option
 from training.classify.config import Config, classify_options
-from training.launch.options import launch_options
+from training.launch.launch_options import launch_options
 
 if TYPE_CHECKING:
-    from training.launch.options import Where
+    from training.launch.launch_options import Where
 
 
 @click.command(
@@ -28,7 +28,7 @@ def command(where: Where, as_json: bool, **flags: Any) -> int:
     SHARDS is a shard, a brace expression, a pattern, a folder or a URL, or several of them joined by ::. The same
     command resumes an interrupted training at the very next batch. Weights are never downloaded.
     """
-    from training.classify.plan import planned
+    from training.classify.inputs import planned
     from training.launch.launcher import launch
 
     config = Config(device=where.device, **flags)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from core.errors import UsageError
-from embq.cli.options import json_option
+from embq.cli.shared_options import json_option
 
 if TYPE_CHECKING:
     from training.export.model_folder import Exported

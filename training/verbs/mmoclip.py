@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core.errors import Exit, UsageError
-from embq.cli.options import json_option
+from embq.cli.shared_options import json_option
 
 if TYPE_CHECKING:
     from training.mmoclip.judgement import Judgement
-    from training.mmoclip.plan import BenchmarkRequest, Plan
+    from training.mmoclip.launch_plan import BenchmarkRequest, Plan
 
 
 OUT = "embq-mmoclip"
@@ -126,7 +126,7 @@ def command(logs: tuple[Path, ...], nodes: int | None, gpu: str, out: Path | Non
             raise UsageError("--nodes is for one LOG, and several are named", next_step="leave it out, or name one")
         return _judge(logs, nodes, gpu, out, as_json)
     scaling, dry_run = given.pop("scaling", False), given.pop("dry_run", False)
-    from training.mmoclip.plan import BenchmarkRequest
+    from training.mmoclip.launch_plan import BenchmarkRequest
     from training.mmoclip.run import planned, processes
 
     wanted, place = BenchmarkRequest(nodes=nodes or 1, **given), out or Path(OUT)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core.errors import Exit
-from embq.cli.options import json_option
-from training.launch.options import launch_options
+from embq.cli.shared_options import json_option
+from training.launch.launch_options import launch_options
 
 if TYPE_CHECKING:
-    from training.launch.options import Where
+    from training.launch.launch_options import Where
     from training.openclip.folder import Result
-    from training.openclip.plan import Plan
+    from training.openclip.training_plan import Plan
 
 
 PRECISIONS = ("amp", "amp_bf16", "bf16", "fp16", "pure_bf16", "pure_fp16", "fp32")
@@ -78,7 +78,7 @@ def command(where: Where, as_json: bool, further: tuple[str, ...], precision: st
     from training.launch.launcher import launch
     from training.openclip.flags import TrainingRequest
     from training.openclip.folder import begin, result_of
-    from training.openclip.plan import plan
+    from training.openclip.training_plan import plan
 
     planned = plan(TrainingRequest(further=further, precision=precision or "", **options), where)
     for note in planned.notes:
@@ -110,7 +110,7 @@ def _epochs(number: int) -> str:
 
 
 def _print(plan: Plan, result: Result) -> None:
-    from training.openclip.plan import UNREADABLE
+    from training.openclip.training_plan import UNREADABLE
 
     rate = "" if result.samples_per_s is None else f", {result.samples_per_s:,.1f} samples/s"
     click.echo(f"trained       {_epochs(result.epochs)} of {plan.samples:,} samples{rate}")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from core.errors import Exit, InputError
-from embq.cli.options import json_option
+from embq.cli.shared_options import json_option
 
 if TYPE_CHECKING:
     from training.shards.conversion import Converted
+    from training.shards.conversion_plan import Plan
     from training.shards.pictures import Listing
-    from training.shards.plan import Plan
 
 
 SHOWN = 20
@@ -78,8 +78,8 @@ def command(
     from core.process.limits import cores
     from training.run.progress import Counter
     from training.shards.conversion import convert
+    from training.shards.conversion_plan import Layout, Pattern, Plan
     from training.shards.listing import ListingOptions, known_classes, listing_of
-    from training.shards.plan import Layout, Pattern, Plan
 
     named, began = Pattern.parse(pattern), time.monotonic()
     processes = processes or min(8, cores())

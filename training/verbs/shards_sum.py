@@ -9,7 +9,7 @@ from dataclasses import asdict
 import click
 
 from core.errors import UsageError
-from embq.cli.options import json_option
+from embq.cli.shared_options import json_option
 
 
 @click.command("sum", epilog="Example: ls shards | embq shards sum")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from core.errors import Exit
-from embq.cli.options import json_option
+from embq.cli.shared_options import json_option
 
 if TYPE_CHECKING:
     from training.shards.verification import Inspected, Report

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.errors import InputError
+from indexer.plan.build_options import BuildOptions, bytes_text
 from indexer.plan.codec_choices import codec_choices
 from indexer.plan.costs import Speeds, StageCost, Work, stage_costs
 from indexer.plan.index_key import parse_key
 from indexer.plan.memory import best_codec_that_fits, codec_of_key, rows_of_block, trainable
-from indexer.plan.options import BuildOptions, bytes_text
 
 SCHEMA = 1
 

@@ -14,7 +14,7 @@ from training.openclip.usable_samples import count_usable
 from training.shards.shard_set import Shards, open_shards
 
 if TYPE_CHECKING:
-    from training.launch.options import Where
+    from training.launch.launch_options import Where
 
 
 KEYS = "keys"
