@@ -337,6 +337,7 @@ def test_a_read_only_output_is_refused(short_tmp: Path) -> None:
     assert_refused(done.returncode, done.stdout, done.stderr, exits=74, code="not_writable", says="Read-only")
 
 
+@pytest.mark.slow  # fault S3 looks at it for each format
 def test_a_full_disk_ends_the_run_and_resume_completes_it(short_tmp: Path) -> None:
     texts, disk, kept = short_tmp / "texts.jsonl", short_tmp / "disk", short_tmp / "kept"
     expected = write_texts(texts, 2000)

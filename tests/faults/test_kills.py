@@ -153,6 +153,7 @@ def test_ten_kills_of_workers_and_three_of_the_writer_lose_and_double_nothing(ma
     case.assert_verified()
 
 
+@pytest.mark.slow
 @pytest.mark.fault("R1", "`embq run`: its broker is killed in mid-run", gate=True)
 def test_a_run_outlives_its_broker(make_case) -> None:
     case = make_case(120)
@@ -170,6 +171,7 @@ def test_a_run_outlives_its_broker(make_case) -> None:
     case.assert_exact()
 
 
+@pytest.mark.slow
 @pytest.mark.fault("R2", "`embq run`: its broker forgets everything", gate=True)
 def test_a_broker_that_forgets_everything_is_filled_again(make_case) -> None:
     case = make_case(120)

@@ -59,6 +59,7 @@ def runs_again(cluster: Cluster, units: Mapping[int, str]) -> bool:
 # --- W1: killed ---
 
 
+@pytest.mark.slow
 @pytest.mark.fault("W1", "a worker process is killed in mid-batch; its supervisor replaces it", gate=True)
 def test_a_killed_worker(cluster: Cluster, recovery: Recovery) -> None:
     cluster.begin(100, "stub:16?ms_per_sample=10&batch_size=10")

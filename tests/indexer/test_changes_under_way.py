@@ -46,7 +46,16 @@ def queries() -> np.ndarray:
 
 
 # All moments of each: `python tests/killed_changes.py CHANGE INDEX FOLDER 1`.
-@pytest.mark.parametrize(("change", "every", "least"), [("delete", 1, 8), ("compact", 3, 24), ("grow", 9, 60)])
+@pytest.mark.parametrize(
+    ("change", "every", "least"),
+    [
+        ("delete", 1, 8),
+        ("compact", 9, 24),
+        ("grow", 27, 60),
+        pytest.param("compact", 3, 24, marks=pytest.mark.slow),
+        pytest.param("grow", 9, 60, marks=pytest.mark.slow),
+    ],
+)
 def test_a_change_killed_at_any_moment_leaves_a_whole_version_and_finishes_when_it_is_done_again(
     built: Path, changed: Path, tmp_path: Path, change: str, every: int, least: int
 ) -> None:
