@@ -189,6 +189,8 @@ def json_field(fields: Mapping[str, Any], name: str, kind: type[T] | Any, defaul
         return default
     try:
         return msgspec.convert(value, kind)
+    except UnicodeEncodeError as error:  # msgspec's answer to a lone surrogate, which JSON can write
+        raise _bad_request(f"{name} is not valid Unicode", f"correct {name}, or leave it out") from error
     except msgspec.ValidationError as error:
         raise _bad_request(f"{name}: {error}", f"correct {name}, or leave it out") from error
 
