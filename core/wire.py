@@ -26,6 +26,8 @@ MOST_BYTES = 1 << 20
 """Default limit of the bytes of a form."""
 
 _NO_SURROGATES = r"\A[^\ud800-\udfff]*\Z"
+_NO_BYTES = r"\ud800-\udc7f\udd00-\udfff"
+"""Surrogates that stand for no byte (PEP 383), so that a path with one can be neither opened nor hashed."""
 
 RunId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 StageId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
@@ -58,10 +60,13 @@ ShortText = Annotated[str, Meta(max_length=1_000, pattern=_NO_SURROGATES)]
 LongText = Annotated[str, Meta(max_length=16_000, pattern=_NO_SURROGATES)]
 RelativePath = Annotated[
     str,
-    Meta(max_length=8_192, pattern=r"\A(?!\.\.?(?:/|\Z))[^/\0]+(?:/(?!\.\.?(?:/|\Z))[^/\0]+)*\Z"),
+    Meta(
+        max_length=8_192,
+        pattern=rf"\A(?!\.\.?(?:/|\Z))[^/\0{_NO_BYTES}]+(?:/(?!\.\.?(?:/|\Z))[^/\0{_NO_BYTES}]+)*\Z",
+    ),
 ]
 """Path below a folder: no absolute one, without `.`, `..` and empty parts."""
-PathText = Annotated[str, Meta(min_length=1, max_length=8_192, pattern=r"\A[^\0]*\Z")]
+PathText = Annotated[str, Meta(min_length=1, max_length=8_192, pattern=rf"\A[^\0{_NO_BYTES}]*\Z")]
 """Path or URL. Bytes of a path that are not UTF-8 stand in it as lone surrogates."""
 
 

@@ -120,11 +120,14 @@ UPLOADS_TEXTS = (
     b"{}",
     b'{"v":3}',
     *(upload_text(run=run) for run in (..., None, "../../../x", 7)),
-    *(upload_text(output=output) for output in (..., None, "", "s3://bucket/x", 7)),
+    *(upload_text(output=output) for output in (..., None, "", "s3://bucket/x", 7, "/out/\ud800")),
     *(upload_text(record=record) for record in (..., None, "{", "{}", 7, "[" * 99_999)),
     *(upload_text(files=files) for files in (..., None, "x", [[]], [7], {"a": 1}, [[*_file(), 1]])),
     *(upload_text(files=[_file(path)]) for path in ("../x", "/etc/passwd", "_inputs/aaaaa/../../x", "commits/1.json")),
-    *(upload_text(files=[_file(path)]) for path in ("run.json\n", "_inputs/aaaaa/a\0b", "_tmp/x", "manifest/../x")),
+    *(
+        upload_text(files=[_file(path)])
+        for path in ("run.json\n", "_inputs/aaaaa/a\0b", "_inputs/aaaaa/\ud800", "_tmp/x", "manifest/../x")
+    ),
     *(upload_text(files=[_file(size=size)]) for size in (-1, "1", 2**70, 1.5, None)),
     *(upload_text(files=[_file(mtime=mtime)]) for mtime in ("x", 2**70, None)),
     *(upload_text(files=[_file(digest=digest)]) for digest in ("", "../x", 7, "0" * 63)),

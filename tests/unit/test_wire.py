@@ -70,6 +70,8 @@ def test_a_path_keeps_bytes_that_are_not_utf8() -> None:
                 {"run": "0123456789ABCDEF"},
                 {"output": ""},
                 {"output": "/a\0b"},
+                {"output": "/a/\ud800"},
+                {"output": "/a/\udd00"},
                 {"output": "/" * 10_000},
                 {"units": -1},
                 {"units": "7"},
