@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import msgspec
 from msgspec import Meta
 
-from core.errors import ConfigError, InputError, SampleError, UsageError
+from core import wire
+from core.errors import ConfigError, InputError, MalformedError, SampleError, UsageError
 
 T = TypeVar("T")
 
@@ -188,11 +188,9 @@ def json_field(fields: Mapping[str, Any], name: str, kind: type[T] | Any, defaul
     if (value := fields.get(name)) is None:
         return default
     try:
-        return msgspec.convert(value, kind)
-    except UnicodeEncodeError as error:  # msgspec's answer to a lone surrogate, which JSON can write
-        raise _bad_request(f"{name} is not valid Unicode", f"correct {name}, or leave it out") from error
-    except msgspec.ValidationError as error:
-        raise _bad_request(f"{name}: {error}", f"correct {name}, or leave it out") from error
+        return wire.convert(kind, value, what=name)
+    except MalformedError as error:
+        raise _bad_request(error.message, f"correct {name}, or leave it out") from error
 
 
 def count_field(fields: Mapping[str, Any], name: str, default: int, kind: Any) -> int:

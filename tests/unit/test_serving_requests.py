@@ -87,6 +87,8 @@ def test_an_image_is_bytes_in_base64(prefix: str) -> None:
         ({"text": "x", "num_result_ids": 10**30}, "bad_request"),
         ({"text": "x", "modality": "audio"}, "bad_request"),
         ({"text": "x", "indice_name": 7}, "bad_request"),
+        ({"text": "x", "num_images": "\ud800"}, "bad_request"),
+        ({"text": "x", "modality": "\ud800"}, "bad_request"),
     ],
 )
 def test_what_cannot_be_understood_is_refused_by_name(body: object, code: str) -> None:
@@ -102,7 +104,7 @@ def test_ids_beyond_the_rows_may_be_asked_for() -> None:
     assert KnnRequest.from_json({"text": "x", "num_images": 7}).query.k == 7
 
 
-@pytest.mark.parametrize("ids", [None, 3, [-1], [1.0], ["1"], [True], [2**63], [0] * (MOST_RESULTS + 1)])
+@pytest.mark.parametrize("ids", [None, 3, "\ud800", [-1], [1.0], ["1"], [True], [2**63], [0] * (MOST_RESULTS + 1)])
 def test_ids_are_whole_numbers_and_not_too_many(ids: object) -> None:
     with pytest.raises(InputError):
         RowsRequest.from_json({"ids": ids})
