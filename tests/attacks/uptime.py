@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import sys
 import tempfile
 import time
@@ -92,9 +93,8 @@ def attacked(box: Box, stack: ExitStack, records: int, turn: random.Random) -> d
     for name, service in box.services.items():
         if service.process.poll() is not None or service.process.pid != pids[name]:
             wrong.append(f"{name} ended with status {service.process.poll()}: {service.said[-2_000:]}")
-        wrong += [
-            f"{name}: {line}" for line in service.stderr.splitlines() if "Traceback" in line or "worker_died" in line
-        ]
+        complaint = re.compile(r"^.*worker_died.*$|^ *Traceback.*(?:\n +.*)*(?:\n.*)?", re.MULTILINE)
+        wrong += [f"{name}: {found[0]}"[-2_000:] for found in complaint.finditer(service.stderr)]
     return {
         "records": dict(sorted(written.items())),
         "services": sorted(box.services),
