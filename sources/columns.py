@@ -10,10 +10,10 @@ from core.errors import SourceError
 from sources.reader_options import ALL
 
 TEXT_COLUMNS = ("text", "caption", "content", "document", "passage", "body")
-"""Where a text is looked for, in this order, unless the user names the column."""
+"""Names of text columns, in order of preference; the user's choice goes first."""
 
 ID_COLUMNS = ("id", "key", "_id", "doc_id")
-"""Where a key is looked for, in this order, unless the user names the column."""
+"""Names of key columns, in order of preference; the user's choice goes first."""
 
 IMAGE_COLUMNS = ("image", "img", "image_bytes", "jpg", "jpeg", "png", "webp", "bytes")
 """Columns of bytes with such a name hold images, whatever else the table has."""

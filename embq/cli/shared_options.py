@@ -173,7 +173,7 @@ worker_options = option_group(
         help="Seconds to finish in-flight units on shutdown.",
     ),
 )
-"""How this machine works; never part of a run."""
+"""Options of the worker processes of this machine; no part of a run."""
 
 
 def settings_with(broker: str, metrics: Address | None = None) -> Settings:

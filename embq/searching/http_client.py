@@ -20,7 +20,7 @@ MOST_ANSWER = 256 * 2**20
 """Bytes; 10,000 results with long captions have a tenth of it."""
 
 DEFAULT_PORT = 1234
-"""That of `embq serve`."""
+"""Default port of `embq serve`."""
 
 
 @dataclass(frozen=True, slots=True)

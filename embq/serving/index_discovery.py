@@ -1,4 +1,4 @@
-"""Which indexes are served and under which names, and a thread that takes up new versions and new indexes.
+"""Discovery of the indexes to serve: their names, and a thread that takes up new versions and new indexes.
 
 Names come from the command line (`named_indices`), or, for a folder that is followed, from the path of each index below
 it (`followed_name`).

@@ -32,11 +32,10 @@ from indexer.tune.tuning_split import Half
 NEW, NEW_QUERIES = "new", 100
 
 SECONDS = 8.0
-"""For the sweep of a tuning."""
+"""Limit of the sweep of a tuning."""
 
 FARTHER, DEEPER = 16, 4
-"""Where exact search would take too long, neighbours are taken from a search of so many times the lists and
-candidates."""
+"""Factors on lists and candidates of the search that replaces exact search where that would take too long."""
 
 
 def grow(task: Task) -> Made:

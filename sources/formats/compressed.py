@@ -20,10 +20,10 @@ from sources.access.files import open_unchanged
 from sources.interface import Memory, Moved, unwatched
 
 SUFFIXES = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz"}
-"""What may follow the name of a text file; what counts is how the file begins."""
+"""Extensions of compressed text files -> format. The format is decided by the first bytes, not by the extension."""
 
 HEAD_BYTES = 13
-"""So many of the first bytes tell how a file is compressed: the header of LZMA-alone."""
+"""First bytes that tell the format: the longest header is that of LZMA-alone."""
 
 MAGICS: dict[str, tuple[bytes, ...]] = {
     "gzip": (b"\x1f\x8b\x08",),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".parquet", ".parq", ".pq")
 
 BATCH_BYTES = 32_000_000
-"""What one batch should take in memory: a few images at a time, or a thousand texts."""
+"""Target size of a batch in memory: a few images, or a thousand texts."""
 
 BATCH_ROWS = 1024
 

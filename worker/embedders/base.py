@@ -20,7 +20,7 @@ Prepared = Any
 
 
 MAX_CHUNKS = 100_000
-"""Of one text: 32 MB in chunks of 80 tokens. All chunks of a text are in memory at once."""
+"""Most chunks of one text: 32 MB in chunks of 80 tokens. All chunks of a text are in memory at once."""
 
 
 class Truncated(dict[str, Any]):
@@ -69,8 +69,8 @@ class PendingVectors(Mapping[str, "np.ndarray"]):
 
 
 Cost = Callable[[Sequence[int]], int]
-"""What a device computes in one forward pass of samples of these lengths, in tokens: `padded_tokens` where each is
-padded to the longest, `sum` where none is."""
+"""Cost of a forward pass in tokens, from the lengths of its samples: `padded_tokens` where each is padded to the
+longest, `sum` where none is."""
 
 
 def padded_tokens(lengths: Sequence[int]) -> int:
@@ -128,7 +128,7 @@ class Embedder(Protocol):
         ...
 
     def length(self, prepared: Prepared) -> int:
-        """What a sample costs the device, in tokens: the tokens of its text, 1 for an image. At least 1."""
+        """Cost of a sample in tokens: the tokens of its text, 1 for an image. At least 1."""
         ...
 
     def embed(self, batch: Sequence[Prepared]) -> Mapping[str, np.ndarray]:
@@ -179,7 +179,7 @@ class ImageEmbedder(BuffersImages, Protocol):
         ...
 
     def prepare_one(self, sample: Sample, picture: Picture) -> Prepared:
-        """What `prepare` makes of one sample, whose image is `picture`; it changes nothing of the decoded image.
+        """`prepare` for one sample, whose image is `picture`; the decoded image is not changed.
 
         Called from several threads at once. Raises SampleError where the sample cannot be embedded.
         """

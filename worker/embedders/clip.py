@@ -45,7 +45,7 @@ log = Events("worker")
 
 
 def model_factory(spec: ModelSpec) -> tuple[Callable[[], tuple[Any, Any, Any]], str]:
-    """What makes (model, training transform, evaluation transform) of a spec, and the name of its tokeniser."""
+    """A function that makes (model, training transform, evaluation transform), and the name of the tokeniser."""
     create = open_clip.create_model_and_transforms
     if spec.name.startswith("local-dir:"):
         spec.check_params("batch_size", "tokens", "normalize")
@@ -125,7 +125,8 @@ LAYER_SETTINGS = (
     "eos_id",
     "pad_id",
 )
-"""What decides a tower's vectors beside its weights. Named, not all that a layer has: that differs by torch version."""
+"""Settings of layers that decide vectors beside the weights. A fixed list, because all attributes of a layer differ by
+torch version."""
 
 Ready = dict[str, Any]
 """One sample: "image" a `Row` of uint8 (height, width, 3); "text" int64 (context,)."""
@@ -238,7 +239,7 @@ class ClipEmbedder:
             )
 
     def splitter(self, chunking: Chunking) -> TokenSplitter:
-        """What cuts texts by the model's tokeniser."""
+        """The splitter by the model's tokeniser."""
         return self._tokens.splitter(chunking, self._spec)
 
     def _run(self, batch: Sequence[Ready]) -> dict[str, torch.Tensor]:

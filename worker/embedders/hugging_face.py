@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def own_modality(spec: ModelSpec) -> str:
-    """What the model embeds: what its spec says, else "image" of one that can, else "text".
+    """Modality of the model: that of its spec, else "image" for a vision model, else "text".
 
     Raises ModelError where its configuration is not there.
     """

@@ -159,6 +159,6 @@ def no_progress_bars() -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """What a foreign exception says, in one line short enough for a terminal."""
+    """First line of a foreign exception, short enough for a terminal."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"[:300]

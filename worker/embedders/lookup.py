@@ -17,7 +17,7 @@ HUB_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLocation:
-    """Where the files are.
+    """Location of a model's files.
 
     Attributes:
         here: whether they need not be fetched.
@@ -29,7 +29,7 @@ class ModelLocation:
 
 
 def locate(spec: ModelSpec) -> ModelLocation:
-    """Where the files of `spec` are; the hub is asked only where they are not here, and with HF_HUB_OFFLINE not at all.
+    """Locate the files of `spec`; the hub is asked only where they are not here, and with HF_HUB_OFFLINE not at all.
 
     Raises ModelError, with a next step, where they can be had from nowhere, ImportError where a package is missing.
     """

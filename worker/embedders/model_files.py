@@ -19,7 +19,7 @@ from core.errors import ModelError
 from core.run.layout import INPUTS
 
 MOST_BYTES = 16 << 20
-"""Of one configuration; large ones have the names of 21,000 classes, or some thousand added tokens."""
+"""Largest configuration that is read; large ones have the names of 21,000 classes, or some thousand added tokens."""
 
 MOST_DEPTH = 100
 """Lists and objects within each other."""
@@ -281,7 +281,7 @@ def _modules(folder: Path, model: object, family: str) -> list[tuple[str, str]]:
 
 
 def _routed(folder: Path, path: str, model: object) -> Iterator[tuple[str, str]]:
-    """Those within a router."""
+    """The checked modules that a router names: (folder, type)."""
     for name in ("router_config.json", "config.json"):
         where = (PurePosixPath(path) / name).as_posix()
         if said := _read(folder / where, model, where):
@@ -405,7 +405,7 @@ def _pairs(value: Any, key: str = "", *, free: bool = False) -> Iterator[tuple[s
 
 
 def _read(path: Path, model: object, name: str) -> Any:
-    """What a file says, as the libraries read it; None where there is none.
+    """JSON content of a file, as the libraries read it; None where there is none.
 
     Not by `core.wire`: numbers of more than 64 bits and Infinity are common in these files.
     """

@@ -65,7 +65,7 @@ class MultiModelEmbedder:
         )
 
     def prepare(self, samples: Sequence[Sample]) -> list[Ready | SampleError]:
-        """What each model makes of each sample; the error of the first that cannot, which the message names.
+        """Prepare each sample for every model; the error of the first that cannot, which the message names.
 
         Texts are tokenised together. Images are taken one by one, so that one decoded image is held at a time.
         """
@@ -84,7 +84,7 @@ class MultiModelEmbedder:
         return ready
 
     def length(self, prepared: Ready) -> int:
-        """What it costs with all models together."""
+        """Cost of a sample with all models together."""
         return sum(member.embedder.length(prepared[member.named.name]) for member in self._members)
 
     def embed(self, batch: Sequence[Ready]) -> Mapping[str, np.ndarray]:
@@ -154,5 +154,5 @@ class MultiModelEmbedder:
 
 
 def _of(member: Member, batch: Sequence[Ready]) -> list[Prepared]:
-    """What one model made of each sample."""
+    """The prepared samples of one model."""
     return [ready[member.named.name] for ready in batch]

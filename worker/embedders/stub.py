@@ -33,7 +33,7 @@ BATCH_SIZE = 64
 """Large enough that the numpy calls of a batch cost less than the hashing of its samples."""
 
 TEXT_WINDOW = 1024
-"""Of a stub whose passes are bounded by tokens, as those of text models are."""
+"""Window of a stub whose passes are bounded by tokens, as those of text models are."""
 
 STEPS = 1024
 """Values are odd multiples of 1/2048: 11 significant bits, which float16 holds exactly, and never zero."""
@@ -48,7 +48,7 @@ class Ready(NamedTuple):
 
 
 WORD = re.compile(r"\S+")
-"""What a stub model counts as one token."""
+"""Pattern of one token of a stub model."""
 
 
 def stub_vectors(digests: Sequence[bytes], dim: int) -> np.ndarray:
@@ -169,7 +169,7 @@ class StubEmbedder:
         return self._vectors(batch)
 
     def splitter(self, chunking: Chunking) -> WordSplitter:
-        """What counts words for tokens."""
+        """The splitter that counts words as tokens."""
         return WordSplitter(chunking)
 
     def _vectors(self, batch: Sequence[Ready]) -> dict[str, np.ndarray]:

@@ -34,7 +34,7 @@ def places(rows: int) -> torch.Tensor:
 
 
 class AccuracyCheck:
-    """What the vectors of ways are compared with.
+    """Reference vectors for the check of a variant.
 
     Args:
         usual: vectors of the usual way, of shape (rows, dim).
@@ -48,7 +48,7 @@ class AccuracyCheck:
         self._usual = errors[self._kept]
 
     def ratio(self, vectors: torch.Tensor) -> float:
-        """How many times the error of the usual way the error of a way with these vectors is, see `RATIO`."""
+        """Error of a variant with these vectors, as a multiple of the usual variant's error, see `RATIO`."""
         return float((self._kept_errors(vectors) / self._usual).log().mean().exp())
 
     def refusal(self, vectors: torch.Tensor) -> str:

@@ -15,13 +15,13 @@ TEXT = "some words of a text as they come " * 8
 """About 64 tokens."""
 
 FACTORS = (0.5, 2, 4, 8)
-"""Of the device's usual budget, tried in this order."""
+"""Factors on the device's usual budget of tokens, tried in this order."""
 
 IMAGE_FACTORS = (0.5, 2, 4)
-"""The same of its usual number of images."""
+"""Factors on the device's usual number of images, tried in this order."""
 
 IMAGES = 32
-"""That are prepared for it. A pass repeats them, so that they lie in memory as those of a file do."""
+"""Distinct images of a timed pass, which repeats them, so that they lie in memory as those of a file do."""
 
 ROUNDS = 3
 """Each budget is timed so often, and its fastest pass counts: others may use the device as well."""

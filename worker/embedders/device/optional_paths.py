@@ -43,4 +43,4 @@ class OptionalPaths:
 
 
 PATHS = OptionalPaths()
-"""Those of this process."""
+"""Optional paths of this process."""

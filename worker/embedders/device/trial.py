@@ -27,7 +27,7 @@ GAIN = 1.03
 
 
 def nothing() -> None:
-    """What has to be undone of a way that changes nothing."""
+    """Undo of a variant that changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Variant:
 
 @dataclass(slots=True)
 class Fastest:
-    """What a trial found.
+    """Outcome of a trial.
 
     Attributes:
         encode: the fastest.

@@ -21,11 +21,11 @@ from worker.embedders.device.batch_size import (
 )
 
 COMPILERS = ("gcc", "clang")
-"""What Triton looks for on PATH where CC names none (triton/runtime/build.py of 3.9)."""
+"""C compilers that Triton looks for on PATH where CC names none (triton/runtime/build.py of 3.9)."""
 
 
 def lacking() -> str:
-    """What is missing; "" where nothing is.
+    """Missing prerequisite of torch.compile; "" where nothing is missing.
 
     Triton compiles C against Python's headers and loads the result from its cache. torch puts this below its own cache
     unless TRITON_CACHE_DIR names another folder (torch/_inductor/runtime/triton_heuristics.py of 2.15).

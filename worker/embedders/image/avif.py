@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 BRANDS = (b"avif", b"avis", b"mif1", b"msf1")
-"""What stands behind "ftyp" in the files that are taken for AVIF."""
+"""Brands in the "ftyp" box of files that are taken for AVIF."""
 
 UNITS_MAX = 1_000
 """Open bitstream units of one coded item or sample that are looked at; an encoder writes 2 to 10."""
@@ -186,7 +186,7 @@ def _samples(data: bytes) -> Iterator[bytes]:
 
 
 def _first(reader: _Reader, length: int) -> int:
-    """Of a list with its number in front."""
+    """Entries of a list that begins with their number."""
     reader.take(4)
     if not reader.take(4):
         raise ValueError("a track of the AVIF is empty")

@@ -112,7 +112,7 @@ class Picture:
 
     @property
     def frame(self) -> jpeg.Frame | None:
-        """What the header of a JPEG says that libjpeg-turbo decodes as Pillow does; None for all other images.
+        """Header of a JPEG that libjpeg-turbo decodes as Pillow does; None for all other images.
 
         Raises SampleError where the image is beyond a limit.
         """

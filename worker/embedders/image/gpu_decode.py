@@ -33,7 +33,7 @@ AT_ONCE = 4
 """Calls on the device at the same time, whatever the number of threads: it bounds the memory. Not measured."""
 
 MAX_PIXELS = 12_500_000
-"""Of all images of one call; a larger image is decoded by the CPU. In a call, all images take about 6 bytes per pixel
+"""Most pixels of one call; a larger image is decoded by the CPU. In a call, all images take about 6 bytes per pixel
 (3 decoded, 3 in the decoder), and the one that is resized 14 more (12 as float32, 2 with one side made smaller): with
 `AT_ONCE` 1.0 GB where images are as large as this, 370 MB where they have 1.2 megapixels."""
 

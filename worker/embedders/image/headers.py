@@ -49,7 +49,7 @@ DECODER_ERRORS = (
     struct.error,
     zlib.error,
 )
-"""What Pillow's plugins raise of damaged files."""
+"""Errors of Pillow's plugins for damaged files."""
 
 
 def check_file(data: bytes) -> jpeg.Frame | None:

@@ -32,7 +32,7 @@ _MARKER = re.compile(rb"\xff[^\0\xff]")
 
 
 class Frame(NamedTuple):
-    """What the header of a JPEG's first frame says (ITU-T T.81, B.2.2), and of its first scan (B.2.3).
+    """Header of a JPEG's first frame (ITU-T T.81, B.2.2) and first scan (B.2.3).
 
     Attributes:
         kind: low byte of its marker: 0xC0 baseline, 0xC2 progressive.

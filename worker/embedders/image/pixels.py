@@ -25,18 +25,18 @@ from worker.embedders.image.jpeg import SCALES, Frame
 from worker.embedders.image.preprocess import Fit, Preprocess, placed, usual
 
 ROOM = 2
-"""Of an image that the decoder made smaller, at least so many pixels are left for each one wanted, each way: resizing
-then hides what the decoder's coarse filter did."""
+"""Least ratio of an image that the decoder made smaller to the wanted size, on each side: resizing then hides the
+decoder's coarse filter."""
 
 SIMD = ("AVX2", "AVX512", "SVE256", "SVE128")
-"""What torch calls processors for which it has a fast kernel that resizes bytes."""
+"""Capabilities of CPUs, as torch names them, with a fast kernel that resizes bytes."""
 
 log = Events("worker")
 _mine = threading.local()
 
 
 class Pixels:
-    """What a model wants of images, by one of the paths. Safe to use from any thread.
+    """Preprocessing of images by one of the paths. Thread-safe.
 
     Args:
         decode: one of `core.models.DECODES`.

@@ -54,7 +54,7 @@ def has_joint_space(kind: Any) -> bool:
 
 
 def given_by(model: Any, numbers: torch.Tensor) -> Any:
-    """What a model gives for normalised images, of shape (n, 3, height, width)."""
+    """Outputs of a model for normalised images of shape (n, 3, height, width)."""
     if has_joint_space(type(model)):
         return model.get_image_features(pixel_values=numbers, return_dict=True)
     return model(pixel_values=numbers, return_dict=True)

@@ -111,7 +111,7 @@ class Preprocess:
 
 
 def usual(size: int) -> Preprocess:
-    """What most CLIP models do, such as OpenAI's: the short side to `size` by a bicubic filter, and a square cut."""
+    """Preprocessing of most CLIP models: the short side to `size` by a bicubic filter, and a square cut."""
     from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
     resize, cut = Resize(size, InterpolationMode.BICUBIC), CenterCrop(size)
@@ -124,7 +124,7 @@ def usual(size: int) -> Preprocess:
 
 
 def of_open_clip(transform: Any, configured: Mapping[str, Any], model: str) -> Preprocess:
-    """What open_clip's evaluation transform does (`open_clip.transform.image_transform`).
+    """Preprocessing of open_clip's evaluation transform (`open_clip.transform.image_transform`).
 
     Args:
         transform: the one that it made: its last two steps give numbers, the others an RGB image.

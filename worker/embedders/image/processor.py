@@ -26,7 +26,7 @@ def is_of_timm(processor: Any) -> bool:
 
 
 def of_timm(processor: Any, model: str) -> Preprocess:
-    """What the wrapper of a timm transform does to an image, which timm's own pipelines first make RGB.
+    """Preprocessing of a wrapped timm transform, whose images timm's own pipelines convert to RGB first.
 
     Raises ModelError where its last steps are not to scale pixels of three channels.
     """
@@ -81,7 +81,7 @@ PIL_INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 
 
 def of_image_processor(processor: Any, model: str) -> Preprocess:
-    """What an image processor of transformers does to an image.
+    """Preprocessing of an image processor of transformers.
 
     Its pixels are those that it gives when it is told to neither rescale nor normalise. The geometry is what its
     settings say, and no more than that: `difference` tells whether it gives these pixels.

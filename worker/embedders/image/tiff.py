@@ -48,7 +48,7 @@ _LENGTHS = {3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17:
 
 
 class Page(NamedTuple):
-    """What the first page of a TIFF says: its size and that of its tiles in pixels, and how it is compressed.
+    """First page of a TIFF: its size and that of its tiles in pixels, and its compression.
 
     Attributes:
         compression: the number of TIFF; 1 is none.
@@ -62,7 +62,7 @@ class Page(NamedTuple):
 
 
 def first_page(data: bytes) -> Page:
-    """What the first page of a TIFF says of itself; EOFError where it ends before, ValueError where it is damaged."""
+    """Header of the first page of a TIFF; EOFError where it ends before, ValueError where it is damaged."""
     order = "<" if data[:2] == b"II" else ">"
     big = data[2:4] in (b"+\0", b"\0+")
     (at,) = _unpack(order + "Q", data, 8) if big else _unpack(order + "I", data, 4)

@@ -62,7 +62,7 @@ class ImageBatcher:
 
 
 BUFFERS = 2
-"""Of a CUDA device: one is copied to while the other is read."""
+"""Upload buffers of a CUDA device: one is copied to while the other is read."""
 
 Reader = Callable[[torch.Tensor], torch.Tensor]
 """Makes numbers of pixels, uint8 of shape (rows, height, width, 3) on the device, and keeps none of their memory."""
@@ -104,7 +104,7 @@ class Uploader:
                 self._buffers = [UploadBuffer() for _ in range(BUFFERS)]
 
     def send(self, rows: Sequence[Row], read: Reader) -> torch.Tensor:
-        """What `read` makes of the pixels of one row or more."""
+        """Upload one row or more, and apply `read` to their pixels on the device."""
         if self._device.type == "cuda":
             with using(self._device):
                 return self._sent(rows, read)

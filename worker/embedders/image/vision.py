@@ -34,10 +34,10 @@ EMBEDDER_VERSION = "vision 1"
 """Its number goes up when the same model and image give another vector."""
 
 MASK = "mask_token"
-"""What transformers calls the vector that stands for a patch that a training hides. Nothing reads it here."""
+"""Parameter of transformers for masked patches in training. It is not read here."""
 
 SETTINGS_LEFT_OUT = ("processor_class", "_processor_class")
-"""Of an image processor: what else it was saved with."""
+"""Keys of an image processor that do not affect pixels."""
 
 log = Events("worker")
 

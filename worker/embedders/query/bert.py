@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 KNOWN = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
-"""What a config may say; where it says nothing, these are what BERT has."""
+"""Defaults of BERT's config."""
 
 
 class Bert:

@@ -22,7 +22,7 @@ from worker.embedders.sample_fields import text_of
 from worker.embedders.text.prompts import chosen
 
 MOST_HEADER_BYTES = 16 << 20
-"""Of the JSON at the beginning; a large model has some hundred kilobytes."""
+"""Largest JSON header of a safetensors file; a large model has some hundred kilobytes."""
 
 
 def mapped_weights(path: Path) -> dict[str, np.ndarray]:
@@ -48,7 +48,7 @@ def mapped_weights(path: Path) -> dict[str, np.ndarray]:
 
 
 POOLING_FLAGS = {"pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max", "pooling_mode_mean_tokens": "mean"}
-"""How folders said it before sentence-transformers 6."""
+"""Spelling of the pooling before sentence-transformers 6."""
 
 KINDS = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 """The modules of a folder, in order."""

@@ -38,7 +38,7 @@ TEXTS = (
     "a text that is longer than any model of this kind reads, " * 200,
     "Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft" * 8,
 )
-"""What both ways embed."""
+"""Texts that both implementations embed."""
 
 READ_WHOLE = (".json", ".txt")
 """Files that are small and may be written anew with the same size at the same time, as a test does."""
@@ -48,7 +48,7 @@ NOT_COUNTED = ("batch_size", "tokens")
 
 
 def note_path(folder: Path, rows: ModelConfig, spec: ModelSpec) -> Path:
-    """Where the note lies for the model of a folder, as it is now.
+    """Path of the note for the model of a folder, with its present files.
 
     Args:
         rows: the config whose fingerprint is noted.

@@ -53,7 +53,7 @@ class ClipTokens:
         return 0 if inner is None else len(inner(_cleaned(tokenizer, text)).input_ids)
 
     def splitter(self, chunking: Chunking, model: str) -> TokenSplitter:
-        """What cuts the texts of a model by these tokens; ModelError where they cannot be counted."""
+        """The splitter of a model by these tokens; ModelError where they cannot be counted."""
         tokenizer = self._copies.mine()
         if _inner_of(tokenizer) is None and not isinstance(tokenizer, SimpleTokenizer):
             raise no_splitter(model, f"the tokens of its {type(tokenizer).__name__} cannot be counted")
@@ -74,7 +74,7 @@ class ClipTokens:
 
 
 def clip_tokenizer_content(tokenizer: Any) -> dict[str, Any]:
-    """What decides the tokens that it makes, for a fingerprint."""
+    """Settings that decide a tokeniser's output, for the fingerprint."""
     if isinstance(tokenizer, SimpleTokenizer):
         return {
             "vocabulary": sorted(tokenizer.encoder.items()),

@@ -30,7 +30,7 @@ class CausalTower:
         return ids.argmax(-1) if self._pool == "argmax" else ids.eq(self._end_id).int().argmax(-1)
 
     def encode(self, ids: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """What `encode_text(normalize=False)` gives for ids of shape (texts, context), which are on the CPU."""
+        """`encode_text(normalize=False)` for ids of shape (texts, context), which are on the CPU."""
         ends = self.ends(ids)
         length = int(ends.max()) + 1
         tower = self._tower
@@ -65,7 +65,7 @@ def causal_tower(model: Any) -> CausalTower | None:
 
 
 def tower_vocabulary(model: Any) -> int | None:
-    """How many token ids the text tower of an open_clip model has a vector for; None where it does not say."""
+    """Vocabulary size of an open_clip text tower; None where it is unknown."""
     tower = getattr(model, "text", model)
     table = getattr(tower, "token_embedding", None)
     return vocabulary_of(tower.transformer) if table is None else int(table.num_embeddings)

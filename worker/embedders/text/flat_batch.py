@@ -43,7 +43,7 @@ class FlatTexts:
         return torch.arange(len(self.ids), device=self.ids.device) - self.of_each(self.starts[:-1])
 
     def of_each(self, values: torch.Tensor) -> torch.Tensor:
-        """What is given for each text, for each of its tokens; int64 of shape (tokens,)."""
+        """Repeat a value per text for each of its tokens; int64 of shape (tokens,)."""
         # The size is told, because the device would be waited for otherwise.
         counts = self.starts.diff()
         return torch.repeat_interleave(values.long(), counts.long(), output_size=len(self.ids))

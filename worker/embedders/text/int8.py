@@ -39,7 +39,7 @@ Batch = Mapping[str, torch.Tensor]
 """int64 tensors of shape (texts, tokens): `input_ids`, `attention_mask` and, where they are not 0, `token_type_ids`."""
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-"""What a converted trunk may take, in this order."""
+"""Inputs of a converted trunk, in this order."""
 
 GROUP = 4
 """Texts that are measured at once."""
@@ -50,11 +50,11 @@ trunk that was converted wrongly, or whose activations have no common range, is 
 
 
 SMOOTHING = 0.75
-"""How much of the activations' outliers NNCF moves into the weights, from 0 to 1. Of 5,000 docstrings through MiniLM
-the smallest cosine is 0.9848 with 0.6; of 250 it is lower with NNCF's own 0.95 as well."""
+"""SmoothQuant's alpha, from 0 to 1: the share of outliers that NNCF moves into the weights. Of 5,000 docstrings
+through MiniLM the smallest cosine is 0.9848 with 0.6; of 250 it is lower with NNCF's own 0.95 as well."""
 
 IN_FP32 = "behind attention"
-"""What is not quantised, as the fingerprint says it."""
+"""Layers that are not quantised, as the fingerprint names them."""
 MOVES = ("Reshape", "Transpose")
 """Operations that leave every number as it is."""
 
@@ -100,7 +100,7 @@ class Int8Trunk(torch.nn.Module):
 
 
 def int8_content(config: ModelConfig) -> dict[str, Any]:
-    """What decides a quantised trunk beside its weights, for the fingerprint; empty in other precisions."""
+    """Settings of a quantised trunk, for the fingerprint; empty in other precisions."""
     if config.identified_as.precision != "int8":
         return {}
     _runtime()

@@ -10,14 +10,14 @@ from core.models import ModelSpec
 from core.service.log import Events
 
 CANDIDATES = {"query": ("query",), "document": ("document", "passage", "corpus")}
-"""What `encode_query` and `encode_document` look for: the first name that the model has."""
+"""Prompt names of `encode_query` and `encode_document`: the first name that the model has."""
 
 log = Events("worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What is put before each text.
+    """Prompt before each text.
 
     Attributes:
         text: stands before the text, without a space of its own; "" for nothing.

@@ -119,7 +119,7 @@ EMBEDDER_VERSION = "sentence 1"
 """Its number goes up when the same model and text give another vector."""
 
 PROBE = "a"
-"""What `ONE_TOKEN` is for, where the model itself tokenises."""
+"""As `ONE_TOKEN`, for models that tokenise themselves."""
 
 
 class SentenceEmbedder:
@@ -174,7 +174,7 @@ class SentenceEmbedder:
         return max(1, len(prepared) // 4 if isinstance(prepared, str) else len(prepared["input_ids"]))
 
     def embed(self, batch: Sequence[TokenRow | str]) -> Mapping[str, np.ndarray]:
-        """What `encode` gives for the batch, in float32."""
+        """The vectors of `encode` for the batch, in float32."""
         return self._network.embed(batch)
 
     def embed_in_fp32(self, batch: Sequence[TokenRow | str]) -> Mapping[str, np.ndarray]:
@@ -182,7 +182,7 @@ class SentenceEmbedder:
         return self._network.embed_in_fp32(batch)
 
     def splitter(self, chunking: Chunking) -> TokenSplitter:
-        """What cuts texts by the model's tokeniser; the prompt before each chunk counts as well."""
+        """The splitter by the model's tokeniser; the prompt before each chunk counts as well."""
         if self._tokens is None:
             raise no_splitter(self._spec, "it does not begin with a plain tokeniser")
         tokens = self._tokens

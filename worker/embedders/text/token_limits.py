@@ -11,7 +11,7 @@ from core.models import ModelSpec
 from worker.embedders.spec_params import whole_number
 
 POSITION_TABLES = frozenset({"position_embeddings", "position_embedding", "embed_positions", "wpe"})
-"""What transformers calls the table of learned positions."""
+"""Attributes of transformers for the table of learned positions."""
 
 NO_LIMIT = 1_000_000
 """Limits from here on are none: the library writes "no limit" as 1e30."""
@@ -61,7 +61,7 @@ def reads_ids(trunk: Any) -> bool:
 
 
 def vocabulary_of(trunk: Any) -> int | None:
-    """How many token ids the model has a vector for; None where it does not say."""
+    """Vocabulary size of the model; None where it is unknown."""
     try:
         table = trunk.get_input_embeddings()
     except (AttributeError, NotImplementedError):

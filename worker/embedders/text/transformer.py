@@ -41,7 +41,7 @@ EMBEDDER_VERSION = "transformer 1"
 """Its number goes up when the same model and text give another vector."""
 
 POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-"""How one vector comes from the vectors of a text's tokens; the first is the default."""
+"""Poolings of token vectors to one vector; the first is the default."""
 
 ALIASES = {"last": "lasttoken"}
 
@@ -116,7 +116,7 @@ class TransformerEmbedder:
         return self._network.embed_in_fp32(batch)
 
     def splitter(self, chunking: Chunking) -> TokenSplitter:
-        """What cuts texts by the model's tokeniser."""
+        """The splitter by the model's tokeniser."""
         tokens = self._tokens
         return backend_splitter(
             tokens.tokenizer, chunking, prompt=self._prompt, longest=tokens.longest, model=self._spec
