@@ -29,10 +29,10 @@ from core.broker.embedded import EmbeddedServer
 from core.queue.keys import RUNS, run_key
 from core.run.run_info import RunInfo
 
-pytest.register_assert_rewrite("run_case")
+pytest.register_assert_rewrite("tests.support.outputs.run_case")
 
-from fake_clock import FakeClock  # noqa: E402
-from run_case import MakeRun, RunCase, make_case, unit_of, write_run  # noqa: E402
+from tests.support.fakes.clock import FakeClock  # noqa: E402
+from tests.support.outputs.run_case import MakeRun, RunCase, make_case, unit_of, write_run  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -235,7 +235,8 @@ def run(make_run: MakeRun) -> RunCase:
 def s3() -> Iterator[str]:
     """The endpoint of an S3 server with the bucket `bucket`, which this and other processes find in the environment."""
     import boto3
-    from servers import s3_server
+
+    from tests.support.servers.storage import s3_server
 
     with s3_server() as variables:
         boto3.client("s3").create_bucket(Bucket="bucket")

@@ -20,10 +20,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from build_output import build, published, write_jsonl
 from PIL import Image
 from rq.exceptions import NoSuchJobError
-from small_index import build_index
 
 from core import wire
 from core.errors import EmbqError, SampleError
@@ -46,6 +44,8 @@ from embq.serving.requests import KnnRequest, RowsRequest
 from indexer.build.units import Sidecar
 from indexer.index_files.files import File, from_json, to_json
 from indexer.index_files.version import RECORD, read_current
+from tests.support.outputs.build import build, published, write_jsonl
+from tests.support.outputs.index import build_index
 from worker.embedders.image.decoding import open_image
 from worker.embedders.registry import load
 from writer.accept import Acceptor, Rejected, Sender, read_fields

@@ -13,19 +13,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
-from build_output import build, write_jsonl
 from e2e.served import Server, served
-from small_index import build_index
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from waiting import wait_until
 
 from core.rows.spec import RowSpec
 from core.service import log
 from embq.serving import server as server_module
 from embq.serving.server import bound, server_of
+from tests.support.outputs.build import build, write_jsonl
+from tests.support.outputs.index import build_index
+from tests.support.waiting import wait_until
 
 IDLE = 1100
 LARGE = 64 * 2**20

@@ -18,7 +18,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from build_output import build, file_path, reseal, write_jsonl
 
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer, keep_to_ourselves, kept_off
@@ -43,6 +42,7 @@ from embq.gc.orphans import Orphan, Orphans, find_orphans, remove_orphans
 from embq.local.service_process import ServiceProcess
 from embq.verify.verification import verify
 from indexer.index_files.version import resolve_index
+from tests.support.outputs.build import build, file_path, reseal, write_jsonl
 from writer.staging import leave_nonce, sweep
 
 # --- the state of the private server ---

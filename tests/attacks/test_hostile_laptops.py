@@ -40,8 +40,8 @@ from core.queue.uploads import Upload, UploadFile
 from core.storage.paths import Outputs
 from tests.e2e.check import check_complete
 from tests.e2e.session import Command, await_in, closed, process_ended, run_of, started, write_texts
-from tests.guarded import GuardedServer, guarded_server
-from tests.waiting import wait_until
+from tests.support.servers.guarded import GuardedServer, guarded_server
+from tests.support.waiting import wait_until
 from writer.uploads import Receiver
 
 DIM = 8

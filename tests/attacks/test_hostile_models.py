@@ -26,8 +26,8 @@ from sentence_transformers.sentence_transformer.modules import Dense, Pooling, T
 from core.errors import ModelError  # noqa: E402
 from core.models import ModelConfig, ModelSpec  # noqa: E402
 from embq.doctor import probes  # noqa: E402
-from tests.tiny_clip import MODEL, PREPROCESS  # noqa: E402
-from tests.tiny_models import WIDTH, save_sentence_model, save_trunk  # noqa: E402
+from tests.support.models.clip import MODEL, PREPROCESS  # noqa: E402
+from tests.support.models.text import WIDTH, save_sentence_model, save_trunk  # noqa: E402
 from training.export.openclip import tokenizer_of, write_tokenizer  # noqa: E402
 from training.openclip.checkpoints import Arguments  # noqa: E402
 from training.openclip.models import initial_model  # noqa: E402

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 from e2e.services import Services
-from servers import serving
 
 from core.broker.embedded import EmbeddedServer
 from core.errors import ConfigError, SourceError
@@ -29,6 +28,7 @@ from sources.access.allowed_hosts import Reach
 from sources.kinds import SOURCES
 from sources.reader_options import ReadOptions
 from sources.unit_reader import read
+from tests.support.servers.storage import serving
 
 TEXTS = b'{"id": "a", "text": "the secret of the worker\'s network"}\n'
 MOST = 100_000

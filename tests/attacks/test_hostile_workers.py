@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 import pytest
 import redis
 from redis.exceptions import NoPermissionError
-from run_case import DIM, FINGERPRINT, LEASE_S, RunCase, make_case, sample
 
 from core.queue.keys import MAX_ATTEMPTS, SERVICES, VERSION, WORKERS
 from core.queue.ledger import Ledger, new_token
@@ -38,7 +37,8 @@ from embq.gc.collect import live_tokens
 from embq.services.broker_metrics import BrokerMetrics
 from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
 from producer.feeder import Feeder
-from tests.guarded import GuardedServer, guarded_server
+from tests.support.outputs.run_case import DIM, FINGERPRINT, LEASE_S, RunCase, make_case, sample
+from tests.support.servers.guarded import GuardedServer, guarded_server
 from writer.run_writer import RECONCILE_S, RunWriter
 from writer.service import WriterService
 

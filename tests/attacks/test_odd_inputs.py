@@ -20,12 +20,10 @@ import open_clip
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from build_output import build, go_on
 from e2e.check import check_complete
 from e2e.session import ended, succeed
 from PIL import Image
 from safetensors.torch import save_file
-from tiny_models import word_pieces
 
 from core.errors import ModelError, SampleError, SourceError
 from core.models import ModelConfig
@@ -38,6 +36,8 @@ from producer.enqueue import Request, prepare
 from producer.retry import FailureFilter, retry
 from sources.kinds import SOURCES, kind_of
 from sources.reader_options import ReadOptions
+from tests.support.models.text import word_pieces
+from tests.support.outputs.build import build, go_on
 from worker.embedders.base import Embedder
 from worker.embedders.image.decoding import Picture, open_image
 from worker.embedders.image.pixels import pixels_of

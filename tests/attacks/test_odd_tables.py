@@ -20,7 +20,6 @@ import h5py
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from build_output import build, write_folder, write_tar
 from contract.reading import Reading, reading
 from e2e.session import ended
 from pyarrow import ipc
@@ -34,6 +33,7 @@ from producer.upload import UploadedInputs, plan_upload
 from sources.kinds import SOURCES, detect
 from sources.reader_options import ReadOptions
 from sources.unit_reader import read
+from tests.support.outputs.build import build, write_folder, write_tar
 
 POLARS = Path(__file__).parent / "polars.arrow"
 """Ten rows in batches of four, as polars 2.1 writes them: views of strings, a categorical, a schema without prefix."""

@@ -34,7 +34,7 @@ from core.queue.keys import RATES, RUNS, SERVICES, TURNS, UPLOADS, WORKERS, run_
 from tests.e2e.check import check_complete
 from tests.e2e.served import served
 from tests.e2e.session import closed, write_texts
-from tests.guarded import guarded_server
+from tests.support.servers.guarded import guarded_server
 
 EVERY = 2_000
 """Poisoned records from one honest run to the next, and from one look at the status to the next."""

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from e2e.check import check_complete
-from waiting import wait_until
 
 from compose.engine import CPU, Stack, checkout, docker, image_of
 from compose.laptop import enqueue_and_leave, notes, run_named_in, works
 from core.errors import Exit
+from tests.support.waiting import wait_until
 
 READ_ONLY = """
 services:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from e2e.check import check_complete
-from waiting import wait_until
 
 from compose.engine import (
     CPU,
@@ -30,6 +29,7 @@ from compose.engine import (
 from compose.laptop import by_worker, enqueue_and_leave, notes, run_named_in, workers_heard_of
 from compose.scan import open_ports
 from core.errors import Exit
+from tests.support.waiting import wait_until
 
 SHARDS, SAMPLES, DIM = 60, 20, 16
 SLOW = f"stub:{DIM}?ms_per_sample=10"

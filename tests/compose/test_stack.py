@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from e2e.check import check_complete, read_output
-from waiting import wait_until
 
 from compose.engine import (
     Stack,
@@ -23,6 +22,7 @@ from compose.engine import (
 )
 from compose.laptop import by_worker, done_units, enqueue_and_leave, notes, run_named_in, workers_heard_of, works
 from compose.scan import PORT_NUMBERS, open_ports
+from tests.support.waiting import wait_until
 
 ROWS, UNIT, DIM = 4_000, 20, 16
 SLOW = f"stub:{DIM}?ms_per_sample=10"

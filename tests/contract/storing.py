@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from run_case import write_run
 
 from core.formats.files import row_folders
 from core.models import ModelConfig
@@ -20,6 +19,7 @@ from core.run.layout import Layout
 from core.run.reader import row_tables
 from core.run.run_info import RunInfo
 from core.units import Unit
+from tests.support.outputs.run_case import write_run
 from writer.accept import Accepted
 from writer.commit import Committer
 

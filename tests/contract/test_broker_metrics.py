@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
-from run_case import RunCase, make_case
 
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
@@ -24,6 +23,7 @@ from core.queue.scripts import load_scripts
 from core.service.metrics import METRICS, MetricSamples
 from embq.services.broker_metrics import SHOWN_S, BrokerMetrics
 from embq.status.run_monitor import RemoteRunMonitor
+from tests.support.outputs.run_case import RunCase, make_case
 
 Told = dict[str, dict[tuple[str, ...], float]]
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from run_case import FINGERPRINT, LEASE_S, RunCase, make_case
 
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
@@ -16,6 +15,7 @@ from core.queue.ledger import new_token
 from core.queue.runs import register
 from core.run.control import Control, load_control, save_control
 from embq.status.run_control import request
+from tests.support.outputs.run_case import FINGERPRINT, LEASE_S, RunCase, make_case
 from writer.service import WriterService
 
 

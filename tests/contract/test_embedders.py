@@ -15,7 +15,7 @@ from PIL import Image
 from core.errors import ModelError, SampleError
 from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec, NamedModel
 from core.units import Sample
-from tests.tiny_vision import save_vision
+from tests.support.models.vision import save_vision
 from worker.embedders.base import ChunkableEmbedder, Embedder, HasChunks, Truncated
 from worker.embedders.registry import load
 from worker.embedders.text.splitting import ChunkingEmbedder

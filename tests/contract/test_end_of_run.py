@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from run_case import RunCase
-from waiting import wait_until
 
 from core.queue.heartbeats import WORKER_REPORTS, live_workers
 from core.queue.hints import Hint
 from core.queue.scripts import load_scripts
 from core.settings import Settings
 from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
+from tests.support.outputs.run_case import RunCase
+from tests.support.waiting import wait_until
 from worker.claim.heartbeat import Heartbeat
 from worker.claim.lease import LeasedUnit, Leases
 from worker.meter.meter import Meter

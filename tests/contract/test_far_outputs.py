@@ -13,9 +13,7 @@ from typing import Any
 import boto3
 import pytest
 import redis
-from build_output import go_on
 from faults.kit.disk import DiskError, SmallDisk
-from run_case import RunCase, make_case
 
 from core.broker.embedded import EmbeddedServer
 from core.errors import ConfigError, InputError, OutputError, TryLaterError
@@ -35,6 +33,8 @@ from embq.verify.verification import verify
 from producer.enqueue import Request, prepare
 from producer.retry import FailureFilter, preview, retry
 from sources.reader_options import ReadOptions
+from tests.support.outputs.build import go_on
+from tests.support.outputs.run_case import RunCase, make_case
 from writer.run_writer import RunWriter
 
 

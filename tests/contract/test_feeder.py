@@ -6,8 +6,6 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from fake_clock import FakeClock
-from run_case import MakeRun, RunCase
 
 from core.queue import hints
 from core.queue import outage_detector as outages
@@ -17,6 +15,8 @@ from producer import feed_policy
 from producer import feeder as module
 from producer.feed_policy import MAX_HINTS
 from producer.feeder import Feeder, serve
+from tests.support.fakes.clock import FakeClock
+from tests.support.outputs.run_case import MakeRun, RunCase
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 from contract.inputs import write_hdf5, write_lines
 from pyarrow import feather
-from servers import http_server
 
 from core.errors import SourceError
 from core.run.run_info import load_run
@@ -30,6 +29,7 @@ from sources.kinds import SOURCES
 from sources.reader_options import ReadOptions
 from sources.reader_process import client
 from sources.unit_reader import first_metadata, may_have_metadata, read
+from tests.support.servers.storage import http_server
 
 METADATA: list[dict[str, Any]] = [{"n": number, "tags": ["a", "b"], "name": f"ä{number}"} for number in range(6)]
 OPTIONS = ReadOptions(unit_samples=4, metadata_columns=("n", "tags", "name"))

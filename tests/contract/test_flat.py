@@ -23,7 +23,7 @@ from transformers import masking_utils  # noqa: E402
 from core.errors import DeviceError, DeviceFullError, Exit, SampleError  # noqa: E402
 from core.models import ModelConfig  # noqa: E402
 from core.units import Sample  # noqa: E402
-from tests.tiny_models import (  # noqa: E402
+from tests.support.models.text import (  # noqa: E402
     CORPUS,
     TRUNKS,
     WIDTH,

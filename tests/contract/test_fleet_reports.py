@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import redis
-from run_case import make_case
-from waiting import wait_until
 
 from core import wire
 from core.broker.client import connect
@@ -26,6 +24,8 @@ from core.queue.reporting import CLOCK_OFFSET_S, Reporter, this_service
 from core.queue.runs import foreign_runs, registered
 from core.queue.scripts import load_scripts
 from embq.doctor.fleet_checks import fleet
+from tests.support.outputs.run_case import make_case
+from tests.support.waiting import wait_until
 
 EVERY_S = 0.05
 DEVICES = (Device(device="cuda:0", name="NVIDIA H200", state="idle", worker="box.cuda0.abc"),)

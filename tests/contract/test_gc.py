@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import redis
 from rq import Queue
-from run_case import MakeRun, RunCase
 
 from core.broker.embedded import EmbeddedServer, kept_off
 from core.errors import Exit
@@ -19,6 +18,7 @@ from core.queue.runs import register, registered
 from core.settings import Settings
 from embq.cli.entry_point import run as embq
 from embq.gc.collect import Collected, collect
+from tests.support.outputs.run_case import MakeRun, RunCase
 from writer.service import WriterService
 
 HOUR = 3600.0

@@ -28,7 +28,7 @@ from core.models import Chunking, ModelConfig  # noqa: E402
 from core.rows.spec import RowSpec  # noqa: E402
 from core.rows.vectors import restored, stored  # noqa: E402
 from core.units import Sample  # noqa: E402
-from tests.tiny_models import (  # noqa: E402
+from tests.support.models.text import (  # noqa: E402
     CORPUS,
     POSITIONS,
     TRUNKS,

@@ -24,13 +24,11 @@ try:
 except (ImportError, OSError, RuntimeError) as error:
     pytest.skip(f"torchcodec cannot be imported ({error}): pip install 'embq[gpu-decode]'", allow_module_level=True)
 
-import fake_cuda  # noqa: E402
 from contract import test_image_kinds as kinds  # noqa: E402
 from contract import test_preprocess as fits  # noqa: E402
 from contract.test_embedders import make_clip  # noqa: E402
 from contract.test_image_kinds import data_of, failures, preprocess_of, psnr, reference, rows  # noqa: E402
 from contract.test_preprocess import photograph  # noqa: E402
-from picture_files import EQUAL, encoded  # noqa: E402
 from PIL import Image  # noqa: E402
 from unit.test_image_passes import give, ready_of, spec  # noqa: E402, F401 - a fixture
 from unit.test_stages import make_work, stages, texts  # noqa: E402, F401 - a fixture
@@ -38,6 +36,8 @@ from unit.test_stages import make_work, stages, texts  # noqa: E402, F401 - a fi
 from core.errors import DeviceError, ModelError, SampleError  # noqa: E402
 from core.models import GPU, ModelConfig, NamedModel  # noqa: E402
 from core.units import Sample  # noqa: E402
+from tests.support.fakes import cuda as fake_cuda  # noqa: E402
+from tests.support.picture_files import EQUAL, encoded  # noqa: E402
 from worker.embedders.image import gpu_decode, upload  # noqa: E402
 from worker.embedders.image.decoding import Picture  # noqa: E402
 from worker.embedders.image.gpu_decode import GpuDecoder, suits  # noqa: E402

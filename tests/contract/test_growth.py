@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from run_case import MakeRun, RunCase, unit_of
 
 from core.queue.runs import register
 from core.run.commit_log import CommitLog
@@ -15,6 +14,7 @@ from core.run.run_info import load_run
 from embq.status.run_monitor import RunMonitor
 from embq.verify.verification import verify
 from producer.announce import record_of
+from tests.support.outputs.run_case import MakeRun, RunCase, unit_of
 from writer.service import WriterService
 
 

@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytest
 import redis
-from fake_clock import FakeClock
-from run_case import RunCase, make_case, unit_of
 
 from core.queue.heartbeats import WORKER_REPORTS
 from core.queue.hints import Hint
 from core.queue.keys import WORKERS
 from core.queue.scripts import load_scripts
 from core.units import Sample, Unit
+from tests.support.fakes.clock import FakeClock
+from tests.support.outputs.run_case import RunCase, make_case, unit_of
 from worker.claim.claim_policy import (
     AHEAD_S,
     FETCH_AHEAD_S,

@@ -25,12 +25,12 @@ import pytest
 pytest.importorskip("torch")
 
 from open_clip.transform import PreprocessCfg, image_transform_v2
-from picture_files import EQUAL, KINDS, NEAR, PictureFile, files_of, picture_files
 from PIL import Image
 
 from core.errors import SampleError
 from core.models import CPU_DECODES
 from core.units import Sample
+from tests.support.picture_files import EQUAL, KINDS, NEAR, PictureFile, files_of, picture_files
 from worker.embedders.image.decoding import Picture, quiet_pillow
 from worker.embedders.image.pixels import Pixels
 from worker.embedders.image.preprocess import Preprocess, of_open_clip

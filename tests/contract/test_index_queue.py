@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from run_case import make_case
 
 from core.errors import MalformedError
 from core.process.children import ChildEndedError
@@ -19,6 +18,7 @@ from core.queue.index_builds import SHARED, IndexBuild, IndexStage, announce, an
 from core.queue.keys import INDEXING, INDEXING_MS, run_key
 from core.queue.ledger import Ledger
 from core.queue.scripts import load_scripts
+from tests.support.outputs.run_case import make_case
 from worker.claim.scheduler import Scheduler
 from worker.index_service import IndexAccess, IndexChild
 

@@ -13,7 +13,6 @@ from faults.kit.proxy import Proxy
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from run_case import FINGERPRINT, LEASE_S, MakeRun, RunCase, make_case
 
 from core.broker.client import connect, now_ms
 from core.broker.embedded import EmbeddedServer
@@ -26,6 +25,7 @@ from core.queue.runs import RunRecord
 from core.queue.scripts import load_scripts
 from core.run.commit_log import LogState
 from core.run.commits import Commit, CommittedUnit
+from tests.support.outputs.run_case import FINGERPRINT, LEASE_S, MakeRun, RunCase, make_case
 
 
 @pytest.fixture

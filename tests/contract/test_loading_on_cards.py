@@ -6,15 +6,15 @@ import gc
 from types import SimpleNamespace
 from typing import Any
 
-import fake_cuda
 import pytest
+
+from tests.support.fakes import cuda as fake_cuda
 
 torch = pytest.importorskip("torch")
 
-from tiny_models import save_trunk  # noqa: E402
-
 from core.errors import ConfigError, ModelError  # noqa: E402
 from core.models import ModelConfig  # noqa: E402
+from tests.support.models.text import save_trunk  # noqa: E402
 from worker import model_service  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there are real cards")

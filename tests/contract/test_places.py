@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from servers import Server, environment, gcs_server, s3_proxy
 
 from core.errors import AwayError, ConfigError, OutputError, UsageError
 from core.run.commit_log import contents
@@ -17,6 +16,7 @@ from core.storage import object_clients, objects
 from core.storage.durable import claim, drop, file_sha256, output_error, overwrite, publish, write_new
 from core.storage.objects import ObjectPath, probe, unfinished
 from core.storage.paths import Place, opened, place
+from tests.support.servers.storage import Server, environment, gcs_server, s3_proxy
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # aiohttp, of what gcsfs does
 

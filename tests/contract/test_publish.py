@@ -9,7 +9,6 @@ from concurrent.futures import Future
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from run_case import DIM, FINGERPRINT, MakeRun, RunCase, sample, vector
 
 from core.errors import OutputError
 from core.queue.hints import Hint
@@ -17,6 +16,7 @@ from core.rows.spec import RowSpec
 from core.rows.vectors import STORED_DTYPES
 from core.units import Sample
 from embq.verify.vectors import differing
+from tests.support.outputs.run_case import DIM, FINGERPRINT, MakeRun, RunCase, sample, vector
 from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.stub import StubEmbedder
 from worker.meter.meter import Meter

@@ -11,9 +11,7 @@ import pytest
 from contract.inputs import OPTIONS
 from contract.test_remote import content
 from e2e.session import write_tar
-from servers import HttpServer, http_server
 from unit.test_stages import MODEL, AnsweringLedger
-from waiting import wait_until
 
 from core.errors import SourceError
 from core.queue.hints import Hint
@@ -24,6 +22,8 @@ from sources.access.read_ahead import ReadAhead
 from sources.interface import unwatched
 from sources.kinds import SOURCES
 from sources.unit_reader import fetchable, read
+from tests.support.servers.storage import HttpServer, http_server
+from tests.support.waiting import wait_until
 from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.registry import load
 from worker.meter.meter import Meter

@@ -11,7 +11,6 @@ from urllib.parse import parse_qs, urlsplit
 import fsspec
 import pytest
 from contract.inputs import CASES, OPTIONS, Case
-from servers import HttpServer, http_server, s3_server, upload
 
 from core.errors import InputError, SourceError
 from core.run.layout import Layout
@@ -25,6 +24,7 @@ from sources.access.files import match
 from sources.access.filesystems import filesystem
 from sources.kinds import SOURCES, detect
 from sources.unit_reader import read
+from tests.support.servers.storage import HttpServer, http_server, s3_server, upload
 
 KINDS = [case for case in CASES if not case.form]
 FILE_CASES = [case for case in KINDS if case.kind != "files"]

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from contract.inputs import CASES, OPTIONS, Case
 from contract.test_remote import content, request_of, samples_of
-from servers import Server, gcs_server, webhdfs_server
 
 from core.errors import InputError, SourceError
 from core.units import Unit
@@ -21,6 +20,7 @@ from sources.access.files import match
 from sources.access.filesystems import bare, filesystem
 from sources.kinds import SOURCES, detect
 from sources.unit_reader import read
+from tests.support.servers.storage import Server, gcs_server, webhdfs_server
 
 TAR = next(case for case in CASES if case.kind == "tar")
 

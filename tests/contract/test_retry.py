@@ -15,7 +15,6 @@ import h5py
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from build_output import build, go_on, rewrite, write_folder, write_tar
 from PIL import Image
 
 from core.errors import InputError, TryLaterError, UsageError
@@ -37,6 +36,7 @@ from producer.additions import PlanRecord, append_generation
 from producer.enqueue import Planned, Request, prepare
 from producer.retry import FailureFilter, RetryResult, preview, retry
 from sources.reader_options import ReadOptions
+from tests.support.outputs.build import build, go_on, rewrite, write_folder, write_tar
 from writer.accept import Accepted, Acceptor
 from writer.commit import Committer
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from run_case import DIM, FINGERPRINT, RunCase, sample, unit_of, vector
 
 from core.queue.keys import VERSION
 from core.queue.runs import RunRecord
@@ -20,6 +19,7 @@ from core.units import Failure, Retry, from_ranges, key_digest
 from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
 from producer.additions import PlanRecord, append_generation
 from producer.announce import record_of
+from tests.support.outputs.run_case import DIM, FINGERPRINT, RunCase, sample, unit_of, vector
 from writer.run_writer import RunWriter
 
 SAMPLES = 8 * 3

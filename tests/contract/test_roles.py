@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import redis
 from redis.exceptions import NoPermissionError
-from run_case import FINGERPRINT, LEASE_S, unit_of
 
 import core.queue.scripts
 from core.broker.client import connect, refusal
@@ -21,7 +20,8 @@ from core.queue.ledger import Ledger, new_token
 from core.queue.scripts import LOOK_S, Loader, load_scripts
 from embq.cli.authorization import NEEDS, require
 from tests.e2e.session import process_ended
-from tests.guarded import SERVERS, GuardedServer, guarded_server
+from tests.support.outputs.run_case import FINGERPRINT, LEASE_S, unit_of
+from tests.support.servers.guarded import SERVERS, GuardedServer, guarded_server
 from tests.unit.test_docs import ROOT, section, table
 
 RUN, KEY = "0123456789abcdef", "k"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from run_case import DIM, RunCase, make_case, sample
 
 from core.broker.embedded import EmbeddedServer
 from core.errors import InputError
@@ -18,6 +17,7 @@ from core.queue.keys import TURNS
 from core.rows.spec import RowSpec
 from core.service.stopping import StopFlag
 from core.settings import Settings
+from tests.support.outputs.run_case import DIM, RunCase, make_case, sample
 from worker import model_service, process
 from worker.claim.scheduler import Scheduler, Turn
 from worker.context import WorkerOptions

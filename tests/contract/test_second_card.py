@@ -8,19 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import fake_cuda
 import numpy as np
 import pytest
+
+from tests.support.fakes import cuda as fake_cuda
 
 torch = pytest.importorskip("torch")
 
 from contract.test_embedders import a_jpeg, make_clip  # noqa: E402
-from tiny_models import save_trunk  # noqa: E402
-from tiny_vision import save_vision  # noqa: E402
 
 from core.errors import DeviceError, DeviceFullError, EmbqError, Exit, SampleError  # noqa: E402
 from core.models import ModelConfig  # noqa: E402
 from core.units import Sample  # noqa: E402
+from tests.support.models.text import save_trunk  # noqa: E402
+from tests.support.models.vision import save_vision  # noqa: E402
 from worker.embedders.device.hardware import free_memory  # noqa: E402
 from worker.embedders.device.network import on_host  # noqa: E402
 from worker.embedders.device.placement import on_device  # noqa: E402

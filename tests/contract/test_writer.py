@@ -16,8 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import redis
-from run_case import DIM, FINGERPRINT, MakeRun, RunCase, make_case, sample, unit_of
-from waiting import wait_until
 
 from core.errors import InputError, OutputError, TryLaterError
 from core.queue.keys import MAX_ATTEMPTS, VERSION
@@ -27,6 +25,8 @@ from core.rows.spec import Column, RowSpec
 from core.run.commit_log import CommitLog
 from core.units import Failure
 from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
+from tests.support.outputs.run_case import DIM, FINGERPRINT, MakeRun, RunCase, make_case, sample, unit_of
+from tests.support.waiting import wait_until
 from writer.lock import WEDGED_S, LockKeeper
 from writer.queue import RunQueue
 from writer.run_writer import RECONCILE_S, RunWriter

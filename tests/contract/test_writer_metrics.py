@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
-from run_case import RunCase, make_case
 
 from core.queue.keys import RUNS
 from core.queue.runs import register
 from core.service.metrics import MetricSamples
 from embq.services.writer_metrics import WriterMetrics
+from tests.support.outputs.run_case import RunCase, make_case
 from writer.service import WriterService
 
 

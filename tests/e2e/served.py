@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from e2e.session import Command
-from waiting import wait_until
+
+from tests.support.waiting import wait_until
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

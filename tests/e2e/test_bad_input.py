@@ -14,12 +14,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from build_output import build
 from e2e.check import check_complete, read_output
 from e2e.session import called, ended, logs, started, succeed, write_shards, write_tar, write_texts
 
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
+from tests.support.outputs.build import build
 
 DIM = 8
 MODEL = f"stub:{DIM}"

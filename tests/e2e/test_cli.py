@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build_output import build
 from e2e.session import Command, await_in, started, write_texts
 from e2e.session import process_ended as ended
 
 from core.broker.embedded import EmbeddedServer
 from embq.cli.entry_point import VERBS
+from tests.support.outputs.build import build
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "torchvision", "transformers", "sentence_transformers", "open_clip", "h5py")

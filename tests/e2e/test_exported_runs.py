@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from build_output import build
 from e2e.check import stub
 from e2e.session import succeed, write_texts
+
+from tests.support.outputs.build import build
 
 DIM = 8
 

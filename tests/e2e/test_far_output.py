@@ -8,7 +8,8 @@ from pathlib import Path
 import boto3
 import pytest
 from e2e.session import ended, succeed, write_texts
-from servers import environment, s3_proxy
+
+from tests.support.servers.storage import environment, s3_proxy
 
 
 def test_a_run_ends_in_the_bucket_and_everything_reads_it_there(s3: str, short_tmp: Path) -> None:

@@ -16,13 +16,13 @@ from e2e.check import check_complete
 from e2e.services import DIM, Services
 from e2e.session import await_in, closed, ended, process_ended, started
 from faults.kit.cluster import held_after, let_go, sabotaged
-from waiting import wait_until
 
 from core.broker.embedded import EmbeddedServer
 from core.errors import Exit
 from core.queue.heartbeats import SERVICE_REPORTS, Device
 from core.queue.reporting import this_service
 from core.queue.scripts import load_scripts
+from tests.support.waiting import wait_until
 
 SHOWN_S = 10.0
 

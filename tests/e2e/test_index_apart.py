@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from build_output import build, write_jsonl
 from e2e.session import Command
 
 from core.errors import Exit
 from core.rows.spec import RowSpec
+from tests.support.outputs.build import build, write_jsonl
 
 
 def test_an_index_is_built_here_unless_a_broker_is_named(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from build_output import build
 from e2e.session import picture, succeed, write_tar
 
 from core.run.reader import row_tables
 from core.run.run_info import load_run
+from tests.support.outputs.build import build
 
 LINES = 240
 COLUMNS = {"n": "int64", "score": "float64", "kind": "string", "size.w": "int64", "tags": "json"}

@@ -14,7 +14,7 @@ from e2e.session import ended, succeed, write_shards, write_tar
 
 from core.models import ModelConfig
 from core.units import Sample
-from tests.tiny_vision import save_vision
+from tests.support.models.vision import save_vision
 from worker.embedders.registry import load
 
 pytest.importorskip("torch")

@@ -7,15 +7,15 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from build_output import build, write_jsonl
 from e2e.served import served
 from e2e.services import Services
 from e2e.session import closed
-from monitoring import ALERTS, names_in, needs_prometheus, prometheus, queries
-from small_index import build_index
-from waiting import wait_until
 
 from core.broker.embedded import EmbeddedServer
+from tests.support.outputs.build import build, write_jsonl
+from tests.support.outputs.index import build_index
+from tests.support.servers.monitoring import ALERTS, names_in, needs_prometheus, prometheus, queries
+from tests.support.waiting import wait_until
 
 UNITS = 300
 """About six seconds for two processes, in which the end of the run can be predicted."""

@@ -29,10 +29,10 @@ from e2e.session import (
     write_texts,
 )
 from faults.kit.cluster import Sabotage, held_after, let_go, sabotaged
-from waiting import wait_until
 
 from core.broker.embedded import EmbeddedServer
 from embq.verify.verification import verify
+from tests.support.waiting import wait_until
 
 DIM = 16
 DRAIN_S = 20

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build_output import build, write_jsonl, write_tar
 from e2e.served import Server, served
-from small_index import build_index
 
 import embq
 from core.errors import EmbqError, Exit
 from core.rows.spec import RowSpec
 from embq.cli.entry_point import run
+from tests.support.outputs.build import build, write_jsonl, write_tar
+from tests.support.outputs.index import build_index
 from worker.embedders.stub import stub_vector
 
 ROWS, DIM = 60, 16

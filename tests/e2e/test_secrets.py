@@ -17,13 +17,13 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from e2e.session import Command, await_in, process_ended, started, write_shards
-from servers import serving
-from tls_servers import HOSTS, TlsServer, free_ports, needs_tls_server, tls_server
-from waiting import wait_until
 
 from core.errors import Exit
 from embq.broker_admin.certificates import make
 from embq.cli import entry_point
+from tests.support.servers.storage import serving
+from tests.support.servers.tls import HOSTS, TlsServer, free_ports, needs_tls_server, tls_server
+from tests.support.waiting import wait_until
 
 PASSWORD = "PLANTEDbrokerpassword"
 SIGNATURE = "PLANTEDsignature0123456789abcdef"

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build_output import build, write_jsonl, write_tar
 from e2e.served import Server, served
-from small_index import build_index
-from waiting import wait_until
 
 from core.errors import Exit
 from core.rows.spec import RowSpec
 from embq.cli import entry_point
 from embq.serving.middleware import MOST_IN_FLIGHT
+from tests.support.outputs.build import build, write_jsonl, write_tar
+from tests.support.outputs.index import build_index
+from tests.support.waiting import wait_until
 from worker.embedders.stub import stub_vector
 
 ROWS, DIM = 120, 16

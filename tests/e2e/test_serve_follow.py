@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from build_output import build, write_jsonl, write_tar
 from e2e.served import Server, served
-from small_index import build_index
-from waiting import wait_until
 
 from core.errors import Exit
 from core.rows.spec import RowSpec
 from embq.cli.entry_point import run
 from embq.serving.index_discovery import followed_name, published_below
+from tests.support.outputs.build import build, write_jsonl, write_tar
+from tests.support.outputs.index import build_index
+from tests.support.waiting import wait_until
 
 DIM = 16
 UNIT = RowSpec(normalize=True)

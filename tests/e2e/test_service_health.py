@@ -13,11 +13,11 @@ from urllib.error import HTTPError, URLError
 
 import pytest
 from e2e.session import Command, await_in, process_ended, started
-from tls_servers import HOSTS, needs_tls_server, tls_server
 
 from core.broker.embedded import EmbeddedServer
 from core.errors import Exit
 from embq.broker_admin.certificates import make
+from tests.support.servers.tls import HOSTS, needs_tls_server, tls_server
 
 SERVICES = {"producer": [], "writer": [], "worker": ["--devices", "cpu"]}
 Answer = tuple[int, str]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from e2e.check import check_complete
 from e2e.session import ended, succeed, write_shards, write_texts
-from servers import http_server, s3_server, upload
+
+from tests.support.servers.storage import http_server, s3_server, upload
 
 DIM = 16
 

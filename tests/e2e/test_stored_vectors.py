@@ -17,8 +17,8 @@ from core.models import ModelConfig
 from core.rows.spec import RowSpec
 from demo.collect import docstrings
 from embq.verify.verification import verify
-from tests.build_output import build
 from tests.e2e.session import ended, succeed, write_shards, write_texts
+from tests.support.outputs.build import build
 from worker.embedders.registry import load
 
 DIM = 32

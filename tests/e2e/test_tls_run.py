@@ -13,10 +13,10 @@ import pytest
 import redis
 from e2e.check import check_complete
 from e2e.session import await_in, closed, committed, ended, process_ended, started, write_texts
-from tls_servers import HOSTS, Relay, TlsServer, needs_tls_server, tls_server
 
 from core.errors import Exit
 from embq.broker_admin.certificates import make
+from tests.support.servers.tls import HOSTS, Relay, TlsServer, needs_tls_server, tls_server
 
 pytestmark = needs_tls_server
 

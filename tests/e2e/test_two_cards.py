@@ -15,10 +15,10 @@ pytest.importorskip("transformers")
 from e2e.plain import read_parquet
 from e2e.session import await_in, started, write_texts
 from faults.kit.cluster import held_after, let_go, sabotaged
-from tiny_models import save_trunk
 
 from core.models import ModelConfig
 from core.units import Sample
+from tests.support.models.text import save_trunk
 from worker.embedders.registry import load
 
 CARDS = [{"name": "Simulated A", "uuid": "GPU-aaaa"}, {"name": "Simulated B", "uuid": "GPU-bbbb"}]

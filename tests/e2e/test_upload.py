@@ -26,7 +26,6 @@ from e2e.session import (
     write_texts,
 )
 from faults.kit.proxy import Proxy
-from waiting import wait_until
 
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
@@ -34,6 +33,7 @@ from core.queue.keys import VERSION
 from core.run.layout import Layout
 from core.run.manifest import Manifest
 from producer.upload import _on_disk
+from tests.support.waiting import wait_until
 
 DIM = 16
 PIECE = 620_000

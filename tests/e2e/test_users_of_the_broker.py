@@ -15,8 +15,8 @@ import pytest
 
 from tests.e2e.check import check_complete
 from tests.e2e.session import Command, await_in, closed, committed, process_ended, started, write_shards, write_texts
-from tests.guarded import SERVERS_OF_WHOLE_RUNS, GuardedServer, guarded_server
-from tests.waiting import wait_until
+from tests.support.servers.guarded import SERVERS_OF_WHOLE_RUNS, GuardedServer, guarded_server
+from tests.support.waiting import wait_until
 
 DIM = 8
 SLOW = f"stub:{DIM}?ms_per_sample=25"

@@ -13,8 +13,6 @@ import pytest
 import redis
 from e2e.services import MODEL, Services, hints_waiting
 from e2e.session import process_ended, run_of, started, write_texts
-from guarded import SERVERS_OF_WHOLE_RUNS, guarded_server
-from waiting import wait_until
 
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
@@ -25,6 +23,8 @@ from core.queue.heartbeats import SERVICE_REPORTS
 from core.queue.keys import VERSION, queue_name
 from core.queue.reporting import this_service
 from core.queue.scripts import load_scripts
+from tests.support.servers.guarded import SERVERS_OF_WHOLE_RUNS, guarded_server
+from tests.support.waiting import wait_until
 
 GONE = "st:/nowhere/on-this-machine"
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import redis
 from e2e.session import Command, Ledger, committed, started
-from waiting import wait_until
 
 from core.errors import Exit
 from core.queue.keys import GROUP, RUN_PARTS, queue_name
@@ -20,6 +19,7 @@ from core.queue.runs import registered
 from faults.kit.cluster import DIM, QUICK_LEASES, Broker, Cluster, Service, held_after, let_go
 from faults.kit.proxy import Proxy
 from faults.kit.table import Recovery
+from tests.support.waiting import wait_until
 
 SLOW = f"stub:{DIM}?ms_per_sample=15&batch_size=10"
 """One unit takes 150 ms."""

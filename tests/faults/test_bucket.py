@@ -9,7 +9,8 @@ import boto3
 import pytest
 from e2e.check import check_complete
 from e2e.session import await_in, started, succeed, write_texts
-from servers import environment, s3_proxy
+
+from tests.support.servers.storage import environment, s3_proxy
 
 DIM = 4
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from run_case import LEASE_S, RunCase, make_case
 
 from core.broker.client import connect
 from core.settings import Settings
@@ -18,6 +17,7 @@ from faults.kit.monitor import Attempts
 from faults.kit.netns import Cable
 from faults.kit.proxy import Proxy
 from faults.kit.table import Recovery
+from tests.support.outputs.run_case import LEASE_S, RunCase, make_case
 
 SLOW = f"stub:{DIM}?ms_per_sample=15&batch_size=10"
 """One unit takes 150 ms."""

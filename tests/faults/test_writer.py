@@ -17,7 +17,6 @@ import pytest
 import redis
 from e2e.plain import read_joined_hdf5
 from e2e.session import LOOK_S
-from run_case import RunCase, make_case
 
 from core.broker.embedded import EmbeddedServer
 from core.rows.spec import FORMATS
@@ -26,6 +25,7 @@ from embq.verify.verification import verify
 from faults.kit.cluster import QUICK_LEASES, Cluster, Service, held_after, let_go
 from faults.kit.strace import Call, Zygote, attached, calls_in, unavailable, zygote_in
 from faults.kit.table import Recovery
+from tests.support.outputs.run_case import RunCase, make_case
 
 BACK_S = 10.0
 """The bar: a writer that was started again has committed something."""

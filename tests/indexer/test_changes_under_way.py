@@ -21,7 +21,7 @@ from indexer.index_files.files import alone
 from indexer.index_files.version import current_name, read_current
 from indexer.searcher import Searcher
 
-CHANGES = Path(__file__).parents[1] / "killed_changes.py"
+CHANGES = Path(__file__).with_name("killed_changes.py")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def queries() -> np.ndarray:
     return rows(20, 99).astype(np.float32)
 
 
-# All moments of each: `python tests/killed_changes.py CHANGE INDEX FOLDER 1`.
+# All moments of each: `python tests/indexer/killed_changes.py CHANGE INDEX FOLDER 1`.
 @pytest.mark.parametrize(
     ("change", "every", "least"),
     [

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from build_output import build, go_on, write_jsonl, write_tar
 from collections_made import DIM, ROWS, run_of, stored_rows, stored_vectors, write_inputs
 
 from core.errors import InputError, UsageError
@@ -20,6 +19,7 @@ from core.run.manifest import Manifest
 from core.storage import object_clients
 from core.storage.paths import place
 from indexer.collection.opening import Collection, open_collection
+from tests.support.outputs.build import build, go_on, write_jsonl, write_tar
 
 PAIRS = [
     member

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from build_output import build
 from collections_made import (
     DIM,
     ROWS,
@@ -30,6 +29,7 @@ from core.errors import InputError, UsageError
 from core.rows.spec import RowSpec
 from embq.export.export import ExportOptions, export
 from indexer.collection.opening import Collection, open_collection
+from tests.support.outputs.build import build
 
 
 def read(collection: Collection, column: str | None = None) -> np.ndarray:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build_output import build, write_folder
 from collections_made import DIM, run_of, wanted_vectors, write_inputs
 from indices_made import index_of
 
@@ -20,6 +19,7 @@ from core.errors import EmbqError, Exit, InputError, ModelError
 from core.rows.spec import RowSpec
 from embq.cli.entry_point import run
 from indexer.index_files.version import read_current
+from tests.support.outputs.build import build, write_folder
 from worker.embedders.stub import stub_vector
 
 MODEL_DIM = 64
@@ -132,7 +132,7 @@ def test_a_table_says_rank_score_key_caption_and_source_in_a_line_each(
 def test_long_captions_and_control_characters_do_not_break_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from build_output import write_jsonl
+    from tests.support.outputs.build import write_jsonl
 
     long = {"id": "k" * 300, "text": "line\n\x1b[31mred\t" * 200}
     lines: list[object] = [long, *({"id": f"b{row}", "text": f"b{row}"} for row in range(20))]

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build_output import build, write_jsonl, write_tar
 from e2e.served import served
-from small_index import build_index
 
 from core.rows.spec import RowSpec
+from tests.support.outputs.build import build, write_jsonl, write_tar
+from tests.support.outputs.index import build_index
 from worker.embedders.stub import stub_vector
 
 PYTHON = Path(os.environ.get("EMBQ_READERS_PYTHON", ".venv-readers/bin/python")).absolute()

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from build_output import write_tar
 from e2e.session import ended
 
 from core.errors import Exit
+from tests.support.outputs.build import write_tar
 from worker.embedders.stub import stub_vector
 
 PYTHON = Path(os.environ.get("EMBQ_READERS_PYTHON", ".venv-readers/bin/python")).absolute()

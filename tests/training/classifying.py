@@ -22,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from tests.small_shards import CLASSES, write_shards
+from small_shards import CLASSES, write_shards
 
 PRELOADED = ["timm", "torchvision", "webdataset", "safetensors.torch", "training.classify.loop", "training.data.epochs"]
 

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import click
-from waiting import wait_until
+
+from tests.support.waiting import wait_until
 
 HERE = Path(__file__).resolve().parent
 

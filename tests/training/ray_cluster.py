@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from launching import alive, descendants, environment
-from waiting import wait_until
 
 from core.process.children import die_with_parent
+from tests.support.waiting import wait_until
 from training.launch.ssh_probe import free_port
 
 QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from launching import environment
-from waiting import wait_until
 
 from core.process.children import die_with_parent
+from tests.support.waiting import wait_until
 from training.launch.ssh_probe import free_port
 
 SEPARATION = Path("/run/sshd")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_shards import key_of
 
 from core.errors import InputError, OutputError
-from tests.small_shards import key_of
 from training.classify.checkpoint import Folder, Moment, moments, save
 from training.classify.config import Config
 from training.classify.failures import FailureList, _listed

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import wait_until
 from tests.training.classifying import TINY, Processes, class_shards, keys_of, log_of, trained
-from tests.waiting import wait_until
 
 ARGUMENTS = [one for one in TINY if one != "--device=cpu"]
 

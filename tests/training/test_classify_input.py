@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_shards import key_of
 
 from core.errors import (
     ConfigError,
@@ -17,7 +18,6 @@ from core.errors import (
     ModelError,
     TryLaterError,
 )
-from tests.small_shards import key_of
 from tests.training.classifying import TINY, class_shards, trained
 from training.classify.checkpoint import Folder, Moment, found_start, moments, save
 from training.classify.config import Config

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from core.errors import Exit
+from tests.support.waiting import wait_until
 from tests.training.classifying import TINY, class_shards, log_of
-from tests.waiting import wait_until
 from training.launch.outcomes import PEER_GONE, Outcome, cause
 
 ARGUMENTS = [one for one in TINY if one != "--log-keys"]

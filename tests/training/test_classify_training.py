@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from small_shards import key_of
 
-from tests.picture_files import encoded
-from tests.small_shards import key_of
+from tests.support.picture_files import encoded
+from tests.support.waiting import wait_until
 from tests.training.classifying import (
     TINY,
     Processes,
@@ -24,7 +25,6 @@ from tests.training.classifying import (
     log_of,
     trained,
 )
-from tests.waiting import wait_until
 
 COUNTS = [9, 5, 12, 7, 11]
 """Samples of shards: neither they nor their number divide by the processes."""

@@ -17,9 +17,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_shards import CLASSES, label_of, write_shards
 
-from tests.small_shards import CLASSES, label_of, write_shards
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from training.data import epochs
 from training.data.batch import EPOCH_START, Batch, EpochPosition, View
 from training.data.epochs import exact_epoch, resampled_epoch

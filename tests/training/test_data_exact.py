@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_shards import CLASSES, key_of, write_shards
 
-from tests.small_shards import CLASSES, key_of, write_shards
 from training.data.batch import Batch, Failure, View
 from training.data.epochs import exact_epoch, validation_samples
 from training.data.loader import WorkerBatch

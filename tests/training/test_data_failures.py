@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from small_shards import CLASSES, key_of, sample, write_shard, write_shards
 
 from core.errors import UnwellError
-from tests.picture_files import PictureFile, picture_files
-from tests.servers import HttpServer, http_server
-from tests.small_shards import CLASSES, key_of, sample, write_shard, write_shards
+from tests.support.picture_files import PictureFile, picture_files
+from tests.support.servers.storage import HttpServer, http_server
 from training.data.batch import Batch, Failure, View
 from training.data.epochs import exact_epoch, validation_samples
 from training.shards.shard_set import Shards, open_shards

@@ -14,12 +14,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from small_shards import write_shards
 from torchvision import transforms
 from torchvision.transforms.v2 import functional
 
 from core.units import Sample
-from tests.picture_files import encoded, photograph
-from tests.small_shards import write_shards
+from tests.support.picture_files import encoded, photograph
 from training.data.batch import IMAGENET_MEAN, IMAGENET_STD, View
 from training.data.epochs import validation_samples
 from training.data.images import Crop, random_crop, training_pixels, validation_pixels

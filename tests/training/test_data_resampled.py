@@ -9,9 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from small_shards import CLASSES, key_of, write_shard, write_shards
 
 from core.errors import InputError
-from tests.small_shards import CLASSES, key_of, write_shard, write_shards
 from training.data.batch import Batch, View
 from training.data.epochs import resampled_epoch
 from training.shards.shard_set import Shards, open_shards

@@ -12,8 +12,8 @@ import torch
 
 from core.errors import EmbqError, InputError, ModelError, OutputError, UsageError
 from core.models import ModelConfig
-from tests.tiny_clip import tiny_clip
-from tests.tiny_models import word_pieces
+from tests.support.models.clip import tiny_clip
+from tests.support.models.text import word_pieces
 from training.export.openclip import CONFIG, PROVENANCE, WEIGHTS, export_openclip
 from training.openclip.checkpoints import open_checkpoint
 

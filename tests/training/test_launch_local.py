@@ -13,13 +13,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fake_nvml import Card, fake_nvml
 from launching import alive, descendants, environment, finished, ranks, started
-from waiting import wait_until
 
 from core.errors import ConfigError, UsageError
 from core.process.limits import cores
 from core.service.stopping import REPEAT_S
+from tests.support.fakes.nvml import Card, fake_nvml
+from tests.support.waiting import wait_until
 from training.launch.child_process import GRACE_S
 from training.launch.devices import gpu_count, processes_for
 from training.launch.torchrun import python_command, srun_command, torchrun_command

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from launching import alive, environment, ranks
-from waiting import wait_until
 
 from core.errors import AwayError, DeviceError, EmbqError
 from core.service.stopping import REPEAT_S
+from tests.support.waiting import wait_until
 from training.launch.outcomes import PEER_GONE, Outcome, killed
 from training.launch.ssh_remote import MARK, ended_by_silence
 from training.launch.ssh_watch import HostConnection, watch

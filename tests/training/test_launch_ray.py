@@ -17,11 +17,11 @@ from threading import Thread
 import pytest
 from launching import alive, finished, ranks, started
 from ray_cluster import QUIET, ray_cluster
-from waiting import wait_until
 
 from core.broker.embedded import server_binary
 from core.errors import AwayError, ConfigError, UsageError
 from core.process.limits import cores
+from tests.support.waiting import wait_until
 from training.launch.launch_options import check_address
 from training.launch.ray import FilteredStream, check_answer
 from training.launch.ray_worker import share_cores

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from launching import alive, descendants, finished, ranks, started
 from ssh_hosts import Hosts, ssh_hosts
-from waiting import wait_until
 
 from core.errors import UsageError
+from tests.support.waiting import wait_until
 from training.launch.launch_options import Where, meeting_point
 
 

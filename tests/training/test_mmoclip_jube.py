@@ -16,8 +16,8 @@ import emulated_slurm
 import pytest
 import yaml
 from mmoclip_logs import line, whole, write
-from waiting import wait_until
 
+from tests.support.waiting import wait_until
 from training.mmoclip import folder, required
 from training.mmoclip.judgement import judge
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_clip import captioned_shards, tiny_clip
+from tests.support.models.clip import captioned_shards, tiny_clip
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from core.errors import ConfigError, EmbqError, InputError, ModelError, OutputError, TryLaterError, UsageError
-from tests.tiny_clip import captioned_shards, tiny_clip
+from tests.support.models.clip import captioned_shards, tiny_clip
 from training.launch.launch_options import Where
 from training.openclip.flags import TrainingRequest
 from training.openclip.folder import begin, result_of

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import InputError
-from tests.tiny_clip import captioned_shards
+from tests.support.models.clip import captioned_shards
 from training.openclip.split import Split
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from embq.cli import entry_point
-from tests.tiny_clip import captioned_shards, tiny_clip
-from tests.waiting import wait_until
+from tests.support.models.clip import captioned_shards, tiny_clip
+from tests.support.waiting import wait_until
 
 TRAIN = ("--device", "cpu", "--warmup-steps", "2", "--log-every", "1", "--json")
 

@@ -14,13 +14,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from pictures_converted import class_tree, classed, convert, plan_of, report, shards
 
 from core.errors import EmbqError, InputError, OutputError, TryLaterError, UsageError
 from sources.formats.tar import TarSource
 from sources.reader_options import ReadOptions
 from tests.faults.kit.disk import DiskError, SmallDisk
-from tests.pictures_converted import class_tree, classed, convert, plan_of, report, shards
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from training.shards import conversion
 from training.shards.checking import checked, of_a_size
 from training.shards.conversion_plan import Layout, Pattern, Plan
@@ -130,7 +130,7 @@ def test_a_conversion_that_was_killed_goes_on_and_gives_the_same_bytes(tree: Pat
     convert(plan_of(classed(tree), tmp_path / "whole", per_shard=1))
     script = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from tests.pictures_converted import classed, plan_of\n"
+        "from tests.training.pictures_converted import classed, plan_of\n"
         "from training.shards import conversion\n"
         "left = [7]\n"
         "def wrote(_):\n"

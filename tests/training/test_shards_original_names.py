@@ -7,7 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-from tests.pictures_converted import class_tree
+from pictures_converted import class_tree
+
 from training.shards.shard_set import open_shards
 from training.shards.sizes import classes_beside
 

@@ -18,11 +18,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from pictures_converted import class_tree, classed, convert, plan_of, report, shards
 
 from sources.formats.tar import TarSource
 from sources.reader_options import ReadOptions
-from tests.pictures_converted import class_tree, classed, convert, plan_of, report, shards
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from training.shards import verification
 from training.shards.processes import each
 from training.shards.serving import find

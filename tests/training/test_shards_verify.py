@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pictures_converted import class_tree, classed, convert, plan_of, report, shards
 
-from tests.pictures_converted import class_tree, classed, convert, plan_of, report, shards
 from training.shards.processes import each
 from training.shards.sizes import sizes_beside
 from training.shards.verification import Report, VerifyOptions, verify, write_sizes

@@ -25,8 +25,8 @@ from PIL import Image
 from core.run.reader import row_tables
 from embq.cli import entry_point
 from tests.e2e.session import process_ended
-from tests.picture_files import encoded
-from tests.tiny_clip import tiny_clip
+from tests.support.models.clip import tiny_clip
+from tests.support.picture_files import encoded
 
 PHOTOGRAPHS = ("astronaut.png", "chelsea.png", "coffee.png", "hubble_deep_field.jpg", "ihc.png", "rocket.jpg")
 """Inside scikit-image; 15 pieces of each."""

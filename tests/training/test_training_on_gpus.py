@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from small_shards import CLASSES, write_shards
 
 from core.errors import ConfigError, UnwellError
-from tests.small_shards import CLASSES, write_shards
 from training.classify.config import Config
 from training.classify.loop import view_of
 from training.classify.process_group import Member, membership

@@ -22,7 +22,7 @@ from embq.broker_admin import accounts
 from embq.broker_admin.accounts import reload
 from embq.broker_admin.owner import Owner
 from embq.cli import entry_point
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def password(folder: Path, user: str) -> str:

@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
-from fake_clock import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
 
 from embq.status.bottleneck import MEANING, bottleneck_now, bottleneck_so_far
+from tests.support.fakes.clock import FakeClock
 from worker.meter.bottleneck import MARGIN, MOST_WAIT, WINDOW_S, Bottleneck, cores_needed, verdict
 from worker.meter.meter import Meter
 from worker.meter.stage_times import CAUSES, STAGES, StageTimes, cause_of

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_clock import FakeClock
 from unit.test_stages import AnsweringLedger, make_work, stages, texts  # noqa: F401 - a fixture
 
 from core.errors import DeviceFullError, SourceError
 from core.units import Sample
+from tests.support.fakes.clock import FakeClock
 from worker.claim.lease import LeasedUnit
 from worker.embedders.base import Cost, PendingVectors, padded_tokens
 from worker.meter.meter import Meter, Throughput

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import redis
 from faults.kit.proxy import Proxy
-from waiting import wait_until
 
 import core.broker.client
 import core.broker.retry_policy
@@ -21,6 +20,7 @@ from core.broker.client import ServerInfo, check, connect, mask, problems, reach
 from core.broker.embedded import EmbeddedServer
 from core.errors import BrokerError, ConfigError, EmbqError, Exit
 from core.service.log import Events, configure
+from tests.support.waiting import wait_until
 
 
 def refusal(client: redis.Redis, url: str) -> EmbqError:

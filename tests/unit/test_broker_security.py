@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from tls_servers import HOSTS, TlsServer, needs_tls_server, tls_server
 
 from core.broker.client import ServerInfo
 from core.settings import Settings
@@ -18,6 +17,7 @@ from embq.broker_admin.certificates import make
 from embq.doctor.broker_checks import broker
 from embq.doctor.broker_security import closing_release, vulnerabilities_of
 from embq.doctor.check import Check
+from tests.support.servers.tls import HOSTS, TlsServer, needs_tls_server, tls_server
 
 PASSWORD = "pw"
 

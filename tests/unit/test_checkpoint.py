@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from build_output import build, record_path, write_jsonl
 
 from core.run import checkpoint
 from core.run.commit_log import CommitLog, LogState
 from core.run.layout import Layout
 from core.run.run_info import RunInfo, load_run
+from tests.support.outputs.build import build, record_path, write_jsonl
 from writer.commit import Committer
 
 UNITS = 12

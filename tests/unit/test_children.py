@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
 
 from core.errors import (
     EmbqError,
@@ -24,6 +23,7 @@ from core.errors import (
 )
 from core.process.children import ChildEndedError, JsonChild, start, stop
 from core.settings import child_environment
+from tests.support.waiting import wait_until
 
 ECHO = "import json, sys\nfor line in sys.stdin: print(json.dumps({'echo': json.loads(line)}), flush=True)"
 DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(600)"

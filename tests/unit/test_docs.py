@@ -16,7 +16,7 @@ import pytest
 from core.errors import Exit
 from embq.cli.entry_point import VERBS, cli
 from embq.status.run_progress import RunProgress
-from tests.build_output import build, write_jsonl
+from tests.support.outputs.build import build, write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import redis
-from fake_nvml import Card, fake_nvml
 
 import core.broker.embedded
 import embq.doctor.machine_checks
@@ -29,6 +28,7 @@ from embq.doctor import probes
 from embq.doctor.check import Check
 from embq.doctor.machine_checks import broker, machine, packages, storage
 from embq.doctor.probes import devices, models
+from tests.support.fakes.nvml import Card, fake_nvml
 
 GIB = 1024**3
 Usage = namedtuple("Usage", "total used free")
@@ -266,8 +266,8 @@ def test_a_model_embeds_one_sample_and_says_its_dimension() -> None:
 @pytest.mark.parametrize("modality", ["image", pytest.param("text", marks=pytest.mark.slow)])
 def test_a_model_of_transformers_embeds_what_its_configuration_says(tmp_path: Path, modality: str) -> None:
     pytest.importorskip("torch")
-    from tests.tiny_models import save_trunk
-    from tests.tiny_vision import save_vision
+    from tests.support.models.text import save_trunk
+    from tests.support.models.vision import save_vision
 
     if modality == "image":
         save_vision(tmp_path / "model", "siglip")

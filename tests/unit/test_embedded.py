@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import redis
-from waiting import wait_until
 
 import core.broker.embedded
 from core.broker.client import check, connect
 from core.broker.embedded import SOCKET_PATH_MAX_BYTES, EmbeddedServer, server_binary
 from core.errors import BrokerError, ConfigError, Exit, OutputError, TryLaterError
+from tests.support.waiting import wait_until
 
 
 def test_it_is_a_broker_that_passes_the_check(own_server: EmbeddedServer, own_client: redis.Redis) -> None:

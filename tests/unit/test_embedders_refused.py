@@ -15,7 +15,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from core.errors import ModelError, SampleError  # noqa: E402
 from core.models import ModelConfig  # noqa: E402
 from core.units import Sample  # noqa: E402
-from tests.tiny_models import POSITIONS, WIDTH, save_sentence_model, save_trunk  # noqa: E402
+from tests.support.models.text import POSITIONS, WIDTH, save_sentence_model, save_trunk  # noqa: E402
 from worker.embedders.base import Embedder, Truncated  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
 

@@ -7,12 +7,12 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from waiting import wait_until
 
 from core.errors import UnwellError
 from core.networks import Address
 from core.service import endpoint
 from core.service.endpoint import Endpoint
+from tests.support.waiting import wait_until
 
 
 class Told:

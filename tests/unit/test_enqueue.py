@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from run_case import MakeRun
 
 from core.errors import EmbqError, InputError, ModelError
 from core.queue.keys import RUNS
@@ -23,6 +22,7 @@ from producer import enqueue
 from producer.announce import announce, record_of
 from producer.enqueue import Planned, Request, prepare
 from sources.reader_options import ReadOptions
+from tests.support.outputs.run_case import MakeRun
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from fake_nvml import Card, fake_nvml
 
 from core import benchmark_record
 from core.errors import InputError, OutputError, UsageError
@@ -20,6 +19,7 @@ from embq.bench.services import Model, Replicate, Traces, WorkerShare, memory_mb
 from embq.bench.statistics import Measured, days_for, number, together, unit_cost
 from embq.bench.texts import texts_for, write_records
 from embq.bench.trials import Progress, Setup, check_records
+from tests.support.fakes.nvml import Card, fake_nvml
 
 CHUNKS = 20_648_877
 

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from build_output import accepted, build, file_path, write_jsonl
 from faults.kit.disk import DiskError, SmallDisk
 
 from core.errors import EmbqError, Exit, InputError, OutputError
@@ -31,6 +30,7 @@ from core.run.run_info import load_run
 from embq.cli.entry_point import run
 from embq.export import export as exporting
 from embq.export.export import ExportOptions, ExportResult, export
+from tests.support.outputs.build import accepted, build, file_path, write_jsonl
 from worker.embedders.registry import load
 from writer.commit import Committer
 

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from build_output import build, file_path, write_jsonl, write_tar
 
 from core.errors import Exit
 from core.run.layout import Layout
 from core.run.manifest import Manifest
 from embq.cli.entry_point import run
+from tests.support.outputs.build import build, file_path, write_jsonl, write_tar
 
 
 def failing_run(folder: Path) -> Path:

@@ -6,10 +6,10 @@ import sys
 from types import ModuleType
 
 import pytest
-from fake_nvml import Card, NVMLError, fake_nvml
 
 from core.service.metrics import MetricSamples
 from embq.services.worker_metrics import GpuMetrics
+from tests.support.fakes.nvml import Card, NVMLError, fake_nvml
 
 
 def read(meter: GpuMetrics) -> list[str]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_nvml import GIB, Card, NVMLError, fake_nvml
 
 from core.errors import ConfigError, Exit, NoDeviceError
+from tests.support.fakes.nvml import GIB, Card, NVMLError, fake_nvml
 from worker.supervisor import devices
 from worker.supervisor.devices import Gpu, alone, devices_of, find_devices, find_gpus, no_gpu, rooms_beside, why_no_gpu
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import redis
-from fake_clock import FakeClock
 
 from core.broker.embedded import EmbeddedServer
 from core.service.health import Health, single_try_client
 from core.settings import Settings
+from tests.support.fakes.clock import FakeClock
 from worker.supervisor.slot import NEVER, Fleet
 from worker.supervisor.supervisor import Supervisor
 from writer.lock import WEDGED_S, LockKeeper

@@ -15,13 +15,13 @@ from rq import Queue
 from rq.exceptions import NoSuchJobError
 from rq.job import Job
 from rq.serializers import JSONSerializer
-from run_case import MakeRun, RunCase
 
 from core.errors import MalformedError
 from core.queue import hints
 from core.queue.hints import Hint, HintJob, drop, hint_queue, push, sweep
 from core.queue.keys import HINT_FUNCTION, HINT_MAX_BYTES, VERSION
 from core.units import UNIT_SPEC_MAX_BYTES, Unit
+from tests.support.outputs.run_case import MakeRun, RunCase
 from worker.claim.rq_worker import HintReceiver
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from monitoring import ALERTS, DASHBOARD, FILES, names_in, needs_prometheus, panels, queries
 
 from core.service.metrics import METRICS
 from embq.serving.metrics import METRICS as SERVED
+from tests.support.servers.monitoring import ALERTS, DASHBOARD, FILES, names_in, needs_prometheus, panels, queries
 
 TOLD = {metric.name for metrics in METRICS.values() for metric in metrics} | {metric.name for metric in SERVED}
 DEPLOYMENT = Path(__file__).resolve().parents[2] / "docs" / "deployment.md"

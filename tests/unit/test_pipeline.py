@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import wait_until
 
 from core.models import ModelConfig
 from core.queue.hints import Hint
 from core.queue.runs import RunRecord
 from sources.kinds import SOURCES
 from sources.reader_options import ReadOptions
+from tests.support.waiting import wait_until
 from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.registry import load
 from worker.meter.meter import Meter

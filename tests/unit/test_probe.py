@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_clock import FakeClock
 
 from core.errors import DeviceFullError
 from core.models import ModelConfig
 from core.units import Sample
+from tests.support.fakes.clock import FakeClock
 from worker.embedders.device.batch_size import (
     PROBE_S,
     best_budget,

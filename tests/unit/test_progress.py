@@ -10,9 +10,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from waiting import wait_until
 
 from core.errors import SourceError
+from tests.support.waiting import wait_until
 from worker.meter.progress_board import PLACE_BYTES, THREADS, InHand, ProgressBoard, Span
 
 SPAN = Span("1-0:w:abc", 7, 3, 5)

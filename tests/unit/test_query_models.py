@@ -22,7 +22,7 @@ from worker.embedders.registry import load
 
 pytest.importorskip("torch")
 
-from tests.tiny_models import WIDTH, save_sentence_model, save_trunk
+from tests.support.models.text import WIDTH, save_sentence_model, save_trunk
 
 TEXTS = ("How does a bicycle stay upright?", "naïve café 漢字 🙂", "word " * 500, "-")
 CLIP = "open_clip:ViT-S-32-alt?init=random&seed=0"

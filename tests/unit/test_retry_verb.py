@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from build_output import build, write_folder, write_jsonl
 
 from core.errors import Exit
 from core.run.control import Control, save_control
 from core.run.layout import Layout
 from core.run.run_info import load_run
 from embq.cli.entry_point import run
+from tests.support.outputs.build import build, write_folder, write_jsonl
 
 
 def failing_run(folder: Path, **options: object) -> Path:

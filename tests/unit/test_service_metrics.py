@@ -7,13 +7,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from fake_clock import FakeClock
 from prometheus_client.parser import text_string_to_metric_families
 
 from core.errors import UnwellError
 from core.service.metrics import EVERY_ROLE, METRICS, Histogram, Metric, MetricSamples, Role
 from embq.services.service import FRESH_S, Exposition
 from embq.services.worker_metrics import CounterTotals
+from tests.support.fakes.clock import FakeClock
 
 DEPLOYMENT = Path(__file__).resolve().parents[2] / "docs" / "deployment.md"
 ROLES: tuple[Role, ...] = ("producer", "writer", "worker")

@@ -13,7 +13,6 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from build_output import build
 
 from core.errors import InputError, SourceError
 from core.units import Sample, Unit
@@ -22,6 +21,7 @@ from producer.plan import plan
 from sources.kinds import SOURCES, detect
 from sources.reader_options import ReadOptions
 from sources.unit_reader import read
+from tests.support.outputs.build import build
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from build_output import build
 from pyarrow import ipc
 
 import sources.rows
@@ -20,6 +19,7 @@ from producer.plan import plan
 from sources.kinds import SOURCES, detect
 from sources.reader_options import ReadOptions
 from sources.unit_reader import read, read_here
+from tests.support.outputs.build import build
 
 
 def write(path: Path, **columns: Any) -> Path:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from e2e.session import write_tar
-from waiting import wait_until
 
 from core.errors import SourceError
 from core.models import Chunking, ModelConfig, NamedModel
@@ -22,6 +21,7 @@ from core.queue.runs import RunRecord
 from core.units import Sample, Unit
 from sources.kinds import SOURCES
 from sources.reader_options import ReadOptions
+from tests.support.waiting import wait_until
 from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.registry import load
 from worker.embedders.stub import stub_vector

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from fake_clock import FakeClock
 
 from core.rows.spec import RowSpec
 from core.units import Sample, Unit
+from tests.support.fakes.clock import FakeClock
 from worker.claim.lease import LeasedUnit
 from worker.meter.meter import MEMORY_S, UNITS_REMEMBERED, Throughput
 

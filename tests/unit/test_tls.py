@@ -9,14 +9,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tls_servers import HOSTS, TlsServer, free_ports, needs_tls_server, tls_server
-from waiting import wait_until
 
 import core.broker.retry_policy
 from core.broker.client import check, connect
 from core.broker.tls import context
 from core.errors import BrokerError, ConfigError, EmbqError, Exit
 from embq.broker_admin.certificates import make
+from tests.support.servers.tls import HOSTS, TlsServer, free_ports, needs_tls_server, tls_server
+from tests.support.waiting import wait_until
 
 pytestmark = needs_tls_server
 

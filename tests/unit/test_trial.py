@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_clock import FakeClock
 
 from core.errors import DeviceError
+from tests.support.fakes.clock import FakeClock
 
 torch = pytest.importorskip("torch")
 

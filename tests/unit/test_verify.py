@@ -13,19 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from build_output import (
-    build,
-    data_record,
-    file_path,
-    record_path,
-    records,
-    reseal,
-    rewrite,
-    set_column,
-    write_folder,
-    write_jsonl,
-    write_tar,
-)
 
 from core.errors import Exit, InputError, OutputError
 from core.formats.base import vectors
@@ -42,6 +29,19 @@ from embq.verify.findings import KEPT, Findings
 from embq.verify.rereading import reread
 from embq.verify.verification import Report, verify
 from sources.unit_reader import read
+from tests.support.outputs.build import (
+    build,
+    data_record,
+    file_path,
+    record_path,
+    records,
+    reseal,
+    rewrite,
+    set_column,
+    write_folder,
+    write_jsonl,
+    write_tar,
+)
 from worker.embedders.stub import stub_vector
 
 LINES = [

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from build_output import build, write_jsonl
 
 from core.errors import Exit, InputError
 from embq.cli.entry_point import run
 from embq.verify.verification import verify
+from tests.support.outputs.build import build, write_jsonl
 
 
 @pytest.fixture

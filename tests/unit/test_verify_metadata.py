@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from build_output import build, rewrite, set_column, write_folder, write_jsonl, write_tar
 
 from core.rows.spec import FORMATS
 from core.run.run_info import load_run
@@ -24,6 +23,7 @@ from embq.verify.verification import Report, verify
 from sources.kinds import SOURCES
 from sources.reader_options import ReadOptions
 from sources.unit_reader import read
+from tests.support.outputs.build import build, rewrite, set_column, write_folder, write_jsonl, write_tar
 
 LINES: list[dict[str, Any]] = [
     {"id": "a", "text": "one", "n": 1, "size": {"w": 2}, "tags": ["x"], "ok": True, "score": 0.5},

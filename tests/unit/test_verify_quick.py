@@ -10,13 +10,23 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from build_output import build, data_record, file_path, record_path, records, reseal, rewrite, set_column, write_jsonl
 
 from core.errors import Exit, OutputError
 from core.run.layout import Layout
 from core.run.manifest import Manifest, first_segment_writer
 from embq.cli.entry_point import run
 from embq.verify.verification import Stopwatch, verify
+from tests.support.outputs.build import (
+    build,
+    data_record,
+    file_path,
+    record_path,
+    records,
+    reseal,
+    rewrite,
+    set_column,
+    write_jsonl,
+)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from core.formats.base import vectors
 from core.rows.spec import DTYPES, FORMATS, RowSpec
 from embq.verify.verification import verify
-from tests.build_output import build, rewrite, set_column, write_folder
+from tests.support.outputs.build import build, rewrite, set_column, write_folder
 
 INPUTS = {f"{n}.{kind}": f"{kind} {n}".encode() for n in range(5) for kind in ("jpg", "txt")}
 BOTH = ("image", "text")

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_clock import FakeClock
 
 from core.units import Sample
+from tests.support.fakes.clock import FakeClock
 from worker.embedders.base import padded_tokens
 from worker.embedders.device import warm_up as module
 

@@ -5,9 +5,9 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[3]))
+sys.path.append(str(Path(__file__).parents[4]))
 
-from fake_nvml import Card, fake_nvml
+from tests.support.fakes.nvml import Card, fake_nvml
 
 globals().update(
     fake_nvml(

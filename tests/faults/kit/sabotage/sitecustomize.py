@@ -30,8 +30,9 @@ each wraps one function or method when its module has been imported.
     The server that `embq run` starts.
 
 ``{"cards": [{"name": "A", "uuid": "GPU-1", "capability": [9, 0], "bytes": 17179869184}], "record": "<path>"}``
-    The GPUs of the machine, for NVML and for torch, as CUDA_VISIBLE_DEVICES shows them: see `tests/fake_cuda.py`. Every
-    key of a card may be left out. ``record`` is a file of lines `PID KIND CARD`: what happened on which card.
+    The GPUs of the machine, for NVML and for torch, as CUDA_VISIBLE_DEVICES shows them: see
+    `tests/support/fakes/cuda.py`. Every key of a card may be left out. ``record`` is a file of lines `PID KIND CARD`:
+    what happened on which card.
 
 ``{"set": "core.queue.keys:VERSION", "to": 99}``
     Another value of a constant, before anybody has imported it.
@@ -117,10 +118,10 @@ def _act(entry):
 
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
     elif do == "raise_no_kernel":
-        cuda = _of_tests("fake_cuda")
+        cuda = _fake("cuda")
         raise cuda.accelerator_error(cuda.NO_KERNEL)
     elif do == "raise_sticky":
-        cuda = _of_tests("fake_cuda")
+        cuda = _fake("cuda")
         cuda.break_device()
         raise cuda.accelerator_error(cuda.ILLEGAL)
     elif do == "no_room":
@@ -274,26 +275,27 @@ def _another_server(entry):
     return wrap
 
 
-def _of_tests(name):
-    """A module that lies in the folder of the tests, which is not on this process's path."""
-    if name not in sys.modules:
-        path = Path(__file__).parents[3] / f"{name}.py"
-        spec = importlib.util.spec_from_file_location(name, path)
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+def _fake(name):
+    """A module of tests/support/fakes, which is not on this process's path."""
+    module = f"tests.support.fakes.{name}"
+    if module not in sys.modules:
+        path = Path(__file__).parents[3] / "support" / "fakes" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(module, path)
+        sys.modules[module] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[module])
+    return sys.modules[module]
 
 
 def _cards(entry):
     """Cards for NVML at once, and for torch when it has been imported."""
-    made, nvml = _of_tests("fake_cuda").make_cards(entry["cards"]), _of_tests("fake_nvml")
+    made, nvml = _fake("cuda").make_cards(entry["cards"]), _fake("nvml")
     sys.modules["pynvml"] = nvml.fake_nvml(
         *(nvml.Card(name=card.name, uuid=card.uuid, capability=card.capability, bytes=card.bytes) for card in made)
     )
 
     def wrap(version):
         shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-        _of_tests("fake_cuda").install(entry["cards"], cuda_visible=shown, record_to=entry.get("record", ""))
+        _fake("cuda").install(entry["cards"], cuda_visible=shown, record_to=entry.get("record", ""))
         return version
 
     return wrap

@@ -9,12 +9,12 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from build_output import build, write_jsonl
 
 from core.formats.base import vectors
 from core.rows.spec import RowSpec
 from core.run.reader import row_tables
 from core.storage.paths import Place
+from tests.support.outputs.build import build, write_jsonl
 
 ROWS = 40
 DIM = 8

@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.picture_files import encoded, photograph
+from tests.support.picture_files import encoded, photograph
 
 MODEL = {
     "embed_dim": 32,

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import yaml
-from waiting import wait_until
 
 from core.process.children import die_with_parent
+from tests.support.waiting import wait_until
 
-FILES = Path(__file__).resolve().parents[1] / "deploy" / "monitoring"
+FILES = Path(__file__).resolve().parents[3] / "deploy" / "monitoring"
 DASHBOARD: dict[str, Any] = json.loads((FILES / "grafana" / "dashboards" / "embq.json").read_text("utf-8"))
 ALERTS: list[dict[str, Any]] = yaml.safe_load((FILES / "alerts.yml").read_text("utf-8"))["groups"][0]["rules"]
 

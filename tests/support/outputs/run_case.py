@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import redis
-from fake_clock import FakeClock
 from rq import Queue
 from rq.serializers import JSONSerializer
 
@@ -31,6 +30,7 @@ from core.run.run_info import RunInfo, run_id
 from core.storage.paths import Place
 from core.units import Failure, Sample, Unit
 from producer.feeder import Feeder
+from tests.support.fakes.clock import FakeClock
 from writer.run_writer import RunWriter
 
 DIM = 4

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
 
 from core.process.children import die_with_parent
+from tests.support.waiting import wait_until
 
 HOSTS = ("localhost", "127.0.0.1", "broker")
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.picture_files import encoded, photograph
+from tests.support.picture_files import encoded, photograph
 from training.shards.conversion import Converted
 from training.shards.conversion import convert as carry_out
 from training.shards.conversion_plan import Layout, Pattern, Plan

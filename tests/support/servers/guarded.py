@@ -18,7 +18,7 @@ from core.broker.client import connect
 from core.broker.embedded import server_binary
 from core.process.children import die_with_parent
 from embq.broker_admin import accounts
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 _REDIS = pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not on PATH")
 SERVERS = ["valkey", pytest.param("redis", marks=_REDIS)]

@@ -1,6 +1,6 @@
 """Changes of an index that are killed: a process that forks one for each moment, and looks at what is left.
 
-    python tests/killed_changes.py CHANGE INDEX FOLDER EVERY
+    python tests/indexer/killed_changes.py CHANGE INDEX FOLDER EVERY
 
 A process of its own, with one thread, because it forks: faiss and numpy would not stand that in a test session. It ends
 with the number of moments on stdout, and status 0 where all was well at each of them.
