@@ -46,8 +46,17 @@ VERBS = {
 }
 """Verb -> its line of help, so that the list imports no verb."""
 
-ELSEWHERE = {"shards": "training.verbs.shards", "train": "training.verbs.train"}
-"""Verbs of `training`, which nothing else of embq imports -> their modules."""
+MODULES = {
+    **{verb: f"embq.verbs.run:{verb}" for verb in ("run", "enqueue")},
+    **{verb: f"embq.verbs.run_control:{verb}" for verb in ("pause", "resume", "cancel")},
+    **{verb: f"embq.verbs.failures:{verb}" for verb in ("failures", "retry")},
+    **{verb: f"embq.verbs.doctor:{verb}" for verb in ("doctor", "health")},
+    **{verb: f"embq.verbs.services:{verb}" for verb in ("producer", "worker", "writer")},
+    "shards": "training.verbs.shards",
+    "train": "training.verbs.train",
+}
+"""Verbs that share a file, and those of `training`, which nothing else of embq imports -> where they are, see
+`LazyGroup`. Any other verb is the `command` of `embq.verbs.VERB`."""
 
 FOREIGN_VERBS = {"inference": ["run"], "back": ["serve"]}
 """Verbs of clip-retrieval -> ours, as suggestions."""
@@ -66,7 +75,7 @@ OPTIONAL = {
 
 @click.group(
     cls=LazyGroup,
-    later={verb: (ELSEWHERE.get(verb, f"embq.verbs.{verb}"), line) for verb, line in VERBS.items()},
+    later={verb: (MODULES.get(verb, f"embq.verbs.{verb}"), line) for verb, line in VERBS.items()},
     foreign=FOREIGN_VERBS,
     heading="Verbs",
     context_settings={"help_option_names": list(HELP)},

@@ -16,7 +16,7 @@ class LazyGroup(click.Group):
     Commands that are added in the usual way come first.
 
     Args:
-        later: name -> (module, whose `command` is the command; line of help).
+        later: name -> (module, whose `command` is the command, or module:name for another name in it; line of help).
         foreign: name of a command in another tool -> suggestions.
         heading: of the list of commands.
     """
@@ -42,7 +42,8 @@ class LazyGroup(click.Group):
         """The command of a name; None for an unknown one."""
         if cmd_name not in self.later:
             return super().get_command(ctx, cmd_name)
-        command: click.Command = importlib.import_module(self.later[cmd_name][0]).command
+        module, _, name = self.later[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name or "command")
         return command
 
     def resolve_command(

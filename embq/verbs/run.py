@@ -1,14 +1,30 @@
-"""`embq run`."""
+"""`embq run` and `embq enqueue`: verbs that make a run."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from embq.cli.run_command import RunCommand, inputs_argument
 from embq.cli.run_options import run_options
-from embq.cli.shared_options import broker_option, json_option, priority_option, quiet_option, worker_options
+from embq.cli.shared_options import (
+    broker_option,
+    json_option,
+    priority_option,
+    quiet_option,
+    settings_with,
+    worker_options,
+)
+
+if TYPE_CHECKING:
+    import redis
+
+    from core.settings import Settings
+    from core.storage.paths import Place
+    from producer.enqueue import Planned, Request
 
 
 @click.command(
@@ -24,7 +40,7 @@ from embq.cli.shared_options import broker_option, json_option, priority_option,
 @broker_option
 @json_option
 @quiet_option
-def command(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **options: Any) -> int:
+def run(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **options: Any) -> int:
     """Embed INPUT on all devices of this machine, and write the rows to a folder.
 
     INPUT is a webdataset .tar, a folder of images, or a .parquet, .arrow, .h5, .csv, .jsonl or .txt file; globs and
@@ -47,3 +63,147 @@ def command(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **
     root = place(options["output"])
     outcome = run_locally(planned.info, root, options, broker=broker, quiet=quiet or as_json, inputs=inputs)
     return print_summary(outcome, root, as_json=as_json)
+
+
+@click.command(
+    "enqueue",
+    cls=RunCommand,
+    epilog="Example: embq enqueue 'shards/{00..99}.tar' -o out -m open_clip:ViT-B-32/openai",
+)
+@inputs_argument
+@run_options
+@priority_option
+@click.option(
+    "--upload",
+    is_flag=True,
+    help="Send the run through the broker to OUT, a folder of the writer's machine. Workers read the inputs.",
+)
+@click.option(
+    "--inline", is_flag=True, help="As --upload, and send the inputs as well: texts or small images of this machine."
+)
+@broker_option
+@json_option
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print units, sizes and device hours, and do nothing; speeds come from the broker, if there is one.",
+)
+def enqueue(
+    inputs: tuple[str, ...], broker: str, as_json: bool, dry_run: bool, upload: bool, inline: bool, **options: Any
+) -> None:
+    """Plan a run and hand it to resident workers. The same command again adds new samples of the inputs.
+
+    Further inputs for the same output are added to its run. Inputs that have changed since are refused.
+
+    INPUT is a webdataset .tar, a folder of images, or a .parquet, .arrow, .h5, .csv, .jsonl or .txt file; globs and
+    {000000..000099} are expanded.
+    """
+    from embq.cli.authorization import authorized_client
+    from embq.cli.run_options import request_from
+    from producer.announce import refuse_secrets
+
+    refuse_secrets(inputs)
+    settings = settings_with(broker)
+    if dry_run:
+        _say_what_it_would_do(request_from(inputs, options), settings, sent=upload or inline, as_json=as_json)
+        return
+    client = authorized_client(settings, "enqueue --upload" if upload or inline else "enqueue")
+    request, reason = _settled(request_from(inputs, options), client, sent=upload or inline)
+    priority = options["priority"]
+    if reason and not as_json:
+        click.echo(reason, err=True)
+    if upload or inline:
+        from core.broker.client import RESULT_S, connect
+        from embq.enqueue.upload import send_run
+
+        patient = connect(settings.broker_url, password=settings.broker_password, patient=True, answer_s=RESULT_S)
+        send_run(patient, request, inline=inline, as_json=as_json, priority=priority)
+    else:
+        _plan_and_hand_over(client, request, priority, as_json=as_json)
+
+
+def _settled(request: Request, client: redis.Redis | None, *, sent: bool) -> tuple[Request, str]:
+    """The request with its precision, and the reason for that; see `embq.cli.precision.resolve_precision`.
+
+    Args:
+        client: the broker; None for none, where no device is known.
+        sent: whether the output is a folder of the writer's machine.
+    """
+    from embq.cli.precision import precision_of_output, precision_of_upload, resolve_precision
+    from producer.model_args import registered_devices
+
+    return resolve_precision(
+        request,
+        there=partial(precision_of_upload, client) if sent and client is not None else precision_of_output,
+        devices=lambda: registered_devices(client) if client is not None else (),
+    )
+
+
+def _plan_and_hand_over(client: redis.Redis, request: Request, priority: int | None, *, as_json: bool) -> None:
+    """Write the run, or its new units, to its folder; announce it; print a summary."""
+    from core.errors import TryLaterError
+    from core.storage.paths import place
+    from producer.announce import hand_over
+    from producer.enqueue import prepare
+
+    planned, output = prepare(request), place(request.output)
+    # A new run has its priority in its folder; of one that is there it is changed.
+    again = {} if planned.new or priority is None else {"priority": str(priority)}
+    for warning in planned.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    try:
+        hand_over(client, planned.info, output, again)
+    except TryLaterError as error:
+        if not planned.added:
+            raise
+        click.echo(
+            f"warning: {error.message}; it takes the new units up, and where it ends before: embq resume {output}",
+            err=True,
+        )
+    _tell(planned, output, as_json=as_json)
+
+
+def _tell(planned: Planned, output: Place, *, as_json: bool) -> None:
+    """Print how many units were handed over, and how many are done."""
+    from core.run.commit_log import CommitLog
+    from core.run.control import load_control
+    from core.run.layout import Layout
+
+    info = planned.info
+    done = 0 if planned.new else CommitLog(Layout(output)).replay(info.units).count
+    if as_json:
+        answer = {"run": info.run, "new": planned.new, "added": planned.added, "units": info.units, "done": done}
+        click.echo(json.dumps({"schema": 1, **answer, "precision": info.model.precision}))
+    elif planned.new or planned.added:
+        count, total = (info.units, info.samples) if planned.new else (planned.added, planned.samples)
+        samples = f", {total:,} samples" if total is not None else ""
+        told = "enqueued" if planned.new else f"added to {info.units - count:,}"
+        click.echo(f"run {info.run}: {count:,} units{samples} {told} for {info.model.spec}")
+        click.echo(f"watch it with: embq status {output} --watch", err=True)
+    else:
+        click.echo(f"run {info.run} is already enqueued: {done:,} of {info.units:,} units are done; nothing was added")
+    if not planned.new and done < info.units and (state := load_control(Layout(output)).state) != "running":
+        click.echo(f"it is {state}; go on with: embq resume {output}", err=True)
+
+
+def _say_what_it_would_do(request: Request, settings: Settings, *, sent: bool, as_json: bool) -> None:
+    from core.broker.client import check, connect
+    from embq.enqueue.dry_run import cost_of, lines, to_json
+    from producer.estimate import estimate
+
+    client = None
+    if settings.broker_url:
+        client = connect(settings.broker_url, password=settings.broker_password)
+        check(client, settings.broker_url)
+    request, reason = _settled(request, client, sent=sent)
+    found = estimate(request)
+    cost = cost_of(found, client) if client is not None else None
+    for warning in found.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    if as_json:
+        click.echo(json.dumps(to_json(found, cost)))
+    else:
+        if reason:
+            click.echo(reason)
+        click.echo("\n".join(lines(found, cost)))
+        click.echo("nothing was written or sent", err=True)

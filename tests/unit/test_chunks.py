@@ -431,9 +431,9 @@ def test_images_are_not_cut(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("tokens", "overlap"), [(None, 5), (20, 11)])
 def test_an_overlap_needs_chunks_that_are_twice_as_long(tokens: int | None, overlap: int) -> None:
-    from embq.verbs.run import command
+    from embq.verbs.run import run
 
-    context = command.make_context(
+    context = run.make_context(
         "run",
         ["in.txt", "-o", "out", "-m", "stub:4", "--chunk-overlap", str(overlap)]
         + (["--chunk-tokens", str(tokens)] if tokens else []),

@@ -21,7 +21,7 @@ from core.queue.keys import RATES
 from core.queue.scripts import load_scripts
 from core.rows.spec import RowSpec
 from core.settings import Settings
-from embq.verbs.enqueue import command
+from embq.verbs.run import enqueue
 from producer.estimate import known_dims
 from producer.model_args import vector_dim
 from worker.claim.heartbeat import Heartbeat
@@ -34,7 +34,7 @@ MODEL = ModelConfig(spec="stub:8", modalities=("image",), precision="fp32", deco
 
 def ask(*arguments: str | Path, broker: str = "") -> Result:
     return CliRunner().invoke(
-        command, [*map(str, arguments), "--dry-run"], env={"EMBQ_BROKER_URL": broker}, catch_exceptions=False
+        enqueue, [*map(str, arguments), "--dry-run"], env={"EMBQ_BROKER_URL": broker}, catch_exceptions=False
     )
 
 

@@ -25,7 +25,7 @@ from core.queue.uploads import Upload, announce
 from core.run.layout import Layout
 from core.run.run_info import load_run
 from embq.cli.precision import precision_of_upload
-from embq.verbs.enqueue import command
+from embq.verbs import run as verbs
 from producer.model_args import choose_precision, registered_devices
 from worker.embedders.device.hardware import precisions_of
 from worker.supervisor.devices import Gpu, torch_architectures
@@ -182,7 +182,9 @@ def enqueue(tmp_path: Path, own_server: EmbeddedServer) -> Callable[..., Result]
 
     def call(*options: str, model: str = "stub:8") -> Result:
         arguments = [str(tmp_path / "a.jsonl"), "-o", str(tmp_path / "out"), "-m", model, *options]
-        result = CliRunner().invoke(command, arguments, env={"EMBQ_BROKER_URL": own_server.url}, catch_exceptions=False)
+        result = CliRunner().invoke(
+            verbs.enqueue, arguments, env={"EMBQ_BROKER_URL": own_server.url}, catch_exceptions=False
+        )
         assert result.exit_code == 0
         return result
 

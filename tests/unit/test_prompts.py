@@ -7,12 +7,12 @@ import pytest
 from core.errors import EmbqError, ModelError
 from core.models import ModelSpec
 from embq.cli.run_options import request_from
-from embq.verbs.run import command
+from embq.verbs.run import run
 
 
 def asked(*options: str) -> tuple[str, ...]:
     """What the options of `embq run` make of the model specs."""
-    context = command.make_context("run", ["in.txt", "-o", "out", *options])
+    context = run.make_context("run", ["in.txt", "-o", "out", *options])
     return request_from(("in.txt",), context.params).models
 
 

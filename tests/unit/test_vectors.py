@@ -17,7 +17,7 @@ from core.models import ModelSpec
 from core.rows.spec import DTYPES, RowSpec
 from core.rows.vectors import restored, similarities, stored
 from embq.cli.run_options import request_from
-from embq.verbs.run import command
+from embq.verbs.run import run
 from embq.verify.vectors import differing, wrong_cosines, wrong_norms
 from producer.enqueue import prepare
 
@@ -239,7 +239,7 @@ def test_vectors_that_fill_what_is_stored_of_them_are_not_refused() -> None:
 
 def asked(*options: str) -> RowSpec:
     """What the options of `embq run` make of the spec."""
-    context = command.make_context("run", ["in.txt", "-o", "out", "-m", "stub:16", *options])
+    context = run.make_context("run", ["in.txt", "-o", "out", "-m", "stub:16", *options])
     return request_from(("in.txt",), context.params).rows
 
 
@@ -280,7 +280,7 @@ def test_options_that_do_not_go_together_are_refused(options: str, says: str) ->
 def test_what_a_model_cannot_give_is_refused_before_anything_is_made(tmp_path: Path, options: str, says: str) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
     inputs = [str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out"), "-m", "stub:12"]
-    context = command.make_context("run", [*inputs, *options.split()])
+    context = run.make_context("run", [*inputs, *options.split()])
     with pytest.raises(EmbqError, match=says):
         prepare(request_from((inputs[0],), context.params))
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""`embq resume`."""
+"""`embq pause`, `embq resume` and `embq cancel`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,30 @@ if TYPE_CHECKING:
     from core.storage.paths import Place
 
 
+@click.command("pause", epilog="Examples: embq pause out | embq pause 965db513790b38d9")
+@click.argument("run")
+@broker_option
+@json_option
+def pause(run: str, broker: str, as_json: bool) -> None:
+    """Pause RUN: a run id or its output folder. Units in flight are finished, no other is started.
+
+    The run stays paused until `embq resume`, also when services are restarted.
+    """
+    from embq.status.run_control import control_run
+
+    result = control_run(run, broker, "paused")
+    over = result.state == "done"
+    paused = f"is paused: {result.how_far}; go on with: embq resume {run}"
+    result.print("is done; there is nothing to pause" if over else paused, as_json=as_json)
+
+
 @click.command("resume", epilog="Examples: embq resume out | embq resume 965db513790b38d9")
 @click.argument("run")
 @worker_options
 @broker_option
 @json_option
 @quiet_option
-def command(run: str, broker: str, as_json: bool, quiet: bool, **options: Any) -> int:
+def resume(run: str, broker: str, as_json: bool, quiet: bool, **options: Any) -> int:
     """Continue RUN: its output folder, or its id where a broker knows it. The folder tells what is left to do.
 
     Without a broker, the work is done on this machine; a paused `embq run` there continues. With --broker (or
@@ -82,3 +99,20 @@ def _is_paused(run: str, root: Place) -> bool:
             return Ledger(client, run).meta().get("state") == "paused"
     except RedisError:
         return False
+
+
+@click.command("cancel", epilog="Examples: embq cancel out | embq cancel 965db513790b38d9")
+@click.argument("run")
+@broker_option
+@json_option
+def cancel(run: str, broker: str, as_json: bool) -> None:
+    """Cancel RUN: a run id or its output folder. Units in flight are dropped; committed rows stay.
+
+    `embq resume` continues a cancelled run.
+    """
+    from embq.status.run_control import control_run
+
+    result = control_run(run, broker, "cancelled")
+    over = result.state == "done"
+    cancelled = f"is cancelled: {result.how_far} and stay"
+    result.print("is done; there is nothing to cancel" if over else cancelled, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`embq worker`."""
+"""`embq producer`, `embq worker` and `embq writer`: resident services."""
 
 from __future__ import annotations
 
@@ -22,6 +22,32 @@ if TYPE_CHECKING:
     from worker.supervisor.slot import Fleet
 
 
+@click.command("producer", epilog="Example: embq producer --broker redis://localhost:6379")
+@broker_option
+@click.option("--run", "only", default="", metavar="RUN", help="Feed only this run.")
+@metrics_option
+def producer(broker: str, only: str, metrics: Address | None) -> None:
+    """Fill the queues with hints from the manifests of all runs. Runs until stopped."""
+    from core.storage.paths import Outputs
+    from embq.services.broker_metrics import BrokerMetrics
+    from embq.services.service import resident_service
+    from producer.feeder import serve
+
+    settings = settings_with(broker, metrics)
+    with (
+        resident_service(settings, "producer", only=only) as service,
+        service.reported(BrokerMetrics(service.client)),
+    ):
+        serve(
+            service.client,
+            lease_s=settings.lease_s,
+            only=only,
+            stopped=service.stopped,
+            beat=service.health.beat,
+            outputs=Outputs(settings.outputs),
+        )
+
+
 @click.command("worker", epilog="Example: embq worker --broker redis://box:6379 --devices cuda:0,cuda:1")
 @broker_option
 @click.option("--run", "only", default="", metavar="RUN", help="Serve only this run, and exit when it is over.")
@@ -30,7 +56,7 @@ if TYPE_CHECKING:
 @click.option("--check", is_flag=True, help="Do no work: check this machine for the runs that the broker knows.")
 @click.option("--load", is_flag=True, help="With --check: also load each run's model, and compare its fingerprint.")
 @json_option
-def command(
+def worker(
     broker: str,
     only: str,
     metrics: Address | None,
@@ -112,3 +138,34 @@ def _supervise(fleet: Fleet, *, asked: str) -> None:
         metrics = (WorkerMetrics(supervisor, service.client), GpuMetrics())
         with service.reported(*metrics, look=Machine(supervisor, settings.cuda_visible).look):
             supervisor.serve(service.stopped)
+
+
+@click.command("writer", epilog="Example: embq writer --broker redis://localhost:6379")
+@broker_option
+@click.option("--run", "only", default="", metavar="RUN", help="Write only this run.")
+@click.option("--takeover", is_flag=True, help="Fence off a writer that still holds the run.")
+@click.option("--rebuild", is_flag=True, help="Rebuild the queue from the output folder before starting.")
+@metrics_option
+def writer(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Address | None) -> None:
+    """Commit the results of all runs to their output folders. Runs until stopped; one per output."""
+    from core.storage.paths import Outputs
+    from embq.services.service import resident_service
+    from embq.services.writer_metrics import WriterMetrics
+    from producer.enqueue import add_uploaded
+    from writer.lock import WEDGED_S
+    from writer.service import WriterService
+
+    settings = settings_with(broker, metrics)
+    with resident_service(settings, "writer", only=only, stands_s=WEDGED_S) as service:
+        writer = WriterService(
+            service.client,
+            version=embq.__version__,
+            add=add_uploaded,
+            only=only,
+            takeover=takeover,
+            rebuild=rebuild,
+            beat=service.health.beat,
+            outputs=Outputs(settings.outputs),
+        )
+        with service.reported(WriterMetrics(writer)):
+            writer.serve(service.stopped)
