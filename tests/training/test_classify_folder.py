@@ -12,11 +12,10 @@ import torch
 from small_shards import key_of
 
 from core.errors import InputError, OutputError
-from training.classify.checkpoint import Folder, Moment, moments, save
+from training.classify.checkpoint import Folder, Moment, key_journal, moments, save
 from training.classify.config import Config
 from training.classify.failures import FailureList, _listed
 from training.classify.log import Meter
-from training.classify.loop import key_journal
 from training.classify.process_group import Member
 from training.classify.report import EpochRow, Report
 from training.data.batch import Failure

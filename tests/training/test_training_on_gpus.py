@@ -11,8 +11,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import ModuleType
 
 import psutil
 import pytest
@@ -21,11 +20,12 @@ from small_shards import CLASSES, write_shards
 
 from core.errors import ConfigError, UnwellError
 from training.classify.config import Config
-from training.classify.loop import view_of
+from training.classify.inputs import Plan
 from training.classify.process_group import Member, membership
 from training.data.batch import Batch, View
 from training.data.epochs import exact_epoch
 from training.launch.member import attempt
+from training.shards.shard_set import Shards
 
 VIEW = View(batch_size=4, image_size=16, shuffle_buffer=0, classes=CLASSES, pin_memory=True)
 
@@ -75,11 +75,11 @@ def test_gpus_have_the_numbers_by_which_embq_names_them(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("device", "pinned"), [("cuda:1", True), ("cpu", False)])
 def test_only_for_a_gpu_samples_come_in_pinned_memory(device: str, pinned: bool) -> None:
-    plan: Any = SimpleNamespace(classes=("a", "b"))
-    assert (
-        view_of(Config(shards="s", out="o"), plan, Member(rank=0, world=1, device=torch.device(device))).pin_memory
-        is pinned
+    plan = Plan(
+        shards=Shards(urls=("s",), counts=None, digest=""), validation=None, classes=["a", "b"], epoch_samples=1
     )
+    member = Member(rank=0, world=1, device=torch.device(device))
+    assert plan.view(Config(shards="s", out="o"), member).pin_memory is pinned
 
 
 class Pinning:

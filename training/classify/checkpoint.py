@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,6 +197,17 @@ class Record:
     def close(self) -> None:
         """Close the file."""
         self._journal.close()
+
+
+def key_journal(config: Config, folder: Folder, member: Member, since: Moment) -> Journal | None:
+    """The journal of --log-keys, without earlier lines of steps that are made again, in any process's file."""
+    left = takewhile(Path.exists, map(folder.keys, count(member.world))) if member.leads else ()
+    for path in (folder.keys(member.rank), *left):
+        if path.exists():
+            earlier = Journal(path)
+            earlier.cut(since.epoch, since.step)
+            earlier.close()
+    return Journal(folder.keys(member.rank)) if config.log_keys else None
 
 
 def _covers(record: Path, moment: Moment) -> bool:

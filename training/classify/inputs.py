@@ -6,12 +6,17 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from core.errors import InputError
 from training.classify.config import Config
 from training.shards.names import folder_of
 from training.shards.shard_set import Shards, open_shards
 from training.shards.sizes import CLASSES, SIZES, classes_beside
+
+if TYPE_CHECKING:
+    from training.classify.process_group import Member
+    from training.data.batch import View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +72,22 @@ class Plan:
             warmup=config.warmup_steps,
             epoch_steps=max(1, -(-self.epoch_samples // (config.batch_size * world))),
             epochs=config.epochs,
+        )
+
+    def view(self, config: Config, member: Member) -> View:
+        """The part of the shards that a process reads, and how it reads it."""
+        from training.data.batch import View
+
+        return View(
+            rank=member.rank,
+            world=member.world,
+            loader_workers=config.loader_workers,
+            batch_size=config.batch_size,
+            image_size=config.image_size,
+            seed=config.seed,
+            shuffle_buffer=config.shuffle_buffer,
+            classes=len(self.classes),
+            pin_memory=member.device.type == "cuda",
         )
 
 

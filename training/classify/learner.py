@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.errors import ConfigError, DeviceFullError
 from training.classify.config import Config
+from training.classify.models import built, load_weights
 from training.classify.process_group import Member, explained
 
 if TYPE_CHECKING:
@@ -160,6 +162,32 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
         }
+
+
+def prepared(
+    config: Config, classes: int, precision: Precision, member: Member, state: Mapping[str, Any] | None
+) -> tuple[Learner, str]:
+    """The learner with which a training begins or resumes, and a sentence about it. Collective.
+
+    Args:
+        classes: number of classes.
+        state: checkpoint on the process that leads; None at the beginning, and on other processes.
+    """
+    seed_step(config.seed)
+    model = built(config.arch, classes=classes, image_size=config.image_size)
+    note = f"{config.arch}: {sum(p.numel() for p in model.parameters()):,} weights, {classes:,} classes, "
+    note += f"{precision.name} on {member.world} x {member.device.type}"
+    if state is not None:
+        model.load_state_dict(state["model"])
+    elif config.start and member.leads:  # the others take over the weights of rank 0
+        left = load_weights(model, Path(config.start))
+        note += f"; begins with the weights of {config.start}" + (f", but for {', '.join(left)}" if left else "")
+    learner = Learner.around(model, config, precision, member)
+    if state is not None:
+        learner.optimizer.load_state_dict(state["optimizer"])
+        learner.scaler.load_state_dict(state["scaler"])
+    share_optimizer(learner, member, source=0)
+    return learner, note
 
 
 @contextmanager

@@ -14,37 +14,35 @@ from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import count, takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from core.errors import InputError, UnwellError
 from core.service.stopping import StopFlag
-from training.classify.checkpoint import Folder, Moment, Record, Start, found_start, save
+from training.classify.checkpoint import Folder, Moment, Record, found_start, key_journal, save
 from training.classify.config import Config
 from training.classify.failures import FailureList
 from training.classify.inputs import Plan, check_spread, planned
 from training.classify.learner import (
-    Learner,
     Precision,
     agree,
     device_faults,
     joined,
+    prepared,
     seed_step,
     share_buffers,
-    share_optimizer,
 )
 from training.classify.log import Log, Meter
-from training.classify.models import built, full_name, load_weights
+from training.classify.models import full_name
 from training.classify.process_group import Member, membership
 from training.classify.process_group import explained as peer_errors
 from training.classify.report import Report, report_of, write_model
 from training.classify.validation import measured
-from training.run.journal import Journal, lines
+from training.run.journal import lines
 
 if TYPE_CHECKING:
-    from training.data.batch import Batch, View
+    from training.data.batch import Batch
 
 
 class Stopped(KeyboardInterrupt):
@@ -113,9 +111,9 @@ class Trainer:
     ) -> None:
         self.config, self.plan, self.folder, self.member = config, plan, folder, member
         self.start = found_start(folder, config, plan, member)
-        self.learner, note = _learner(config, plan, member, precision, self.start)
+        self.learner, note = prepared(config, len(plan.classes), precision, member, self.start.state)
         self.schedule = plan.schedule(config, member.world)
-        self.view = view_of(config, plan, member)
+        self.view = plan.view(config, member)
         since, state = self.start.moment, self.start.state
         self.record = Record(folder.taken(member.rank), since)
         self.keys = key_journal(config, folder, member, since)
@@ -359,50 +357,3 @@ class Trainer:
 def _after(end: Moment) -> Moment:
     """The first step of the next epoch."""
     return Moment(epoch=end.epoch + 1, step=0)
-
-
-def _learner(config: Config, plan: Plan, member: Member, precision: Precision, start: Start) -> tuple[Learner, str]:
-    """The model with its weights on its device, and a sentence about it."""
-    seed_step(config.seed)
-    model = built(config.arch, classes=len(plan.classes), image_size=config.image_size)
-    note = f"{config.arch}: {sum(p.numel() for p in model.parameters()):,} weights, {len(plan.classes):,} classes, "
-    note += f"{precision.name} on {member.world} x {member.device.type}"
-    if start.state is not None:
-        model.load_state_dict(start.state["model"])
-    elif config.start and member.leads:  # the others take over the weights of rank 0
-        left = load_weights(model, Path(config.start))
-        note += f"; begins with the weights of {config.start}" + (f", but for {', '.join(left)}" if left else "")
-    learner = Learner.around(model, config, precision, member)
-    if start.state is not None:
-        learner.optimizer.load_state_dict(start.state["optimizer"])
-        learner.scaler.load_state_dict(start.state["scaler"])
-    share_optimizer(learner, member, source=0)
-    return learner, note
-
-
-def view_of(config: Config, plan: Plan, member: Member) -> View:
-    """The part of the shards that a process reads, and how."""
-    from training.data.batch import View
-
-    return View(
-        rank=member.rank,
-        world=member.world,
-        loader_workers=config.loader_workers,
-        batch_size=config.batch_size,
-        image_size=config.image_size,
-        seed=config.seed,
-        shuffle_buffer=config.shuffle_buffer,
-        classes=len(plan.classes),
-        pin_memory=member.device.type == "cuda",
-    )
-
-
-def key_journal(config: Config, folder: Folder, member: Member, since: Moment) -> Journal | None:
-    """The journal of --log-keys, without earlier lines of steps that are made again, in any process's file."""
-    left = takewhile(Path.exists, map(folder.keys, count(member.world))) if member.leads else ()
-    for path in (folder.keys(member.rank), *left):
-        if path.exists():
-            earlier = Journal(path)
-            earlier.cut(since.epoch, since.step)
-            earlier.close()
-    return Journal(folder.keys(member.rank)) if config.log_keys else None
