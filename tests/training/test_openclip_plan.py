@@ -16,7 +16,7 @@ import pytest
 from core.errors import ConfigError, EmbqError, InputError, ModelError, OutputError, TryLaterError, UsageError
 from tests.support.models.clip import captioned_shards, tiny_clip
 from training.launch.launch_options import Where
-from training.openclip.flags import TrainingRequest
+from training.openclip.request import TrainingRequest
 from training.openclip.folder import begin, result_of
 from training.openclip.models import initial_model
 from training.openclip.progress import Line, Pace

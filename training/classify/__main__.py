@@ -11,12 +11,13 @@ import click
 
 from core.errors import Exit, UsageError
 from embq.cli.shared_options import json_option
-from training.classify.config import Config, classify_options, device_option
+from training.classify.config import Config, classify_options
+from training.run.options import options_of
 
 
 @click.command("training.classify")
 @classify_options
-@device_option
+@options_of(Config, only="device")
 @json_option
 def _flags(**flags: Any) -> dict[str, Any]:
     """One process of a training of a classifier; see `embq train classify`."""

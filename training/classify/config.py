@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from typing import Any, TypeVar
 
 import click
 
+from training.run.options import COUNT, FROM_0, flag, option, options_of, required
+
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-COUNT = click.IntRange(min=1)
-FROM_0 = click.IntRange(min=0)
 BELOW_1 = click.FloatRange(0, 1, max_open=True)
 
 
@@ -26,18 +26,9 @@ class Resume(Enum):
     FREE = "nothing of what is learnt changes"
 
 
-def _setting(
-    default: T, help_: str, kind: Any = None, *, resume: Resume = Resume.REFUSED, shown: bool = True, **option: Any
-) -> T:
-    """A field with its flag; `option` goes to click."""
-    flag = {
-        "help": help_,
-        "type": kind,
-        "show_default": shown and str(default) not in ("", "None", "False"),
-        **option,
-    }
-    value: T = field(default=default, metadata={"flag": flag, "resume": resume})
-    return value
+def _setting(default: T, help_: str, kind: Any = None, *, resume: Resume = Resume.REFUSED, **more: Any) -> T:
+    """A field with its option, and the effect of a change on a training that is resumed."""
+    return option(default, help_, kind, metadata={"resume": resume}, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +39,11 @@ class Config:
     """
 
     shards: str
-    out: str = field(
-        metadata={
-            "flag": {"help": "Folder of this training.", "type": click.Path(file_okay=False), "short": "-o"},
-            "resume": Resume.FREE,
-        }
+    out: str = required(
+        "Folder of this training.",
+        click.Path(file_okay=False),
+        metadata={"resume": Resume.FREE},
+        short="-o",
     )
     validation: str = _setting(
         "", "Shards to measure on after each epoch.  [none]", metavar="SHARDS", resume=Resume.FREE
@@ -136,31 +127,9 @@ class Config:
         return asdict(self)
 
 
-def flag(name: str) -> str:
-    """The flag of a field."""
-    return "--" + name.replace("_", "-")
-
-
 def classify_options(function: F) -> F:
-    """The flags of all fields of `Config` but `device`, which the options of the launchers have too."""
-    for one in reversed(fields(Config)):
-        if one.name not in ("shards", "device"):
-            function = _option(one)(function)
-    return click.argument("shards")(function)
-
-
-def device_option(function: F) -> F:
-    """The flag of `Config.device`, for a process that a launcher has started."""
-    (device,) = (one for one in fields(Config) if one.name == "device")
-    return _option(device)(function)
-
-
-def _option(one: Field[Any]) -> Callable[[F], F]:
-    option = dict(one.metadata["flag"])
-    names = [flag(one.name), *([option.pop("short")] if "short" in option else [])]
-    if one.default is MISSING:
-        return click.option(*names, required=True, **option)
-    return click.option(*names, default=one.default, **option)
+    """The shards, and the options of `Config` but --device, which the options of the launchers have too."""
+    return click.argument("shards")(options_of(Config, without="device")(function))
 
 
 def differences(before: Mapping[str, Any], now: Config, resume: Resume = Resume.REFUSED) -> list[str]:

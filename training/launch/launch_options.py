@@ -13,6 +13,7 @@ import click
 
 from core.errors import UsageError
 from training.launch.devices import check_processes
+from training.run.options import FROM_0, option, options_of
 
 LAUNCHERS = ("local", "ssh", "ray")
 
@@ -24,33 +25,48 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """The machines and devices of a training, and its launcher.
+    """The machines and devices of a training, and its launcher. The help text of a field is its description.
 
-    Attributes:
-        launcher: "local", "ssh" or "ray".
-        device: "cuda" or "cpu".
-        processes: on each host, for Ray in all; None for one per GPU.
-        hosts: as ssh knows them, the first one is where the others meet; only for ssh.
-        ray_address: HOST:PORT of a cluster's head, "auto" for the one of this machine, "local" for one of our own.
-        max_restarts: how often all processes are started again after one of them failed.
-        rendezvous: [HOST:]PORT of the first host, where all meet; "" for what ssh calls it and a port that is free.
-        ssh_command: what starts a command on a host.
-        remote_python: the Python that has embq on every host; "" for the path of ours.
-        remote_folder: where it runs there; "" for the path of our working folder.
-        dry_run: only print the commands.
+    `launcher` is "local", "ssh" or "ray"; `hosts` are empty but for ssh. "" and None stand for what the help text
+    shows in brackets.
     """
 
-    launcher: str = "local"
-    device: str = "cuda"
-    processes: int | None = None
-    hosts: tuple[str, ...] = ()
-    ray_address: str = ""
-    max_restarts: int = 0
-    rendezvous: str = ""
-    ssh_command: tuple[str, ...] = ("ssh",)
-    remote_python: str = ""
-    remote_folder: str = ""
-    dry_run: bool = False
+    device: str = option(
+        "cuda",
+        "Device to train on: all GPUs, unless --processes limits them, or the CPU.",
+        click.Choice(["cuda", "cpu"]),
+    )
+    processes: int | None = option(
+        None, "Processes per host, one per GPU; with Ray in total.  [every GPU; one on the CPU]", int, metavar="N"
+    )
+    launcher: str = option(
+        "local",
+        "Launcher of the processes.  [ssh with --hosts, ray with --ray-address, else local]",
+        click.Choice(LAUNCHERS),
+        default=None,
+    )
+    hosts: tuple[str, ...] = option((), "Train on these hosts together, over ssh: a,b.", default="", metavar="LIST")
+    ray_address: str = option(
+        "",
+        "Train on the Ray cluster with this head; auto for the one of this machine, local to start one.",
+        metavar="HOST:PORT",
+    )
+    max_restarts: int = option(
+        0, "Restart all processes from the last checkpoint after a failure, up to N times.", FROM_0, metavar="N"
+    )
+    rendezvous: str = option(
+        "",
+        "Address of the first host, as the others reach it.  [as for ssh, with a free port]",
+        metavar="[HOST:]PORT",
+    )
+    ssh_command: tuple[str, ...] = option(
+        ("ssh",), "ssh with its options: 'ssh -F cluster.conf'.", default="ssh", metavar="COMMAND"
+    )
+    remote_python: str = option(
+        "", "Python interpreter with embq on the hosts.  [the path of this one]", metavar="PATH"
+    )
+    remote_folder: str = option("", "Working folder on the hosts.  [the path of this one]", metavar="PATH")
+    dry_run: bool = option(False, "Print the commands without running them.", is_flag=True)
 
     @classmethod
     def asked(cls, *, launcher: str | None, hosts: str, ssh_command: str, **others: Any) -> Where:
@@ -141,71 +157,4 @@ def launch_options(function: F) -> F:
         asked = {field.name: kwargs.pop(field.name) for field in fields(Where)}
         return function(*args, where=Where.asked(**asked), **kwargs)
 
-    for decorate in reversed(_OPTIONS):
-        with_where = decorate(with_where)
-    return with_where  # type: ignore[return-value]
-
-
-_OPTIONS = (
-    click.option(
-        "--device",
-        type=click.Choice(["cuda", "cpu"]),
-        default="cuda",
-        show_default=True,
-        help="Device to train on: all GPUs, unless --processes limits them, or the CPU.",
-    ),
-    click.option(
-        "--processes",
-        type=int,
-        default=None,
-        metavar="N",
-        help="Processes per host, one per GPU; with Ray in total.  [every GPU; one on the CPU]",
-    ),
-    click.option(
-        "--launcher",
-        type=click.Choice(LAUNCHERS),
-        default=None,
-        help="Launcher of the processes.  [ssh with --hosts, ray with --ray-address, else local]",
-    ),
-    click.option("--hosts", default="", metavar="LIST", help="Train on these hosts together, over ssh: a,b."),
-    click.option(
-        "--ray-address",
-        default="",
-        metavar="HOST:PORT",
-        help="Train on the Ray cluster with this head; auto for the one of this machine, local to start one.",
-    ),
-    click.option(
-        "--max-restarts",
-        type=click.IntRange(min=0),
-        default=0,
-        show_default=True,
-        metavar="N",
-        help="Restart all processes from the last checkpoint after a failure, up to N times.",
-    ),
-    click.option(
-        "--rendezvous",
-        default="",
-        metavar="[HOST:]PORT",
-        help="Address of the first host, as the others reach it.  [as for ssh, with a free port]",
-    ),
-    click.option(
-        "--ssh-command",
-        default="ssh",
-        show_default=True,
-        metavar="COMMAND",
-        help="ssh with its options: 'ssh -F cluster.conf'.",
-    ),
-    click.option(
-        "--remote-python",
-        default="",
-        metavar="PATH",
-        help="Python interpreter with embq on the hosts.  [the path of this one]",
-    ),
-    click.option(
-        "--remote-folder",
-        default="",
-        metavar="PATH",
-        help="Working folder on the hosts.  [the path of this one]",
-    ),
-    click.option("--dry-run", is_flag=True, help="Print the commands without running them."),
-)
+    return options_of(Where)(with_where)  # type: ignore[return-value]

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from core.errors import ConfigError, UsageError
 from core.process.limits import cores
 from training.launch.child_process import MEMBER
 from training.launch.devices import processes_for, thread_share
 from training.launch.torchrun import python_command, srun_command, torchrun_command
 from training.mmoclip import required
+from training.run.options import COUNT, FROM_0, option
 
 MODULE = "training.openclip"
 PORT = 12802
@@ -21,25 +24,47 @@ FIRST_HOST = "FIRST_HOST_OF_THE_ALLOCATION"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRequest:
-    """A training as asked for; None leaves a setting to the machine."""
+    """A training as asked for; None leaves a setting to the machine. The help text of a field is its description."""
 
-    launcher: str | None = None
     nodes: int = 1
-    processes: int | None = None
-    """Of each node."""
-    rendezvous: str = ""
-    """HOST:PORT of the first node, for torchrun on several."""
-    cpus: int | None = None
-    """Cores of each process under srun."""
-    device: str = "cuda"
-    batch_size: int = required.BATCH_SIZE
-    workers: int = required.WORKERS
-    precision: str | None = None
-    grad_checkpointing: bool = False
-    torchcompile: bool = False
-    no_set_device_rank: bool = False
-    model: str = required.MODEL
-    samples: int = required.SAMPLES
+    launcher: str | None = option(
+        None,
+        "Launcher of the processes; srun inside a Slurm allocation.  [python for one process, else torchrun]",
+        click.Choice(["python", "torchrun", "srun"]),
+    )
+    processes: int | None = option(
+        None, "Processes per node, one per GPU.  [every GPU; one on the CPU]", COUNT, metavar="G"
+    )
+    rendezvous: str = option(
+        "",
+        "Address of the first node, for torchrun on several; run the same command on each.",
+        metavar="HOST:PORT",
+    )
+    cpus: int | None = option(None, "Cores per process under srun.", COUNT, metavar="C")
+    device: str = option("cuda", "Device to train on, checked before the start.  [cuda]", click.Choice(["cuda", "cpu"]))
+    batch_size: int = option(required.BATCH_SIZE, "Samples per GPU.  [512]", COUNT, metavar="N")
+    workers: int = option(required.WORKERS, "Loader processes per GPU.  [4]", FROM_0, metavar="N")
+    precision: str | None = option(
+        None,
+        "Compute precision, which the benchmark leaves open.  [amp; fp32 on the CPU]",
+        click.Choice(["amp", "amp_bf16", "amp_bfloat16", "bf16", "fp16", "pure_bf16", "pure_fp16", "fp32"]),
+    )
+    grad_checkpointing: bool = option(
+        False, "Recompute activations instead of storing them, so that a larger batch fits.", is_flag=True
+    )
+    torchcompile: bool = option(False, "Compile the model.", is_flag=True)
+    no_set_device_rank: bool = option(False, "Under srun, each process sees only its own GPU.", is_flag=True)
+    model: str = option(
+        required.MODEL,
+        "Another model of open_clip, or local-dir:DIR; the result is then not comparable.  [ViT-L-14]",
+        metavar="NAME",
+    )
+    samples: int = option(
+        required.SAMPLES,
+        "Number of samples; with another one the result is not comparable.  [3200000]",
+        COUNT,
+        metavar="N",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

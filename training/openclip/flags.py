@@ -11,6 +11,7 @@ from pathlib import Path
 
 from core.errors import UsageError
 from training.openclip.models import InitialModel
+from training.openclip.request import TrainingRequest
 from training.shards.names import contract
 from training.shards.shard_set import Shards
 
@@ -44,43 +45,6 @@ def split_flags(arguments: Sequence[str]) -> tuple[OwnFlags, list[str]]:
     parser.add_argument("--progress", action="store_true")
     own, others = parser.parse_known_args(list(arguments))
     return OwnFlags(keys=own.keys, unreadable=own.unreadable, progress=own.progress), others
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRequest:
-    """A training as asked for; None and "" leave a setting to open_clip.
-
-    Attributes:
-        shards: in any form that `open_shards` takes.
-        model: a name of open_clip's, or a folder.
-        out: the folder of the training.
-        epochs: how often the samples are gone through.
-        batch_size: samples of one process in one step.
-        loader_workers: processes that read and decode, for each process that trains.
-        lr: highest learning rate.
-        warmup_steps: steps in which the learning rate rises.
-        precision: one of open_clip's; "" for amp on GPUs and fp32 on cores.
-        resampled: whether shards are drawn with replacement.
-        exact: whether each epoch must have each sample once.
-        epoch_samples: samples of an epoch, of all processes; None for all that there are.
-        log_every: steps between two lines of the log.
-        further: flags of open_clip.
-    """
-
-    shards: str
-    model: str
-    out: Path
-    epochs: int
-    batch_size: int
-    loader_workers: int
-    lr: float | None
-    warmup_steps: int | None
-    precision: str
-    resampled: bool
-    exact: bool
-    epoch_samples: int | None
-    log_every: int
-    further: tuple[str, ...]
 
 
 UNSUITED = {

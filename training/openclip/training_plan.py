@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from core.errors import InputError, UsageError
-from training.openclip.flags import OwnFlags, TrainingRequest, absolute, flags_of, owned_flags, settings_of
+from training.openclip.flags import OwnFlags, absolute, flags_of, owned_flags, settings_of
 from training.openclip.models import LOCAL, InitialModel, initial_model
+from training.openclip.request import TrainingRequest
 from training.openclip.split import Split
 from training.openclip.usable_samples import count_usable
 from training.shards.shard_set import Shards, open_shards

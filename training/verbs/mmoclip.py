@@ -11,85 +11,15 @@ import click
 
 from core.errors import Exit, UsageError
 from embq.cli.shared_options import json_option
+from training.mmoclip.launch_plan import BenchmarkRequest
+from training.run.options import options_of
 
 if TYPE_CHECKING:
     from training.mmoclip.judgement import Judgement
-    from training.mmoclip.launch_plan import BenchmarkRequest, Plan
+    from training.mmoclip.launch_plan import Plan
 
 
 OUT = "embq-mmoclip"
-_OF_A_TRAINING = (
-    click.option(
-        "--launcher",
-        type=click.Choice(["python", "torchrun", "srun"]),
-        default=None,
-        help="Launcher of the processes; srun inside a Slurm allocation.  [python for one process, else torchrun]",
-    ),
-    click.option(
-        "--processes",
-        type=click.IntRange(min=1),
-        default=None,
-        metavar="G",
-        help="Processes per node, one per GPU.  [every GPU; one on the CPU]",
-    ),
-    click.option(
-        "--rendezvous",
-        default=None,
-        metavar="HOST:PORT",
-        help="Address of the first node, for torchrun on several; run the same command on each.",
-    ),
-    click.option("--cpus", type=click.IntRange(min=1), default=None, metavar="C", help="Cores per process under srun."),
-    click.option(
-        "--device",
-        type=click.Choice(["cuda", "cpu"]),
-        default=None,
-        help="Device to train on, checked before the start.  [cuda]",
-    ),
-    click.option("--batch-size", type=click.IntRange(min=1), default=None, metavar="N", help="Samples per GPU.  [512]"),
-    click.option(
-        "--workers", type=click.IntRange(min=0), default=None, metavar="N", help="Loader processes per GPU.  [4]"
-    ),
-    click.option(
-        "--precision",
-        type=click.Choice(["amp", "amp_bf16", "amp_bfloat16", "bf16", "fp16", "pure_bf16", "pure_fp16", "fp32"]),
-        default=None,
-        help="Compute precision, which the benchmark leaves open.  [amp; fp32 on the CPU]",
-    ),
-    click.option(
-        "--grad-checkpointing",
-        is_flag=True,
-        default=None,
-        help="Recompute activations instead of storing them, so that a larger batch fits.",
-    ),
-    click.option("--torchcompile", is_flag=True, default=None, help="Compile the model."),
-    click.option(
-        "--no-set-device-rank", is_flag=True, default=None, help="Under srun, each process sees only its own GPU."
-    ),
-    click.option(
-        "--model",
-        default=None,
-        metavar="NAME",
-        help="Another model of open_clip, or local-dir:DIR; the result is then not comparable.  [ViT-L-14]",
-    ),
-    click.option(
-        "--samples",
-        type=click.IntRange(min=1),
-        default=None,
-        metavar="N",
-        help="Number of samples; with another one the result is not comparable.  [3200000]",
-    ),
-    click.option(
-        "--scaling", is_flag=True, default=None, help="Train with 1, 2, 4, ... processes up to --processes, in turn."
-    ),
-    click.option("--dry-run", is_flag=True, default=None, help="Print the environment and the command; start nothing."),
-)
-"""None where they are not given, because none of them applies to existing logs."""
-
-
-def _with_options(function: Any) -> Any:
-    for decorate in reversed(_OF_A_TRAINING):
-        function = decorate(function)
-    return function
 
 
 @click.command(
@@ -100,7 +30,11 @@ def _with_options(function: Any) -> Any:
 @click.option(
     "--nodes", type=click.IntRange(min=1), default=None, metavar="N", help="Machines.  [1; of a log: as noted]"
 )
-@_with_options
+@options_of(BenchmarkRequest, unset=True)  # none of them applies to existing logs
+@click.option(
+    "--scaling", is_flag=True, default=None, help="Train with 1, 2, 4, ... processes up to --processes, in turn."
+)
+@click.option("--dry-run", is_flag=True, default=None, help="Print the environment and the command; start nothing.")
 @click.option("--gpu", default="", metavar="NAME", help="GPU name for a log without a note of it, such as A100.")
 @click.option(
     "--out",
@@ -126,7 +60,6 @@ def command(logs: tuple[Path, ...], nodes: int | None, gpu: str, out: Path | Non
             raise UsageError("--nodes is for one LOG, and several are named", next_step="leave it out, or name one")
         return _judge(logs, nodes, gpu, out, as_json)
     scaling, dry_run = given.pop("scaling", False), given.pop("dry_run", False)
-    from training.mmoclip.launch_plan import BenchmarkRequest
     from training.mmoclip.run import planned, processes
 
     wanted, place = BenchmarkRequest(nodes=nodes or 1, **given), out or Path(OUT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +10,8 @@ import click
 from core.errors import Exit
 from embq.cli.shared_options import json_option
 from training.launch.launch_options import launch_options
+from training.openclip.request import TrainingRequest
+from training.run.options import options_of
 
 if TYPE_CHECKING:
     from training.launch.launch_options import Where
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
     from training.openclip.training_plan import Plan
 
 
-PRECISIONS = ("amp", "amp_bf16", "bf16", "fp16", "pure_bf16", "pure_fp16", "fp32")
 NAMED, LISTED = 5, 1000
 """Unreadable samples that are printed, and that --json lists."""
-COUNT = click.IntRange(min=1)
 
 
 @click.command(
@@ -30,44 +29,10 @@ COUNT = click.IntRange(min=1)
 )
 @click.argument("shards")
 @click.argument("further", nargs=-1, metavar="[-- FLAGS]")
-@click.option("--model", required=True, metavar="NAME|FOLDER", help="Architecture of open_clip's, or a model folder.")
-@click.option(
-    "--out", "-o", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of this training."
-)
-@click.option("--epochs", type=COUNT, default=32, show_default=True, help="Passes over all samples.")
-@click.option("--batch-size", type=COUNT, default=64, show_default=True, help="Samples per step of each process.")
-@click.option(
-    "--loader-workers",
-    type=click.IntRange(min=0),
-    default=4,
-    show_default=True,
-    metavar="N",
-    help="Processes that read and decode, per training process.",
-)
-@click.option("--lr", type=float, default=None, metavar="X", help="Peak learning rate.  [5e-4]")
-@click.option(
-    "--warmup-steps",
-    type=click.IntRange(min=0),
-    default=None,
-    metavar="N",
-    help="Steps of linear warm-up of the learning rate.  [10000]",
-)
-@click.option(
-    "--precision", type=click.Choice(PRECISIONS), default=None, help="Compute precision.  [amp; fp32 on the CPU]"
-)
-@click.option("--resampled", is_flag=True, help="Draw shards with replacement.  [each epoch splits all shards]")
-@click.option(
-    "--exact",
-    is_flag=True,
-    help="Refuse settings whose epochs do not have each sample once, record the samples, and check them at the end.",
-)
-@click.option("--epoch-samples", type=COUNT, default=None, metavar="N", help="Samples per epoch.  [as sizes.json says]")
-@click.option(
-    "--log-every", type=COUNT, default=20, show_default=True, metavar="N", help="Steps between lines of the log."
-)
+@options_of(TrainingRequest)
 @launch_options
 @json_option
-def command(where: Where, as_json: bool, further: tuple[str, ...], precision: str | None, **options: Any) -> int:
+def command(where: Where, as_json: bool, **options: Any) -> int:
     """Train an OpenCLIP model on the captioned images of SHARDS, for example 'shards/train-{000000..000099}.tar'.
 
     Runs open_clip's own training; flags behind -- go to it. Settings and samples that open_clip would fail on, or would
@@ -76,11 +41,10 @@ def command(where: Where, as_json: bool, further: tuple[str, ...], precision: st
     Exit status: 0 done, 3 unreadable samples or an inexact epoch, 65 unsuitable shards, 78 no GPU.
     """
     from training.launch.launcher import launch
-    from training.openclip.flags import TrainingRequest
     from training.openclip.folder import begin, result_of
     from training.openclip.training_plan import plan
 
-    planned = plan(TrainingRequest(further=further, precision=precision or "", **options), where)
+    planned = plan(TrainingRequest(**options), where)
     for note in planned.notes:
         click.echo(f"note: {note}", err=True)
     if where.dry_run:
