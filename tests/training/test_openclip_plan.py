@@ -16,10 +16,10 @@ import pytest
 from core.errors import ConfigError, EmbqError, InputError, ModelError, OutputError, TryLaterError, UsageError
 from tests.support.models.clip import captioned_shards, tiny_clip
 from training.launch.launch_options import Where
-from training.openclip.request import TrainingRequest
 from training.openclip.folder import begin, result_of
 from training.openclip.models import initial_model
 from training.openclip.progress import Line, Pace
+from training.openclip.request import TrainingRequest
 from training.openclip.training_plan import Plan, plan
 from training.openclip.usable_samples import count_usable
 
