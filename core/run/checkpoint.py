@@ -32,11 +32,9 @@ EVERY = 1_000
 MOST_BYTES = 1 << 26
 """Limit of the file; the largest possible bitmap of units, as text, is a quarter of it."""
 
-_COUNTS = ("n", "epoch", "next_id", "rows", "failures", "quarantined", "truncated", "tokens", "retries", "count")
-
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """The form of the file."""
+    """The form of the file: the fields of `LogState`, and its bitmap compressed."""
 
     n: Count
     epoch: Count
@@ -59,12 +57,7 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
 def save(layout: Layout, state: LogState) -> None:
     """Write `state`, in place of an earlier one. Not synced: a torn one does not match its hash."""
     body: dict[str, Any] = {
-        **{name: getattr(state, name) for name in _COUNTS},
-        "units": state.units,
-        "ended": state.ended,
-        "prev": state.prev,
-        "fingerprint": state.fingerprint,
-        "widths": state.widths,
+        **{name: getattr(state, name) for name in _Kept.__struct_fields__},
         "done": base64.b64encode(zlib.compress(bytes(state.done))).decode(),
     }
     text = canonical_json({**body, "sha256": hashlib.sha256(canonical_json(body).encode()).hexdigest()})
@@ -94,15 +87,7 @@ def load(layout: Layout, units: int) -> LogState:
         bitmap = zlib.decompressobj().decompress(base64.b64decode(kept.done), (kept.units + 7) // 8 + 1)
         if Commit.parse(record, name).sha256 != kept.prev or len(bitmap) != (kept.units + 7) // 8:
             return LogState(units=units)
-        state = LogState(
-            units=kept.units,
-            prev=kept.prev,
-            fingerprint=kept.fingerprint,
-            ended=kept.ended,
-            widths=kept.widths,
-            done=bytearray(bitmap),
-            **{name: getattr(kept, name) for name in _COUNTS},
-        )
+        state = LogState(**{**msgspec.structs.asdict(kept), "done": bytearray(bitmap)})
     except (OSError, OutputError, MalformedError, ValueError, zlib.error):
         return LogState(units=units)
     state.grow(units)

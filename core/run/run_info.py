@@ -26,7 +26,7 @@ SCHEMA = 1
 
 
 class _Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """The form of run.json."""
+    """The form of run.json, in the order of its fields."""
 
     run: RunId
     inputs: tuple[str, ...]
@@ -38,9 +38,9 @@ class _Planned(msgspec.Struct, frozen=True, kw_only=True):
     units: UnitCount
     samples: Count | None
     manifest_digest: Word
+    segments: tuple[SegmentName, ...] = ()
     version: ShortText
     created: ShortText
-    segments: tuple[SegmentName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,29 +125,17 @@ class RunInfo:
 
     def publish(self, layout: Layout) -> None:
         """Write run.json of a new run, which commits it."""
-        data = json.dumps(
-            {
-                "schema": SCHEMA,
-                "run": self.run,
-                "inputs": list(self.inputs),
-                "options": dict(self.options),
-                "model": self.model.describe(),
-                "rows": self.rows.describe(),
-                "format": self.format,
-                "part_rows": self.part_rows,
-                "units": self.units,
-                "samples": self.samples,
-                "manifest_digest": self.manifest_digest,
-                "segments": list(self.segments),
-                "version": self.version,
-                "created": self.created,
-            },
-            indent=1,
-        )
+        body = {
+            "schema": SCHEMA,
+            **{name: getattr(self, name) for name in _Planned.__struct_fields__},
+            "options": dict(self.options),
+            "model": self.model.describe(),
+            "rows": self.rows.describe(),
+        }
         # A unique name: an orphan of a killed process must not look like another process at the same time.
         temporary = layout.temporary / f"run-{self.run}.{secrets.token_hex(4)}.json"
         try:
-            write_new(layout.run_json, data.encode() + b"\n", temporary=temporary)
+            write_new(layout.run_json, json.dumps(body, indent=1).encode() + b"\n", temporary=temporary)
         except FileExistsError as error:
             raise TryLaterError(
                 f"{layout.run_json} was written by another process at the same time",
