@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar, cast
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, cast
 
 import msgspec
 import redis
@@ -34,23 +34,6 @@ STALE_S = 600
 """Age at which a hint that is still listed as popped is taken for one of a dead worker."""
 
 
-class AnyHint(Protocol):
-    """A hint of any kind: the name of its job, and its unit."""
-
-    function: ClassVar[str]
-
-    @property
-    def run(self) -> str:
-        """Run id."""
-
-    @property
-    def u(self) -> int:
-        """Index of the unit."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The hint as the one argument of its job."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
     """A hint for a unit of a run.
@@ -71,7 +54,7 @@ class Hint:
 
     def to_json(self) -> dict[str, Any]:
         """The hint as the one argument of its job."""
-        return _body(self, self.gen, self.unit.describe())
+        return _body(self, self.unit.describe())
 
     @classmethod
     def from_job(cls, job: HintJob) -> Hint:
@@ -98,7 +81,7 @@ class IndexHint:
 
     def to_json(self) -> dict[str, Any]:
         """The hint as the one argument of its job."""
-        return _body(self, self.gen, dict(self.unit))
+        return _body(self, dict(self.unit))
 
     @classmethod
     def from_job(cls, job: HintJob) -> IndexHint:
@@ -107,8 +90,11 @@ class IndexHint:
         return cls(run=run, gen=gen, u=u, unit=unit)
 
 
-def _body(hint: AnyHint, gen: str, unit: Mapping[str, Any]) -> dict[str, Any]:
-    return {"v": VERSION, "run": hint.run, "gen": gen, "u": hint.u, "unit": unit}
+AnyHint: TypeAlias = Hint | IndexHint
+
+
+def _body(hint: AnyHint, unit: Mapping[str, Any]) -> dict[str, Any]:
+    return {"v": VERSION, "run": hint.run, "gen": hint.gen, "u": hint.u, "unit": unit}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
