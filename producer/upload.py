@@ -161,11 +161,11 @@ def deliver(client: redis.Redis, parcel: PlannedUpload, report: Callable[[int, i
     began, attended = time.monotonic(), False
     while True:
         state = uploads.state(client, upload.name)
-        if (end := uploads.outcome_of(client, upload.name)) is not None:
+        if state.end:
             uploads.drop_pieces(client, upload.name)
-            if end.end == "refused":
-                raise _refusal(end, parcel)
-            return UploadResult(end=end, kept=kept)
+            if state.end == "refused":
+                raise _refusal(state, parcel)
+            return UploadResult(end=state, kept=kept)
         if pieces.count > FEW_PIECES and not attended and time.monotonic() - began < LISTEN_S:
             attended = uploads.has_writer(client, upload.name)
             time.sleep(LOOK_S)

@@ -142,8 +142,6 @@ WINDOW = 64
 """Most pieces that wait in the broker."""
 
 _NUMBER = re.compile(rb"[0-9]{1,12}")
-_Optional = Annotated[str, Meta(pattern=r"\A[0-9]{0,18}\Z")]
-"""A number, or "" for None."""
 
 
 def announce(client: redis.Redis, upload: Upload) -> None:
@@ -203,33 +201,45 @@ def is_announced(client: redis.Redis, name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class Outcome:
+    """The outcome of an upload.
+
+    Attributes:
+        end: "accepted" or "refused"; "" while it has not ended.
+        code, why: of a refusal; `why` before the end is the reason for its waiting, "" where it goes on.
+        run: the run that has its units now; "" where it was refused.
+        added: units that were added to an existing run; None where the run is new.
+        units: of the run, with those added.
+        samples: of the added units, or of a new run; None where only reading tells.
+    """
+
+    end: Word = ""
+    code: Word = ""
+    why: LongText = ""
+    run: Annotated[str, Meta(pattern=r"\A([0-9a-f]{16})?\Z")] = ""
+    added: Count | None = None
+    units: Count = 0
+    samples: Count | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State(Outcome):
     """State of an upload, as its writer and its sender set it.
 
     Attributes:
         taken: pieces that are durable.
         sent: "1" once the sender has written all pieces.
-        why: the reason for its waiting; "" where it goes on.
-        end: "accepted" or "refused"; "" while it has not ended.
-        code, run, added, units, samples: see `Outcome`; "" for None.
     """
 
     taken: Count = 0
     sent: Word = ""
-    why: LongText = ""
-    end: Word = ""
-    code: Word = ""
-    run: Annotated[str, Meta(pattern=r"\A([0-9a-f]{16})?\Z")] = ""
-    added: _Optional = ""
-    units: _Optional = ""
-    samples: _Optional = ""
 
 
 def state(client: redis.Redis, name: str) -> State:
     """The state of an upload; an empty one where it is malformed."""
     raw = cast("dict[bytes, bytes]", client.hgetall(upload_key(name, "state")))
     try:
-        return wire.read_hash(State, raw, what="state of an upload")
+        return wire.read_hash(State, {part: value for part, value in raw.items() if value}, what="state of an upload")
     except MalformedError as error:
         wire.skipped("state of an upload", name, error)
         return State()
@@ -271,37 +281,10 @@ class AddedUnits:
     added: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The outcome of an upload.
-
-    Attributes:
-        end: "accepted" or "refused".
-        code, why: of a refusal.
-        run: the run that has its units now; "" where it was refused.
-        added: units that were added to an existing run; None where the run is new.
-        units: of the run, with those added.
-        samples: of the added units, or of a new run; None where only reading tells.
-    """
-
-    end: str
-    code: str = ""
-    why: str = ""
-    run: str = ""
-    added: int | None = None
-    units: int = 0
-    samples: int | None = None
-
-
 def outcome_of(client: redis.Redis, name: str) -> Outcome | None:
     """The outcome of an upload, kept for a day; None before its end. `name` may also be the id of the run."""
     last = state(client, name)
-    if not last.end:
-        return None
-    added, units, samples = (int(part) if part else None for part in (last.added, last.units, last.samples))
-    return Outcome(
-        end=last.end, code=last.code, why=last.why, run=last.run, added=added, units=units or 0, samples=samples
-    )
+    return last if last.end else None
 
 
 def finish(client: redis.Redis, name: str, run: str, end: Outcome) -> None:
