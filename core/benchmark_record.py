@@ -119,9 +119,8 @@ def make_folder(folder: Path) -> None:
 
 def write(path: Path, data: Mapping[str, Any]) -> Path:
     """Write a record atomically in place of an earlier one; OutputError where that fails."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        overwrite(path, (json.dumps(data, indent=1) + "\n").encode(), temporary=temporary)
+        overwrite(path, (json.dumps(data, indent=1) + "\n").encode())
     except OSError as error:
         raise unwritable(error, path) from error
     return path

@@ -13,6 +13,7 @@ import ctypes
 import errno
 import hashlib
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -74,13 +75,19 @@ def claim(path: Place, owner: str) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL))
 
 
-def overwrite(path: Place, data: bytes, *, temporary: Path) -> None:
-    """Write `path`, complete and durable, in place of what was there."""
+def overwrite(path: Place, data: bytes, *, temporary: Path | None = None, mode: int = 0o666) -> None:
+    """Write `path`, complete and durable, in place of what was there.
+
+    Args:
+        temporary: None for a name of its own beside `path`.
+        mode: of the file, less the umask.
+    """
     if isinstance(path, ObjectPath):
         path.replace(data)
         return
+    temporary = temporary or path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        _write_synced(temporary, data)
+        _write_synced(temporary, data, mode)
         os.rename(temporary, path)
         fsync_folder(path.parent)
     except OSError:
@@ -88,8 +95,8 @@ def overwrite(path: Place, data: bytes, *, temporary: Path) -> None:
         raise
 
 
-def _write_synced(temporary: Path, data: bytes) -> None:
-    with open(temporary, "xb") as file:
+def _write_synced(temporary: Path, data: bytes, mode: int = 0o666) -> None:
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -6,7 +6,6 @@ The server gets SHA-256 digests of passwords of 256 random bits; a user's folder
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,8 +18,11 @@ from core.broker.client import connect, reach
 from core.broker.users import ROLES, acl_line, role_of
 from core.errors import ConfigError, UsageError
 from core.settings import Settings
-from core.storage.durable import drop, fsync_file, fsync_folder
+from core.storage.durable import overwrite
 from embq.cli.shared_options import required_url
+
+_PRIVATE = 0o600
+"""Mode of files with passwords, hashes of them and certificates."""
 
 
 def reload(settings: Settings, folder: Path) -> list[str]:
@@ -160,7 +162,7 @@ def hand_out_authority(folder: Path) -> list[Path]:
     for user in users_of(folder):
         path = folder / user / "ca.crt"
         if path.parent.is_dir() and (not path.exists() or path.read_bytes() != certificate):
-            _overwrite(path, certificate)
+            overwrite(path, certificate, mode=_PRIVATE)
             written.append(path)
     return written
 
@@ -172,7 +174,7 @@ def _password_digest(folder: Path, *, wanted: bool, made: Changes) -> str:
         if not wanted:
             return ""
         _own_folder(folder)
-        _overwrite(path, f"{secrets.token_hex(32)}\n".encode())
+        overwrite(path, f"{secrets.token_hex(32)}\n".encode(), mode=_PRIVATE)
         made.paths.append(path)
     try:
         password = path.read_text(encoding="utf-8").strip()
@@ -209,23 +211,9 @@ def _write(path: Path, lines: dict[str, str], made: Changes) -> None:
     there = path.read_text(encoding="utf-8") if path.exists() else ""
     if text == there:
         return
-    _overwrite(path, text.encode())
+    overwrite(path, text.encode(), mode=_PRIVATE)
     made.paths.append(path)
     made.users_changed = bool(there)
-
-
-def _overwrite(path: Path, data: bytes) -> None:
-    """Write a file of mode 0600, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-        fsync_file(temporary)
-        os.rename(temporary, path)
-        fsync_folder(path.parent)
-    except OSError:
-        drop(temporary)
-        raise
 
 
 def _own_folder(folder: Path) -> None:

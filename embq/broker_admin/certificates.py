@@ -6,13 +6,13 @@ certificates. X.509 as in RFC 5280, keys on the curve P-256, which every TLS lib
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
 from core.errors import ConfigError, UsageError
+from core.storage.durable import overwrite
 
 try:
     from cryptography import x509
@@ -234,11 +234,4 @@ def _write(path: Path, data: bytes) -> None:
     for folder in reversed(path.parents):
         if not folder.exists():
             folder.mkdir(mode=0o700)
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    overwrite(path, data, mode=0o600)

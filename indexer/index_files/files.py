@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -123,7 +122,7 @@ def from_json(form: type[T], described: object, what: str, *, strict: bool = Tru
 def write_current(path: Path, data: bytes) -> None:
     """Replace a small file as a whole, durably; OutputError where it cannot be written."""
     try:
-        overwrite(path, data, temporary=path.with_name(f".{path.name}.{secrets.token_hex(4)}"))
+        overwrite(path, data)
     except OSError as error:
         raise disk_error(error, path) from error
 

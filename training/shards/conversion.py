@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -79,7 +78,7 @@ class Record:
         """Write it, durably."""
         shape = {"schema": SCHEMA, **asdict(self), "left_out": [one._asdict() for one in self.left_out]}
         data = json.dumps(shape, indent=1).encode() + b"\n"
-        overwrite(path, data, temporary=path.with_name(f".{path.name}.{secrets.token_hex(4)}"))
+        overwrite(path, data)
 
 
 def path_of(pattern: Pattern) -> Path:
@@ -199,9 +198,9 @@ def convert(
                 desk = shard_settings(plan.listing, metadata=plan.layout.metadata, temporary=temporary)
                 size = _write(left, partial(_written, pattern, desk), min(processes, len(left)), wrote)
         if plan.listing.classes is not None:
-            _place(pattern.folder / CLASSES, rendered(list(plan.listing.classes)))
+            overwrite(pattern.folder / CLASSES, rendered(list(plan.listing.classes)))
         known = sizes_beside(str(pattern.folder)) or {}
-        _place(pattern.folder / SIZES, rendered(dict(sorted((known | plan.sizes()).items()))))
+        overwrite(pattern.folder / SIZES, rendered(dict(sorted((known | plan.sizes()).items()))))
         record.done().write(path_of(pattern))
     return Converted(written=len(left), kept=plan.shards - len(left), bytes=size)
 
@@ -227,10 +226,6 @@ def _write(
         wrote(slice_)
         total += size
     return total
-
-
-def _place(path: Path, data: bytes) -> None:
-    overwrite(path, data, temporary=path.with_name(f".{path.name}.{secrets.token_hex(4)}"))
 
 
 def _require_classes(folder: Path, classes: tuple[str, ...] | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -257,8 +256,7 @@ def _rewrite(folder: Path, counted: Mapping[str, int]) -> None:
         before = {}
     kept = {name: count for name, count in before.items() if (folder / name).exists()}
     path = folder / SIZES
-    temporary = path.with_name(f".{SIZES}.{secrets.token_hex(4)}")
-    overwrite(path, rendered(dict(sorted((kept | dict(counted)).items()))), temporary=temporary)
+    overwrite(path, rendered(dict(sorted((kept | dict(counted)).items()))))
 
 
 def _named(expressions: Sequence[str]) -> list[str]:

@@ -8,7 +8,6 @@ identifies the files: name, size and time of each, and the content of all but th
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -94,5 +93,5 @@ def prove(light: LightSentence, embed: Callable[[str], np.ndarray], note: Path, 
     with suppress(OSError, OutputError):
         note.parent.mkdir(parents=True, exist_ok=True)
         told = json.dumps({"fingerprint": fingerprint}).encode()
-        overwrite(note, told, temporary=note.with_name(f"{note.name}.{os.getpid()}.tmp"))
+        overwrite(note, told)
     return True
