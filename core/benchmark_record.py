@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import secrets
 import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from core.errors import OutputError
+from core.process.libraries import version_of
+from core.process.limits import cpu_field, machine_bytes
 from core.storage.durable import output_error, overwrite
 
 PACKAGES = (
@@ -44,15 +44,10 @@ def described(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """CPU model, cores, memory and GPU of this machine."""
-    try:
-        cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    except OSError:
-        cpu = None
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
-        "cpu": cpu.group(1) if cpu else platform.processor(),
+        "cpu": cpu_field("model name") or platform.processor(),
         "cores": os.cpu_count(),
-        "memory_gib": round(pages / 2**30, 1),
+        "memory_gib": round(machine_bytes() / 2**30, 1),
         "gpu": _gpu(),
         "python": platform.python_version(),
         "system": platform.platform(terse=True),
@@ -75,13 +70,7 @@ def _gpu() -> str | None:
 
 def versions() -> dict[str, str]:
     """Installed versions of the packages that matter for speed."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {package: found for package in PACKAGES if (found := version_of(package))}
 
 
 def commit() -> str:

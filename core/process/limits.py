@@ -1,10 +1,11 @@
-"""Cores and memory that this process may use, and the errors where memory, threads or processes are used up."""
+"""CPU, cores and memory that this process may use, and the errors where memory, threads or processes are used up."""
 
 from __future__ import annotations
 
 import errno
 import math
 import os
+import re
 import resource
 from pathlib import Path
 
@@ -37,6 +38,16 @@ def _quota(cgroup: Path) -> float | None:
         return int(allowed) / int(period) if int(allowed) > 0 and int(period) > 0 else None
     except ValueError:
         return None
+
+
+def cpu_field(names: str) -> str:
+    """A field of the first CPU in /proc/cpuinfo, by a pattern of its names; "" where there is none."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    found = re.search(rf"^(?:{names})\s*: (.*)$", text, re.MULTILINE)
+    return found.group(1).strip() if found else ""
 
 
 DECODED_SHARE, DECODED_MOST_BYTES = 2, 8 << 30

@@ -7,7 +7,8 @@ import os
 import platform
 import re
 import sys
-from pathlib import Path
+
+from core.process.limits import cpu_field
 
 SIMULATED = re.compile(r"sim:(\d{1,6}(?:\.\d{1,6})?)")
 """A device that only stub models run on: they wait as long as a device would compute that is so many times as fast as
@@ -38,11 +39,8 @@ def device_name(device: str) -> str:
             return str(torch.cuda.get_device_name(torch.device(device)))
         except (RuntimeError, AssertionError):
             return device  # a name for people: whether the device works, the model finds out
-    try:
-        model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        model = None
-    return f"{model.group(1).strip() if model else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    model = cpu_field("model name") or platform.processor() or platform.machine()
+    return f"{model}, {os.cpu_count()} cores"
 
 
 def precisions_of(capability: tuple[int, int] | None, architecture: str = "") -> tuple[str, ...]:
@@ -65,12 +63,7 @@ def precisions_of(capability: tuple[int, int] | None, architecture: str = "") ->
 
 def cpu_flags() -> frozenset[str]:
     """The instructions that the CPU has beyond its basic ones, as Linux calls them; empty on other systems."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return frozenset()
-    found = re.search(r"^(?:flags|Features)\s*: (.*)$", text, re.MULTILINE)
-    return frozenset(found.group(1).split()) if found else frozenset()
+    return frozenset(cpu_field("flags|Features").split())
 
 
 def free_memory(device: str) -> None:
