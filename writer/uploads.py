@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +19,7 @@ from core.run.control import PRIORITY, Control, load_control, save_control
 from core.run.layout import Layout, refuse_foreign_files
 from core.run.run_info import load_run
 from core.service.log import Events
-from core.storage.durable import output_error
+from core.storage.durable import output_error, try_lock
 from core.storage.paths import ANYWHERE, Outputs
 from writer.upload_assembly import UploadAssembly
 
@@ -111,9 +110,7 @@ class Receiver:
     def _finish(self, name: str, arrival: UploadAssembly) -> int:
         """All pieces are here: make the run, or add to the one that is there."""
         with arrival.layout.open_plan_lock() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_lock(lock):
                 self._retry_at[name] = time.monotonic() + BUSY_S
                 uploads.set_reason(self.client, name, "another plan is being made for this output")
                 return 0

@@ -7,7 +7,6 @@ an output folder may come from anywhere; the writer rebuilds the queue from the 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -30,7 +29,7 @@ from core.broker.client import connect
 from core.errors import BrokerError, ConfigError, OutputError, TryLaterError
 from core.process.children import start, stop
 from core.storage import beneath
-from core.storage.durable import output_error
+from core.storage.durable import output_error, try_lock
 
 SOCKET_PATH_MAX_BYTES = 107
 """Longest path of a unix socket on Linux, less the terminating zero."""
@@ -70,12 +69,7 @@ def kept_off(folder: Path) -> Iterator[bool]:
         yield True
         return
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield try_lock(lock)
 
 
 def keep_to_ourselves(folder: Path) -> IO[str]:
@@ -86,11 +80,9 @@ def keep_to_ourselves(folder: Path) -> IO[str]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     os.close(open_own(folder, make=True))
     lock = _open_lock(folder, os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+    if not try_lock(lock):
         lock.close()
-        raise in_use(folder) from error
+        raise in_use(folder)
     return lock
 
 

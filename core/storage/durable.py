@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import hashlib
 import os
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import IO, Any
 
 from core.errors import OutputError
 from core.storage import beneath
@@ -164,6 +166,18 @@ def publish(temporary: Path, path: Place, moved: Callable[[], None] = lambda: No
     fsync_file(temporary)
     os.rename(temporary, path)
     fsync_folder(path.parent)
+
+
+def try_lock(file: int | IO[Any]) -> bool:
+    """Lock an open file or folder until it is closed, or this process ends; False where another process has the lock.
+
+    OSError where the file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def file_sha256(path: Place) -> str:

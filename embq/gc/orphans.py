@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import stat
@@ -16,7 +15,7 @@ from core.run.generations import leftovers
 from core.run.layout import PLANNED, Layout, record_number
 from core.run.run_info import RunInfo, load_run
 from core.storage import beneath
-from core.storage.durable import output_error
+from core.storage.durable import output_error, try_lock
 from core.storage.objects import ObjectPath, Status, Unfinished, unfinished
 from core.storage.paths import Place
 
@@ -142,12 +141,11 @@ def _is_planned(layout: Layout) -> bool:
     """Whether units are being added to the run."""
     try:
         with beneath.reader(layout.home, f"{layout.plan_lock.parent.name}/{layout.plan_lock.name}") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return not try_lock(lock)
     except FileNotFoundError:
         return False
     except OSError:
         return True
-    return False
 
 
 def remove_orphans(layout: Layout, found: Orphans) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import msgspec
 from core import wire
 from core.errors import MalformedError, OutputError, TryLaterError
 from core.storage.beneath import below
-from core.storage.durable import output_error, overwrite
+from core.storage.durable import output_error, overwrite, try_lock
 from core.wire import Count, RelativePath, Sha256
 from indexer.faiss_module import faiss
 
@@ -47,12 +46,10 @@ def alone(index: Path) -> Iterator[None]:
     except OSError as error:
         raise disk_error(error, index) from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not try_lock(lock):
             raise TryLaterError(
                 f"another embq process is at work on the index {index}", next_step="wait for it, or stop it"
-            ) from error
+            )
         yield
 
 

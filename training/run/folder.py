@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.errors import OutputError, TryLaterError
-from core.storage.durable import drop, output_error, overwrite
+from core.storage.durable import drop, output_error, overwrite, try_lock
 
 if TYPE_CHECKING:
     import torch
@@ -83,10 +82,8 @@ def exclusive(path: Path, busy: str, next_step: str) -> Iterator[None]:
     """
     while True:
         with open(path, "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise TryLaterError(busy, next_step=next_step) from error
+            if not try_lock(lock):
+                raise TryLaterError(busy, next_step=next_step)
             if not _is_open_file(path, lock.fileno()):
                 continue  # its last holder has just removed it
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
@@ -11,6 +10,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from core.storage.durable import try_lock
 
 _TOKEN = re.compile(r"[0-9a-f]{16}")
 
@@ -68,9 +69,6 @@ def _remove_if_left(folder: str) -> None:
 def _locked(held: int) -> bool | None:
     """Whether the folder could be locked; None where the file system has no locks, and folders are left alone."""
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return try_lock(held)
     except OSError:
         return None
-    return True
