@@ -41,7 +41,6 @@ Generation = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9-]{1,64}\Z")]
 """Generation of a run's queue."""
 WorkerName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{1,200}\Z")]
 """Name of a worker process or a service."""
-StreamId = Annotated[str, Meta(pattern=r"\A[0-9]{1,20}-[0-9]{1,20}\Z")]
 
 UnitNumber = Annotated[int, Meta(ge=0, lt=100_000_000)]
 """Index of a unit in the manifest. The bound keeps a run's bitmap of units below 13 MB."""
@@ -223,20 +222,13 @@ def skip_counts() -> dict[str, int]:
     return _SKIPS.counts()
 
 
-def read_each(
-    form: type[T], raw: Mapping[bytes, bytes], *, what: str, key: Any = ShortText, most_bytes: int = MOST_BYTES
-) -> dict[str, T]:
-    """The values of a hash of the broker whose fields are JSON; malformed ones are skipped.
-
-    Args:
-        key: form of the names of the fields.
-    """
+def read_each(form: type[T], raw: Mapping[bytes, bytes], *, what: str) -> dict[str, T]:
+    """The values of a hash of the broker whose fields are JSON; malformed ones are skipped."""
     found: dict[str, T] = {}
     for name, text in raw.items():
         try:
-            found[convert(key, read_text(name, what=f"name of a {what}"), what=f"name of a {what}")] = read(
-                form, text, what=what, most_bytes=most_bytes
-            )
+            key = convert(ShortText, read_text(name, what=f"name of a {what}"), what=f"name of a {what}")
+            found[key] = read(form, text, what=what)
         except MalformedError as error:
             skipped(what, name, error)
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -13,9 +12,6 @@ from core.run.commits import CommittedFile
 from core.run.layout import Layout
 from core.run.run_info import RunInfo, load_run
 from core.storage.paths import Place
-
-if TYPE_CHECKING:
-    pass
 
 
 def committed(root: Place) -> tuple[RunInfo, LogState]:

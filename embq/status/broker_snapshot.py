@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from core.broker.client import now_ms
 from core.queue.heartbeats import live_workers
 from core.queue.keys import RUN_PARTS
 from core.queue.ledger import Ledger
@@ -68,7 +69,7 @@ def take_snapshot(ledger: Ledger) -> BrokerSnapshot:
     # Before `meta`: tokens of a unit that is published meanwhile are counted there as waiting.
     workers = live_workers(ledger.client)
     begun = done_in_flight(ledger, share_of(workers, ledger.run))
-    seconds, micros = ledger.client.time()
+    at_ms = now_ms(ledger.client)
     received, in_flight = (int(ledger.client.hlen(ledger.keys[RUN_PARTS.index(part)])) for part in ("pub", "owner"))
     return BrokerSnapshot(
         meta=ledger.meta(),
@@ -77,5 +78,5 @@ def take_snapshot(ledger: Ledger) -> BrokerSnapshot:
         in_flight=in_flight,
         workers=workers,
         begun=begun,
-        now_ms=seconds * 1000 + micros // 1000,
+        now_ms=at_ms,
     )
