@@ -6,7 +6,11 @@ import signal
 from dataclasses import replace
 
 from core.errors import SourceError
+from core.service.log import Events
 from core.units import Unit
+from sources.access.files import stat_file
+
+log = Events("sources")
 
 DIED = "reader_died"
 """Code of a file that ends the library which parses it."""
@@ -24,15 +28,28 @@ UNUSABLE_CODES = (*COLUMN_CODES, "table_damaged", DIED, *COMPRESSION_CODES)
 """Codes that fail the units of one file and leave all other inputs alone."""
 
 
-def failing_unit(unit: Unit, code: str) -> Unit:
-    """The only unit of a file whose planning ended with `code`; it fails with that code, or when it is read."""
-    if code not in UNREADABLE_CODES:
+def note_unusable(path: str, error: SourceError) -> None:
+    """Log an error of planning that fails the units of one file; raise any other."""
+    if error.code not in UNUSABLE_CODES:
+        raise error
+    log.warning("table_unusable", path=path, code=error.code, why=error.message)
+
+
+def failing_unit(unit: Unit, error: SourceError) -> Unit:
+    """The only unit of a file whose planning ended with `error`; it fails with that code, or when it is read.
+
+    Raises `error` as `note_unusable` does.
+    """
+    note_unusable(unit.source, error)
+    if not unit.etag:
+        unit = replace(unit, etag=stat_file(unit.source).version)
+    if error.code not in UNREADABLE_CODES:
         return unit
-    return replace(unit, options=tuple(sorted((*unit.options, (code, "while it was planned")))))
+    return replace(unit, options=tuple(sorted((*unit.options, (error.code, "while it was planned")))))
 
 
 def may_be_opened(unit: Unit) -> bool:
-    """Whether planning ended well for the unit's file, or with a code that reading it may tell again."""
+    """False for the unit of a file that no worker should open, as `failing_unit` marks it."""
     return not set(UNREADABLE_CODES) & {name for name, _ in unit.options}
 
 

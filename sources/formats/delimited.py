@@ -15,10 +15,9 @@ from itertools import chain, islice
 
 from core.errors import InputError, SampleError, SourceError
 from core.process.limits import decoded_bytes
-from core.service.log import Events
 from core.storage.paths import is_url
 from core.units import Sample, Unit
-from sources.access.files import require_same, stat_file
+from sources.access.files import require_same
 from sources.access.urls import path_of
 from sources.columns import ChosenColumns, Column, choose, refuse_duplicates
 from sources.decode import decode_text
@@ -27,9 +26,7 @@ from sources.formats.text_files import Cut, Text, check_head, damage_of, open_pl
 from sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
 from sources.reader_options import ReadOptions
 from sources.rows import RowSamples, metadata_of
-from sources.unusable import COLUMN_CODES, UNUSABLE_CODES, failing_unit, refuse_unreadable
-
-log = Events("sources")
+from sources.unusable import failing_unit, note_unusable, refuse_unreadable
 
 FIELD_MAX_BYTES = 2 * SAMPLE_MAX_BYTES
 """A longer field or line makes its row a `bad_csv`; between this and `SAMPLE_MAX_BYTES` it is `too_large`."""
@@ -79,9 +76,7 @@ class DelimitedSource(Source):
                 try:
                     _choice(names, unit)
                 except SourceError as error:
-                    if error.code not in COLUMN_CODES:
-                        raise
-                    log.warning("table_unusable", path=path, code=error.code, why=error.message)
+                    note_unusable(path, error)
                 cuts = _cuts(
                     _rows(text, behind, delimiter, len(names)), behind, options.unit_samples, options.unit_bytes
                 )
@@ -89,10 +84,9 @@ class DelimitedSource(Source):
                     yield replace(unit, start=start, stop=stop, first=first, samples=rows)
                     first += rows
         except SourceError as error:
-            if first or error.code not in UNUSABLE_CODES:
+            if first:
                 raise
-            log.warning("table_unusable", path=path, code=error.code, why=error.message)
-            yield failing_unit(unit if unit.etag else replace(unit, etag=stat_file(path).version), error.code)
+            yield failing_unit(unit, error)
             return
         if not first:
             raise InputError(f"{path}: has a header and no row", code="empty_input", next_step="leave it out")

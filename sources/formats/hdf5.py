@@ -16,7 +16,6 @@ from typing import Any
 
 from core.errors import ConfigError, InputError, SourceError
 from core.process.limits import decoded_bytes
-from core.service.log import Events
 from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
 from sources.access.files import beyond_memory, beyond_units, open_unchanged, stat_file
 from sources.columns import ChosenColumns
@@ -26,9 +25,7 @@ from sources.interface import FILE_UNITS_MAX, SAMPLE_MAX_BYTES, Moved, Source, u
 from sources.reader_options import ReadOptions
 from sources.reader_process.client import inspect
 from sources.rows import RowSamples
-from sources.unusable import UNUSABLE_CODES, failing_unit, readable_now, refuse_unreadable
-
-log = Events("sources")
+from sources.unusable import failing_unit, readable_now, refuse_unreadable
 
 SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
 
@@ -66,19 +63,13 @@ class Hdf5Source(Source):
             if sum(one.rows for one in chosen) > FILE_UNITS_MAX * options.unit_samples:
                 raise beyond_units(path)
         except SourceError as error:
-            if error.code not in UNUSABLE_CODES:
-                raise
-            log.warning("table_unusable", path=path, code=error.code, why=error.message)
-            yield failing_unit(unit, error.code)
+            yield failing_unit(unit, error)
             return
+        if not any(one.rows for one in chosen):
+            raise InputError(f"{path}: its datasets of strings are empty", code="empty_input", next_step="leave it out")
         if ids:
             unit = replace(unit, options=tuple(sorted({**dict(unit.options), "ids": ids}.items())))
-        units = _cut(unit, chosen, options.unit_samples)
-        begun = next(units, None)
-        if begun is None:
-            raise InputError(f"{path}: its datasets of strings are empty", code="empty_input", next_step="leave it out")
-        yield begun
-        yield from units
+        yield from _cut(unit, chosen, options.unit_samples)
 
     def inspect(self, unit: Unit) -> list[list[Any]]:
         """The datasets of a file as JSON-ready values; called in the reader process."""

@@ -13,12 +13,12 @@ from core.service.log import Events
 from core.units import Sample, Unit
 from sources.access.cursors import LastCursor
 from sources.access.files import beyond_memory, beyond_units, open_unchanged, source_errors, stat_file
-from sources.columns import ChosenColumns, Column, choose, left_out, shown
+from sources.columns import Column, choose, left_out, shown
 from sources.interface import FILE_UNITS_MAX, Moved, Source, unwatched
 from sources.reader_options import ReadOptions
 from sources.reader_process.client import inspect
 from sources.rows import RowSamples, metadata_of
-from sources.unusable import COLUMN_CODES, UNUSABLE_CODES, failing_unit, readable_now, refuse_unreadable
+from sources.unusable import COLUMN_CODES, failing_unit, readable_now, refuse_unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,11 +88,9 @@ class TableSource(Source):
             rows, groups = found["rows"], found["groups"]
             choose(_columns(found), whole.options, path)
         except SourceError as error:
-            if error.code not in UNUSABLE_CODES:
-                raise
-            log.warning("table_unusable", path=path, code=error.code, why=error.message)
+            failing = failing_unit(whole, error)
             if error.code not in COLUMN_CODES:
-                yield failing_unit(whole, error.code)
+                yield failing
                 return
         if not rows:
             raise InputError(f"{path}: has no row", code="empty_input", next_step="leave it out")
@@ -115,7 +113,7 @@ class TableSource(Source):
                 pass
             raise readable_now(unit)
         samples = RowSamples(unit, moved)
-        with _LAST.at(unit, unit.first, moved, lambda: _TableCursor(unit, self._opened, lambda found: found)) as cursor:
+        with _LAST.at(unit, unit.first, moved, lambda: _TableCursor(unit, self._opened)) as cursor:
             yield from cursor.samples(unit.first, unit.samples, samples)
 
     def may_have_metadata(self, unit: Unit) -> bool:
@@ -124,7 +122,7 @@ class TableSource(Source):
 
     def first_metadata(self, unit: Unit, most: int) -> Iterator[str]:
         """From the first rows; no other columns are read."""
-        cursor = _TableCursor(unit, self._opened, lambda found: found.metadata_only)
+        cursor = _TableCursor(unit, self._opened, metadata_only=True)
         with source_errors(unit.source), closing(cursor):
             wanted = min(most, unit.samples or 0) if cursor.choice.metadata else 0
             for sample in cursor.samples(unit.first, wanted, metadata_of(unit)):
@@ -162,14 +160,13 @@ def _columns(found: dict[str, Any]) -> list[Column]:
 class _TableCursor:
     """A place in a table, between two rows."""
 
-    def __init__(
-        self, unit: Unit, opened: Callable[[Unit, Moved], Any], narrowed: Callable[[ChosenColumns], ChosenColumns]
-    ) -> None:
+    def __init__(self, unit: Unit, opened: Callable[[Unit, Moved], Any], *, metadata_only: bool = False) -> None:
         self.moved: Moved = unwatched
         self._path = unit.source
         with ExitStack() as stack:
             table: Table = stack.enter_context(opened(unit, lambda: self.moved()))
-            self.choice = narrowed(choose(table.columns, unit.options, unit.source))
+            choice = choose(table.columns, unit.options, unit.source)
+            self.choice = choice.metadata_only if metadata_only else choice
             with table_errors(self._path):
                 self.position, self._batches = table.batches(unit.first, self.choice.names)
             self._stack = stack.pop_all()

@@ -15,15 +15,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from core.errors import InputError, SourceError
-from core.service.log import Events
 from core.units import Unit
 from sources.access.cursors import LastCursor
-from sources.access.files import base_name, beyond_units, open_current, open_unchanged, stat_file
+from sources.access.files import base_name, beyond_units, open_current, open_unchanged
 from sources.formats.compressed import DECODERS, MAGICS, OUTPUT_BYTES, SUFFIXES, Members, compression_of
 from sources.interface import FILE_UNITS_MAX, SAMPLE_MAX_BYTES, Moved, unwatched
-from sources.unusable import COMPRESSION_CODES, failing_unit, readable_now, refuse_unreadable
-
-log = Events("sources")
+from sources.unusable import failing_unit, readable_now, refuse_unreadable
 
 OPTION = "compression"
 """Option of units of compressed files: the format of the compression."""
@@ -143,15 +140,12 @@ def split_lines(unit: Unit, most: int, most_bytes: int = 0) -> Iterator[Unit]:
                 yield replace(unit, start=start, stop=stop, first=first, samples=lines)
                 first += lines
     except SourceError as error:
-        if error.code in COMPRESSION_CODES:
-            log.warning("table_unusable", path=path, code=error.code, why=error.message)
-            yield failing_unit(unit if unit.etag else replace(unit, etag=stat_file(path).version), error.code)
-            return
-        if error.code != "source_changed":
-            raise
-        raise InputError(
-            f"{path}: was written to while it was being planned", next_step="plan it when it is complete"
-        ) from error
+        if error.code == "source_changed":
+            raise InputError(
+                f"{path}: was written to while it was being planned", next_step="plan it when it is complete"
+            ) from error
+        yield failing_unit(unit, error)
+        return
     if first == 0:
         raise InputError(f"{path}: is empty", code="empty_input", next_step="leave it out")
 
