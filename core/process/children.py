@@ -139,17 +139,20 @@ class JsonChild:
     def ask(self, request: Mapping[str, Any]) -> None:
         """Send a request. That the process has ended shows in `answer`."""
         if self._process is None:
-            self._process = start(
-                self.command,
-                environment=child_environment(**self._changes),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                own_group=False,
-            )
+            self._process = self._started()
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        return start(
+            self.command,
+            environment=child_environment(**self._changes),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            own_group=False,
+        )
 
     def answer(self, wait_s: float) -> dict[str, Any] | None:
         """The answer to the request; None where it is not complete after `wait_s`. Raises ChildEndedError."""
@@ -164,13 +167,18 @@ class JsonChild:
                     return None
                 read = os.read(process.stdout.fileno(), _READ_BYTES)
                 if not read:
-                    status = process.wait()
-                    self._forget()
-                    raise ChildEndedError(status)
+                    raise ChildEndedError(self._ended())
                 self._unread += read
         line, _, self._unread = self._unread.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def _ended(self) -> int:
+        """Status of the process, whose stdout has ended; an open stdin could keep it alive."""
+        assert self._process is not None
+        process = self._process
+        self._forget()
+        return process.wait()
 
     def kill(self) -> None:
         """End the process with SIGKILL; the request in hand gets no answer."""

@@ -16,13 +16,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from core.errors import ConfigError, EmbqError, SourceError
+from core.process.children import JsonChild
 from core.process.limits import decoded_bytes
 from core.settings import child_environment
 from core.units import Sample, Unit
@@ -56,12 +56,12 @@ def inspect(unit: Unit) -> Any:
     Raises what that raises, and SourceError `reader_died` where the process died or took too long, and `too_large`
     where it needed too much memory.
     """
-    return _LOOKS.ask(unit)
+    return _LOOKS.look(unit)
 
 
 def first_metadata(unit: Unit, most: int, *, wait_s: float) -> list[str]:
     """The result of `Source.first_metadata`; SourceError `reader_died` also where none came within `wait_s`."""
-    found: list[str] = _LOOKS.ask(unit, wait_s=wait_s, first_metadata=most)
+    found: list[str] = _LOOKS.look(unit, wait_s=wait_s, first_metadata=most)
     return found
 
 
@@ -74,24 +74,20 @@ def read(unit: Unit, roots: Sequence[str], moved: Moved) -> Iterator[Sample]:
         _IDLE.append(process)
         raise
     except BaseException:  # it was not read to its end
-        process.close()
+        process.kill()
         raise
     _IDLE.append(process)
 
 
-class Process:
-    """A reader process, started when it is needed.
-
-    Args:
-        command: starts a process that calls `sources.reader_process.server.serve`.
-    """
+class Process(JsonChild):
+    """A reader process, which calls `sources.reader_process.server.serve`; it answers in frames instead of lines."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._command = command
+        # Allocators that reserve no more than they use, so that a limit of address space is one of memory.
+        super().__init__(command, ARROW_DEFAULT_MEMORY_POOL="system", MALLOC_ARENA_MAX="1", OMP_NUM_THREADS="1")
         self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
 
-    def ask(self, unit: Unit, *, first_metadata: int = 0, wait_s: float | None = None) -> Any:
+    def look(self, unit: Unit, *, first_metadata: int = 0, wait_s: float | None = None) -> Any:
         """The result of `inspect`, or the metadata of so many samples.
 
         Args:
@@ -103,14 +99,14 @@ class Process:
         return json.loads(content)
 
     def read(self, unit: Unit, roots: Sequence[str], moved: Moved) -> Iterator[Sample]:
-        """The samples of a unit. One iterator at a time; where it is not taken to its end, `close` the process."""
+        """The samples of a unit. One iterator at a time; where it is not taken to its end, `kill` the process."""
         kind, content = self._first_frame(unit, {"roots": list(roots)}, None)
         while kind != END:
             if kind == SAMPLES:
                 try:
                     samples = decode_samples(content)
                 except msgspec.DecodeError as error:
-                    self.close()
+                    self.kill()
                     raise died(unit, -signal.SIGABRT) from error
                 yield from samples
             moved()
@@ -118,21 +114,17 @@ class Process:
 
     def _first_frame(self, unit: Unit, asked: dict[str, Any], deadline: float | None) -> tuple[bytes, bytes]:
         """Send a request, and give the first frame of the answer."""
-        request = json.dumps({"unit": unit.describe(), "cpu_s": CPU_S, "memory_bytes": decoded_bytes(), **asked})
+        request = {"unit": unit.describe(), "cpu_s": CPU_S, "memory_bytes": decoded_bytes(), **asked}
         for is_last in (False, True):
-            child = self._child or self._start()
-            assert child.stdin is not None
-            assert isinstance(child.stdout, io.BufferedReader)
-            with suppress(BrokenPipeError):
-                child.stdin.write(request.encode() + b"\n")
-                child.stdin.flush()
+            self.ask(request)
+            process, answers = self._running()
             if deadline is not None:
                 wait_s = max(0.0, deadline - time.monotonic())
-                if not select.select([child.stdout], [], [], wait_s)[0]:
-                    child.kill()
-            if child.stdout.peek(1):
+                if not select.select([answers], [], [], wait_s)[0]:
+                    process.kill()
+            if answers.peek(1):
                 return self._frame(unit)
-            status = self._end()
+            status = self._ended()
             if deadline is not None and time.monotonic() >= deadline:
                 raise SourceError(f"{unit.source}: its reader has not answered in time", code=DIED)
             if is_last or status == -signal.SIGXCPU:
@@ -142,15 +134,14 @@ class Process:
 
     def _frame(self, unit: Unit) -> tuple[bytes, bytes]:
         """The next frame of an answer; raises the error that it holds, or that the process has died."""
-        assert self._child is not None
-        assert self._child.stdout is not None
-        head = self._child.stdout.read(FRAME.size)
+        process, answers = self._running()
+        head = answers.read(FRAME.size)
         kind, length = FRAME.unpack(head) if len(head) == FRAME.size else (b"", 0)
         if length > FRAME_MAX_BYTES:
-            self._child.kill()
-        content = self._child.stdout.read(length) if length <= FRAME_MAX_BYTES else b""
+            process.kill()
+        content = answers.read(length) if length <= FRAME_MAX_BYTES else b""
         if not kind or len(content) != length:
-            raise self._failure(unit, self._end())
+            raise self._failure(unit, self._ended())
         if kind == ERROR:
             raise decode_error(content)
         return kind, content
@@ -160,37 +151,26 @@ class Process:
         if status >= 0:
             return ConfigError(
                 f"the process that reads tables ends with exit status {status}",
-                next_step=f"check the installation: `{' '.join(self._command)} < /dev/null` says what is wrong",
+                next_step=f"check the installation: `{' '.join(self.command)} < /dev/null` says what is wrong",
             )
         return died(unit, status)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._child = subprocess.Popen(
-            self._command,
+    def _running(self) -> tuple[subprocess.Popen[bytes], io.BufferedReader]:
+        """The process and its answers."""
+        assert self._process is not None
+        assert isinstance(self._process.stdout, io.BufferedReader)
+        return self._process, self._process.stdout
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        # Not `start`, whose fork takes long in a worker with a model; the process calls `die_with_parent` itself.
+        return subprocess.Popen(
+            self.command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pipesize=FRAME_BYTES,
             stderr=subprocess.DEVNULL,  # what a library prints when it aborts is not for users
-            # Allocators that reserve no more than they use, so that a limit of address space is one of memory.
-            env=child_environment(ARROW_DEFAULT_MEMORY_POOL="system", MALLOC_ARENA_MAX="1", OMP_NUM_THREADS="1"),
+            env=child_environment(**self._changes),
         )
-        return self._child
-
-    def _end(self) -> int:
-        """Close the pipes, which ends the process, and wait for it; its exit status."""
-        child, self._child = self._child, None
-        if child is None:
-            return 0
-        with suppress(BrokenPipeError), child:
-            pass
-        return child.returncode
-
-    def close(self) -> None:
-        """Kill the process."""
-        with suppress(ProcessLookupError):
-            if self._child is not None:
-                self._child.kill()
-        self._end()
 
 
 def _command(idle_s: float) -> list[str]:
@@ -206,6 +186,6 @@ _IDLE: list[Process] = []
 def close() -> None:
     """End the processes; the next look starts one, with the environment as it is then."""
     inspect.cache_clear()
-    _LOOKS.close()
+    _LOOKS.kill()
     while _IDLE:
-        _IDLE.pop().close()
+        _IDLE.pop().kill()

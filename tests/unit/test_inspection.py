@@ -47,7 +47,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[client.Process]:
 def test_a_process_that_cannot_start_is_no_ones_damage(tmp_path: Path) -> None:
     broken = client.Process([sys.executable, "-c", "raise SystemExit(3)"])
     with pytest.raises(ConfigError, match="exit status 3"):
-        broken.ask(Unit(kind="parquet", source=str(tmp_path)))
+        broken.look(Unit(kind="parquet", source=str(tmp_path)))
 
 
 def write(path: Path) -> Path:
@@ -81,7 +81,7 @@ def test_a_process_that_somebody_ends_is_replaced(tmp_path: Path, process: clien
     for _ in range(2):
         (unit,) = SOURCES["parquet"].split(path, ReadOptions())
         assert unit.samples == 2
-        child = process._child
+        child = process._process
         assert child is not None
         child.kill()
 
@@ -151,11 +151,11 @@ def test_units_of_one_table_are_read_by_one_process_and_one_left_halfway_by_none
 ) -> None:
     first, second, third = units_of(tmp_path / "good.parquet", 3)
     assert len(list(read(first, ()))) == 2
-    child = reader._child
+    child = reader._process
     assert child is not None
     left = read(second, ())
     assert next(left).text == "a"
-    assert reader._child is child
+    assert reader._process is child
     left.close()  # type: ignore[attr-defined]
     assert child.poll() is not None
     assert [sample.key for sample in read(third, ())] == ["good.parquet:5", "good.parquet:6"]
