@@ -45,39 +45,42 @@ class PlanRecord:
     version: str
 
 
-@dataclass(slots=True)
+class FirstNames:
+    """Some names for a message: the first `SHOWN`, and the number of all."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._first: list[str] = []
+        self.count = 0
+        for name in names:
+            self.add(name)
+
+    def add(self, name: str) -> None:
+        """Add a name."""
+        self.count += 1
+        if len(self._first) < SHOWN:
+            self._first.append(name)
+
+    def __str__(self) -> str:
+        more = self.count - len(self._first)
+        return ", ".join(self._first) + (f" and {more:,} more" if more else "")
+
+
+@dataclass(frozen=True, slots=True)
 class Differences:
     """Inputs that differ from the manifest.
 
     Attributes:
-        changed: inputs whose content or cut is another one now, with the difference; the first `SHOWN`.
-        changed_count: number of all of them.
-        vanished: inputs that were named again and are missing, each once; the first `SHOWN`.
-        vanished_count: number of all of them.
+        changed: inputs whose content or cut is another one now, with the difference.
+        vanished: inputs that were named again and are missing, each once.
     """
 
-    changed: list[str] = field(default_factory=list)
-    changed_count: int = 0
-    vanished: list[str] = field(default_factory=list)
-    vanished_count: int = 0
-
-    def add_changed(self, how: str) -> None:
-        """Note a changed input."""
-        self.changed_count += 1
-        if len(self.changed) < SHOWN:
-            self.changed.append(how)
-
-    def add_vanished(self, path: str) -> None:
-        """Note a missing input."""
-        self.vanished_count += 1
-        if len(self.vanished) < SHOWN:
-            self.vanished.append(path)
+    changed: FirstNames = field(default_factory=FirstNames)
+    vanished: FirstNames = field(default_factory=FirstNames)
 
     def refuse_changed(self, output: Place, there: RunInfo, asked: PlanRecord) -> None:
         """InputError `input_changed` where inputs differ from those that the run `there` was planned for."""
-        if not self.changed:
+        if not self.changed.count:
             return
-        more = self.changed_count - len(self.changed)
         wanted = dict(asked.options)
         differing = [
             f"{name}: {value or 'none'} there, {wanted[name] or 'none'} asked for"
@@ -85,9 +88,7 @@ class Differences:
             if name not in SELECTED and wanted.get(name, value) != value
         ]
         raise InputError(
-            f"inputs are not what was planned for {output}: "
-            + ", ".join(self.changed)
-            + (f" and {more:,} more" if more else "")
+            f"inputs are not what was planned for {output}: {self.changed}"
             + (f"; options differ: {'; '.join(differing)}" if differing else "")
             + "; nothing was added",
             next_step="put the planned files back or leave the changed ones out, or choose another --output; "
@@ -97,11 +98,11 @@ class Differences:
 
     def warnings(self) -> tuple[str, ...]:
         """One line on inputs that are missing; () where none is."""
-        if not self.vanished_count:
+        if not self.vanished.count:
             return ()
-        more = self.vanished_count - len(self.vanished)
-        named = ", ".join(self.vanished) + (f" and {more:,} more" if more else "")
-        return (f"not there any more: {named}; rows that were made of it stay, what is not done of it will fail",)
+        return (
+            f"not there any more: {self.vanished}; rows that were made of it stay, what is not done of it will fail",
+        )
 
 
 class Additions:
@@ -191,9 +192,7 @@ class Additions:
 
         Raises SourceError where the storage does not answer.
         """
-        found = Differences()
-        for path in vanished:
-            found.add_vanished(path)
+        found = Differences(vanished=FirstNames(vanished))
         if self._left:
             with cached_listings():
                 self._look_at_rest(found, named_again, frozenset(vanished))
@@ -218,18 +217,18 @@ class Additions:
         if _digest(unit.source) in self._new_places:
             same = _digest(unit.source, unit.etag) in self._new_versions
             how = "the same file, cut into other units" if same else f"planned as version {unit.etag}, another one now"
-            found.add_changed(f"{unit.source} ({how})")
+            found.changed.add(f"{unit.source} ({how})")
         elif named and not exists(unit.source):
-            found.add_vanished(unit.source)
+            found.vanished.add(unit.source)
 
     def _look_at_items(self, unit: Unit, found: Differences, *, named: bool) -> None:
         for path, size in self._items(unit):
             if _item(unit, path, size) not in self._left:
                 continue
             if _digest(unit.source, path) in self._new_places:
-                found.add_changed(f"{unit.source}/{path} (planned with {size} bytes, {_NOW})")
+                found.changed.add(f"{unit.source}/{path} (planned with {size} bytes, {_NOW})")
             elif named and not exists(join(unit.source, path)):
-                found.add_vanished(f"{unit.source}/{path}")
+                found.vanished.add(f"{unit.source}/{path}")
 
 
 _EXTENSIONS = {one.name for one in EXTENSIONS}

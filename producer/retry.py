@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -20,12 +20,11 @@ from core.run.run_info import RunInfo, load_run
 from core.run.standing_failures import Retries, by_unit, covered_by, standing_by_record
 from core.storage.paths import Place
 from core.units import UNIT_SPEC_MAX_BYTES, Retry, Unit, key_digest, to_ranges
-from producer.additions import PlanRecord, append_generation, planning_lock
+from producer.additions import FirstNames, PlanRecord, append_generation, planning_lock
 from producer.retry_planner import SourceCheck
 from sources.access.files import base_name
 from sources.access.listings import cached_listings
 
-SHOWN = 3
 RANGES_MIN_BYTES = 8_000
 """Room for ordinals where a description is as long as it may be without them; a hint has that much room beyond it."""
 
@@ -146,16 +145,15 @@ class _Planning:
     def check(self) -> None:
         """Raise InputError where sources changed so that failed samples have no place in them any more."""
         self.found.gone = tuple(self._sources.gone)
-        if changed := list(self._sources.changed):
-            more = f" and {len(changed) - SHOWN:,} more" if len(changed) > SHOWN else ""
+        if self._sources.changed:
             raise InputError(
-                f"not mended but changed: {', '.join(changed[:SHOWN])}{more}; nothing was added",
+                f"not mended but changed: {FirstNames(self._sources.changed)}; nothing was added",
                 next_step="mend them so that each sample keeps its place, or choose others with --code or --unit",
                 code="input_changed",
             )
         if self.found.gone and not self.found.failures:
             raise InputError(
-                f"not there any more: {shown(self.found.gone)}; nothing was added",
+                f"not there any more: {FirstNames(self.found.gone)}; nothing was added",
                 next_step="put them back, and give the command again",
                 code="source_missing",
             )
@@ -260,9 +258,3 @@ def _cut(unit: Unit, rows: list[Row]) -> Iterator[list[Row]]:
         some.append(row)
     if some:
         yield some
-
-
-def shown(names: Collection[str]) -> str:
-    """The first few of some names, and how many there are more."""
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return ", ".join(list(names)[:SHOWN]) + more

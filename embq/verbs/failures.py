@@ -223,7 +223,7 @@ def _hand_over(retried: RetryResult, root: Place, broker: str) -> None:
 def notes(retried: RetryResult) -> list[str]:
     """Lines on what is retried, by code, most frequent first, and what is left out."""
     from core.redaction import printable
-    from producer.retry import shown
+    from producer.additions import FirstNames
 
     counts = [(count, printable(code), "sample") for code, count in retried.samples.items()]
     counts += [(count, printable(code), "whole unit") for code, count in retried.whole.items()]
@@ -237,7 +237,7 @@ def notes(retried: RetryResult) -> list[str]:
     if retried.under_way:
         lines.append(f"under way already: {retried.under_way:,} {_plural(retried.under_way, 'failure')}")
     if retried.gone:
-        lines.append(f"left out, not there any more: {printable(shown(retried.gone))}")
+        lines.append(f"left out, not there any more: {printable(str(FirstNames(retried.gone)))}")
     if retried.chunks:
         lines.append(
             f"left out: {retried.chunks:,} {_plural(retried.chunks, 'failure')} of single chunks, whose texts have "
