@@ -98,6 +98,14 @@ def is_public(address: str) -> bool:
     return not any(ip in network for network in SPECIAL)
 
 
+def is_loopback(host: str) -> bool:
+    """True if a name or an address is of this machine only."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def numeric(host: str) -> str | None:
     """The address that a numeric host is, in any spelling such as 127.1; None for a name."""
     try:

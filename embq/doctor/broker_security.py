@@ -6,7 +6,6 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -19,7 +18,7 @@ from core.broker.address import BrokerAddress
 from core.broker.client import ServerInfo, connect
 from core.broker.tls import shake_hands
 from core.broker.users import ROLES, role_of
-from core.networks import public_addresses
+from core.networks import is_loopback, public_addresses
 from core.settings import broker_ca, password_file
 from embq.doctor.check import Check
 
@@ -44,7 +43,7 @@ class Vulnerability:
     tls: bool = False
 
     def is_in(self, version: tuple[int, ...]) -> bool:
-        """Whether a release has it, by its number: packagers may have closed it without another one."""
+        """True if a release has it, by its number: packagers may have closed it without another one."""
         line, patch = (version[0], version[1] if len(version) > 1 else 0), version[2] if len(version) > 2 else 0
         return patch < self.closed[line] if line in self.closed else line < max(self.closed)
 
@@ -117,7 +116,7 @@ def _transport(address: BrokerAddress) -> Iterator[Check]:
     if not address.checked:
         if address.scheme == "rediss":
             detail = "certificates are checked as the URL's own ssl_ parameters say"
-        elif is_here(address.host):
+        elif is_loopback(address.host):
             detail = "none, and none is needed on this machine"
         else:
             detail = f"none: whoever listens in on the network of {address.host} reads everything"
@@ -138,14 +137,6 @@ def _transport(address: BrokerAddress) -> Iterator[Check]:
         yield Check("tls", "warn", detail, fix)
     else:
         yield Check("tls", "ok", detail)
-
-
-def is_here(host: str) -> bool:
-    """Whether a host of a URL is this machine."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _user(client: redis.Redis, address: BrokerAddress, url: str) -> Iterator[Check]:
@@ -184,7 +175,7 @@ def _may(client: redis.Redis, command: str) -> bool:
 
 
 def _answers_anybody(url: str) -> bool:
-    """Whether the server accepts commands without a password."""
+    """True if the server accepts commands without a password."""
     parts = urlsplit(url)
     query = "&".join(part for part in parts.query.split("&") if not part.startswith(("username=", "password=")))
     bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=query))
@@ -197,7 +188,7 @@ def _answers_anybody(url: str) -> bool:
 
 
 def _holes(server: ServerInfo, address: BrokerAddress) -> Iterator[Check]:
-    if is_here(address.host) or not (found := vulnerabilities_of(server, tls=address.scheme == "rediss")):
+    if is_loopback(address.host) or not (found := vulnerabilities_of(server, tls=address.scheme == "rediss")):
         return
     told = "; ".join(f"{hole.name}: {hole.what}" for hole in found)
     release = closing_release(found, server.version)

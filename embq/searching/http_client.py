@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 import ssl
@@ -15,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from core.errors import EmbqError, InputError, ServerError, TryLaterError, UsageError
+from core.networks import is_loopback
 
 MOST_ANSWER = 256 * 2**20
 """Bytes; 10,000 results with long captions have a tenth of it."""
@@ -55,12 +55,8 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it is this machine, or a tunnel that starts here."""
-        host = urlsplit(self.url).hostname or ""
-        try:
-            return host == "localhost" or ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return False
+        """True if it is this machine, or a tunnel that starts here."""
+        return is_loopback(urlsplit(self.url).hostname or "")
 
     def unreachable(self, why: str) -> ServerError:
         """The error where nothing answers."""

@@ -25,7 +25,10 @@ KINDS = ("text", "image", "vector", "id")
 """A query is one of these."""
 
 JSON_FIELDS = (*KINDS, "k", "index", "modality", "nprobe", "refine")
-"""Of the body of `/search`."""
+"""Fields of the body of `/search`."""
+
+SCHEMA = 1
+"""Version of the body and the answer of `/search`, in `/health` for clients of other versions."""
 
 DEFAULT_RESULTS = 10
 

@@ -12,10 +12,7 @@ from typing import Any
 
 from core.errors import ConfigError, InputError, UsageError
 from embq.searching.http_client import Address, fetch_json
-from embq.searching.query import Answer, Query, Result
-
-SCHEMA = 1
-"""Version of the request and response format, as `/health` reports it."""
+from embq.searching.query import SCHEMA, Answer, Query, Result
 
 HEALTH_S, SEARCH_S = 15.0, 330.0
 """Time limits of `/health`, and of `/search` including the wait for a model."""
@@ -28,12 +25,12 @@ EMBEDDED = {"off": "it was started with --no-model", "none": "the index does not
 
 
 def is_server(index: object) -> bool:
-    """Whether an index is behind a server."""
+    """True if an index is behind a server."""
     return isinstance(index, str) and index.startswith(("http://", "https://"))
 
 
 def looks_like_server(index: str) -> bool:
-    """Whether it is a server address without http://, and not a folder."""
+    """True if it is a server address without http://, and not a folder."""
     return re.fullmatch(r"(\[[0-9a-f:]+\]|[\w.-]+):\d{1,5}/?", index) is not None and not Path(index).exists()
 
 

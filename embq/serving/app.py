@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from core.errors import EmbqError, InputError
 from core.service.log import Events
-from embq.searching.query import Query
+from embq.searching.query import SCHEMA, Query
 from embq.serving.http_errors import HttpError, response_of
 from embq.serving.index_discovery import IndexWatcher, Named, named_indices
 from embq.serving.indices import Indices
@@ -30,7 +30,7 @@ from embq.serving.metrics import CONTENT_TYPE, Metrics
 from embq.serving.middleware import AccessMiddleware, AccessRules
 from embq.serving.query_models import QueryModels
 from embq.serving.requests import KnnRequest, RowsRequest
-from embq.serving.search import SCHEMA, KnnAnswer, Search
+from embq.serving.search import KnnAnswer, Search
 from embq.serving.served_index import ServedIndex, VersionInfo, collection_rows, open_version
 
 if TYPE_CHECKING:

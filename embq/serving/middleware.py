@@ -8,7 +8,6 @@ origin is allowed.
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
+from core.networks import is_loopback
 from embq.serving.http_errors import HttpError, response_of
 from embq.serving.metrics import Metrics
 
@@ -29,7 +29,7 @@ MOST_IN_FLIGHT = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessRules:
-    """Which requests are accepted.
+    """Rules for the requests that are accepted.
 
     Attributes:
         hosts: accepted names in the Host header; empty for any.
@@ -38,16 +38,6 @@ class AccessRules:
 
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or an address is of this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class AccessMiddleware:
@@ -119,7 +109,7 @@ class AccessMiddleware:
         return None
 
     def _may_ask(self, origin: str, host: str) -> bool:
-        """Whether an origin is allowed: that of this server itself, and those of the rules."""
+        """True if an origin is allowed: that of this server itself, and those of the rules."""
         return "*" in self._rules.origins or origin in self._rules.origins or origin == f"http://{host}"
 
 

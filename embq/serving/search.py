@@ -14,7 +14,7 @@ import numpy as np
 
 from core.errors import InputError, OutputError, SampleError
 from embq.searching.local import checked_vector, embed_query, results_of
-from embq.searching.query import Query, not_embedded
+from embq.searching.query import SCHEMA, Query, not_embedded
 from embq.serving.http_errors import HttpError
 from embq.serving.image_url import fetch_image
 from embq.serving.indices import Indices
@@ -25,9 +25,6 @@ from embq.serving.served_index import OpenVersion
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-SCHEMA = 1
-"""Version of the body and the answer of `/search`, in `/health` for clients of other versions."""
 
 _FETCHES = 8
 """Images by URL that are fetched at once."""

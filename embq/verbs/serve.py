@@ -70,9 +70,10 @@ def command(
 
     The server has no users or passwords. It listens on this machine only, unless --host is given.
     """
+    from core.networks import is_loopback
     from core.service.log import Events, configure, is_json
     from embq.serving.app import application
-    from embq.serving.middleware import AccessRules, is_loopback
+    from embq.serving.middleware import AccessRules
     from embq.serving.server import bound, serve
 
     alone = is_loopback(host)

@@ -139,7 +139,7 @@ def test_plain_redis_is_fine_here_told_of_in_ones_own_network_and_a_warning_anyw
     with server_of(tmp_path) as server:
         url = f"redis://127.0.0.1:{server.port}"
         assert rows(url)["tls"].detail == "none, and none is needed on this machine"
-        monkeypatch.setattr(f"{security}.is_here", lambda host: False)
+        monkeypatch.setattr(f"{security}.is_loopback", lambda host: False)
         found = rows(url)["tls"]
         assert (found.state, "reads everything" in found.detail) == ("ok", True)
         monkeypatch.setattr(f"{security}.public_addresses", lambda host: ["203.0.113.9"])
@@ -154,7 +154,7 @@ def test_a_server_with_known_holes_is_a_warning_on_a_network_only(
     with server_of(tmp_path) as server:
         monkeypatch.setenv("EMBQ_BROKER_CA", server.ca)
         assert "holes" not in rows(server.url())
-        monkeypatch.setattr("embq.doctor.broker_security.is_here", lambda host: False)
+        monkeypatch.setattr("embq.doctor.broker_security.is_loopback", lambda host: False)
         found = rows(server.url())["holes"]
     if found.detail.startswith("Redis 7.0."):
         assert "CVE-2025-49844" in found.detail

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from embq.serving.middleware import is_loopback
+from core.networks import is_loopback
 from training.shards.sizes import CLASSES, SIZES
 
 SUFFIXES = (".tar", ".parquet")

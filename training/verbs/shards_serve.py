@@ -34,9 +34,8 @@ def command(folder: str, host: str, port: int) -> None:
     There is no authentication: everyone who reaches the server may read. It listens on the loopback unless --host is
     given.
     """
-    from core.networks import Address, bound
+    from core.networks import Address, bound, is_loopback
     from core.service.log import Events, configure, is_json
-    from embq.serving.middleware import is_loopback
     from embq.serving.server import serve
     from training.shards.serving import app
 
