@@ -222,7 +222,6 @@ class Services:
         child = ServiceProcess(
             verb,
             arguments,
-            again=arguments,
             log=self._folder / f"{verb}.log",
             broker_url=url,
             environment={**BARE, "EMBQ_TRACE": str(self._traces.folder)},

@@ -34,8 +34,8 @@ class ServiceProcess:
 
     Args:
         verb: the verb of `embq` that it runs.
-        arguments: for the first start.
-        again: arguments for every later start.
+        arguments: of the verb.
+        first: further arguments, for the first start only.
         log: its output is appended to this file.
         broker_url: passed in the environment, because it holds a password.
         environment: further changes to the environment.
@@ -46,7 +46,7 @@ class ServiceProcess:
         verb: str,
         arguments: Sequence[str],
         *,
-        again: Sequence[str],
+        first: Sequence[str] = (),
         log: Path,
         broker_url: str,
         environment: Mapping[str, str] = MappingProxyType({}),
@@ -54,7 +54,7 @@ class ServiceProcess:
         self.verb = verb
         self.log = log
         self._arguments = arguments
-        self._again = again
+        self._first = first
         # EMBQ_METRICS names one port, and there are three services.
         self._environment = {"EMBQ_METRICS": "", **environment, "EMBQ_BROKER_URL": broker_url}
         self._started_at = 0.0
@@ -64,7 +64,7 @@ class ServiceProcess:
 
     def start(self) -> None:
         """Start the service."""
-        arguments, self._arguments = self._arguments, self._again
+        arguments, self._first = [*self._arguments, *self._first], ()
         self._started_at = time.monotonic()
         # The folder may hold symbolic links to anywhere.
         name = f"{self.log.parent.name}/{self.log.name}"
@@ -134,7 +134,7 @@ class ServiceProcess:
             return []
 
     def ended(self) -> bool:
-        """Whether it was started and has exited."""
+        """True if it was started and has exited."""
         return self.process is not None and self.process.poll() is not None
 
     def stop(self, timeout_s: float) -> None:

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,40 +48,31 @@ class Outcome:
     interrupted: bool
 
 
+@dataclass(slots=True, kw_only=True)
 class Session:
     """Executes one planned run until it is closed or stopped.
 
-    Args:
+    Attributes:
         info: the run.
-        root: its output folder.
+        layout: of its output folder.
         wishes: state and priority at the start, see `core.run.control`.
         worker_arguments: options for `embq worker`.
         settings: with a `broker_url`, or without one to start a server beside the output.
+        drain_s: seconds in which workers may finish begun units after a request to stop.
         stops: gives the number of requests to stop so far.
+        server: the embedded server, where there is one.
     """
 
-    def __init__(
-        self,
-        info: RunInfo,
-        root: Place,
-        *,
-        wishes: Mapping[str, str],
-        worker_arguments: list[str],
-        settings: Settings,
-        drain_s: float,
-        stops: Callable[[], int],
-        display: Display,
-    ) -> None:
-        self.info = info
-        self.layout = Layout(root)
-        self.wishes = wishes
-        self.worker_arguments = worker_arguments
-        self.settings = settings
-        self.drain_s = drain_s
-        self.stops = stops
-        self.display = display
-        self.server: EmbeddedServer | None = None
-        self._last: RunProgress | None = None
+    info: RunInfo
+    layout: Layout
+    wishes: Mapping[str, str]
+    worker_arguments: list[str]
+    settings: Settings
+    drain_s: float
+    stops: Callable[[], int]
+    display: Display
+    server: EmbeddedServer | None = field(default=None, init=False)
+    _last: RunProgress | None = field(default=None, init=False)
 
     def run(self) -> Outcome:
         """Work until the run is closed or a stop is requested. Raises the error of a service that gives up."""
@@ -116,26 +107,20 @@ class Session:
         return server.url
 
     def _children(self, url: str) -> list[ServiceProcess]:
-        only = ["--run", self.info.run]
-        # The server is ours alone: old leases and locks are void, and the queue is rebuilt.
-        first, again = (["--rebuild", "--takeover"], ["--takeover"]) if self.server is not None else ([], [])
-        logs = self.layout.logs
+        # Of an embedded server, which is ours alone, old leases and locks are void, and the queue is rebuilt.
+        takeover, rebuild = (["--takeover"], ["--rebuild"]) if self.server is not None else ([], [])
 
-        def child(verb: str, arguments: list[str], later: list[str]) -> ServiceProcess:
+        def child(verb: str, arguments: Sequence[str] = (), first: Sequence[str] = ()) -> ServiceProcess:
             return ServiceProcess(
                 verb,
-                [*only, *arguments],
-                again=[*only, *later],
-                log=logs / f"{verb}.log",
+                ["--run", self.info.run, *arguments],
+                first=first,
+                log=self.layout.logs / f"{verb}.log",
                 broker_url=url,
                 environment={"EMBQ_PRIVATE_HOSTS": ",".join(self.settings.private_hosts)},
             )
 
-        return [
-            child("writer", first, again),
-            child("producer", [], []),
-            child("worker", self.worker_arguments, self.worker_arguments),
-        ]
+        return [child("writer", takeover, rebuild), child("producer"), child("worker", self.worker_arguments)]
 
     def _until_closed(self, children: list[ServiceProcess], monitor: RunMonitor) -> bool:
         """Wait for the end of the run; True if the user stopped it."""
@@ -211,8 +196,8 @@ def run_locally(
     stopped.install()
     with Display(quiet=quiet) as display:
         return Session(
-            info,
-            root,
+            info=info,
+            layout=Layout(root),
             wishes=wishes,
             worker_arguments=_worker_arguments(options),
             settings=settings,

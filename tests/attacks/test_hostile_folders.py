@@ -132,7 +132,7 @@ def test_logs_are_not_written_through_a_link(tmp_path: Path, linked: str) -> Non
         target.write_text("mine")
     (out / linked).symlink_to(target)
     log = out / "_logs" / "writer.log"
-    child = ServiceProcess("writer", ["--help"], again=[], log=log, broker_url="redis://127.0.0.1:1")
+    child = ServiceProcess("writer", ["--help"], log=log, broker_url="redis://127.0.0.1:1")
     try:
         with pytest.raises(EmbqError, match="is a symbolic link"):
             child.start()
