@@ -16,7 +16,7 @@ from core.storage.objects import ObjectPath
 from core.storage.paths import Place, place
 from embq.cli.authorization import authorized_client
 from embq.cli.shared_options import settings_with
-from embq.indexing.changes import change, grown
+from embq.indexing.changes import change, grown, print_json
 from embq.indexing.progress import ConsoleProgress
 from indexer.build.build import Built, build
 from indexer.build.queue_runner import QueueRunner
@@ -177,8 +177,7 @@ def print_result(built: Built, collection: Collection, *, as_json: bool) -> int:
     """Print the result; returns the exit status."""
     infos = read_json(built.version.path / "infos.json")
     if as_json:
-        fields = {"schema": 1, "index": str(built.version.index), "version": built.version.name, "fresh": built.fresh}
-        click.echo(json.dumps({**fields, "infos": infos}))
+        print_json(built.version, fresh=built.fresh, infos=infos)
     else:
         if not built.fresh:
             click.echo("the index exists already and is as requested; --rebuild builds it anew", err=True)

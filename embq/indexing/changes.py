@@ -17,7 +17,7 @@ from indexer.change.compaction import Compaction, compact
 from indexer.change.deletes import NAMED, Deletion, delete
 from indexer.change.growth import Grown, grow
 from indexer.collection.opening import Collection
-from indexer.index_files.version import resolve_index
+from indexer.index_files.version import Version, resolve_index
 
 
 def grown(index: Path, collection: Collection, options: Mapping[str, Any], runner: Runner, memory_bytes: int) -> Grown:
@@ -76,25 +76,15 @@ def _print_growth(result: Grown) -> None:
             f"{name} of searches for them {value:.3f}" for name, value in measured.items() if "@" in name and value
         ]
         drift = f"{100 * result.report['drift']['change']:+.1f} % farther from their centroids than at training"
-        click.echo(
-            "; ".join([f"added {result.rows:,} rows", drift, *recall]),
-            err=True,
-        )
+        click.echo("; ".join([f"added {result.rows:,} rows", drift, *recall]), err=True)
     if result.compaction is not None:
         click.echo(f"compacted {result.compaction.groups} groups of lists into one", err=True)
 
 
 def _print_deletion(result: Deletion, options: Mapping[str, Any]) -> int:
     if options["as_json"]:
-        fields = {
-            "schema": 1,
-            "index": str(result.version.index),
-            "version": result.version.name,
-            "deleted": result.rows,
-        }
-        click.echo(
-            json.dumps({**fields, "already": result.already, "unknown": list(result.unknown), "rows": result.version.n})
-        )
+        counts = {"deleted": result.rows, "already": result.already}
+        print_json(result.version, **counts, unknown=list(result.unknown), rows=result.version.n)
     else:
         again = f", {result.already:,} were deleted earlier" if result.already else ""
         click.echo(f"deleted {result.rows:,} rows{again}; {result.version.n:,} can be found in {result.version.index}")
@@ -106,15 +96,14 @@ def _print_deletion(result: Deletion, options: Mapping[str, Any]) -> int:
 
 def _print_compaction(result: Compaction, options: Mapping[str, Any]) -> int:
     if options["as_json"]:
-        fields = {
-            "schema": 1,
-            "index": str(result.version.index),
-            "version": result.version.name,
-            "fresh": result.fresh,
-        }
-        click.echo(json.dumps({**fields, "groups": result.groups, "dropped": result.dropped}))
+        print_json(result.version, fresh=result.fresh, groups=result.groups, dropped=result.dropped)
     elif result.fresh:
         click.echo(f"compacted {result.groups} groups of lists into one, without {result.dropped:,} deleted rows")
     else:
         click.echo("nothing to compact: no row was added or deleted")
     return Exit.DONE
+
+
+def print_json(version: Version, **fields: Any) -> None:
+    """Print a result as JSON: index, version, and further fields."""
+    click.echo(json.dumps({"schema": 1, "index": str(version.index), "version": version.name, **fields}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -32,15 +32,14 @@ def check_manifest(layout: Layout, info: RunInfo, findings: Findings) -> Manifes
         manifest = Manifest(layout)
         if len(manifest) != info.units:
             findings.add("manifest", "manifest", f"it has {len(manifest)} units, run.json says {info.units}")
-        ends = dict(zip(info.ends, ("run.json", *(f"generation {one.number}" for one in info.added)), strict=True))
-        wanted = dict(zip(info.ends, (info.manifest_digest, *(one.digest for one in info.added)), strict=True))
+        generations = {end: (name, wanted) for end, name, wanted in _generations(info)}
         digest = hashlib.sha256()
         ids = np.empty(len(manifest), dtype=np.uint64)
         mended = {unit.source for _, unit in manifest.retries() if unit.kind != "files"}
         cover = Coverage(findings, mended, whole=not _selected(info))
         for u, unit in enumerate(manifest):
-            if u in ends and u:
-                _check_digest(digest.hexdigest(), wanted[u], ends[u], findings)
+            if u in generations and u:
+                _check_digest(digest.hexdigest(), *generations[u], findings)
                 digest = hashlib.sha256()
                 cover.next_generation()
             stored = manifest.unit_id(u)
@@ -53,7 +52,7 @@ def check_manifest(layout: Layout, info: RunInfo, findings: Findings) -> Manifes
     except (OutputError, OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         findings.add("manifest", "manifest", f"it cannot be read: {error}")
         return None
-    _check_digest(digest.hexdigest(), wanted[info.units], ends[info.units], findings)
+    _check_digest(digest.hexdigest(), *generations[info.units], findings)
     if len(np.unique(ids)) != len(ids):
         findings.add("manifest", "manifest", "two of its units are the same")
     return manifest
@@ -67,13 +66,11 @@ def check_digests(layout: Layout, info: RunInfo, findings: Findings) -> Manifest
             findings.add("manifest", "manifest", f"it has {len(manifest)} units, run.json says {info.units}")
         ids = manifest.ids()
         first = 0
-        names = ("run.json", *(f"generation {one.number}" for one in info.added))
-        wanted = (info.manifest_digest, *(one.digest for one in info.added))
-        for end, name, digest in zip(info.ends, names, wanted, strict=True):
+        for end, name, wanted in _generations(info):
             found = hashlib.sha256()
             for unit_id, _ in islice(ids, end - first):
                 found.update(unit_id.encode())
-            _check_digest(found.hexdigest(), digest, name, findings)
+            _check_digest(found.hexdigest(), name, wanted, findings)
             first = end
     except (OutputError, OSError, pa.ArrowException) as error:
         findings.add("manifest", "manifest", f"it cannot be read: {error}")
@@ -81,13 +78,20 @@ def check_digests(layout: Layout, info: RunInfo, findings: Findings) -> Manifest
     return manifest
 
 
-def _check_digest(found: str, wanted: str, where: str, findings: Findings) -> None:
+def _generations(info: RunInfo) -> Iterator[tuple[int, str, str]]:
+    """(units up to its end, name, digest) of the first plan and of each generation that was added."""
+    yield info.ends[0], "run.json", info.manifest_digest
+    for end, one in zip(info.ends[1:], info.added, strict=True):
+        yield end, f"generation {one.number}", one.digest
+
+
+def _check_digest(found: str, name: str, wanted: str, findings: Findings) -> None:
     if found[:32] != wanted:
-        findings.add("manifest", "manifest", f"its units are not those that {where} has the digest of")
+        findings.add("manifest", "manifest", f"its units are not those that {name} has the digest of")
 
 
 def _selected(info: RunInfo) -> bool:
-    """Whether only a part of the inputs was selected, so that there are gaps between units."""
+    """True if only a part of the inputs was selected, so that there are gaps between units."""
     options = [info.options, *(generation.options for generation in info.added)]
     return any(name in ("exclude", "include", "limit", "sample") for pairs in options for name, _ in pairs)
 
@@ -181,7 +185,7 @@ class Coverage:
 
 
 def _by_bytes(unit: Unit) -> bool:
-    """Whether the units of this source are consecutive byte ranges."""
+    """True if the units of this source are consecutive byte ranges."""
     if unit.kind in LINES:  # one that could not be planned has no slice
         return unit.samples is not None and "compression" not in dict(unit.options)
     return unit.kind == "tar"
