@@ -104,7 +104,7 @@ Poll = Callable[[], None]
 UNITS = 64
 """Places of the inputs that samples are read from."""
 MOST_BYTES = 512 * 1024 * 1024
-"""Of encoded samples in memory: 500 photographs of a megabyte, or 20,000 of 256 pixels."""
+"""Limit of encoded samples in memory: 500 photographs of a megabyte, or 20,000 of 256 pixels."""
 CHUNK = 8
 """Samples that a thread decodes between checks of the clock: large photographs take 20 ms and more."""
 LEAST_PASSES = 3
@@ -154,7 +154,7 @@ class Tried:
 
 
 def spread(units: Iterable[Unit], most: int = UNITS) -> list[Unit]:
-    """At most `most` units at equal distances; at least half as many where there are more. Holds no more in memory."""
+    """Units at equal distances, at most `most`, and at least half as many where there are more; held are no others."""
     kept: list[Unit] = []
     step = 1
     for place, unit in enumerate(units):

@@ -44,7 +44,7 @@ class Measured:
         return Measured(mean=mean, sd=abs(mean) * relative, n=min(self.n, other.n))
 
     def differs(self, other: Measured) -> bool:
-        """Whether the difference is larger than both deviations together; otherwise the order is unknown."""
+        """True if the difference is larger than both deviations together; otherwise the order is unknown."""
         return abs(self.mean - other.mean) > self.sd + other.sd
 
     def describe(self) -> dict[str, float]:
@@ -85,7 +85,7 @@ class UnitCost:
 
     @property
     def is_seen(self) -> bool:
-        """Whether the fixed cost is significant: above twice its standard error."""
+        """True if the fixed cost is significant: above twice its standard error."""
         return self.t0_s > 2 * self.t0_error_s
 
     @property

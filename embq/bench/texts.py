@@ -81,7 +81,7 @@ def _docstrings_of(file: Path, module: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_clean(text: str) -> bool:
-    """Whether a text is not blank and can be written as a line of UTF-8."""
+    """True if a text is not blank and can be written as a line of UTF-8."""
     if not text.strip() or "\0" in text:
         return False
     try:

@@ -113,7 +113,7 @@ def hyphens(token: str) -> str:
 
 
 def is_foreign(arguments: Sequence[str]) -> bool:
-    """Whether a command line has a name that only clip-retrieval has."""
+    """True if a command line has a name that only clip-retrieval has."""
     typed = {hyphens(argument.partition("=")[0].removeprefix("--")) for argument in arguments if argument[:2] == "--"}
     return bool(typed & NAMES) or any(name.removeprefix("no") in SWITCHES for name in typed if name.startswith("no"))
 
@@ -153,7 +153,7 @@ def _typed(param: click.Parameter) -> str:
 
 
 def _is_neutral(name: str, value: str | None) -> bool:
-    """Whether an option is not given, or asks for nothing, or for what embq does anyway."""
+    """True if an option is not given, or asks for nothing, or for what embq does anyway."""
     if value is None or value.lower() in NEUTRAL:
         return True
     return (name == "distribution-strategy" and value == "sequential") or (name in SWITCHES and value == "0")

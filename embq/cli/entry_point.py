@@ -194,7 +194,7 @@ def hide_broker_password(arguments: Sequence[str]) -> None:
             shown[at] = f"{_OPTION}={hidden}"
     if shown == list(arguments):
         return
-    # What Python was started with besides: the script, or -m embq, and its own options.
+    # The rest of the command line of Python: the script, or -m embq, and its own options.
     own = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]
     sys.stdout.flush()
     sys.stderr.flush()

@@ -49,7 +49,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As in click, with a suggestion for an unknown name."""
+        """Resolve a command as click does, with a suggestion for an unknown name."""
         known = self.list_commands(ctx)
         if args and args[0] not in known and not args[0].startswith("-"):
             near = self.foreign.get(args[0]) or difflib.get_close_matches(args[0], known, n=1)

@@ -83,7 +83,7 @@ class RunCommand(click.Command):
         self.params += hidden_options(list(own))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does it, with the switches of clip-retrieval applied."""
+        """Parse as click does, and apply the switches of clip-retrieval."""
         foreign = is_foreign(args)
         try:
             rest = super().parse_args(ctx, list(args))

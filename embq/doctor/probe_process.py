@@ -38,7 +38,7 @@ def device() -> dict[str, Any]:
 
 
 def files(*specs: str) -> dict[str, Any]:
-    """Where the files of models are."""
+    """Locate the files of models."""
     from core.models import ModelSpec
     from worker.embedders.lookup import locate
 

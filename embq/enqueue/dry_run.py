@@ -13,7 +13,7 @@ from producer.estimate import Estimate, known_dims
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What the broker knows of a model's speed.
+    """Measured speed of a model on the devices of a broker.
 
     Attributes:
         rates: measured speeds, one for each kind of device.
@@ -30,7 +30,7 @@ class Cost:
 
 
 def cost_of(found: Estimate, client: redis.Redis) -> Cost:
-    """What the broker knows of the speed of a request's model."""
+    """The measured speed of the model of a request."""
     workers: dict[str, int] = {}
     for worker in live_workers(client):
         name = str(worker.get("device_name", ""))

@@ -41,7 +41,7 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """What no commit record names.
+    """The files and uploads that no commit record names.
 
     Attributes:
         files: to delete.
@@ -123,7 +123,7 @@ class _Users:
     tokens: set[str] | None
 
     def need(self, folder: Place, path: Place, age_s: float) -> bool:
-        """Whether a file of one of the run's folders may still be needed."""
+        """True if a file of one of the run's folders may still be needed."""
         layout = self.layout
         if folder == layout.manifest or (folder == layout.temporary and path.name.startswith(PLANNED)):
             # No lock says whether another machine plans for an object store.
@@ -133,12 +133,12 @@ class _Users:
         return self.may_name(path)
 
     def may_name(self, path: Place) -> bool:
-        """Whether a file has the number of a record to come."""
+        """True if a file has the number of a record to come."""
         return not self.state.closed and record_number(path.name) > self.state.n
 
 
 def _is_planned(layout: Layout) -> bool:
-    """Whether units are being added to the run."""
+    """True if units are being added to the run."""
     try:
         with beneath.reader(layout.home, f"{layout.plan_lock.parent.name}/{layout.plan_lock.name}") as lock:
             return not try_lock(lock)

@@ -67,7 +67,7 @@ class _Run:
         return int(self.meta.get(name) or 0)
 
     def shown(self, now_ms: int) -> bool:
-        """Whether it has more metrics than its state."""
+        """True if it has more metrics than its state."""
         moved_ms = self.number("last_commit_ms") or self.number("opened_ms")
         return self.state != "waiting" and (self.state not in ENDED or now_ms - moved_ms < SHOWN_S * 1000)
 
@@ -177,14 +177,14 @@ class BrokerMetrics:
 
 
 def put_memory(readings: MetricSamples, memory: Mapping[str, Any]) -> None:
-    """What the server says of its memory."""
+    """Memory of the server."""
     readings.put("embq_broker_memory_bytes", int(memory.get("used_memory", 0)))
     if limit := int(memory.get("maxmemory", 0)):
         readings.put("embq_broker_memory_limit_bytes", limit)
 
 
 def put_workers(readings: MetricSamples, workers: Iterable[Mapping[str, Any]]) -> None:
-    """What each worker says of itself."""
+    """Speed, bottleneck and stages of each worker, from its report."""
     listed = list(workers)
     if not listed:
         readings.put("embq_workers", 0, "")

@@ -181,7 +181,7 @@ class IndexWatcher:
 
     @property
     def follows(self) -> bool:
-        """Whether any folder is followed."""
+        """True if any folder is followed."""
         return bool(self._folders)
 
     def start(self) -> None:
@@ -295,7 +295,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_gone(index: Path) -> bool:
-    """Whether an index was removed; storage that does not answer removes nothing."""
+    """True if an index was removed; storage that does not answer removes nothing."""
     try:
         (index / "CURRENT").stat()
     except (FileNotFoundError, NotADirectoryError):

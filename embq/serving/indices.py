@@ -42,7 +42,7 @@ class Indices:
         return list(self._by_name)
 
     def has(self, name: str, modality: str) -> bool:
-        """Whether an index of this name and modality is served."""
+        """True if an index of this name and modality is served."""
         return modality in self._by_name.get(name, {})
 
     def of(self, name: str, modality: str) -> tuple[ServedIndex, bool]:

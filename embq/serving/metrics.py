@@ -76,7 +76,7 @@ class Steps:
         self._metrics.histogram("embq_search_seconds").labels(name).observe(self.seconds[name])
 
     def server_timing(self) -> str:
-        """As browsers show it: https://www.w3.org/TR/server-timing/"""
+        """The header `Server-Timing`: https://www.w3.org/TR/server-timing/"""
         return ", ".join(f"{name};dur={seconds * 1000:.2f}" for name, seconds in self.seconds.items())
 
 

@@ -135,7 +135,7 @@ def follow(client: redis.Redis, *, as_json: bool) -> NoReturn:
 
 
 def answered(look: Callable[[], Answer]) -> Answer | None:
-    """What `look` gives; None while the broker is away."""
+    """The result of `look`; None while the broker is away."""
     try:
         return look()
     except (ConnectionError, TimeoutError, BusyLoadingError):

@@ -45,7 +45,7 @@ class ControlResult:
 
     @property
     def how_far(self) -> str:
-        """How much of the run is done, for people."""
+        """Committed units of all units, for people."""
         return f"{self.done:,} of {self.record.units:,} units are done"
 
     def print(self, sentence: str, *, as_json: bool, warn: bool = True) -> None:

@@ -131,7 +131,7 @@ def described(root: Place, groups: list[Group]) -> list[dict[str, Any]]:
 
 
 def next_step(code: str, root: Place) -> str:
-    """What a user can do about failures of a code."""
+    """The advice to a user for failures of a code."""
     mend = MENDS.get(code, "mend them in their place")
     return mend if code in FINAL else f"{mend}, then: embq retry {root} --code {code}"
 
@@ -204,7 +204,7 @@ def retry(
 
 
 def _at_work(root: Place) -> bool:
-    """Whether an `embq run` of this machine works on the output; its writer finds the added units."""
+    """True if an `embq run` of this machine works on the output; its writer finds the added units."""
     from core.broker.embedded import kept_off
     from core.run.layout import Layout
 

@@ -83,7 +83,7 @@ def _hand_over(info: RunInfo, root: Place, settings: Settings, *, as_json: bool)
 
 
 def _is_paused(run: str, root: Place) -> bool:
-    """Whether an `embq run` is at work on the folder, and its run is paused."""
+    """True if an `embq run` is at work on the folder, and its run is paused."""
     from redis.exceptions import RedisError
 
     from core.broker.client import connect

@@ -142,7 +142,7 @@ def _print_table(answer: Answer) -> None:
 
 
 def _shortened(text: str, width: int, *, keep_end: bool = False) -> str:
-    """At most `width` characters, in one line."""
+    """The text in one line, shortened to `width` characters."""
     line = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
     if len(line) <= width:
         return line

@@ -71,7 +71,7 @@ class Records:
             self.after_gap = False
 
     def is_known(self, u: int, unit_id: str) -> bool:
-        """Whether the manifest has this unit at this index."""
+        """True if the manifest has this unit at this index."""
         manifest = self._manifest
         return manifest is not None and 0 <= u < len(manifest) and manifest.unit_id(u) == unit_id
 

@@ -186,7 +186,7 @@ class Files:
         return not wrong
 
     def _holds_vectors(self, type_: pa.DataType) -> bool:
-        """Whether a column of this type can hold the stored form of a vector."""
+        """True if a column of this type can hold the stored form of a vector."""
         rows = self._info.rows
         if not pa.types.is_fixed_size_list(type_) or type_.value_type != ARROW_DTYPES[rows.dtype]:
             return False

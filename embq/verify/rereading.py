@@ -107,7 +107,7 @@ def count(unit: Unit) -> int | None:
 
 
 def is_as_planned(unit: Unit) -> bool:
-    """Whether the unit's source exists in the planned version."""
+    """True if the unit's source exists in the planned version."""
     try:
         _check_version(unit)
     except SourceChangedError:

@@ -37,7 +37,7 @@ class Stub:
 
 
 def stubs_of(model: ModelConfig) -> tuple[Stub, ...]:
-    """Those of a run's columns that stub models made."""
+    """The columns of a run that stub models made."""
     columns = zip(embedding_columns(model.output_names), model.outputs, strict=True)
     specs = [(column, output.modality, ModelSpec.parse(output.spec)) for column, output in columns]
     return tuple(Stub(column, modality, int(spec.name)) for column, modality, spec in specs if spec.family == "stub")
@@ -236,7 +236,7 @@ class Units:
                 self._findings.add("similarity", where, f"{int(wrong.sum())} are not those of their row, first {key!r}")
 
     def _is_whole(self, where: str, recorded: CommittedUnit, rows: pa.Table, failures: pa.Table) -> bool:
-        """Whether one failure represents the whole unit."""
+        """True if one failure represents the whole unit."""
         whole = bool(failures.num_rows) and failures["ordinal"].null_count > 0
         if whole != bool(recorded.quarantined):
             self._findings.add("whole_unit", where, "its record and its failures disagree on whether it failed whole")

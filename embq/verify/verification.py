@@ -82,7 +82,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether no violation was found; an unfinished run can be ok."""
+        """True if no violation was found; an unfinished run can be ok."""
         return self.violations_total == 0
 
 
