@@ -240,10 +240,10 @@ def test_no_code_runs_when_a_training_begins_or_is_exported(place: Place) -> Non
     folder = clip_tokenizer(place).removeprefix("open_clip:")
     given = {"model": folder, "cache_dir": None, "force_context_length": None}
     with suppress(ModelError):
-        tokenizer_of(Arguments(given=given))
+        tokenizer_of(Arguments(given))
     assert not place.marker.exists(), "code ran"
     with pytest.raises(ModelError, match="trust_remote_code"):
-        tokenizer_of(Arguments(given=given))
+        tokenizer_of(Arguments(given))
     with pytest.raises(ModelError, match="trust_remote_code"):
         write_tokenizer(open_clip.get_tokenizer("ViT-B-32"), place.root / "clip")
     with pytest.raises(ModelError, match="trust_remote_code"):

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from core.benchmark_record import table
 from core.service.progress_line import duration
 from core.storage.durable import drop, publish
 from training.classify.checkpoint import FORMAT, Folder
@@ -15,7 +16,6 @@ from training.classify.config import Config
 from training.classify.inputs import Plan
 from training.run.folder import save_weights, write_json, writing
 from training.run.journal import lines
-from training.run.progress import table
 
 if TYPE_CHECKING:
     from torch import nn

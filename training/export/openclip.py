@@ -158,7 +158,7 @@ def export_openclip(given: Path, target: Path, *, model: str = "") -> Exported:
 
 
 def _arguments(checkpoint: Checkpoint, model: str) -> Arguments:
-    given = {} if checkpoint.params is None else dict(Arguments.read(checkpoint.params).given)
+    given = Arguments() if checkpoint.params is None else Arguments.read(checkpoint.params)
     if not given and not model:
         raise UsageError(
             f"{checkpoint.path}: no params.txt of its training lies above it, so nothing says what model it is of",
@@ -168,7 +168,7 @@ def _arguments(checkpoint: Checkpoint, model: str) -> Arguments:
         # A folder without it may only be called as an architecture is, such as that of its training.
         is_folder = (Path(model) / CONFIG).is_file()
         given["model"] = f"{LOCAL}{Path(model).absolute()}" if is_folder else model
-    return Arguments(given=given)
+    return given
 
 
 def _check_equal(trained: Any, tokenizer: Any, folder: Path) -> None:

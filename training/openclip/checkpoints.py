@@ -30,15 +30,15 @@ _OWN_WORDS = frozenset({"model", "pretrained", "image_interpolation", "image_res
 """Arguments that are words: what looks like a number or a list in them is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arguments:
-    """Arguments of a training: name with underscores -> value; what is not there has open_clip's default of nothing."""
+class Arguments(dict[str, Any]):
+    """Arguments of a training: name with underscores -> value; None for those that open_clip had by default."""
 
-    given: Mapping[str, Any]
+    def __missing__(self, name: str) -> None:
+        return None
 
     @classmethod
     def read(cls, path: Path) -> Arguments:
-        """Those of a file of lines `name: value`, which open_clip writes with `str`.
+        """The arguments in a file of lines `name: value`, which open_clip writes with `str`.
 
         Raises InputError where the file names no model.
         """
@@ -49,15 +49,12 @@ class Arguments:
                 f"{path} cannot be read: {error}", next_step="give the folder of the training, or --model"
             ) from error
         pairs = (line.partition(": ") for line in lines)
-        given = {name: _value(name, text) for name, mark, text in pairs if mark}
-        if not given.get("model"):
+        given = cls({name: _value(name, text) for name, mark, text in pairs if mark})
+        if not given["model"]:
             raise InputError(
                 f"{path} names no model", next_step="say it: --model NAME, as it was given to the training"
             )
-        return cls(given=given)
-
-    def __getitem__(self, name: str) -> Any:
-        return self.given.get(name)
+        return given
 
 
 def _value(name: str, text: str) -> Any:

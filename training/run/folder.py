@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.errors import OutputError, TryLaterError
-from core.storage.durable import drop, output_error, overwrite, try_lock
+from core.storage.durable import output_error, overwrite, try_lock
 
 if TYPE_CHECKING:
     import torch
@@ -121,10 +121,8 @@ def writing(
 
 def write_json(path: Path, value: Mapping[str, Any], next_steps: Mapping[str, str] = NEXT_STEPS) -> None:
     """Replace a JSON file, complete and durable."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    drop(temporary)
     with writing(path, next_steps=next_steps):
-        overwrite(path, json.dumps(value, indent=2).encode() + b"\n", temporary=temporary)
+        overwrite(path, json.dumps(value, indent=2).encode() + b"\n")
 
 
 def save_weights(weights: Mapping[str, torch.Tensor], path: Path) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from core.storage.durable import drop, overwrite
+from core.storage.durable import overwrite
 from training.run.folder import writing
 
 
@@ -48,11 +48,9 @@ class Journal:
 
     def _keep(self, which: Callable[[dict[str, Any]], bool]) -> None:
         data = b"".join(json.dumps(line).encode() + b"\n" for line in lines(self.path) if which(line))
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        drop(temporary)
         self._file.close()
         with writing(self.path):
-            overwrite(self.path, data, temporary=temporary)
+            overwrite(self.path, data)
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
 
     def close(self) -> None:

@@ -1,9 +1,8 @@
-"""Progress of work over items that are counted, and figures for people."""
+"""Progress of work over items that are counted, and sizes for people."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from core.service.progress_line import ProgressLine, duration
 
@@ -69,10 +68,3 @@ def size_text(count: float) -> str:
         if count < 1000:
             return f"{count:.1f} {unit}"
     return f"{count / 1000:,.1f} TB"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns, aligned to the right."""
-    cells = [[str(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)

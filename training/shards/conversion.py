@@ -70,15 +70,10 @@ class Record:
             left_out=plan.listing.left_out,
         )
 
-    def done(self) -> Record:
-        """The same, finished."""
-        return replace(self, finished=True)
-
     def write(self, path: Path) -> None:
         """Write it, durably."""
         shape = {"schema": SCHEMA, **asdict(self), "left_out": [one._asdict() for one in self.left_out]}
-        data = json.dumps(shape, indent=1).encode() + b"\n"
-        overwrite(path, data)
+        overwrite(path, json.dumps(shape, indent=1).encode() + b"\n")
 
 
 def path_of(pattern: Pattern) -> Path:
@@ -196,41 +191,24 @@ def convert(
             record.write(path_of(pattern))
             with _unfinished_folder(pattern) as temporary:
                 desk = shard_settings(plan.listing, metadata=plan.layout.metadata, temporary=temporary)
-                size = _write(left, partial(_written, pattern, desk), min(processes, len(left)), wrote)
+                for one, written in each(partial(_written, pattern, desk), left, min(processes, len(left))):
+                    wrote(one)
+                    size += written
         if plan.listing.classes is not None:
             overwrite(pattern.folder / CLASSES, rendered(list(plan.listing.classes)))
         known = sizes_beside(str(pattern.folder)) or {}
         overwrite(pattern.folder / SIZES, rendered(dict(sorted((known | plan.sizes()).items()))))
-        record.done().write(path_of(pattern))
+        replace(record, finished=True).write(path_of(pattern))
     return Converted(written=len(left), kept=plan.shards - len(left), bytes=size)
-
-
-def classes_there(folder: Path) -> tuple[str, ...] | None:
-    """Classes of the shards in a folder, by index; None without a classes.json."""
-    known = classes_beside(str(folder))
-    return None if known is None else tuple(known)
 
 
 def _written(pattern: Pattern, desk: ShardSettings, slice_: ShardPlan) -> tuple[ShardPlan, int]:
     return slice_, write_shard(slice_, pattern.path(slice_.shard), desk)
 
 
-def _write(
-    left: list[ShardPlan],
-    write: Callable[[ShardPlan], tuple[ShardPlan, int]],
-    processes: int,
-    wrote: Callable[[ShardPlan], None],
-) -> int:
-    total = 0
-    for slice_, size in each(write, left, processes):
-        wrote(slice_)
-        total += size
-    return total
-
-
 def _require_classes(folder: Path, classes: tuple[str, ...] | None) -> None:
-    known = classes_there(folder)
-    if classes is not None and known is not None and known != classes:
+    known = classes_beside(str(folder))
+    if classes is not None and known is not None and known != list(classes):
         raise InputError(
             f"{folder / CLASSES}: names other classes than these pictures have",
             code="other_classes",

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from core.errors import InputError, UsageError
 from sources.access.files import source_errors
 from sources.decode import IMAGE_EXTENSIONS
-from training.shards.conversion import classes_there
 from training.shards.conversion_plan import Pattern
 from training.shards.lists import listed
 from training.shards.pictures import Listing, Picture, SideFile, indices, require_pictures
@@ -64,15 +63,13 @@ def known_classes(path: str | None, pattern: Pattern) -> tuple[str, ...] | None:
 
     Raises UsageError for a file of another name, InputError for one that is not there.
     """
-    if path is None:
-        return classes_there(pattern.folder)
-    folder, name = os.path.split(path)
+    folder, name = (str(pattern.folder), CLASSES) if path is None else os.path.split(path)
     if name != CLASSES:
         raise UsageError(f"{path}: is not called {CLASSES}", next_step=f"name the {CLASSES} of other shards")
     known = classes_beside(folder or ".")
-    if known is None:
+    if known is None and path is not None:
         raise InputError(f"{path}: does not exist", code="source_missing", next_step="check the path")
-    return tuple(known)
+    return None if known is None else tuple(known)
 
 
 BESIDE = (".json", ".txt")

@@ -255,8 +255,7 @@ def _rewrite(folder: Path, counted: Mapping[str, int]) -> None:
     except InputError:  # something else stands there
         before = {}
     kept = {name: count for name, count in before.items() if (folder / name).exists()}
-    path = folder / SIZES
-    overwrite(path, rendered(dict(sorted((kept | dict(counted)).items()))))
+    overwrite(folder / SIZES, rendered(dict(sorted((kept | dict(counted)).items()))))
 
 
 def _named(expressions: Sequence[str]) -> list[str]:
