@@ -33,6 +33,7 @@ import psutil
 
 from bench.devices_picture import draw
 from bench.report import RESULTS, table, write
+from bench.runs import until, write_texts
 from bench.traces import Batch, busy_shares, idle_ends, makespan, read_traces, rows_twice, workers
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
@@ -228,22 +229,6 @@ def ideal_of(batches: list[Batch], left: Mapping[str, float], ms: float) -> floa
         could = sum(speed * max(0.0, min(middle, until) - since) for since, until, speed in there)
         low, high = (low, middle) if could >= work else (middle, high)
     return high
-
-
-def write_texts(path: Path, count: int) -> Path:
-    """A file of texts of one length."""
-    with path.open("w") as file:
-        for i in range(count):
-            file.write(json.dumps({"id": f"k{i:08d}", "text": f"sample number {i}"}) + "\n")
-    return path
-
-
-def until(predicate: Any) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not predicate():
-        assert time.monotonic() < deadline, "nothing came of it"
-        time.sleep(0.05)
 
 
 def end(process: psutil.Popen) -> None:

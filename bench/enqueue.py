@@ -23,6 +23,7 @@ from typing import Any, cast
 import redis
 
 from bench.report import table, write
+from bench.runs import until
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
 from core.queue.ledger import Ledger
@@ -156,15 +157,6 @@ def services(server: EmbeddedServer) -> Iterator[None]:
 def used_bytes(client: redis.Redis) -> int:
     """Memory of the data in the server, without its buffers for clients."""
     return int(cast("dict[str, Any]", client.info("memory"))["used_memory_dataset"])
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition, for ten minutes at most."""
-    deadline = time.monotonic() + 600
-    while not condition():
-        if time.monotonic() > deadline:
-            raise SystemExit("nothing happened for ten minutes")
-        time.sleep(0.02)
 
 
 def until_steady(look: Callable[[], int]) -> int:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from typing import Any
 import redis
 
 from bench.report import table, write
+from bench.runs import until
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
 from core.queue.keys import RUNS, run_key
@@ -40,7 +41,6 @@ BAR = 0.05
 SECONDS = 10.0
 OTHER_MODEL = "stub:17?ms_per_sample=1"
 SLICE_S, SLICED_SECONDS, RATIO_BAR = 1.0, 40.0, 0.1
-DEADLINE_S = 120.0
 
 
 class Cluster:
@@ -93,13 +93,6 @@ class Run:
         """Units that are published or committed."""
         published = int(self.client.hlen(run_key(self.run, "pub")))
         return published + int(self.client.bitcount(run_key(self.run, "done")))
-
-
-def until(predicate: Callable[[], object]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not predicate():
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.01)
 
 
 @contextmanager

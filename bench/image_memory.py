@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from bench.memory import descendants, service
 from bench.pictures import jpegs, shards
 from bench.report import table, write
+from bench.runs import anonymous_bytes
 from worker.embedders.image.jpeg import BUFFER_BYTES
 from worker.stages.pipeline import BYTES_AHEAD
 from worker.stages.read import CHUNK_IMAGE_BYTES, CHUNKS_OF_A_THREAD
@@ -122,23 +123,14 @@ def run(output: Path, paths: Sequence[Path], model: str) -> Peak:
     )
     peak, workers = 0, list[int]()
     while started.poll() is None:
-        if not workers or not anonymous(workers[0]):
+        if not workers or not anonymous_bytes(workers[0]):
             workers = [pid for pid in descendants(started.pid) if service(pid)[0] == "worker process"]
-        peak = max([peak, *map(anonymous, workers)])
+        peak = max([peak, *map(anonymous_bytes, workers)])
         time.sleep(LOOK_S)
     assert started.stdout is not None
     rows = json.loads(started.stdout.read())["rows"]
     shutil.rmtree(output)
     return Peak(peak, rows, time.monotonic() - began)
-
-
-def anonymous(pid: int) -> int:
-    """Bytes of a process that are resident and of no file; 0 for one that is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon")), 0)
 
 
 if __name__ == "__main__":

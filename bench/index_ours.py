@@ -11,8 +11,8 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 
 from bench.index_cases import RECALL, K
+from bench.runs import anonymous_bytes, watched
 from indexer.searcher import Searcher
 
 LOOK_S = 0.05
@@ -49,10 +50,9 @@ def build(
         text=True,
         preexec_fn=on_one_core,
     ) as process:
-        meter = Meter(process.pid)
-        meter.start()
-        said, errors = process.communicate()
-        meter.stop()
+        meter = Meter()
+        with watched(process.pid, LOOK_S, meter.look):
+            said, errors = process.communicate()
     seconds = time.perf_counter() - began
     if process.returncode not in REACHED:
         raise RuntimeError(errors.strip() or said.strip())
@@ -88,53 +88,35 @@ def sizes(index: Path) -> dict[str, int]:
 
 
 class Meter:
-    """Memory of a process and all its descendants together, looked at 20 times a second.
+    """Memory of a process and all its descendants together.
 
     Attributes:
         peak_bytes: most that was resident together at a time, mapped files and shared pages counted each time.
         peak_anonymous_bytes: most that they had asked for together, mapped files not counted.
     """
 
-    def __init__(self, pid: int) -> None:
-        self._root = psutil.Process(pid)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+    def __init__(self) -> None:
         self.peak_bytes = 0
         self.peak_anonymous_bytes = 0
 
-    def start(self) -> None:
-        """Begin to look."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Look no more."""
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._over.wait(LOOK_S):
-            resident = anonymous = 0
-            try:
-                processes = [self._root, *self._root.children(recursive=True)]
-            except psutil.NoSuchProcess:
-                return
-            for process in processes:
-                try:
-                    memory = process.memory_info()
-                except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                    continue
+    def look(self, processes: list[psutil.Process]) -> None:
+        """Take one look."""
+        resident = anonymous = 0
+        for process in processes:
+            with suppress(psutil.Error):  # it has just ended
+                memory = process.memory_info()
                 resident += memory.rss
                 anonymous += memory.rss - memory.shared
-            self.peak_bytes = max(self.peak_bytes, resident)
-            self.peak_anonymous_bytes = max(self.peak_anonymous_bytes, anonymous)
+        self.peak_bytes = max(self.peak_bytes, resident)
+        self.peak_anonymous_bytes = max(self.peak_anonymous_bytes, anonymous)
 
 
 def search(index: Path, queries: Path, answers: Path, threads: int) -> None:
     """Answer each query alone, in every setting."""
     asked = np.load(queries, allow_pickle=False).astype(np.float32)
-    before, began = _anonymous_bytes(), time.perf_counter()
+    before, began = anonymous_bytes(), time.perf_counter()
     searcher = Searcher.open(index, memory="ram", threads=threads)
-    opened_s, opened_bytes = time.perf_counter() - began, _anonymous_bytes() - before
+    opened_s, opened_bytes = time.perf_counter() - began, anonymous_bytes() - before
     answers.mkdir(parents=True, exist_ok=True)
     told: list[dict[str, Any]] = []
     for number, (nprobe, factor) in enumerate(settings(searcher)):
@@ -164,12 +146,6 @@ def _cpu_s_of_children() -> float:
     """CPU seconds of processes that this one, or one of theirs, has waited for."""
     used = getrusage(RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def _anonymous_bytes() -> int:
-    """Of the resident memory, what this process asked for."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
 if __name__ == "__main__":

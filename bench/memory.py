@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from bench.report import table, write
+from bench.runs import write_texts
 
 LOOK_S = 0.5
 
@@ -24,10 +25,7 @@ def main() -> None:
     """Measure, print and write."""
     samples = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     with tempfile.TemporaryDirectory(prefix="embq-bench-") as folder:
-        source, output = Path(folder) / "texts.jsonl", Path(folder) / "out"
-        with source.open("w") as file:
-            for i in range(samples):
-                file.write(json.dumps({"id": f"k{i:08d}", "text": f"sample number {i}"}) + "\n")
+        source, output = write_texts(Path(folder) / "texts.jsonl", samples), Path(folder) / "out"
         run = subprocess.Popen(
             [
                 *(sys.executable, "-m", "embq", "run", str(source), "--output", str(output), "--json"),

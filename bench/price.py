@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import table, write
+from bench.runs import write_texts
 
 ROUNDS = 5
 BAR = 0.03
@@ -74,11 +75,7 @@ def main() -> None:
 
 def measure(folder: Path, case: Case, rounds: int) -> dict[str, Any]:
     """The two in turns: their seconds, the price of the one over the other, and how far the rounds are apart."""
-    source = folder / f"{case.samples}.jsonl"
-    if not source.exists():
-        with source.open("w") as file:
-            for i in range(case.samples):
-                file.write(json.dumps({"id": f"k{i:08d}", "text": f"sample number {i}"}) + "\n")
+    source = write_texts(folder / f"{case.samples}.jsonl", case.samples)
     seconds: dict[str, list[float]] = {"bare": [], "run": []}
     for number in range(rounds):
         for who in ("bare", "run") if number % 2 == 0 else ("run", "bare"):

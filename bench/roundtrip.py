@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import table, write
+from bench.runs import write_texts
 
 SIZES = {1: 4000, 10: 2000, 100: 1000, 1000: 300}
 """Samples per unit -> units of the run without device time."""
@@ -62,11 +63,7 @@ def measure(folder: Path, size: int, units: int, *, ms: float) -> dict[str, floa
 
 def _run(folder: Path, size: int, units: int, ms: float) -> dict[str, float]:
     name = f"{size}-{units}-{ms}"
-    source, output = folder / f"{size}-{units}.jsonl", folder / f"out-{name}"
-    if not source.exists():
-        with source.open("w") as file:
-            for i in range(size * units):
-                file.write(json.dumps({"id": f"k{i:08d}", "text": f"sample number {i}"}) + "\n")
+    source, output = write_texts(folder / f"{size}-{units}.jsonl", size * units), folder / f"out-{name}"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [

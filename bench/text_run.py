@@ -6,14 +6,15 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
+from bench.runs import watched
 from core.run.reader import row_tables
 
 LOOK_S = 0.5
@@ -36,10 +37,9 @@ def run(
     with subprocess.Popen(
         [sys.executable, *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
-        meter = CpuMeter(process.pid)
-        meter.start()
-        said, errors = process.communicate(timeout=LIMIT_S)
-        meter.stop()
+        meter = CpuMeter()
+        with watched(process.pid, LOOK_S, meter.look):
+            said, errors = process.communicate(timeout=LIMIT_S)
     if process.returncode:
         raise RuntimeError(errors.strip() or said.strip())
     status = json.loads(said)
@@ -68,26 +68,10 @@ def vectors_of(output: Path, keys: list[str]) -> np.ndarray:
 
 
 class CpuMeter:
-    """CPU seconds of a process and all its descendants, by service, over time.
+    """CPU seconds of a process and all its descendants, by service, over time."""
 
-    Args:
-        pid: of the process.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self._root = psutil.Process(pid)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+    def __init__(self) -> None:
         self._seen: dict[str, list[tuple[float, float]]] = {}
-
-    def start(self) -> None:
-        """Begin to look."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Look no more."""
-        self._over.set()
-        self._thread.join()
 
     def spent(self, *, since: float) -> dict[str, float]:
         """Service -> CPU seconds since that time (Unix seconds)."""
@@ -97,18 +81,12 @@ class CpuMeter:
             found[service] = round(looks[-1][1] - (before[-1] if before else 0.0), 2)
         return found
 
-    def _watch(self) -> None:
-        while not self._over.wait(LOOK_S):
-            try:
-                processes = [self._root, *self._root.children(recursive=True)]
-            except psutil.NoSuchProcess:
-                return
-            now = time.time()
-            for process in processes:
-                try:
-                    times, words = process.cpu_times(), process.cmdline()
-                except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                    continue
+    def look(self, processes: list[psutil.Process]) -> None:
+        """Take one look."""
+        now = time.time()
+        for process in processes:
+            with suppress(psutil.Error):  # it has just ended
+                times, words = process.cpu_times(), process.cmdline()
                 if words:
                     self._seen.setdefault(_service(words), []).append((now, times.user + times.system))
 
