@@ -49,11 +49,11 @@ from writer.commit import Buffer, Committer
 NONCE = "bare"
 PREFETCH = 2
 LOOK_S = 0.02
-"""How often the writer asks whether a part is due; `embq writer` rests as long when it has nothing to do."""
+"""Interval at which the writer asks whether a part is due; `embq writer` rests as long when it has nothing to do."""
 
 
 class Results(Protocol):
-    """Where results go."""
+    """Takes results."""
 
     def send(self, result: Any, /) -> None:
         """Take the next one."""
@@ -61,7 +61,7 @@ class Results(Protocol):
 
 
 class WideStream:
-    """Where there is always room for another result. Publishing asks this of a `ResultStream`."""
+    """A result stream with room for any number of results, which publishing asks for."""
 
     def has_room(self) -> bool:
         return True
@@ -92,7 +92,7 @@ class FreeLedger:
 
 
 class NoBoard(ProgressBoard):
-    """Nobody watches, so nothing is said."""
+    """A progress board that keeps nothing."""
 
     def step(self, stage: str, units: Iterable[Span] = ()) -> AbstractContextManager[None]:
         del stage, units

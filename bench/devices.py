@@ -108,13 +108,13 @@ def fleet(folder: Path, speeds: Sequence[float]) -> tuple[dict[str, Any], list[B
 
 
 def even_split_s(speeds: Sequence[float], ms: float) -> float:
-    """When the last device is through where each gets as many of the same units as the others."""
+    """Seconds until the last device is through where each gets as many of the same units as the others."""
     share = -(-UNITS // len(speeds))
     return share * SAMPLES * ms / 1000 / min(speeds)
 
 
 def devices_of(batches: list[Batch]) -> list[dict[str, Any]]:
-    """What each worker process did."""
+    """Figures of each worker process."""
     ends, shares = idle_ends(batches), busy_shares(batches)
     return [
         {

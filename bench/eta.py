@@ -1,4 +1,4 @@
-"""How far the predicted end of a run is from the true one.
+"""Error of the predicted end of a run.
 
     python -m bench.eta [CASE ...]
 
@@ -37,7 +37,7 @@ from core.queue.keys import run_key
 from core.run.run_info import load_run
 
 TOKENS_PER_S = 8_000
-"""Of all devices of a case together, at its start: so few that one core is fast enough for texts of two words."""
+"""Rate of all devices of a case together at its start: so low that one core is fast enough for texts of two words."""
 SECONDS = 36.0
 BAR, FROM, REST_UNTIL = 0.10, 0.20, 0.90
 SETTLING_S = 6.0
@@ -61,7 +61,7 @@ class Case:
 
     @property
     def changes(self) -> float | None:
-        """When a device leaves or joins."""
+        """Time at which a device leaves or joins."""
         return self.leaves or self.joins
 
     @property
@@ -114,7 +114,7 @@ CASES = {
 
 @dataclass(slots=True)
 class Watched:
-    """What was seen of a run; times are Unix seconds.
+    """Observations of a run; times are Unix seconds.
 
     Attributes:
         looks: (time, predicted seconds or None).

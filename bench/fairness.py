@@ -1,4 +1,4 @@
-"""How runs share the devices: a small run beside a huge one, runs of different weight, and units of different size.
+"""Sharing of devices by runs: a small one beside a huge one, runs of different weight, and units of different size.
 
     python -m bench.fairness
 
@@ -154,7 +154,7 @@ def two_models(case: str, *, priority: int) -> dict[str, Any]:
 
 
 def small_of_another_model(case: str) -> dict[str, Any]:
-    """How long a small run waits for its first unit while a large one with another model is served."""
+    """Seconds that a small run waits for its first unit while a large one with another model is served."""
     with cluster() as made:
         large = made.enqueue("large", LARGE)
         made.start()

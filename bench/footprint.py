@@ -1,4 +1,4 @@
-"""What embq takes on a laptop: a fresh environment with nothing but `pip install .`, its size and its start.
+"""Size of embq on a laptop: a fresh environment with nothing but `pip install .`, its size and its start.
 
     python -m bench.footprint
 
@@ -30,7 +30,7 @@ CALLS = 7
 TIMED = (["--help"], ["enqueue", "--help"], ["search", "--help"])
 
 MUST_BE_ABSENT = ("torch", "numpy", "faiss", "transformers", "h5py", "starlette")
-"""What belongs to other roles."""
+"""Packages of other roles."""
 
 
 def main() -> None:

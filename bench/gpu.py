@@ -87,12 +87,12 @@ NEEDED = {
 LIMIT_S = 470.0
 """For all of it: a run that could not end before is not begun, and one that does not is ended."""
 LEAST_RUN_S, MOST_RUN_S = 40.0, 120.0
-"""What is left of the limit must be as much, or there is no further run; and a run that takes so long is ended."""
+"""Seconds that must be left of the limit for a further run, and after which a run is ended."""
 LEAST_ALONE_S = 30.0
-"""What must be left for a model to be looked at at all."""
+"""Seconds that must be left for a model to be looked at at all."""
 SIDE = 256
 EVENTS = ("image_path ", "batch_size_chosen ", "budget_chosen ", "attention ")
-"""Of a worker's log: how the device computes."""
+"""Fields of a worker's log: how the device computes."""
 NO_TIME = "no time was left"
 
 
@@ -120,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of every benchmark of a GPU."""
+    """The options of every benchmark of a GPU."""
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--quick", action="store_true", help="small models and few samples: does it work?")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures to it, of a CPU too")
@@ -207,7 +207,7 @@ def measure(
 
 
 def in_a_process(do: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """What `do` gives, called in a process of its own.
+    """The result of `do`, called in a process of its own.
 
     After a fault of a kernel, nothing works in that process any more; and a process that computes on the device holds
     memory that `embq run` is to have. Raises RuntimeError where the process dies.
@@ -219,7 +219,7 @@ def in_a_process(do: Callable[P, T], *arguments: P.args, **options: P.kwargs) ->
 
 
 def precision_of(device: str) -> str:
-    """What is computed in."""
+    """Precision of the computation."""
     return "bf16" if device.startswith("cuda") else "fp32"
 
 

@@ -34,10 +34,10 @@ from worker.meter.meter import Throughput
 from worker.stages.batching import Batcher, Waiting
 
 TOKENS, SHORTEST = 256, 4
-"""Of a text: the longest, and the shortest of the mixed ones."""
+"""Tokens of a text: of the longest, and of the shortest of the mixed ones."""
 WORDS = ("the", "of", "and", "in", "to", "was", "he", "is", "as", "for", "on", "with", "that", "it", "his", "by", "at")
 VOCABULARY = 30_522
-"""Of BERT; the words of the texts are in it, and the rest has names only."""
+"""Vocabulary of BERT; the words of the texts are in it, and the rest has names only."""
 
 SHORT_S = 0.3
 """For which each number of rows is timed; the best one then for as long as is asked."""
@@ -49,7 +49,7 @@ Pass = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured.
+    """Extent of a measurement.
 
     Attributes:
         pictures: that differ; as many texts.
@@ -84,7 +84,7 @@ QUICK = Scale(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
-    """What a model alone does on data that is on the device.
+    """Speed of a model alone on data that is on the device.
 
     Attributes:
         rows_per_s: at the best number of rows.
@@ -111,7 +111,7 @@ class ImageCase:
         return ModelConfig(spec=spec, modalities=("image",), precision=precision, decode=CPU_DECODES[0])
 
     def forward(self, device: str, dtype: torch.dtype, sizes: Sequence[int], seconds: float) -> Forward:
-        """Of images that are decoded, normalised and on the device."""
+        """Rate for images that are decoded, normalised and on the device."""
         model: Any = open_clip.create_model(self.name).to(device=device, dtype=dtype).eval()
         height, width = _pair(model.visual.image_size)
 
@@ -143,7 +143,7 @@ class TextCase:
         )
 
     def forward(self, device: str, dtype: torch.dtype, sizes: Sequence[int], seconds: float) -> Forward:
-        """Of ids that are on the device."""
+        """Rate for ids that are on the device."""
         trunk: Any = AutoModel.from_config(self.weights).to(device=device, dtype=dtype).eval()
 
         def passes(rows: int) -> Pass:
@@ -301,7 +301,7 @@ def word_pieces() -> PreTrainedTokenizerFast:
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -350,4 +350,4 @@ def _wait(device: str) -> None:
 
 
 def _nothing() -> None:
-    """What `decode` calls now and then."""
+    """A heartbeat that `decode` calls now and then."""

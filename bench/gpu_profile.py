@@ -134,7 +134,7 @@ class Watched:
         self._thread.start()
 
     def figures(self) -> dict[str, Any]:
-        """What was seen; waits for the run's end."""
+        """The looks; waits for the run's end."""
         if self._thread is not None:
             self._thread.join()
         return self._found
@@ -241,7 +241,7 @@ def lock_figures(raw: str, samples: int) -> dict[str, Any]:
 
 
 def device_figures(device: str, seconds: float) -> dict[str, float]:
-    """What NVML says of a GPU over some seconds, in means; waits for as long on other devices too."""
+    """Means of NVML's readings of a GPU over some seconds; waits for as long on other devices too."""
     if not device.startswith("cuda"):
         time.sleep(seconds)
         return {}

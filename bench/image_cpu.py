@@ -1,4 +1,4 @@
-"""What the processes of a run cost the CPU, each, from its first unit on."""
+"""CPU time of each process of a run, from its first unit on."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Watch(threading.Thread):
 
 
 def kind_of(command: Sequence[str]) -> str:
-    """What a process of embq is, in a word; "" where nothing is known of it yet."""
+    """Kind of a process of embq, in a word; "" where nothing is known of it yet."""
     words = [os.path.basename(word) for word in command]
     for kind in ("worker.process", "sources.reader_process", "writer", "producer", "worker", "run"):
         if kind in words:

@@ -1,4 +1,4 @@
-"""What the decode threads of a worker do where they do nothing else: a measurement in a process of its own.
+"""Speed of a worker's decode threads where they do nothing else: a measurement in a process of its own.
 
     python -m bench.image_decoding MODEL THREADS SAMPLES SHARD [SHARD ...]
 
@@ -53,7 +53,7 @@ class Chunks:
 
 
 def prepare(embedder: Embedder, chunks: Chunks) -> None:
-    """What one thread does."""
+    """The work of one thread."""
     for chunk in chunks:
         for ready in embedder.prepare(chunk):
             if isinstance(ready, Exception):

@@ -31,7 +31,7 @@ from bench.report import table, write
 from core.process.limits import cores
 
 SECONDS, ROUNDS = 15.0, 3
-"""Of decoding in one measurement, about; rounds."""
+"""Seconds of decoding in one measurement, about; rounds."""
 MODEL = "stub:512?ms_per_batch=2&batch_size=64&pixels=224"
 SIZES = {(256, 256): 2_000, (512, 384): 2_000, (1024, 768): 600}
 """Size of the images -> how many of them differ; the same shards come again under other names."""
@@ -113,7 +113,7 @@ def compared(made: Sequence[tuple[Mapping[str, float], Mapping[str, Any]]]) -> d
 
 
 def decoding(shards: Sequence[Path], samples: int) -> dict[str, float]:
-    """What decode threads do by themselves."""
+    """Speed of decode threads by themselves."""
     command = ["-m", "bench.image_decoding", MODEL, str(THREADS), str(samples), *map(str, shards)]
     done = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, check=True, timeout=1800)
     measured: dict[str, float] = json.loads(done.stdout)

@@ -42,13 +42,13 @@ LOOK_S = 0.02
 BATCH = 64
 PIXELS = 224
 RATES = {"waits for the decoders": 0, "is waited for": 25}
-"""What a device does -> its milliseconds for an image."""
+"""Kind of device -> its milliseconds for an image."""
 
 CLIP = "open_clip:ViT-B-32?init=random"
 
 
 class Peak(NamedTuple):
-    """Of one run: bytes of the worker process, rows, and seconds with the start."""
+    """Figures of one run: bytes of the worker process, rows, and seconds with the start."""
 
     peak_bytes: int
     rows: int
@@ -105,7 +105,7 @@ def measure(folder: Path, counts: Sequence[int], different: int, model: str) -> 
 
 
 def bound_bytes(shard_bytes: int, longest: int) -> int:
-    """What docs/operations.md says of local shards of images of at most 16 MP, beside the loaded model."""
+    """The bound of docs/operations.md for local shards of images of at most 16 MP, beside the loaded model."""
     encoded = (THREADS * CHUNKS_OF_A_THREAD + 2) * (CHUNK_IMAGE_BYTES + longest)
     return shard_bytes + encoded + THREADS * BUFFER_BYTES + BYTES_AHEAD + 3 * BATCH * PIXELS * PIXELS * 3
 

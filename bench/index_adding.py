@@ -1,4 +1,4 @@
-"""How many vectors one core adds to lists, for keys of the PQ kind at 512 dimensions, and what the arithmetic allows.
+"""Vectors that one core adds to lists, for keys of the PQ kind at 512 dimensions, and what the arithmetic allows.
 
     python -m bench.index_adding [--data bench/cache] [--rows 32768]
 

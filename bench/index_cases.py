@@ -1,4 +1,4 @@
-"""What the benchmark of the index measures: the sets of vectors, the limits, and where things are kept."""
+"""Cases of the benchmark of the index: sets of vectors, limits, and folders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUERIES = 1_000
 """Held-out queries of each set; a set may have fewer."""
 
 RECALL = "0.95@10"
-"""What ours is asked for. The peer cannot be asked for a recall."""
+"""Recall that ours is asked for. The peer cannot be asked for one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What adding a tenth costs: the same `embq index` again, after the folder has got further rows.
+"""Cost of adding a tenth: the same `embq index` again, after the folder has got further rows.
 
     python -m bench.index_growth [--data bench/cache] [--rows 300000] [--index-memory 60M] [--memory 1G]
 
@@ -27,7 +27,7 @@ from indexer.tune.recall import Truth, mean_recall
 
 SHARE = 0.1
 BAR = 0.15
-"""Of the time of the build, that the addition may take."""
+"""Part of the time of the build that the addition may take."""
 
 
 def main() -> None:

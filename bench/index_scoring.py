@@ -80,7 +80,7 @@ def points(answers: list[Path], truth: Truth, vectors: np.ndarray, queries: np.n
 
 
 def front(found: list[Point]) -> list[Point]:
-    """Those than which no other is both faster and at least as exact, from the fastest to the most exact."""
+    """The settings than which no other is both faster and at least as exact, from the fastest to the most exact."""
     kept: list[Point] = []
     for one in sorted(found, key=lambda point: (point.p50_ms, -point.recall)):
         if not kept or one.recall > kept[-1].recall:

@@ -1,4 +1,4 @@
-"""How long `embq search INDEX "text"` takes from the shell, model and all.
+"""Seconds of `embq search INDEX "text"` from the shell, model and all.
 
     python -m bench.index_start [--data bench/cache] [--runs 7] [--index-memory 16G]
 

@@ -54,7 +54,7 @@ def code(known: set[str], processes: int = 2) -> list[str]:
 
 
 def alike(found: list[str]) -> int:
-    """How many texts are others' again but for case, digits and punctuation."""
+    """Number of texts that equal another one but for case, digits and punctuation."""
     return len(found) - len({re.sub(r"[^a-z]+", " ", text.lower()) for text in found})
 
 

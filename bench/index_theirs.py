@@ -123,7 +123,7 @@ def _params(index: Any, tuned: str) -> list[str]:
 
 
 def _anonymous_bytes() -> int:
-    """Of the resident memory, what this process asked for."""
+    """Resident memory of this process without that of files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 

@@ -76,7 +76,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def service(pid: int) -> tuple[str, int]:
-    """Which service a process is, and its resident memory in MB; "" for one that is gone."""
+    """Service that a process is, and its resident memory in MB; "" for one that is gone."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         status = Path(f"/proc/{pid}/status").read_text()

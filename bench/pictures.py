@@ -30,7 +30,7 @@ PHOTOGRAPHS = (
 )
 
 TILE_MAX, LARGE_TILE_MAX = (512, 400), (1000, 667)
-"""What most of the photographs fill, and what the largest two do. A larger picture is a mosaic of equal tiles no larger
+"""Pixels of most of the photographs, and of the largest two. A larger picture is a mosaic of equal tiles no larger
 than this; beyond `LARGE_PIXELS` of the larger ones, because seams are what no photograph has."""
 LARGE_PIXELS = 2_000_000
 

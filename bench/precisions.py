@@ -96,7 +96,7 @@ def compared(half: np.ndarray, exact: np.ndarray) -> dict[str, float]:
 
 
 def nearest(rows: np.ndarray) -> list[list[int]]:
-    """Of each row the numbers of the other rows that are nearest to it."""
+    """For each row, the numbers of the other rows that are nearest to it."""
     scores = rows @ rows.T
     np.fill_diagonal(scores, -np.inf)
     found: list[list[int]] = np.argsort(-scores, axis=1)[:, :NEIGHBOURS].tolist()

@@ -41,7 +41,7 @@ class Slow(SimpleHTTPRequestHandler):
         """Say nothing."""
 
     def do_HEAD(self) -> None:
-        """As a GET, without the bytes."""
+        """Answer as to a GET, without the bytes."""
         self.do_GET()
 
     def do_GET(self) -> None:
@@ -78,7 +78,7 @@ def serve(folder: str, latency_s: float, bytes_per_s: float, ready: Connection) 
 
 
 def mb_per_s(read: Callable[[str], int], urls: list[str]) -> float:
-    """Of all files one after the other."""
+    """Rate of reading all files one after the other."""
     began = time.perf_counter()
     count = sum(read(url) for url in urls)
     return count / 1e6 / (time.perf_counter() - began)

@@ -1,4 +1,4 @@
-"""Where the figures of benchmarks are kept, with the machine, the versions and the commit that they belong to."""
+"""Result files of benchmarks, with the machine, the versions and the commit that they belong to."""
 
 from __future__ import annotations
 

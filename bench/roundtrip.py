@@ -1,4 +1,4 @@
-"""What a unit costs from the manifest to the commit record, for units of 1, 10, 100 and 1,000 samples on one worker.
+"""Cost of a unit from the manifest to the commit record, for units of 1, 10, 100 and 1,000 samples on one worker.
 
     python -m bench.roundtrip
 

@@ -1,4 +1,4 @@
-"""How fast pictures become shards: embq shards convert beside webdataset's ShardWriter and beside plain copies.
+"""Speed of making shards of pictures: embq shards convert beside webdataset's ShardWriter and beside plain copies.
 
 Pictures are JPEGs of about 110 kB, as ImageNet's are: pieces of the photographs in scikit-image, each file different,
 in the page cache. Everything is written to one disk, durably unless said otherwise; all take turns.
@@ -67,7 +67,7 @@ def _off(data: bytes) -> int:
 
 
 def ours(source: Path, out: Path, processes: int) -> None:
-    """As `embq shards convert` does it: list, plan, write, make durable; with a json that names the file of each."""
+    """Convert as `embq shards convert` does: list, plan, write, make durable; each with a json that names its file."""
     listing = class_folders(str(source), known=None, allow_empty=False)
     pattern = Pattern.parse(f"{out}/train-%06d.tar")
     plan = Plan.make(listing, Layout(pattern=pattern, samples_per_shard=PER_SHARD, seed=0, metadata=True))
@@ -100,7 +100,7 @@ def copied(source: Path, out: Path) -> None:
 
 
 def written(size: int, out: Path) -> None:
-    """As many bytes as the pictures have, from memory, in files as large as shards: what the disk takes, as dd does."""
+    """Write as many bytes as the pictures have from memory, in files as large as shards: the speed of the disk."""
     out.mkdir()
     block = os.urandom(4 << 20)
     for number in range(max(1, round(size / (PER_SHARD * SAMPLE_BYTES)))):

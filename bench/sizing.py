@@ -1,4 +1,4 @@
-"""What to plan for: memory of the broker for runs, units, hints, leases, results and workers; bytes of a result's row.
+"""Sizes to plan for: memory of the broker for runs, units, hints, leases, results and workers; bytes of a result's row.
 
     python -m bench.sizing
 
@@ -77,7 +77,7 @@ def _of_runs(client: redis.Redis) -> dict[str, float]:
 
 
 def _of_one_run(client: redis.Redis) -> dict[str, float]:
-    """What a unit adds when it is hinted, leased, and published."""
+    """Bytes that a unit adds when it is hinted, leased, and published."""
     run, gen = "f" * 16, "1-0"
     register(client, RunRecord(run=run, output="/data/out/f", model=MODEL, units=10 * UNITS))
     ledger = Ledger(client, run)
@@ -118,7 +118,7 @@ def _of_one_run(client: redis.Redis) -> dict[str, float]:
 
 
 def _of_workers(url: str) -> dict[str, float]:
-    """What real processes take, their connections included: a machine with one process, and each further one."""
+    """Memory for real processes, their connections included: a machine with one process, and each further one."""
     client = connect(url)
     _with_worker(client, url, 1)  # the scripts, which are there once
     alone = _with_worker(client, url, 1)

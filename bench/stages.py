@@ -1,4 +1,4 @@
-"""What the stages of a worker do with their time, in a run that decoding limits and in one that the device limits.
+"""Time of the stages of a worker, in a run that decoding limits and in one that the device limits.
 
     python -m bench.stages [--seconds 20]
 
@@ -41,7 +41,7 @@ RUNS = {"decode-bound": "stub:64?pixels=224&ms_per_sample=0.5", "device-bound": 
 DEVICE_PER_S = 125
 LOOK_S = 0.1
 LEAST_S = 0.5
-"""Of a figure over time; two reports may come sooner one after the other."""
+"""Interval of a figure over time; two reports may come sooner one after the other."""
 
 
 def main() -> None:

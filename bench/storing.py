@@ -150,7 +150,7 @@ def _sustained(name: str) -> dict[str, Any]:
 
 
 def _carries(sustained: dict[str, Any]) -> dict[str, Any]:
-    """How many devices of each speed fill one writer: its rows/s over theirs."""
+    """Number of devices of each speed that fill one writer: its rows/s over theirs."""
     devices = {f"devices_at_{rate}_rows_per_s": round(sustained["rows_per_s"] / rate, 1) for rate in GPU_ROWS_PER_S}
     return {"format": sustained["format"], "rows_per_s": sustained["rows_per_s"], **devices}
 

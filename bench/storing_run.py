@@ -1,4 +1,4 @@
-"""What the benchmark of storing writes: a run whose units are published as workers do, with nothing being embedded."""
+"""Runs for the benchmark of storing, whose units are published as workers do, with nothing being embedded."""
 
 from __future__ import annotations
 

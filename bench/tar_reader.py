@@ -1,4 +1,4 @@
-"""How fast one core reads shards: embq's strict reader beside webdataset's own iterator, in the same run.
+"""Speed of one core that reads shards: embq's strict reader beside webdataset's own iterator, in the same run.
 
 Small samples (2 kB image, caption, metadata) are counted; of large members the bytes, from the page cache.
 
@@ -22,7 +22,7 @@ from sources.reader_options import ReadOptions
 ROUNDS = 5
 LARGE_MEMBERS = 64
 LARGE_BYTES = 8_000_000
-"""Of one member: half a gigabyte in all, as shards of large images or raw data have it."""
+"""Bytes of one member: half a gigabyte in all, as shards of large images or raw data have it."""
 
 
 def write_small(path: str, samples: int) -> None:

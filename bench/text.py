@@ -49,7 +49,7 @@ ORDER = (
 """A precision is `embq run` in it, the others are peers."""
 EVERY = {"encode-8": 5, "pool-8": 5, "ray-8": 5, "encode-bf16": 5}
 RAYS = {"ray": DEFAULT, "ray-8": SMALL}
-"""Those without a bar embed only every fifth text, and their seconds are told for all."""
+"""Peers without a bar embed only every fifth text, and their seconds are told for all."""
 EQUALITY = 1e-5
 COSINES = {"fp32": 0.9999, "bf16": 0.999, "int8": 0.99}
 """Least cosine of any of the vectors to that of `encode`."""
@@ -58,7 +58,7 @@ BARS = (
     *(("pool", "fp32", 1.5), ("ray", "fp32", 1.5), ("loop", "fp32", 0.95)),
     *(("encode-8", "fp32", None), ("pool-8", "fp32", None), ("ray-8", "fp32", None), ("encode-bf16", "bf16", None)),
 )
-"""Who is compared with `embq run` in which precision, and how many times faster that is to be."""
+"""Peers that `embq run` is compared with in each precision, and how many times faster it is to be."""
 NAMES = {
     "encode": "sentence-transformers encode",
     "encode-8": "encode, batch_size=8",
@@ -112,7 +112,7 @@ def main() -> int:
 
 
 class Measured:
-    """What was measured so far.
+    """Measurements so far.
 
     Args:
         folder: for what the measurements write.
@@ -188,7 +188,7 @@ class Measured:
         return path
 
     def equal(self) -> tuple[list[dict[str, Any]], bool]:
-        """How far the vectors of each are from those of `encode`, and whether those of fp32 are the same."""
+        """Distance of the vectors of each from those of `encode`, and whether those of fp32 are the same."""
         rows = []
         for who, vectors in self.vectors.items():
             if who == "encode":
@@ -202,7 +202,7 @@ class Measured:
         return rows, all(row["held"] for row in rows if row["who"] == "fp32")
 
     def ratios(self) -> list[dict[str, Any]]:
-        """How many times faster `embq run` is than each."""
+        """Ratio of each one's seconds to those of `embq run`."""
         rows = []
         for who, precision, bar in BARS:
             peer, ours = self.seconds.get(who), self.seconds.get(precision)
@@ -223,7 +223,7 @@ class Measured:
         return rows
 
     def profiles(self) -> list[dict[str, Any]]:
-        """Where the time of the passes goes, of `encode` and in each precision that was measured."""
+        """Shares of the passes' time, of `encode` and in each precision that was measured."""
         found = []
         for who in ("encode", *(precision for precision in COSINES if precision in self.seconds)):
             command = [sys.executable, "-m", "bench.text_profile", who, str(self._source)]
@@ -259,7 +259,7 @@ def _passes(one: Mapping[str, Any]) -> list[str]:
 
 
 def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of each row with the other's, in float64."""
+    """Cosine of each row with the other's, in float64."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     found: np.ndarray = (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
     return found

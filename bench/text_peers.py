@@ -27,7 +27,7 @@ ENCODES = {"encode": (DEFAULT, "float32"), "encode-8": (SMALL, "float32"), "enco
 POOLS = {"pool": DEFAULT, "pool-8": SMALL}
 
 UNIT_SIZE = 1_000
-"""What `embq run` takes by itself."""
+"""Default of `embq run`."""
 
 
 def texts_of(source: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""What bounds texts on this CPU: shares of time by kind of operation, and GFLOP/s beside those of a large GEMM.
+"""Bounds of texts on this CPU: shares of time by kind of operation, and GFLOP/s beside those of a large GEMM.
 
     python -m bench.text_profile encode|PRECISION TEXTS.jsonl
 
@@ -21,7 +21,7 @@ from unittest.mock import patch
 from bench.text_peers import DEFAULT, model_of, texts_of
 
 LAYERS, DIM, INNER = 6, 384, 1536
-"""Of all-MiniLM-L6-v2."""
+"""Shape of all-MiniLM-L6-v2."""
 TEXTS, GEMM, TRIES = 300, 2_048, 5
 KINDS = {
     "aten::addmm": "gemm",

@@ -25,7 +25,7 @@ os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": 
 
 ACTORS = 2
 ROWS_PER_BATCH = 250
-"""What an actor takes at once: `encode` sorts them by length, and 20 of these share 5,000 texts evenly."""
+"""Texts that an actor takes at once: `encode` sorts them by length, and 20 of these share 5,000 texts evenly."""
 READY_S = 120.0
 
 

@@ -57,7 +57,7 @@ def run(
 
 
 def vectors_of(output: Path, keys: list[str]) -> np.ndarray:
-    """What is committed for each key; every key is there once and there are no others."""
+    """The committed vector of each key; every key is there once and there are no others."""
     found: dict[str, np.ndarray] = {}
     for table in row_tables(output, ["key", "embedding"]):
         for key, vector in zip(table["key"].to_pylist(), table["embedding"].to_pylist(), strict=True):
@@ -92,7 +92,7 @@ class CpuMeter:
 
 
 def _service(words: list[str]) -> str:
-    """Which service a command line is."""
+    """Service that a command line starts."""
     if "-m" not in words:
         return "broker"
     module, *arguments = words[words.index("-m") + 1 :]

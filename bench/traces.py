@@ -1,4 +1,4 @@
-"""What devices did in a run, as `EMBQ_TRACE` has it: who was busy when, and how that compares with the ideal."""
+"""Work of the devices in a run by `EMBQ_TRACE`: when each was busy, beside the ideal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reaches a training step, beside webdataset's own loader on the same shards; exact epochs beside resampled ones.
+"""Samples that reach a training step, beside webdataset's loader on the same shards; exact epochs and resampled ones.
 
     python -m bench.training [SAMPLES] [ROUNDS]
 

@@ -28,7 +28,7 @@ def ours(shards: Shards, workers: int, epoch: int) -> Batches:
 
 
 def theirs(shards: Shards, workers: int, epoch: int) -> Batches:
-    """What webdataset's examples do, with torchvision's transforms on Pillow's images."""
+    """The loader of webdataset's examples, with torchvision's transforms on Pillow's images."""
     steps = [
         transforms.RandomResizedCrop(IMAGE_SIZE),
         transforms.RandomHorizontalFlip(),

@@ -29,7 +29,7 @@ MEAN, STD = (torch.tensor(values).view(3, 1, 1) * 255 for values in (IMAGENET_ME
 
 
 def ours(data: bytes, key: str) -> torch.Tensor:
-    """As a training of embq does it."""
+    """The pixels as a training of embq makes them."""
     with Picture(Sample(ordinal=0, key=key, image=data)) as picture:
         pixels = training_pixels(picture, key, size=IMAGE_SIZE, seed=0, epoch=0)
         return torch.empty(pixels.shape).copy_(pixels).sub_(MEAN).div_(STD)

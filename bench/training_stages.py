@@ -1,4 +1,4 @@
-"""What a sample costs in each stage of embq's loader: in one thread, each stage added to those before."""
+"""Cost of a sample in each stage of embq's loader: in one thread, each stage added to those before."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _pictures(shards: Shards, use: Callable[[Picture, str], object]) -> None:
 
 
 def _exhaust(batches: Iterable[object]) -> None:
-    """As a training does it: a batch is gone before the next one comes."""
+    """Read as a training does: a batch is gone before the next one comes."""
     deque(batches, maxlen=0)
 
 

@@ -88,7 +88,7 @@ def paths(checkout: Path) -> tuple[set[Function], set[Function]]:
 
 
 def calls_of_run(checkout: Path, units: int) -> Counter[Function]:
-    """How often each function is called in an `embq run`, over all its processes."""
+    """Calls of each function in an `embq run`, over all its processes."""
     with tempfile.TemporaryDirectory(prefix="embq-path-") as name:
         folder = Path(name)
         site, calls, texts = folder / "site", folder / "calls", folder / "texts.jsonl"

@@ -1,4 +1,4 @@
-"""What one GPU trains of MMoCLIP: ViT-L-14 on made-up pairs, in samples a second beside the published 79.2 of an A100.
+"""Speed of MMoCLIP on one GPU: ViT-L-14 on made-up pairs, in samples a second beside the published 79.2 of an A100.
 
     python -m bench.mmoclip.gpu [--device cuda] [--quick]
 
@@ -36,7 +36,7 @@ LIMIT_S = 470.0
 PART_S = 150.0
 """For each training, its start and the compilation included."""
 LEAST_S = 60.0
-"""What must be left for a training to be begun."""
+"""Seconds that must be left for a training to be begun."""
 GRACE_S = 60.0
 GFLOP_PER_PAIR = 3 * 175.33
 """Forward and backward of ViT-L-14, by open_clip's profile; computing activations twice is not counted."""

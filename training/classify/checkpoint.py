@@ -211,7 +211,7 @@ def key_journal(config: Config, folder: Folder, member: Member, since: Moment) -
 
 
 def _covers(record: Path, moment: Moment) -> bool:
-    """Whether a process's record reaches a moment."""
+    """True where a process's record reaches a moment."""
     if moment.step == 0:
         return True
     of_epoch = [line for line in lines(record) if line["epoch"] == moment.epoch and line["step"] <= moment.step]

@@ -51,7 +51,7 @@ class FailureList:
         self._known.update({key: one.samples for key, one in new.items()})
 
     def exceeds(self, failed: int, samples: int) -> bool:
-        """Whether more samples failed than may."""
+        """True where more samples failed than may."""
         return failed > self._most * samples
 
     def check(self, failures: Sequence[Failure], failed: int, samples: int, of: str = "an epoch") -> None:

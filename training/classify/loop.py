@@ -309,7 +309,7 @@ class Trainer:
 
     @property
     def _must_stop(self) -> bool:
-        """Whether this process leads, and was asked to stop."""
+        """True where this process leads, and was asked to stop."""
         return self.member.leads and self._stop()
 
     def _make_up_validation(self, epoch: int) -> None:

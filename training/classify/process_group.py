@@ -40,7 +40,7 @@ class Member:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes logs and checkpoints."""
+        """True where this process writes logs and checkpoints."""
         return self.rank == 0
 
     def totals(self, values: Sequence[float]) -> list[float]:
@@ -83,7 +83,7 @@ class Member:
             _store().set(_STOPPED, "1")
 
     def leader_stopped(self) -> bool:
-        """Whether the leading process has stopped, or the store that it serves is gone."""
+        """True where the leading process has stopped, or the store that it serves is gone."""
         try:
             return self.world > 1 and bool(_store().check([_STOPPED]))
         except RuntimeError:
@@ -209,7 +209,7 @@ def peer_gone(member: Member, error: Exception) -> EmbqError:
 
 
 def _of_a_peer(error: RuntimeError) -> bool:
-    """Whether a collective failed because of another process: gloo and NCCL raise RuntimeError with a text."""
+    """True where a collective failed because of another process: gloo and NCCL raise RuntimeError with a text."""
     text = str(error).lower()
     return any(word in text for word in ("gloo", "nccl", "connection closed by peer", "connection reset", "timed out"))
 

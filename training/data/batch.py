@@ -46,7 +46,7 @@ class EpochPosition:
         return self.reached[stream] if stream < len(self.reached) else 0
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
+        """The position as JSON."""
         return asdict(self)
 
     @staticmethod

@@ -55,16 +55,16 @@ def label_of(sample: RawSample, classes: int | None) -> int:
 
 
 AREA = (0.08, 1.0)
-"""Of the picture's area, least and most."""
+"""Least and most of the picture's area that a crop covers."""
 
 ASPECT = (3 / 4, 4 / 3)
 """Width over height, least and most."""
 
 TRIES = 10
-"""To find a piece that fits; of a photograph of 4 by 3 the first one does 7 times out of 10."""
+"""Tries to find a crop that fits; of a photograph of 4 by 3 the first one does 7 times out of 10."""
 
 SHOWN = 0.875
-"""Of the short side, what the middle of a picture shows in validation: 224 of 256."""
+"""Part of the short side that the middle of a picture shows in validation: 224 of 256."""
 
 
 class Crop(NamedTuple):

@@ -172,9 +172,7 @@ def loaded(stages: list[Any], view: View) -> Iterator[WorkerBatch]:
 
 
 def _is_of_a_death(error: Exception) -> bool:
-    """Whether a worker is gone. OSError and EOFError come from the pipes to it, unless they were caught in a live
-    worker.
-    """
+    """True where a worker is gone. OSError and EOFError come from its pipes, unless a live worker caught them."""
     if isinstance(error, RuntimeError):
         return DIED.search(str(error)) is not None
     return not str(error).startswith("Caught ")

@@ -24,7 +24,7 @@ WEIGHTS = "model.safetensors"
 
 
 def is_classifier(given: Path) -> bool:
-    """Whether a path is the folder of a training by `embq train classify`, or in one."""
+    """True where a path is the folder of a training by `embq train classify`, or in one."""
     folder = _training(given)
     return given.exists() and any(_read(folder / name).get("format") == FORMAT for name in (DESCRIBED, CONFIG))
 

@@ -59,12 +59,12 @@ class Outcome:
 
     @property
     def was_asked(self) -> bool:
-        """Whether the user, or a launcher that had seen another process fail, ended it."""
+        """True where the user, or a launcher that had seen another process fail, ended it."""
         return self.status == Exit.INTERRUPTED
 
     @property
     def follows(self) -> bool:
-        """Whether another process ended before this one, and explains more."""
+        """True where another process ended before this one, and explains more."""
         return self.was_asked or self.code == PEER_GONE
 
     def error(self) -> EmbqError:
@@ -125,7 +125,7 @@ def verdict(outcomes: Sequence[Outcome], status: int) -> int:
 
 
 def by_signal(status: int) -> bool:
-    """Whether a signal ended a launcher, other than the one that asks it to end."""
+    """True where a signal ended a launcher, other than the one that asks it to end."""
     return status > 128 and status != Exit.INTERRUPTED
 
 

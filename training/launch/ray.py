@@ -63,7 +63,7 @@ class FilteredStream(io.TextIOBase):
         return self._stream.fileno()
 
     def isatty(self) -> bool:
-        """Whether the stream is a terminal."""
+        """True where the stream is a terminal."""
         return self._stream.isatty()
 
 

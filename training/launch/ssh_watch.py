@@ -75,7 +75,7 @@ class HostConnection:
         self.status = report["status"]
 
     def over(self) -> bool:
-        """Whether it has ended, and all of its output is read."""
+        """True where it has ended, and all of its output is read."""
         if self.ended_at:
             return True
         if self._process.poll() is None:
@@ -87,7 +87,7 @@ class HostConnection:
         return True
 
     def failed(self) -> bool:
-        """Whether it ended with an error."""
+        """True where it ended with an error."""
         return bool(self.ended_at) and self.status != Exit.DONE
 
     def beat(self) -> None:
@@ -159,7 +159,7 @@ def watch(parts: Sequence[HostConnection]) -> int:
 
 
 def _verdict(parts: Sequence[HostConnection]) -> int:
-    """That of the part which failed first, unless a process of another one explains more."""
+    """The verdict of the part that failed first, unless a process of another one explains more."""
     outcomes = [outcome for part in parts for outcome in part.outcomes]
     failed = next((part for part in parts if part.failed()), None)
     if failed is None:

@@ -27,7 +27,7 @@ class Faults:
 
     @property
     def any(self) -> bool:
-        """Whether there are any."""
+        """True where there are any."""
         return bool(self.contradictions or self.missing)
 
 
@@ -143,7 +143,7 @@ class Figures:
     """Processes of each node."""
     model: str | None
     batch_size: int | None
-    """Of each process."""
+    """Samples of each process in one iteration."""
     done_percent_last: int | None
     throughput_avg: float | None
     """Mean of the rates of all iterations, the first included, as the benchmark defines it."""
@@ -161,10 +161,10 @@ class Figures:
     estimated_total_secs: float | None
     """Estimate of the total from their mean; None where the total is known, or nothing was counted."""
     samples_per_s: float | None
-    """Of all GPUs, from the second iteration on: samples over time, not a mean of rates."""
+    """Rate of all GPUs from the second iteration on: samples over time, not a mean of rates."""
     samples_per_s_per_gpu: float | None
     loss: float | None
-    """The last one."""
+    """Loss of the last iteration."""
     loss_expected: float | None
     """ln(global batch): with one sample repeated nothing can be learned."""
 
@@ -182,13 +182,13 @@ class Judgement:
     reasons: tuple[str, ...]
     """Reasons why it is not comparable."""
     gpu: str
-    """Name of its GPUs; "" where nobody logged it."""
+    """Name of its GPUs; "" where no log has it."""
     extrapolated_secs: float | None
     """Extrapolation, and no result: the time of 32 GPUs that are as fast as these."""
 
     @property
     def comparable(self) -> bool:
-        """Whether the total may be compared with the baseline."""
+        """True where the total may be compared with the baseline."""
         return self.verdict in (PASS, FAIL)
 
     @property
@@ -271,7 +271,7 @@ def _no_gpu(settings: Mapping[str, str]) -> list[str]:
 
 
 def on_cpu(settings: Mapping[str, str]) -> bool:
-    """Whether a training ran on the CPU. open_clip takes it by itself where it finds no GPU."""
+    """True where a training ran on the CPU. open_clip takes it by itself where it finds no GPU."""
     return settings.get("device", "").startswith("cpu")
 
 

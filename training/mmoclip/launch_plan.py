@@ -76,11 +76,11 @@ class Plan:
     """Folder of this training alone."""
     launcher: str
     processes: int
-    """Of each node."""
+    """Processes of each node."""
     flags: tuple[str, ...]
     command: tuple[str, ...]
     environment: Mapping[str, str]
-    """Changes to ours."""
+    """Changes to the environment of this process."""
 
     @property
     def world_size(self) -> int:
@@ -89,7 +89,7 @@ class Plan:
 
     @property
     def iterations(self) -> int:
-        """Of the training."""
+        """Iterations of the training."""
         return required.iterations(self.asked.samples, self.world_size, self.asked.batch_size)
 
 

@@ -11,7 +11,7 @@ BATCH_SIZE = 512
 WORKERS = 4
 """Loader processes per GPU, open_clip's default; the published result had 24. One core feeds several GPUs."""
 NAME = "test"
-"""Of the training: its log is LOGS/test/out.log."""
+"""Name of the training: its log is LOGS/test/out.log."""
 
 BASELINE_S = 1260.0
 BASELINE_GPUS = 32

@@ -197,7 +197,7 @@ def _numbered(folder: Path) -> dict[int, Path]:
 
 
 def _was_written_last(latest: Path, newest: Path) -> bool:
-    """Whether no kill came between the two files; so large files are read only after one."""
+    """True where no kill came between the two files; so large files are read only after one."""
     return latest.exists() and latest.stat().st_mtime_ns >= newest.stat().st_mtime_ns and zipfile.is_zipfile(latest)
 
 

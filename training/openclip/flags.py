@@ -31,7 +31,7 @@ class OwnFlags:
     progress: bool = False
 
     def render(self) -> list[str]:
-        """As command-line arguments."""
+        """The flags as command-line arguments."""
         keys = [] if self.keys is None else ["--keys", str(self.keys)]
         unreadable = [] if self.unreadable is None else ["--unreadable", str(self.unreadable)]
         return [*keys, *unreadable, *(["--progress"] if self.progress else [])]

@@ -33,14 +33,14 @@ class Iteration:
     """Number of the line in the file, from 1."""
     epoch: int
     samples: int
-    """Of all processes, up to and with this iteration."""
+    """Samples of all processes, up to and with this iteration."""
     samples_per_epoch: int
     percent: int
-    """Of the iterations, rounded: 100 stands before the last line where there are 200 or more."""
+    """Part of the iterations, rounded: 100 stands before the last line where there are 200 or more."""
     data_s: float
-    """Waited for data."""
+    """Seconds of waiting for data."""
     batch_s: float
-    """From the end of the iteration before to the end of this one."""
+    """Seconds from the end of the iteration before to the end of this one."""
     per_s: float
     """Samples a second of all processes."""
     per_gpu_s: float

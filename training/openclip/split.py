@@ -45,13 +45,13 @@ class Split:
 
     @property
     def is_even(self) -> bool:
-        """Whether all readers get equally many samples, whichever shards they get."""
+        """True where all readers get equally many samples, whichever shards they get."""
         alike = len(set(self.counts)) == 1 and len(self.counts) % self.readers == 0
         return alike or self.readers == 1
 
     @property
     def is_exact(self) -> bool:
-        """Whether an epoch has each sample once."""
+        """True where an epoch has each sample once."""
         return self.is_even and sum(self.counts) % (self.readers * self.batch_size) == 0
 
     def check(self) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 IMAGES = frozenset({"png", "jpg", "jpeg", "webp"})
 CAPTION = "txt"
-"""As in `filter_no_caption_or_no_image` of open_clip_train/data.py."""
+"""Extensions by which `filter_no_caption_or_no_image` of open_clip_train/data.py chooses samples."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -52,7 +52,7 @@ class RunFolder:
             yield
 
     def holds_other_files(self) -> bool:
-        """Whether there is no record, but some other file that is not hidden."""
+        """True where there is no record, but some other file that is not hidden."""
         return (
             not self.record.exists()
             and self.root.is_dir()

@@ -67,7 +67,7 @@ def _remove_if_left(folder: str) -> None:
 
 
 def _locked(held: int) -> bool | None:
-    """Whether the folder could be locked; None where the file system has no locks, and folders are left alone."""
+    """True where the folder could be locked; None where the file system has no locks, and folders are left alone."""
     try:
         return try_lock(held)
     except OSError:

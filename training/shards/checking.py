@@ -17,7 +17,7 @@ from training.shards.processes import each
 from training.shards.writing import MEMBER_MAX_BYTES, ShardSettings, members, shard_settings
 
 CHUNK = 256
-"""Pictures that a process looks at before it says what it found."""
+"""Pictures that a process looks at before it reports."""
 
 
 def of_a_size(listing: Listing) -> Listing:

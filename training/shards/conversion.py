@@ -82,7 +82,7 @@ def path_of(pattern: Pattern) -> Path:
 
 
 def require_same(plan: Plan, record: Record) -> bool:
-    """Whether an earlier attempt of this conversion may have written shards.
+    """True where an earlier attempt of this conversion may have written shards.
 
     Raises InputError where what is there is of another conversion, or nobody knows of which.
     """
@@ -132,7 +132,7 @@ def _differences(before: dict[str, Any], record: Record) -> str:
 
 
 OVERHEAD_BYTES = 2048
-"""Of a sample at most, beside the picture: headers of members, and what they are filled up with."""
+"""Most that a sample takes beside the picture: headers of members, and padding."""
 
 AGAIN = "run the same command again: shards that are complete are not written again"
 

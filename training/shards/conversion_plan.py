@@ -129,7 +129,7 @@ class ShardPlan:
 
     @property
     def bytes(self) -> int:
-        """Of the pictures."""
+        """Bytes of the pictures."""
         return sum(picture.size for picture in self.pictures)
 
 
@@ -158,7 +158,7 @@ class Plan:
 
     @property
     def bytes(self) -> int:
-        """Of all pictures."""
+        """Bytes of all pictures."""
         return sum(picture.size for picture in self.order)
 
     def slices(self) -> Iterator[ShardPlan]:

@@ -128,7 +128,7 @@ def without_classes(root: str, *, looked: Looked = lambda _: None) -> Listing:
 
 
 def has_folders(root: str) -> bool:
-    """Whether a folder has subfolders that are not hidden."""
+    """True where a folder has subfolders that are not hidden."""
     return bool(_entries(root)[0])
 
 

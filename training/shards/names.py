@@ -78,7 +78,7 @@ def _runs(numbered: list[_Numbered]) -> Iterator[list[_Numbered]]:
 
 
 def _widens(run: list[_Numbered], one: _Numbered) -> bool:
-    """Whether a run without leading zeros continues with one digit more."""
+    """True where a run without leading zeros continues with one digit more."""
     return str(run[0].value) == run[0].digits and str(one.value) == one.digits
 
 

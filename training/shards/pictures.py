@@ -87,12 +87,12 @@ class Picture(NamedTuple):
 
     @property
     def extension(self) -> str:
-        """In lower case, without the dot."""
+        """Extension of the file in lower case, without the dot."""
         return self.name.rpartition(".")[2].lower()
 
     @property
     def has_caption(self) -> bool:
-        """Whether its sample gets a `txt`."""
+        """True where its sample gets a `txt`."""
         return self.caption is not None or any(one.extension == "txt" for one in self.beside)
 
 

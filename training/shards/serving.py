@@ -17,7 +17,7 @@ from core.networks import is_loopback
 from training.shards.sizes import CLASSES, SIZES
 
 SUFFIXES = (".tar", ".parquet")
-"""Of what is served, as by nginx in the stack (deploy/nginx.conf)."""
+"""Suffixes of the files that are served, as by nginx in the stack (deploy/nginx.conf)."""
 
 BESIDE = (SIZES, CLASSES)
 

@@ -199,7 +199,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether there are no violations."""
+        """True where there are no violations."""
         return not self.violations_total
 
 
