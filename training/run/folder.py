@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 LOCK = ".lock"
-NEXT_STEPS = {
+_NEXT_STEPS = {
     "not_writable": "give write permission, or name another --out",
     "no_space": "make room, then start the same command again: it goes on from the last checkpoint",
     "output": "mend the storage, or name another --out; the same command goes on from the last checkpoint",
@@ -101,14 +101,11 @@ def _is_open_file(path: Path, descriptor: int) -> bool:
 
 
 @contextmanager
-def writing(
-    path: Path, kinds: tuple[type[Exception], ...] = (OSError,), next_steps: Mapping[str, str] = NEXT_STEPS
-) -> Iterator[None]:
+def writing(path: Path, kinds: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
     """Raise OutputError where `path` cannot be written within the block.
 
     Args:
         kinds: exceptions that mean so. One that is no OSError is taken for a full disk.
-        next_steps: failure code -> what the user can do.
     """
     try:
         yield
@@ -116,12 +113,12 @@ def writing(
         reason = error if isinstance(error, OSError) else OSError(errno.ENOSPC, str(error))
         code = output_error(reason, path).code
         why = getattr(error, "strerror", None) or error
-        raise OutputError(f"{path} cannot be written: {why}", next_step=next_steps[code], code=code) from error
+        raise OutputError(f"{path} cannot be written: {why}", next_step=_NEXT_STEPS[code], code=code) from error
 
 
-def write_json(path: Path, value: Mapping[str, Any], next_steps: Mapping[str, str] = NEXT_STEPS) -> None:
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace a JSON file, complete and durable."""
-    with writing(path, next_steps=next_steps):
+    with writing(path):
         overwrite(path, json.dumps(value, indent=2).encode() + b"\n")
 
 
