@@ -101,7 +101,7 @@ def progress_of(record: RunRecord, seen: BrokerSnapshot) -> RunProgress:
     Args:
         record: the run as it was announced.
     """
-    rows, failures, done = map(seen.number, ("rows", "failures", "done"))
+    rows, failures, committed, quarantined = map(seen.number, ("rows", "failures", "done", "quarantined"))
     units = seen.number("total") or record.units
     closed = seen.meta.get("state") == "done"
     counts = RunCounts(
@@ -109,11 +109,11 @@ def progress_of(record: RunRecord, seen: BrokerSnapshot) -> RunProgress:
         failures=failures,
         truncated=seen.number("truncated"),
         tokens=seen.number("tokens"),
-        units=units,
-        committed=done,
-        quarantined=seen.number("quarantined"),
-        samples=rows + failures if closed else _estimate(rows + failures, done, units - record.retries),
-        exact=closed,
+        units_total=units,
+        done=committed - quarantined,
+        quarantined=quarantined,
+        rows_total=rows + failures if closed else _estimate(rows + failures, committed, units - record.retries),
+        rows_total_exact=closed,
         closed=closed,
     )
     control = Control().with_changes(seen.meta | seen.asked)
@@ -127,11 +127,11 @@ def _counts(info: RunInfo, log: LogState) -> RunCounts:
         failures=log.failures,
         truncated=log.truncated,
         tokens=log.tokens,
-        units=info.units,
-        committed=log.count,
+        units_total=info.units,
+        done=log.count - log.quarantined,
         quarantined=log.quarantined,
-        samples=samples,
-        exact=exact,
+        rows_total=samples,
+        rows_total_exact=exact,
         closed=log.closed,
     )
 

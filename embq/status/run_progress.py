@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from core.models import ModelConfig
@@ -28,22 +28,42 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunProgress:
+class RunCounts:
+    """Committed and total counts of a run.
+
+    Attributes:
+        rows, failures, tokens: committed; tokens as far as workers report them.
+        truncated: texts among the rows that were truncated to the model's limit.
+        rows_total: samples of the run; None where they are not known yet.
+        rows_total_exact: whether `rows_total` is counted, not estimated from the units done so far.
+        units_total, done, quarantined: units; committed ones are either done or quarantined.
+        closed: whether the run is over.
+    """
+
+    rows: int
+    rows_total: int | None
+    rows_total_exact: bool
+    failures: int
+    truncated: int = 0
+    tokens: int = 0
+    units_total: int
+    done: int
+    quarantined: int
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProgress(RunCounts):
     """A run at one moment.
 
     Attributes:
         state: "running", "paused", "cancelled", "done", or "stopped" where it should run and no worker is at work.
         priority: its weight among runs that share the devices.
-        rows: committed rows.
-        rows_total: samples of the run; estimated from the units done so far where they are not counted.
-        truncated: texts among them that were truncated to the model's limit.
-        failures: committed failures.
-        done, received, in_flight, queued, quarantined: units; they add up to `units_total`.
+        received, in_flight, queued: units that are not committed; with those that are, they add up to `units_total`.
         rows_per_s: committed rows per second, from the first unit to the last commit.
         embedding_per_s: rows per second of all workers in the last 20 seconds.
         eta_s: seconds until the last commit; None where it cannot be predicted yet.
         eta_basis: what it counts: "tokens", "samples" or "units"; "" for nothing.
-        tokens: of committed units, as far as workers report them.
         tokens_total: of all units; estimated until all are committed, None where nothing is known.
         tokens_per_s: of all workers, now and for this run.
         limit: name of the bottleneck now; of a run that has just ended, of the whole run.
@@ -58,16 +78,9 @@ class RunProgress:
     model: str
     state: str
     priority: int
-    rows: int
-    rows_total: int | None
-    rows_total_exact: bool
-    failures: int
-    units_total: int
-    done: int
     received: int
     in_flight: int
     queued: int
-    quarantined: int
     rows_per_s: float
     embedding_per_s: float
     eta_s: float | None
@@ -75,8 +88,6 @@ class RunProgress:
     precision: str = ""
     limits: Limits = field(default_factory=Limits)
     waits_for: list[str] = field(default_factory=list)
-    truncated: int = 0
-    tokens: int = 0
     tokens_total: int | None = None
     tokens_per_s: float = 0.0
     eta_basis: str = ""
@@ -126,32 +137,6 @@ class RunProgress:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunCounts:
-    """Committed and total counts of a run.
-
-    Attributes:
-        rows, failures, tokens: committed.
-        truncated: texts among the rows that were truncated.
-        units: of the whole run.
-        committed: units, `quarantined` included.
-        samples: of the whole run; None where it is not known yet.
-        exact: whether `samples` is counted, not estimated.
-        closed: whether the run is over.
-    """
-
-    rows: int
-    failures: int
-    truncated: int
-    tokens: int
-    units: int
-    committed: int
-    quarantined: int
-    samples: int | None
-    exact: bool
-    closed: bool
-
-
 def derive_progress(
     run: str,
     output: str,
@@ -170,7 +155,7 @@ def derive_progress(
         seen: the broker's state.
         timing: as recorded; None takes the broker's counters.
     """
-    queued = max(0, counts.units - counts.committed - seen.received - seen.in_flight)
+    queued = max(0, counts.units_total - counts.done - counts.quarantined - seen.received - seen.in_flight)
     workers, others = _by_model(seen.workers, model.spec)
     waits_for = others if queued and control.state == "running" and not workers else []
     eta = NO_ETA
@@ -180,46 +165,38 @@ def derive_progress(
     timing = seen.timing(workers) if timing is None else timing
     limits = Limits() if counts.closed else Limits(now=bottleneck_now(workers), so_far=bottleneck_so_far(workers))
     return RunProgress(
+        **asdict(counts),
         run=run,
         output=output,
         model=model.spec,
         precision=model.precision,
         state=_state(control, closed=counts.closed, at_work=bool(workers or waits_for)),
         priority=control.priority,
-        rows=counts.rows,
-        rows_total=counts.samples,
-        rows_total_exact=counts.exact,
-        failures=counts.failures,
-        units_total=counts.units,
-        done=counts.committed - counts.quarantined,
         received=seen.received,
         in_flight=seen.in_flight,
         queued=queued,
-        quarantined=counts.quarantined,
         rows_per_s=rows_per_s,
         embedding_per_s=_rate(workers),
         eta_s=0.0 if counts.closed else eta.seconds,
         eta_basis=eta.basis,
-        tokens=counts.tokens,
         tokens_total=counts.tokens if counts.closed else _tokens_expected(seen),
         tokens_per_s=round(eta.per_s, 1) if eta.basis == "tokens" else 0.0,
         limit="turn" if waits_for else limits.now.name,
         limits=limits,
         waits_for=waits_for,
-        truncated=counts.truncated,
         workers=sorted(workers, key=lambda worker: str(worker.get("name"))),
         timing={name: value for name, value in timing.items() if name != "rows_per_s"},
     )
 
 
 def _predicted(run: str, counts: RunCounts, seen: BrokerSnapshot, workers: list[dict[str, Any]], *, queued: int) -> Eta:
-    left = None if counts.samples is None else max(0, counts.samples - counts.rows - counts.failures)
+    left = None if counts.rows_total is None else max(0, counts.rows_total - counts.rows - counts.failures)
     return predict(
         share_of(workers, run),
         tokens_left=None if seen.tokens_left is None else seen.tokens_left - seen.number("tokens_waiting"),
         begun=seen.begun,
         samples_left=left,
-        exact=counts.exact,
+        exact=counts.rows_total_exact,
         samples_per_s=_rate(workers),
         queued=queued,
         worked_s=seen.worked_s,
