@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote
 
@@ -209,10 +209,6 @@ class Chunking:
     def __str__(self) -> str:
         return f"--chunk-tokens {self.tokens}" + (f" --chunk-overlap {self.overlap}" if self.overlap else "")
 
-    def describe(self) -> dict[str, int]:
-        """The chunking as JSON-ready values."""
-        return {"tokens": self.tokens, "overlap": self.overlap}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
@@ -315,7 +311,7 @@ class ModelConfig:
     @property
     def queue_key(self) -> str:
         """Name of the config's queue, equal for runs that can share a loaded model."""
-        cut = [] if self.chunking is None else [self.chunking.describe()]
+        cut = [] if self.chunking is None else [asdict(self.chunking)]
         members = [[member.name, member.spec, list(member.modalities)] for member in self.members]
         path = [] if self.decode == REFERENCE else [{"decode": self.decode}]
         return content_hash([self.spec, list(self.modalities), self.precision, *cut, *members, *path])[:12]
@@ -327,7 +323,7 @@ class ModelConfig:
             "spec": self.spec,
             "modalities": list(self.modalities),
             "precision": self.precision,
-            **({} if self.chunking is None else {"chunking": self.chunking.describe()}),
+            **({} if self.chunking is None else {"chunking": asdict(self.chunking)}),
             **({"members": members} if members else {}),
             **({} if self.decode == REFERENCE else {"decode": self.decode}),
         }

@@ -99,11 +99,6 @@ class Retry:
         """Number of units, 0 or 1, whose quarantine ends when this one is committed."""
         return 0 if self.only else self.replaces
 
-    def describe(self) -> dict[str, Any]:
-        """The retry as JSON-ready values."""
-        described: dict[str, Any] = msgspec.to_builtins(self)
-        return described
-
 
 def to_ranges(ordinals: Iterable[int]) -> str:
     """Ascending numbers as text: "0-3,7"."""
@@ -184,7 +179,7 @@ class Unit:
             "etag": self.etag,
             "items": [list(item) for item in self.items],
             "options": [list(pair) for pair in self.options],
-            **({} if self.retry is None else {"retry": self.retry.describe()}),
+            **({} if self.retry is None else {"retry": msgspec.to_builtins(self.retry)}),
         }
 
     @classmethod

@@ -282,7 +282,7 @@ class Committer:
                 files=files,
                 units=units,
                 widths=widths or {},
-                totals=self.state.totals_with(units),
+                totals=self.state.totals(units),
                 timing=timing or {},
                 created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
             )

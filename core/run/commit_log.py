@@ -92,18 +92,10 @@ class LogState:
         self.widths = dict(commit.widths) or self.widths
         self.ended = commit.kind == "close"
 
-    def totals(self) -> dict[str, int]:
-        """The cumulative counts as a record holds them."""
-        return self.totals_with(())
-
-    def totals_with(self, units: Sequence[CommittedUnit]) -> dict[str, int]:
-        """The cumulative counts as a next record holds them that commits `units`."""
-        added = {"units": len(units), **added_by(units)}
-        return {what: self.count_of(what) + count for what, count in added.items()}
-
-    def count_of(self, what: str) -> int:
-        """One of the cumulative counts by its name in a record."""
-        return int(getattr(self, "count" if what == "units" else what))
+    def totals(self, units: Sequence[CommittedUnit] = ()) -> dict[str, int]:
+        """The cumulative counts as a record holds them: the last one, or a next one that commits `units`."""
+        added = {what: getattr(self, what) + count for what, count in added_by(units).items()}
+        return {"units": self.count + len(units), **added}
 
 
 def added_by(units: Iterable[CommittedUnit]) -> dict[str, int]:

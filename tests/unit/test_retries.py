@@ -66,7 +66,7 @@ def committed(u: int, **counts: int | str) -> CommittedUnit:
 def replayed(*units: CommittedUnit) -> LogState:
     state = LogState(units=len(units))
     for n, unit in enumerate(units, start=1):
-        totals = state.totals_with([unit])
+        totals = state.totals([unit])
         record = Commit(n=n, run="r", kind="data", prev=state.prev, epoch=1, writer="w", version="0", units=(unit,))
         data, digest = replace(record, totals=totals).seal()
         state.apply(Commit.parse(data, "record"))
