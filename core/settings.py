@@ -65,20 +65,21 @@ class Settings:
                     f"EMBQ_BROKER_PASSWORD_FILE names {path}, which cannot be read: {error.strerror}",
                     next_step="point it to a readable file that holds only the password",
                 ) from error
+        defaults = cls()
         settings = cls(
             broker_url=os.environ.get("EMBQ_BROKER_URL", ""),
             broker_password=password,
-            lease_s=_seconds("EMBQ_LEASE_S", cls_default(cls, "lease_s")),
-            beat_s=_seconds("EMBQ_BEAT_S", cls_default(cls, "beat_s")),
-            stall_s=_seconds("EMBQ_STALL_S", cls_default(cls, "stall_s")),
-            slice_s=_seconds("EMBQ_SLICE_S", cls_default(cls, "slice_s")),
+            lease_s=_seconds("EMBQ_LEASE_S", defaults.lease_s),
+            beat_s=_seconds("EMBQ_BEAT_S", defaults.beat_s),
+            stall_s=_seconds("EMBQ_STALL_S", defaults.stall_s),
+            slice_s=_seconds("EMBQ_SLICE_S", defaults.slice_s),
             roots=_places(os.environ.get("EMBQ_ROOTS", "")),
             private_hosts=_hosts("EMBQ_PRIVATE_HOSTS"),
             outputs=_places(os.environ.get("EMBQ_OUTPUTS", "")),
             cuda_visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
             omp_threads=os.environ.get("OMP_NUM_THREADS", ""),
             trace=os.environ.get("EMBQ_TRACE", ""),
-            compile_s=_seconds("EMBQ_COMPILE_S", cls_default(cls, "compile_s")),
+            compile_s=_seconds("EMBQ_COMPILE_S", defaults.compile_s),
             metrics=_address("EMBQ_METRICS"),
         )
         if settings.lease_s < 2 * settings.beat_s:
@@ -88,13 +89,6 @@ class Settings:
                 next_step="make the lease at least twice the beat, better four times",
             )
         return settings
-
-
-def cls_default(cls: type[Settings], name: str) -> float:
-    """Default of one float field of a slotted dataclass (its class attribute is a slot descriptor)."""
-    default = cls.__dataclass_fields__[name].default
-    assert isinstance(default, float)
-    return default
 
 
 def _places(text: str) -> tuple[str, ...]:
