@@ -121,7 +121,7 @@ class ModelSpec:
 
     @property
     def unit_length(self) -> bool:
-        """Whether all vectors of the model have length 1; False where unknown before loading."""
+        """True if all vectors of the model have length 1; False where unknown before loading."""
         return self.param("normalize", "true" if self.family in ("minilm", "open_clip") else "") == "true"
 
     def without_normalizing(self) -> ModelSpec:

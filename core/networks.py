@@ -89,7 +89,7 @@ _NAT64 = ip_network("64:ff9b::/96")
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address belongs to the public internet; an IPv4 address in an IPv6 one (mapped, NAT64) decides."""
+    """True if an IP address belongs to the public internet; an IPv4 address in an IPv6 one (mapped, NAT64) decides."""
     ip = ip_address(address.partition("%")[0])
     if isinstance(ip, IPv6Address):
         inside = ip.ipv4_mapped or (IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None)
@@ -139,7 +139,7 @@ class Hosts:
                 raise ValueError(entry) from None
 
     def names(self, host: str, port: int | None) -> bool:
-        """Whether a name or an address is among them."""
+        """True if a name or an address is among them."""
         host = _canonical(host)
         if (host, None) in self._named or (host, port) in self._named:
             return True

@@ -185,7 +185,7 @@ def broker_ca() -> str:
 
 
 def plain_broker_allowed() -> bool:
-    """Whether redis:// may be used to public addresses, unencrypted."""
+    """True if redis:// may be used to public addresses, unencrypted."""
     text = os.environ.get("EMBQ_PLAIN_BROKER", "")
     if text not in ("", "no", "yes"):
         raise ConfigError(f"EMBQ_PLAIN_BROKER={text!r} is neither yes nor no", next_step="unset it, or write yes")

@@ -36,7 +36,7 @@ def json_text(value: Any) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether UTF-8 can encode `text`: a JSON escape can give half a surrogate pair."""
+    """True if UTF-8 can encode `text`: a JSON escape can give half a surrogate pair."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -58,7 +58,7 @@ class Buffer:
         self.bytes = 0
 
     def fits(self, result: Accepted) -> bool:
-        """Whether the result still belongs into the part that is being gathered."""
+        """True if the result still belongs into the part that is being gathered."""
         if not self.results:
             return True
         return self.rows + result.rows.num_rows <= self.part_rows and self.bytes + result.bytes <= MAX_BYTES
@@ -74,7 +74,7 @@ class Buffer:
         self.bytes += result.bytes
 
     def is_due(self) -> bool:
-        """Whether the oldest result has waited long enough.
+        """True if the oldest result has waited long enough.
 
         Early parts come soon, so that a user sees committed rows; later ones are larger.
         """
@@ -179,7 +179,7 @@ class Committer:
         for folder in (self.layout.temporary, *row_folders(self.layout, self.info), self.layout.failures):
             for name in names_in(folder):
                 if folder == self.layout.temporary and name.startswith(PLANNED):
-                    continue  # of who adds units to the run now
+                    continue  # of the process that plans now
                 number = record_number(name)
                 first = 0 if folder == self.layout.temporary else self._swept
                 if number and not first < number <= fence:

@@ -23,10 +23,9 @@ WEDGED_S = 60.0
 
 
 class LockKeeper:
-    """Renews the locks of one process from a thread of its own, because one step may take longer than a lock lasts.
+    """Renews the locks of one process in a thread, because one step may take longer than a lock lasts.
 
-    Without it a commit to a slow disk would be fenced out by a second writer that waits its turn, and that one's by
-    the first, so that nothing was ever committed.
+    Otherwise two writers would fence out each other's commits to a slow disk, and nothing would ever be committed.
 
     Args:
         clock: monotonic seconds.
@@ -57,17 +56,17 @@ class LockKeeper:
             self._held[writer] = ledger
 
     def let_go(self, writer: str) -> None:
-        """Renew no more; when this returns, no renewal is under way that could take the lock once more."""
+        """Stop renewing; when this returns, no renewal is under way that could take the lock once more."""
         with self._mutex:
             self._held.pop(writer, None)
 
     def moved(self) -> None:
-        """The writer has got a step done."""
+        """Note that the writer has completed a step."""
         self._moved = self._clock()
         self._beat()
 
     def renew(self) -> None:
-        """Renew every lock that is still ours."""
+        """Renew every lock that this process still holds."""
         if self._clock() - self._moved > WEDGED_S:
             return
         for writer in list(self._held):
@@ -88,8 +87,8 @@ class RunLock:
 
     Args:
         owner: id of the writer.
-        output: the run's folder, for those who read why they have to wait.
-        keeper: renews it where one step takes long; without it only `renew` does.
+        output: the run's folder, for the message to a writer that has to wait.
+        keeper: renews the lock where one step takes long; None leaves that to `renew`.
         clock: monotonic seconds.
     """
 
@@ -104,7 +103,7 @@ class RunLock:
         self._renewed = 0.0
 
     def take(self, *, takeover: bool, patience_s: float) -> None:
-        """Get it, after a wait for a holder that may be dead; TryLaterError where that one is alive."""
+        """Take the lock, after a wait for a holder that may be dead; TryLaterError where that one is alive."""
         deadline = self._clock() + patience_s
         while holder := self._ledger.lock_writer(self._owner, ttl_s=LOCK_TTL_S, takeover=takeover):
             if self._clock() >= deadline:
@@ -118,7 +117,7 @@ class RunLock:
         self._renewed = self._clock()
 
     def renew(self) -> None:
-        """Renew it, where that is due; TryLaterError where another writer has taken the run over."""
+        """Renew the lock where that is due; TryLaterError where another writer has taken the run over."""
         now = self._clock()
         if now - self._renewed > RENEW_S:
             self._renewed = now
@@ -126,7 +125,7 @@ class RunLock:
                 raise TryLaterError(f"writer {holder} has taken over {self._output}; this one stops")
 
     def release(self) -> None:
-        """Let the next writer start at once."""
+        """Drop the lock, so that the next writer can start at once."""
         if self._keeper is not None:
             self._keeper.let_go(self._owner)
         self._ledger.unlock_writer(self._owner)

@@ -19,7 +19,7 @@ class RunQueue:
     """Queue of one run in the broker; the log of `committer` decides which units are done.
 
     Args:
-        nonce: what stands in the staging folder, for workers to find out whether they share it.
+        nonce: content of a file in the staging folder, by which workers find out whether they share it.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class RunQueue:
         self._rebuilds = 0
 
     def adopt(self) -> bool:
-        """Go on with the queue that the broker has; False where it does not fit the commit log."""
+        """Continue with the queue in the broker; False where it does not fit the commit log."""
         gen = self._ledger.gen()
         state = self._committer.state
         if not gen:
@@ -56,7 +56,7 @@ class RunQueue:
         return True
 
     def rebuild(self, total: int, control: Control) -> None:
-        """Make it anew, of `total` units; nothing that was claimed of the one before can be published any more."""
+        """Rebuild the queue with `total` units; nothing claimed from the last one can be published."""
         state = self._committer.state
         gen = f"{self._committer.epoch or state.epoch}-{self._rebuilds}"
         self._rebuilds += 1
@@ -72,7 +72,7 @@ class RunQueue:
         self._log.info("queue_built", run=self._record.run, gen=gen, done=state.count)
 
     def grow(self, total: int) -> None:
-        """Let it have `total` units, where it has fewer."""
+        """Raise the number of units to `total`, where it is lower."""
         self._ledger.grow(self._committer.generation, total)
 
     def mark(self, pairs: Sequence[tuple[str, int | None]]) -> None:
@@ -90,15 +90,15 @@ class RunQueue:
         )
 
     def is_lost(self) -> bool:
-        """Whether the broker has no queue of the run, or another one."""
+        """True if the broker has no queue of the run, or another one."""
         return self._ledger.gen() != self._committer.generation
 
     def differs(self) -> bool:
-        """Whether the broker has another number of units as done than the log."""
+        """True if the broker has another number of units as done than the log."""
         return int(self._ledger.meta().get("done", 0)) != self._committer.state.count
 
     def mend(self, total: int, fingerprint: str, control: Control) -> None:
-        """Put right what somebody else has written to the run's counters and settings."""
+        """Restore the run's counters and settings where another user has overwritten them."""
         known: dict[str, int | str] = {"fingerprint": fingerprint} if fingerprint else {}
         if self._ledger.meta().get("state") == "done" and self._committer.state.count < total:
             known["state"] = control.state  # the broker does not hand out units of a run that is done

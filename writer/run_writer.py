@@ -51,10 +51,10 @@ class RunWriter:
         client: a patient client.
         record: the run, as the broker knows it.
         takeover: fence out a writer whose lock is alive.
-        rebuild: make the queue anew even where the broker knows the run, because no worker of before is alive.
-        patience_s: how long to wait for the lock of a writer that may be dead.
-        keeper: renews the lock where one step takes long; without it only `step` does.
-        counts: where what is done is counted.
+        rebuild: rebuild the queue even where the broker knows the run, because no earlier worker is alive.
+        patience_s: longest wait for the lock of a writer that may be dead.
+        keeper: renews the lock where one step takes long; None leaves that to `step`.
+        counts: counters to add to.
 
     Raises TryLaterError where another writer holds the run.
     """
@@ -143,11 +143,11 @@ class RunWriter:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nothing more is to be done until somebody asks for it."""
+        """True if the run is cancelled and unfinished, so that nothing is done until a user resumes it."""
         return self.control.state == "cancelled" and not self.finished
 
     def _note_requests(self) -> None:
-        """Write what was asked for to the output folder, and tell the broker that it is there."""
+        """Write requested changes to the output folder, and confirm them to the broker."""
         if not (requests := self.ledger.asked()):
             return
         control = self.control.with_changes(requests)
@@ -160,7 +160,7 @@ class RunWriter:
     # --- the queue and the log agree ---
 
     def _adopt(self) -> bool:
-        """Go on with the queue that the broker has; False where it does not fit the commit log."""
+        """Continue with the queue in the broker; False where it does not fit the commit log."""
         if not self.queue.adopt():
             return False
         self.inbox.read_again()
@@ -194,7 +194,7 @@ class RunWriter:
                 self.queue.mend(len(self.manifest), self.acceptor.fingerprint, self.control)
 
     def _grow(self) -> None:
-        """Take up the units of a generation that was added since we looked, also where the log was closed before."""
+        """Take up the units of a generation that was added since the last look, also where the log was closed."""
         if not generations.exists(self.layout.manifest, len(self.manifest.generations) + 1):
             return
         self.manifest = self.acceptor.manifest = Manifest(self.layout)
@@ -281,19 +281,19 @@ class RunWriter:
             self.log.info("run_closed", run=self.record.run, **state.totals())
 
     def drain(self) -> None:
-        """Take and commit everything that is published now, and note what was asked for until now."""
+        """Commit everything that is published now, and note the changes requested until now."""
         self._note_requests()
         while self.step():
             pass
         self.flush()
 
     def release(self) -> None:
-        """Let the next writer start at once."""
+        """Drop the lock, so that the next writer can start at once."""
         self._lock.release()
 
 
 class Inbox:
-    """Results of one run as they come. Those that were delivered before and not acknowledged come first."""
+    """Results of one run in order of delivery; those delivered before and not acknowledged come first."""
 
     def __init__(self, stream: ResultStream) -> None:
         self._stream = stream
@@ -301,7 +301,7 @@ class Inbox:
         self._delivered_after: str | None = "0"
 
     def read(self) -> list[Entry]:
-        """The next results; none where nothing is there now."""
+        """The next results; empty where there are none now."""
         # Nobody but a hostile worker makes the stream so large that what is read at once could be too much to hold.
         count = 1 if self._stream.is_overfull() else self._count
         if self._delivered_after is not None:
@@ -319,27 +319,27 @@ class Inbox:
         return entries
 
     def read_again(self) -> None:
-        """Begin once more with what was delivered and is not acknowledged."""
+        """Start again with the entries that were delivered and are not acknowledged."""
         self._delivered_after = "0"
 
     def start_empty(self) -> None:
-        """The stream was made anew: nothing of it was delivered."""
+        """Note that the stream is new: nothing of it was delivered."""
         self._delivered_after = None
 
     def has_lost(self, held: int) -> bool:
-        """Whether more was delivered than the `held` results that wait for a commit: a reply was lost on its way."""
+        """True if more was delivered than the `held` results that wait for a commit: a reply was lost on its way."""
         return self._delivered_after is None and self._stream.unacknowledged() > held
 
 
 @dataclass(slots=True)
 class Counts:
-    """Counted by the thread that writes; others read.
+    """Counters of the writing thread; other threads read them.
 
     Attributes:
         commits: records with rows or failures.
         parts, bytes: files that they name, and their size.
         rows, failures: in these.
-        rejected: code -> results that were refused.
+        rejected: code -> number of refused results.
         seconds: of each commit.
     """
 
@@ -352,7 +352,7 @@ class Counts:
     seconds: Histogram = field(default_factory=lambda: Histogram(COMMIT_S))
 
     def committed(self, commit: Commit, took_s: float) -> None:
-        """Count a record that took so many seconds."""
+        """Count a record that took `took_s` seconds."""
         self.commits += 1
         self.parts += len(commit.files)
         self.bytes += sum(file.bytes for file in commit.files)

@@ -30,7 +30,7 @@ def leave_nonce(layout: Layout, nonce: str) -> None:
 
 
 def is_staged(ref: str, unit_id: str) -> bool:
-    """Whether a result of the unit may name this file: it is in the staging folder, and no other unit's."""
+    """True if a result of the unit may name this file: it is in the staging folder, and no other unit's."""
     return _STAGED.fullmatch(ref) is not None and ref.startswith(f"{unit_id}.")
 
 

@@ -56,7 +56,7 @@ class UploadAssembly:
 
     @property
     def grows(self) -> bool:
-        """Whether the folder has a run already, to which this one adds."""
+        """True if the folder has a run already, to which this one adds."""
         return self.layout.run_json.exists()
 
     @property

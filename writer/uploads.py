@@ -27,19 +27,19 @@ RETRY_S = 10.0
 """An upload whose folder cannot be written is tried again after this long."""
 
 BUSY_S = 1.0
-"""One that waits for another plan to be made looks again after this long."""
+"""An upload that waits for another plan to be made is tried again after this long."""
 
 Add = Callable[[Path, Path, Callable[[], None], Callable[[], None]], AddedUnits]
-"""Adds what the run in the first folder lacks of the one in the second; calls the third when it is about to, and the
-fourth as it goes on. Only the producer knows how to compare plans, so the command that starts a writer passes it in."""
+"""Function that adds to the run in the first folder the units of the second that it lacks; it calls the third before,
+and the fourth on progress. Only the producer compares plans, so the command that starts a writer passes it in."""
 
 
 class Receiver:
-    """Makes what was uploaded durable, piece by piece, and announces the runs that are complete.
+    """Makes uploads durable, piece by piece, and announces complete runs.
 
     Args:
         add: adds to a run that is there.
-        moved: called as steps get done.
+        moved: called on progress.
         outputs: where uploads may go.
     """
 
@@ -53,7 +53,7 @@ class Receiver:
         self._retry_at: dict[str, float] = {}
 
     def step(self) -> int:
-        """Take what has come; gives the number of pieces and ends."""
+        """Take the pieces that have arrived; gives the number of pieces and of uploads that ended."""
         names = uploads.names(self.client)
         self._known = {name: arrival for name, arrival in self._known.items() if name in names}
         moved = 0
@@ -108,7 +108,7 @@ class Receiver:
         return count
 
     def _finish(self, name: str, arrival: UploadAssembly) -> int:
-        """All pieces are here: make the run, or add to the one that is there."""
+        """Make the run, or add to the existing one, once all pieces are here."""
         with arrival.layout.open_plan_lock() as lock:
             if not try_lock(lock):
                 self._retry_at[name] = time.monotonic() + BUSY_S
@@ -120,7 +120,7 @@ class Receiver:
         return self._accept(name, arrival, grown)
 
     def _make(self, name: str, arrival: UploadAssembly) -> AddedUnits:
-        """Give each file its name; run.json comes last, and with it the run is real."""
+        """Give each file its name; run.json, which commits the run, comes last."""
         arrival.linked_plan()
         save_control(arrival.layout, Control(priority=self._priority(name) or PRIORITY))
         arrival.place(range(len(arrival.upload.files)), self._moved)
@@ -128,7 +128,7 @@ class Receiver:
         return AddedUnits(units=info.units, samples=info.samples, added=None)
 
     def _grow(self, arrival: UploadAssembly) -> AddedUnits:
-        """Add the units that the run lacks. Their inputs get their names before, and the others' stay as they are."""
+        """Add the units that the run lacks, once their inputs have their names; other inputs stay as they are."""
         plan = arrival.linked_plan()
         return self._add(arrival.root, plan, lambda: arrival.place(arrival.inputs, self._moved), self._moved)
 
@@ -154,7 +154,7 @@ class Receiver:
         return 1
 
     def _ask(self, run: str, layout: Layout, requests: dict[str, str]) -> None:
-        """Ask something of a run that is there. Of one that is finished no writer would note it, until it goes on."""
+        """Request changes of an existing run; those of a finished run, which has no writer, are written here."""
         ledger = Ledger(self.client, run)
         if ledger.meta().get("state") == "done":
             save_control(layout, load_control(layout).with_changes(requests))

@@ -291,7 +291,7 @@ class EmbeddedServer:
             os.rename("appendonlydir", aside, src_dir_fd=self._state, dst_dir_fd=self._state)
 
     def running(self) -> bool:
-        """Whether the server process is alive."""
+        """True if the server process is alive."""
         return self.process is not None and self.process.poll() is None
 
     def stop(self) -> None:

@@ -51,7 +51,7 @@ class WaitLog:
 
 
 WAIT_LOG = WaitLog()
-"""Of this process."""
+"""The one of this process."""
 
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ class Backoff(ExponentialWithJitterBackoff):
 
     @property
     def given_up(self) -> bool:
-        """Whether a stop was requested."""
+        """True if a stop was requested."""
         return self._give_up()
 
     def compute(self, failures: int) -> float:
@@ -137,7 +137,7 @@ class BrokerRetry(Retry):
         is_retryable: Callable[[Exception], bool] | None = None,
         with_failure_count: bool = False,
     ) -> T:
-        """As redis-py does it."""
+        """See `redis.retry.Retry`."""
 
         def is_temporary(error: Exception) -> bool:
             return not isinstance(error, AuthenticationError) and (is_retryable is None or is_retryable(error))

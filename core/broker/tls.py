@@ -92,7 +92,7 @@ def shake_hands(host: str, port: int, ca: str) -> Handshake:
 
 
 def speaks_tls(host: str, port: int) -> bool:
-    """Whether a server answers a TLS handshake, with any certificate."""
+    """True if a server answers a TLS handshake, with any certificate."""
     unchecked = ssl.create_default_context()
     unchecked.check_hostname = False
     unchecked.verify_mode = ssl.CERT_NONE

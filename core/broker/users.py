@@ -51,7 +51,7 @@ class Grant:
     access: str
 
     def selector(self) -> str:
-        """As users.acl has it."""
+        """The form in users.acl."""
         return f"({' '.join([*_allowed(self.commands), *(f'%{self.access}~{key}' for key in self.keys)])})"
 
 
@@ -72,7 +72,7 @@ class Role:
     everything: bool = False
 
     def rules(self) -> str:
-        """As users.acl has them."""
+        """The form in users.acl."""
         if self.everything:
             return "~* &* +@all"
         selectors = (grant.selector() for grant in self.grants)

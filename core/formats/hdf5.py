@@ -42,10 +42,10 @@ LIBVER = ("v110", "v110")
 """Every HDF5 from 1.10 on reads it; earlier ones know no virtual datasets."""
 
 CHUNK_BYTES = 512 * 1024
-"""Of vectors: a random row costs one such read, and a whole file is read at the disk's speed."""
+"""Size of a chunk of vectors: a random row costs one such read, and a whole file is read at the disk's speed."""
 
 CHUNK_ROWS = 16_384
-"""Of every other column; so many rows are converted at once."""
+"""Rows of a chunk of every other column, which are converted at once."""
 
 NAME = "dataset.h5"
 

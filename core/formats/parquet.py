@@ -15,7 +15,7 @@ from core.storage.hashing import HashingFile
 from core.storage.paths import Place, opened
 
 BUFFER_BYTES = 1 << 20
-"""Of each column that is being read. Without it a whole group of rows is in memory, however few of them are wanted."""
+"""Buffer of each column that is being read. Without it a whole group of rows is in memory, however few are wanted."""
 
 BATCH_NUMBERS = 2_000_000
 """Numbers of vectors that are decoded at once: pyarrow makes twelve bytes of levels and pointers for each."""

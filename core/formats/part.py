@@ -147,7 +147,7 @@ def opened(root: Place, files: Sequence[CommittedFile]) -> Iterator[Part]:
 
 
 def _open(path: Place, file: CommittedFile, copies: ExitStack) -> PartFile:
-    """Of parquet on an object store only what is asked for is read; other files are copied to this machine first."""
+    """Open a file. Parquet on an object store is read in ranges; other files are copied to this machine first."""
     if isinstance(path, ObjectPath) and path.suffix == ".parquet":
         return ParquetPart(path)
     if isinstance(path, ObjectPath):

@@ -99,7 +99,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def ending(status: int) -> str:
-    """How a process ended, for messages: "status 1" or "signal 9"."""
+    """The end of a process, for messages: "status 1" or "signal 9"."""
     return f"signal {-status}" if status < 0 else f"status {status}"
 
 

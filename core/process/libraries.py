@@ -48,5 +48,5 @@ def version_of(name: str) -> str:
 
 
 def model_packages() -> dict[str, str]:
-    """Those of `MODEL_PACKAGES` that are installed here."""
+    """The installed ones of `MODEL_PACKAGES`, with their versions."""
     return {name: version for name in MODEL_PACKAGES if (version := version_of(name))}

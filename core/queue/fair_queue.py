@@ -76,7 +76,7 @@ class VirtualTimes:
         return replace(self, times={**self.times, model: self.times.get(model, self.now) + seconds / weight})
 
     def to_json(self, nonce: str) -> str:
-        """As the broker holds them; `nonce` tells this text from the same that another worker writes."""
+        """The text that the broker holds; `nonce` tells this text from the same that another worker writes."""
         return json.dumps({"now": self.now, "times": dict(self.times), "nonce": nonce})
 
     @classmethod

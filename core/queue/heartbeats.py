@@ -250,8 +250,8 @@ def measured_rates(client: redis.Redis, model: ModelConfig) -> list[Rate]:
 
 ROLES = ("producer", "writer", "worker")
 STATES = ("starting", "idle", "loading", "serving", "given_up", "over")
-"""Of a device: its process is being started, waits for work, loads a model, has one, cannot serve, or has finished the
-only run that it was started for."""
+"""States of a device: its process is being started, waits for work, loads a model, has one, cannot serve, or has
+finished the only run that it was started for."""
 
 UNKNOWN = ("fp32",)
 """Precisions of a device whose report has none: every device computes in fp32."""
@@ -337,7 +337,7 @@ class Heard:
     silent_s: float
 
     def is_beside(self, other: Heard) -> bool:
-        """Whether both run at the same time: a killed service has not reported since the start of its successor."""
+        """True if both run at the same time: a killed service has not reported since the start of its successor."""
         return self.last_ms > other.service.began_ms and other.last_ms > self.service.began_ms
 
 

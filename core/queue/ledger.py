@@ -50,7 +50,7 @@ class Claim:
 
     @property
     def granted(self) -> bool:
-        """Whether the lease was granted."""
+        """True if the lease was granted."""
         return self.word == "ok"
 
     @property

@@ -131,7 +131,7 @@ def this_service(role: str, *, version: str, run: str = "", metrics: str = "") -
 
 
 def clock_ahead_s(client: redis.Redis) -> float:
-    """How far the clock of this machine is ahead of the broker's."""
+    """Seconds by which the clock of this machine is ahead of the broker's."""
     before = time.time()
     seconds, micros = client.time()
     return (before + time.time()) / 2 - float(seconds) - float(micros) / 1e6

@@ -114,11 +114,11 @@ class ResultStream:
         ]
 
     def is_overfull(self) -> bool:
-        """Whether it holds more bytes than its limit, which honest workers keep to."""
+        """True if it holds more bytes than its limit, which honest workers keep to."""
         return int(self._client.memory_usage(self._key, samples=0) or 0) > LIMIT_BYTES
 
     def has_room(self) -> bool:
-        """Whether it is below its limits."""
+        """True if it is below its limits."""
         names = ["bytes", "limit_bytes", "limit_entries"]
         waiting, most_bytes, most_entries = cast("list[bytes | None]", self._client.hmget(self._meta, names))
         entries = self._client.xlen(self._key)

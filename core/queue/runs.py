@@ -150,7 +150,7 @@ class _Foreign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """How much of a run waits; see `meta` in `core.queue.keys`.
+    """The waiting part of a run; see `meta` in `core.queue.keys`.
 
     Attributes:
         state: "" where the broker has no queue of the run, or a malformed one.

@@ -196,7 +196,7 @@ def piece(client: redis.Redis, name: str, number: int) -> bytes | None:
 
 
 def is_announced(client: redis.Redis, name: str) -> bool:
-    """Whether the broker knows of an upload that has not ended."""
+    """True if the broker knows of an upload that has not ended."""
     return bool(client.hexists(UPLOADS, name))
 
 
@@ -347,10 +347,10 @@ def drop_pieces(client: redis.Redis, name: str) -> None:
 
 
 def has_writer(client: redis.Redis, name: str) -> bool:
-    """Whether a writer has taken up the upload."""
+    """True if a writer has taken up the upload."""
     return bool(client.hexists(upload_key(name, "state"), "taken"))
 
 
 def has_piece(client: redis.Redis, name: str, number: int) -> bool:
-    """Whether a piece is in the broker."""
+    """True if a piece is in the broker."""
     return bool(client.hexists(upload_key(name, "pieces"), str(number)))

@@ -310,7 +310,7 @@ def _has_nulls(vectors: pa.FixedSizeListArray) -> bool:
 
 
 def _is_compressed(metadata: memoryview) -> bool:
-    """Whether a record batch names a compression, by its flatbuffer (Arrow's Message.fbs; it is verified by now).
+    """True if a record batch names a compression, by its flatbuffer (Arrow's Message.fbs; it is verified by now).
 
     pyarrow does not expose it, and decompresses as it reads.
     """

@@ -69,7 +69,7 @@ class RowSpec:
 
     @property
     def unit_length(self) -> bool:
-        """Whether vectors are stored from vectors of length 1.
+        """True if vectors are stored from vectors of length 1.
 
         Truncated vectors are normalized again, and one range of int8 suits vectors of one length only: both imply it.
         """

@@ -58,7 +58,7 @@ class LogState:
 
     @property
     def closed(self) -> bool:
-        """Whether the last record closes the log, and no unit was added since."""
+        """True if the last record closes the log, and no unit was added since."""
         return self.ended and self.count == self.units
 
     def grow(self, units: int) -> None:
@@ -68,7 +68,7 @@ class LogState:
             self.done.extend(bytes((units + 7) // 8 - len(self.done)))
 
     def is_done(self, u: int) -> bool:
-        """Whether unit `u` is committed."""
+        """True if unit `u` is committed."""
         return bool(self.done[u >> 3] & (0x80 >> (u & 7)))
 
     def apply(self, commit: Commit) -> None:
@@ -144,7 +144,7 @@ class CommitLog:
                 return state
 
     def ends_with(self, n: int) -> bool:
-        """Whether there is no record after number `n`; OutputError where the next one is missing before later ones."""
+        """True if there is no record after number `n`; OutputError where the next one is missing before later ones."""
         names = {name for name in names_in(self.layout.commits) if name.endswith(".json")}
         if max(names, default="") <= f"{n:08d}.json":
             return True

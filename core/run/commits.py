@@ -21,7 +21,7 @@ from core.wire import Count, RelativePath, ShortText, UnitNumber, Word
 SCHEMA = 1
 
 MOST_BYTES = 1 << 28
-"""Of one record: more than a million units."""
+"""Limit of one record: more than a million units."""
 
 RowId = Annotated[int, Meta(ge=-1, le=2**62)]
 
@@ -50,7 +50,7 @@ class CommittedFile:
 
     @property
     def of_rows(self) -> bool:
-        """Whether the file is one of those that hold the record's rows."""
+        """True if the file is one of those that hold the record's rows."""
         return self.kind in ("rows", "vectors")
 
     def place(self, root: Place) -> Place:

@@ -59,7 +59,7 @@ def requested_changes(raw: Mapping[bytes, bytes]) -> dict[str, str]:
 
 
 def is_valid_change(name: str, value: str) -> bool:
-    """Whether a user may set `name` to `value`."""
+    """True if a user may set `name` to `value`."""
     if name == "state":
         return value in STATES
     number = re.fullmatch(r"[0-9]{1,3}", value)

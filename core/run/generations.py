@@ -65,12 +65,12 @@ class Generation:
 
     @property
     def is_retry(self) -> bool:
-        """Whether its units retry samples of earlier units."""
+        """True if its units retry samples of earlier units."""
         return not self.inputs
 
 
 def exists(folder: Place, number: int) -> bool:
-    """Whether generation `number` of the manifest in `folder` is there."""
+    """True if generation `number` of the manifest in `folder` is there."""
     return _path(folder, number).exists()
 
 

@@ -196,7 +196,7 @@ class Manifest:
         return found
 
     def is_retry(self, u: int) -> bool:
-        """Whether the generation of unit `u` is one of retries."""
+        """True if the generation of unit `u` is one of retries."""
         return any(one.is_retry and one.first <= u < one.first + one.units for one in self.generations)
 
     def retries(self) -> Iterator[tuple[int, Unit]]:
@@ -260,7 +260,7 @@ UNREADABLE = (OSError, ValueError, pa.ArrowException)
 
 
 def _read_table(path: Place, columns: Sequence[str]) -> pa.Table:
-    """Those of the columns that a segment has; OutputError where it cannot be read."""
+    """The columns of `columns` that a segment has; OutputError where it cannot be read."""
     try:
         with pq.ParquetFile(opened(path)) as file:
             table, rows = file.read([*columns]), file.metadata.num_rows

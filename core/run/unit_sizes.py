@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 COLUMNS = ["kind", "start", "stop", "samples", "size"]
-"""Of a segment of the manifest; segments of earlier versions have no `size`."""
+"""Columns of a segment of the manifest; segments of earlier versions have no `size`."""
 
 
 class UnitSize(NamedTuple):

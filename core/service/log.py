@@ -86,7 +86,7 @@ def configure(level: str = "info") -> None:
 
 
 def is_json() -> bool:
-    """Whether this process logs in JSON, so that its last message does too."""
+    """True if this process logs in JSON, so that its last message does too."""
     return any(isinstance(handler.formatter, _JsonFormatter) for handler in logging.getLogger().handlers)
 
 

@@ -41,7 +41,7 @@ class ProgressLine:
 
     @property
     def due(self) -> bool:
-        """Whether `show` would write now."""
+        """True if `show` would write now."""
         return not self._quiet and time.monotonic() - self._shown_at >= self._every_s
 
     def show(self, text: str) -> None:

@@ -39,5 +39,5 @@ class StopFlag:
         return self.count > 0
 
     def longer_than(self, seconds: float) -> bool:
-        """Whether the first request is older than that, or was repeated."""
+        """True if the first request is older than that, or was repeated."""
         return self.count > 1 or (self.count > 0 and self._clock() - self._first > seconds)

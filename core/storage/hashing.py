@@ -71,7 +71,7 @@ class HashingFile:
         return written
 
     def tell(self) -> int:
-        """See `size`."""
+        """Bytes written so far."""
         return self.size
 
     def flush(self) -> None:
@@ -89,13 +89,13 @@ class HashingFile:
         return self._digest.hexdigest()
 
     def readable(self) -> bool:
-        """It is not."""
+        """False."""
         return False
 
     def writable(self) -> bool:
-        """It is."""
+        """True."""
         return True
 
     def seekable(self) -> bool:
-        """It is not."""
+        """False."""
         return False

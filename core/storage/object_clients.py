@@ -17,7 +17,7 @@ NEEDED = {"s3": "embq[s3]", "gs": "embq[gcs]"}
 CONNECT_S, ANSWER_S = 10, 60
 """Seconds without a connection, and without an answer, after which a request has failed."""
 ATTEMPTS = 5
-"""Of one request; the client libraries wait up to 20 s between them, and longer each time."""
+"""Attempts of one request; the client libraries wait up to 20 s between them, and longer each time."""
 
 
 @cache

@@ -101,7 +101,7 @@ class ObjectPath:
     # --- reading ---
 
     def exists(self) -> bool:
-        """Whether there is such an object."""
+        """True if there is such an object."""
         try:
             self.stat()
         except FileNotFoundError:
@@ -109,7 +109,7 @@ class ObjectPath:
         return True
 
     def is_dir(self) -> bool:
-        """Whether there is any object below this name."""
+        """True if there is any object below this name."""
         return next(self.iterdir(), None) is not None
 
     def stat(self) -> Status:
@@ -316,15 +316,15 @@ class RangedFile(io.RawIOBase):
         self._ranges, self._size, self._at = ranges, size, 0
 
     def readable(self) -> bool:
-        """It is."""
+        """True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """True."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """As every file does."""
+        """Move to an offset; gives the new position."""
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         self._at = max(0, start + offset)
         return self._at
@@ -334,7 +334,7 @@ class RangedFile(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """As every file does; the number of bytes read."""
+        """Fill `buffer` from the current position; gives the number of bytes read."""
         view = memoryview(buffer).cast("B")
         stop = min(self._size, self._at + len(view))
         if stop <= self._at:

@@ -76,12 +76,12 @@ def refuse_unnameable(path: str) -> None:
 
 
 def is_url(text: str) -> bool:
-    """Whether a user's text is a URL and no path of this machine."""
+    """True if a user's text is a URL and no path of this machine."""
     return "://" in text
 
 
 def is_folder(text: str) -> bool:
-    """Whether a user's text is a folder of this machine or a URL, and not the id of a run."""
+    """True if a user's text is a folder of this machine or a URL, and not the id of a run."""
     return is_url(text) or Path(text).is_dir()
 
 
