@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 
 from core.errors import OutputError
-from core.formats import hdf5
 from core.formats.arrow import ArrowPart, write_arrow
 from core.formats.base import COLUMNS, FORMAT_ERRORS, Draft, PartFile, PartName
-from core.formats.hdf5 import Hdf5Part, write_hdf5
+from core.formats.hdf5 import Hdf5Part, h5py_module, write_hdf5
+from core.formats.hdf5_dataset import join_parts as join_hdf5
 from core.formats.npy import NpyPart, write_npy
 from core.formats.parquet import ParquetPart, write_rows
 from core.rows.spec import FORMATS
@@ -162,7 +162,7 @@ def check_writable(info: RunInfo) -> None:
     if info.format not in FORMATS:
         raise _unknown(info.format)
     if info.format == "hdf5":
-        hdf5.h5py_module()
+        h5py_module()
 
 
 def write_part(info: RunInfo, table: pa.Table, name: PartName, notes: Mapping[str, str]) -> list[Draft]:
@@ -197,7 +197,7 @@ def join_parts(info: RunInfo, layout: Layout, files: Iterable[CommittedFile]) ->
     Called before a log is closed, and where a closed one is opened. Raises OutputError.
     """
     if info.format == "hdf5":
-        hdf5.join_parts(layout, files)
+        join_hdf5(layout, files)
 
 
 def _unknown(format_: str) -> OutputError:
