@@ -13,12 +13,12 @@ from core.units import content_hash
 from indexer.build.build_dir import BuildDir
 from indexer.build.runners import Runner
 from indexer.build.spec import BuildSpec, draft
-from indexer.build.units import NEEDS, STAGES, IndexUnit, Sidecar, find, write_inputs
+from indexer.build.units import NAMED, NEEDS, STAGES, IndexUnit, Sidecar, find, write_inputs
 from indexer.collection.opening import Collection
 from indexer.faiss_module import faiss
 from indexer.index_files.files import WORK, alone, from_json, to_json
 from indexer.index_files.publication import publish, sweep
-from indexer.index_files.version import Version, current_name, read_version
+from indexer.index_files.version import Version, find_current
 
 
 class StageProgress(Protocol):
@@ -74,15 +74,12 @@ def build(
     with alone(index):
         id_ = content_hash([collection.digest, dict(options), str(faiss().__version__)])[:16]
         build_dir = BuildDir(index, id_)
-        if not rebuild and (current := _current(index)) is not None and current.build == id_:
+        if not rebuild and (current := find_current(index)) is not None and current.build == id_:
             if build_dir.folder.exists():  # killed after the publication
                 _clear(index)
             return Built(current, fresh=False)
-        build_dir.make()
-        resumed = build_dir.spec.exists()
-        if not resumed:
-            build_dir.write_once(build_dir.spec, to_json(make_spec()))
-        spec = from_json(BuildSpec, build_dir.read_spec(), str(build_dir.spec))
+        described, resumed = build_dir.begin(lambda: to_json(make_spec()))
+        spec = from_json(BuildSpec, described, str(build_dir.spec))
         progress.planned(spec, resumed=resumed)
         stages = StageSequence(build_dir, runner, progress)
         for stage in STAGES:
@@ -146,11 +143,6 @@ def _clear(index: Path) -> None:
     sweep(index)
 
 
-def _current(index: Path) -> Version | None:
-    name = current_name(index)
-    return read_version(index, name) if name else None
-
-
 def _check_vectors(spec: BuildSpec, sampled: Sequence[Sidecar]) -> None:
     """Raise InputError for vectors without a direction, unless --drop-invalid leaves them out."""
     bad = sum(one.stats["bad"] for one in sampled)
@@ -161,10 +153,21 @@ def _check_vectors(spec: BuildSpec, sampled: Sequence[Sidecar]) -> None:
             next_step="embed them again; `embq verify` checks those of a run",
             code="bad_vectors",
         )
+    refuse_faults(spec, sampled, bad, f"{rows:,}")
+
+
+def refuse_faults(spec: BuildSpec, units: Sequence[Sidecar], bad: int, among: str) -> None:
+    """Raise InputError where vectors are zero or not finite, unless --drop-invalid leaves them out.
+
+    Args:
+        units: sidecars of the stage that looked at the vectors.
+        bad: number of such vectors.
+        among: what they are among, for the message: "1,000 new".
+    """
     if bad and not spec.drop_invalid:
-        ids = [id_ for one in sampled for id_ in one.stats["bad_ids"]][:10]
+        ids = [id_ for one in units for id_ in one.stats["bad_ids"]][:NAMED]
         raise InputError(
-            f"{bad:,} of {rows:,} vectors of {spec.collection.root} are zero or not finite; their ids begin with "
+            f"{bad:,} of {among} vectors of {spec.collection.root} are zero or not finite; their ids begin with "
             f"{', '.join(map(str, ids))}",
             next_step="add --drop-invalid to leave them out of the index; they keep their ids, and are counted",
             code="bad_vectors",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,20 @@ class BuildDir:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise disk_error(error, folder) from error
+
+    def begin(self, make_spec: Callable[[], Mapping[str, Any]]) -> tuple[dict[str, Any], bool]:
+        """Content of build.json, and whether an interrupted build goes on.
+
+        Args:
+            make_spec: makes the content; called only where there is no build.json yet.
+
+        Raises OutputError where the folders or build.json cannot be made.
+        """
+        self.make()
+        resumed = self.spec.exists()
+        if not resumed:
+            self.write_once(self.spec, make_spec())
+        return self.read_spec(), resumed
 
     def temporary(self, name: str) -> Path:
         """A path for an unfinished file; a name of its own, so that two attempts never share one."""

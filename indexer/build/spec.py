@@ -63,7 +63,6 @@ class BuildSpec:
 def draft(spec: BuildSpec, index: Path, build_id: str, stages: Mapping[str, Sequence[Sidecar]]) -> Version:
     """The version that the stages up to `merge` make; its search parameters are those of `tune`, where that is done."""
     added = stages["add"]
-    blocks = spec.blocks
     tuned = stages.get("tune")
     return Version(
         index=index,
@@ -77,15 +76,8 @@ def draft(spec: BuildSpec, index: Path, build_id: str, stages: Mapping[str, Sequ
                 for one in stages["merge"]
             ),
         ),
-        rows=tuple(
-            RowRangeFile.of(one.files["rows"], first_id=block.first_id, rows=block.rows)
-            for one, block in zip(added, blocks, strict=True)
-            if "rows" in one.files
-        ),
-        identity=tuple(
-            RowRangeFile.of(one.files["identity"], first_id=block.first_id, rows=block.rows)
-            for one, block in zip(added, blocks, strict=True)
-        ),
+        rows=row_files(added, spec.blocks, "rows") if spec.plan.refine != "none" else (),
+        identity=row_files(added, spec.blocks, "identity"),
         next_id=spec.collection.n,
         excluded=sum(one.stats["excluded"] for one in added),
         deleted=0,
@@ -98,6 +90,14 @@ def draft(spec: BuildSpec, index: Path, build_id: str, stages: Mapping[str, Sequ
             "queries": to_json(spec.queries),
             "residual": mean_residual(added) or stages["train"][0].stats["residual"],
         },
+    )
+
+
+def row_files(added: Sequence[Sidecar], blocks: Sequence[Block], role: str) -> tuple[RowRangeFile, ...]:
+    """Files of one role that the units of a stage have made of their blocks."""
+    return tuple(
+        RowRangeFile.of(one.files[role], first_id=block.first_id, rows=block.rows)
+        for one, block in zip(added, blocks, strict=True)
     )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from indexer.build.spec import BuildSpec, draft
 from indexer.build.task import Made, Task
+from indexer.build.units import NAMED
 from indexer.collection.collection import faults
 from indexer.collection.opening import Block, Collection
 from indexer.faiss_module import set_threads
@@ -23,9 +26,6 @@ from indexer.tune.points import Goal
 from indexer.tune.queries import draw, read_queries, write_queries
 from indexer.tune.truth import block_truth, read_truth
 from indexer.tune.tuning import tune_search
-
-NAMED = 10
-"""Ids of rows without a direction that are named to the user."""
 
 AGREEMENT_ROWS = 2_000
 """Rows of a block of which it is looked at whether an approximate quantizer finds the nearest list."""
@@ -84,42 +84,41 @@ def truth(task: Task) -> Made:
 
 
 def add(task: Task) -> Made:
-    """A lists file, a rows file where the plan has one, and an identity file."""
+    """Files of one block: its lists, its rows where the plan has such, and their identity."""
     spec = task.spec_as(BuildSpec)
-    set_threads(task.threads)
     template = Template.read(task.file("train", 0, "trained"), on_gpu=task.on_gpu)
-    lists, rows, stats = task.temporary("lists"), task.temporary("rows"), {}
     block = spec.blocks[task.unit.number]
-    refined = spec.plan.refine != "none"
-    stats = add_block(spec.collection, block, template, lists=lists, rows=rows if refined else None)
-    identity = task.temporary("arrow")
-    write_identity(spec.collection.read_identity(block.first_id, block.first_id + block.rows), identity)
-    return Made(kept={"identity": identity, **({"rows": rows} if refined else {})}, work={"lists": lists}, stats=stats)
+    files, stats = add_block(task, spec.collection, block, template, rows=spec.plan.refine != "none")
+    lists = files.pop("lists")
+    return Made(kept=files, work={"lists": lists}, stats=stats)
 
 
 def add_block(
-    collection: Collection, block: Block, template: Template, *, lists: Path, rows: Path | None
-) -> dict[str, float | int]:
-    """Write the lists of a block, and its vectors as float16 (rows, dim) one after the other.
+    task: Task, collection: Collection, block: Block, template: Template, *, rows: bool
+) -> tuple[dict[str, Path], dict[str, Any]]:
+    """Encode the rows of a block; gives the temporary files by their roles, and statistics.
 
-    Args:
-        lists, rows: where to; `rows` None for none.
-
-    Gives the numbers of rows that are in the lists and that are in none, and their mean squared distance to their
-    centroids.
+    The files are "lists", "identity", and where `rows` is set "rows": the vectors as float16 (rows, dim). The
+    statistics are the numbers of rows that are in the lists ("added") and in none ("excluded"), the first ids of
+    the latter, and the mean squared distance of the former to their centroids ("residual").
     """
+    set_threads(task.threads)
+    files = {"lists": task.temporary("lists"), "identity": task.temporary("arrow")}
+    if rows:
+        files["rows"] = task.temporary("rows")
     held = empty_lists(template.nlist, template.code_size)
     template.hold(held, 0)
     added = excluded = 0
     residual = 0.0
-    with open(rows or "/dev/null", "wb") as file:
-        batches = collection.read_vectors(block.first_id, block.first_id + block.rows, batch_rows=BATCH_ROWS)
-        for first_id, vectors in batches:
-            if rows is not None:
+    bad_ids: list[int] = []
+    with open(files.get("rows", "/dev/null"), "wb") as file:
+        for first_id, vectors in collection.read_vectors(block.first_id, block.stop_id, batch_rows=BATCH_ROWS):
+            if rows:
                 with np.errstate(over="ignore", invalid="ignore"):
                     file.write(np.ascontiguousarray(vectors.astype(np.float16)).data)
             good = ~faults(vectors)
             ids = first_id + np.flatnonzero(good)
+            bad_ids = [*bad_ids, *(first_id + np.flatnonzero(~good)).tolist()][:NAMED]
             kept = vectors if good.all() else vectors[good]
             if not len(kept):
                 excluded += len(vectors)
@@ -128,8 +127,10 @@ def add_block(
             residual += _residuals(template, kept, numbers)
             added += len(ids)
             excluded += len(vectors) - len(ids)
-    write_lists(held, lists)
-    return {"added": added, "excluded": excluded, "residual": residual / max(1, added)}
+    write_lists(held, files["lists"])
+    write_identity(collection.read_identity(block.first_id, block.stop_id), files["identity"])
+    residual /= max(1, added)
+    return files, {"added": added, "excluded": excluded, "bad_ids": bad_ids, "residual": residual}
 
 
 def _residuals(template: Template, vectors: np.ndarray, numbers: np.ndarray) -> float:
@@ -143,16 +144,33 @@ def _residuals(template: Template, vectors: np.ndarray, numbers: np.ndarray) -> 
 def merge(task: Task) -> Made:
     """One range of the lists; rows stand in the order of their blocks."""
     spec = task.spec_as(BuildSpec)
-    template = Template.read(task.file("train", 0, "trained"))
-    first, last = list_range(template.nlist, spec.plan.slices, task.unit.number)
-    merged = empty_lists(last - first, template.code_size)
-    rows = 0
-    for number in range(len(spec.blocks)):
-        source = read_lists(task.file("add", number, "lists"), mapped=True)
-        rows += append(merged, source, first=first, last=last)
+    nlist = Template.read(task.file("train", 0, "trained")).nlist
+    first, last = list_range(nlist, spec.plan.slices, task.unit.number)
+    added = [(task.file("add", number, "lists"), range(nlist)) for number in range(len(spec.blocks))]
+    return merge_lists(task, range(first, last), added)
+
+
+def merge_lists(
+    task: Task, wanted: range, sources: Iterable[tuple[Path, range]], deleted: np.ndarray | None = None
+) -> Made:
+    """A file of some lists of an index, put together from several files.
+
+    Args:
+        wanted: numbers of the lists.
+        sources: files, each with the numbers of the lists in it. At least one holds some of the wanted ones.
+        deleted: a bit for each id, see `indexer.index_files.lists.is_set`; those rows are left out.
+    """
+    merged, rows = None, 0
+    for path, held in sources:
+        both = range(max(wanted.start, held.start), min(wanted.stop, held.stop))
+        if both:
+            source = read_lists(path, mapped=True)
+            merged = merged or empty_lists(len(wanted), source.code_size)
+            first, offset = both.start - held.start, both.start - wanted.start
+            rows += append(merged, source, first=first, count=len(both), offset=offset, deleted=deleted)
     path = task.temporary("lists")
     write_lists(merged, path)
-    return Made(kept={"lists": path}, stats={"first_list": first, "last_list": last, "rows": rows})
+    return Made(kept={"lists": path}, stats={"first_list": wanted.start, "last_list": wanted.stop, "rows": rows})
 
 
 def list_range(nlist: int, slices: int, number: int) -> tuple[int, int]:

@@ -40,6 +40,9 @@ STAGE_MODULES = {
 }
 """Stage -> module of its function, which has the name of the stage."""
 
+NAMED = 10
+"""Ids of rows without a direction that are named to the user."""
+
 SIDECAR = "sidecar of an index"
 
 

@@ -9,17 +9,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
-
 from core.units import content_hash
 from indexer.build.build import StageProgress, StageSequence
 from indexer.build.build_dir import BuildDir
 from indexer.build.runners import Runner
-from indexer.change.deletes import is_set
 from indexer.change.version_swap import swap_version, tidy
 from indexer.faiss_module import faiss
 from indexer.index_files.files import alone
-from indexer.index_files.lists import Lists, read_lists
+from indexer.index_files.lists import read_lists
 from indexer.index_files.sizes import imbalance, list_sizes
 from indexer.index_files.version import ListsFile, Version, read_current
 from indexer.plan.index_plan import RANGE_BYTES
@@ -75,10 +72,8 @@ def compacted(base: Version, runner: Runner, progress: StageProgress) -> Compact
         return Compaction(version=base, groups=1, dropped=0, fresh=False)
     files = sorted(file.sha256 for file in base.files())
     build_dir = BuildDir(base.index, f"compact-{content_hash([base.name, files, str(faiss().__version__)])[:16]}")
-    build_dir.make()
-    if not build_dir.spec.exists():
-        build_dir.write_once(build_dir.spec, {"base": base.name, "bounds": list_ranges_of(base)})
-    bounds = build_dir.read_spec()["bounds"]
+    spec, _ = build_dir.begin(lambda: {"base": base.name, "bounds": list_ranges_of(base)})
+    bounds = spec["bounds"]
     done = StageSequence(build_dir, runner, progress).run("compact", len(bounds))
     version = replace(
         base,
@@ -108,29 +103,3 @@ def list_ranges_of(version: Version) -> list[tuple[int, int]]:
             first, held = number, 0.0
         held += float(size)
     return [*bounds, (first, len(sizes))]
-
-
-def append_kept(target: Lists, source: Lists, *, first: int, offset: int, count: int, bits: np.ndarray) -> int:
-    """Add lists `first` to `first + count` - 1 of `source`, but for deleted rows, to the target's from `offset` on.
-
-    Gives the number of rows that were added.
-    """
-    module = faiss()
-    rows = 0
-    for number in range(count):
-        size = source.list_size(first + number)
-        if not size:
-            continue
-        ids = module.rev_swig_ptr(source.get_ids(first + number), size)
-        gone = is_set(bits, ids)
-        codes_at = source.get_codes(first + number)
-        if not gone.any():
-            target.add_entries(offset + number, size, source.get_ids(first + number), codes_at)
-            rows += size
-            continue
-        codes = module.rev_swig_ptr(codes_at, size * source.code_size).reshape(size, -1)
-        kept_ids, kept = np.ascontiguousarray(ids[~gone]), np.ascontiguousarray(codes[~gone])
-        if len(kept_ids):
-            target.add_entries(offset + number, len(kept_ids), module.swig_ptr(kept_ids), module.swig_ptr(kept))
-            rows += len(kept_ids)
-    return rows

@@ -16,7 +16,7 @@ from core.storage.durable import publish as put
 from indexer.change.version_swap import swap_version, tidy
 from indexer.index_files.files import FILES, File, alone, disk_error
 from indexer.index_files.identity import Identity
-from indexer.index_files.lists import read_lists
+from indexer.index_files.lists import is_set, read_lists
 from indexer.index_files.version import Version, read_current
 
 NAMED = 10
@@ -87,13 +87,6 @@ def deleted_bits(version: Version) -> np.ndarray:
         known = np.fromfile(version.deleted_file.check(version.index), np.uint8)
         bits[: len(known)] = known
     return bits
-
-
-def is_set(bits: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """bool, the shape of `ids`: which of them are deleted. -1 is not."""
-    known = np.maximum(ids, 0)
-    there: np.ndarray = (ids >= 0) & ((bits[known >> 3] >> (known & 7).astype(np.uint8)) & 1).astype(bool)
-    return there
 
 
 def _listed(version: Version) -> Iterator[np.ndarray]:

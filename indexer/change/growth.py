@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from core.errors import InputError
 from core.units import content_hash
-from indexer.build.build import StageProgress, StageSequence
+from indexer.build.build import StageProgress, StageSequence, refuse_faults
 from indexer.build.build_dir import BuildDir
 from indexer.build.runners import Runner
-from indexer.build.spec import BuildSpec, mean_residual
+from indexer.build.spec import BuildSpec, mean_residual, row_files
 from indexer.build.units import Sidecar
 from indexer.change.compaction import Compaction, compacted, due
 from indexer.change.version_swap import swap_version, tidy
@@ -26,7 +26,7 @@ from indexer.collection.opening import Block, Collection
 from indexer.faiss_module import faiss
 from indexer.index_files.files import alone, from_json, to_json
 from indexer.index_files.sizes import imbalance
-from indexer.index_files.version import ListsFile, RowRangeFile, Version, current_name, read_current, read_version
+from indexer.index_files.version import ListsFile, Version, find_current, read_current
 from indexer.plan.build_options import bytes_text, parse_bytes
 from indexer.tune.queries import QueryPlan
 
@@ -93,19 +93,12 @@ class GrowthSpec(BuildSpec):
                 *base.groups,
                 *((ListsFile.of(one.files["lists"], first=0, last=one.stats["lists"]),) for one in added),
             ),
-            rows=(*base.rows, *self._row_files(added, "rows")),
-            identity=(*base.identity, *self._row_files(added, "identity")),
+            rows=(*base.rows, *row_files(added, self.new_blocks, "rows")) if base.rows else (),
+            identity=(*base.identity, *row_files(added, self.new_blocks, "identity")),
             next_id=self.collection.n,
             excluded=base.excluded + sum(one.stats["excluded"] for one in added),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-
-    def _row_files(self, added: Sequence[Sidecar], role: str) -> list[RowRangeFile]:
-        return [
-            RowRangeFile.of(one.files[role], first_id=block.first_id, rows=block.rows)
-            for one, block in zip(added, self.new_blocks, strict=True)
-            if role in one.files
-        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +120,8 @@ class Grown:
 
 def fits(index: Path, asked: Mapping[str, Any]) -> bool:
     """Whether the folder holds an index that was built with equal options, which can grow."""
-    name = current_name(index)
-    return bool(name) and content_hash(read_version(index, name).notes.get("asked")) == content_hash(dict(asked))
+    current = find_current(index)
+    return current is not None and content_hash(current.notes.get("asked")) == content_hash(dict(asked))
 
 
 def grow(
@@ -160,10 +153,10 @@ def grow(
         _check_memory(now, base)
         digest = content_hash([base.name, base.trained.sha256, now.digest, drop_invalid, str(faiss().__version__)])
         build_dir = BuildDir(index, f"grow-{digest[:16]}")
-        build_dir.make()
-        planned = _spec(now, base, drop_invalid=drop_invalid, memory_bytes=memory_bytes)
-        resumed = not build_dir.write_once(build_dir.spec, to_json(planned))
-        spec = from_json(GrowthSpec, build_dir.read_spec(), str(build_dir.spec))
+        described, resumed = build_dir.begin(
+            lambda: to_json(_spec(now, base, drop_invalid=drop_invalid, memory_bytes=memory_bytes))
+        )
+        spec = from_json(GrowthSpec, described, str(build_dir.spec))
         progress.growing(spec, resumed=resumed)
         stages = _run_stages(spec, build_dir, runner, progress)
         report = growth_report(spec, base, stages)
@@ -262,24 +255,13 @@ def _run_stages(
 ) -> dict[str, list[Sidecar]]:
     """Run all stages; gives the sidecars of each."""
     stages = StageSequence(build_dir, runner, progress)
-    _check_vectors(spec, stages.run("grow", len(spec.new_blocks)))
+    added = stages.run("grow", len(spec.new_blocks))
+    refuse_faults(spec, added, sum(one.stats["excluded"] for one in added), f"{spec.new_rows:,} new")
     # The stage `truth` is that of a build, which knows the query sets as `queries`.
     stages.run("ask", 1, known_as="queries")
     stages.run("truth", len(spec.blocks) if spec.growth.exact else 0, ("queries",))
     stages.run("retune", 1, ("grow", "queries", "truth"))
     return stages.sidecars
-
-
-def _check_vectors(spec: GrowthSpec, added: Sequence[Sidecar]) -> None:
-    bad = sum(one.stats["excluded"] for one in added)
-    if bad and not spec.drop_invalid:
-        ids = [id_ for one in added for id_ in one.stats["bad_ids"]][:10]
-        raise InputError(
-            f"{bad:,} of {spec.new_rows:,} new vectors of {spec.collection.root} are zero or not finite; their "
-            f"ids begin with {', '.join(map(str, ids))}",
-            next_step="add --drop-invalid to leave them out of the index; they keep their ids, and are counted",
-            code="bad_vectors",
-        )
 
 
 def growth_report(spec: GrowthSpec, base: Version, stages: Mapping[str, Sequence[Sidecar]]) -> dict[str, Any]:

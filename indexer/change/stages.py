@@ -8,16 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from indexer.build.stages import NAMED, add_block, goal_of
+from indexer.build.stages import add_block, goal_of, merge_lists
 from indexer.build.task import Made, Task
-from indexer.change.compaction import append_kept
-from indexer.change.deletes import deleted_bits, is_set
+from indexer.change.deletes import deleted_bits
 from indexer.change.growth import GrowthSpec
-from indexer.collection.collection import faults
-from indexer.collection.opening import Block, Collection
 from indexer.faiss_module import set_threads
-from indexer.index_files.identity import write_identity
-from indexer.index_files.lists import empty_lists, read_lists, write_lists
+from indexer.index_files.lists import is_set
 from indexer.index_files.template import Template
 from indexer.index_files.version import read_version
 from indexer.plan.costs import TRUTH_DEPTH
@@ -41,26 +37,11 @@ FARTHER, DEEPER = 16, 4
 def grow(task: Task) -> Made:
     """A lists file, a rows file where the index has such, and an identity file: all of them stay."""
     spec = task.spec_as(GrowthSpec)
-    set_threads(task.threads)
     base = read_version(task.index, spec.growth.base)
     template = Template.read(base.trained.check(task.index), on_gpu=task.on_gpu)
-    block, collection = spec.new_blocks[task.unit.number], spec.collection
-    kept = {"lists": task.temporary("lists"), "identity": task.temporary("arrow")}
-    if base.rows:
-        kept["rows"] = task.temporary("rows")
-    stats = add_block(collection, block, template, lists=kept["lists"], rows=kept.get("rows"))
-    write_identity(collection.read_identity(block.first_id, block.stop_id), kept["identity"])
-    bad_ids = _bad_ids(collection, block) if stats["excluded"] else []
-    return Made(kept=kept, stats={**stats, "lists": template.nlist, "bad_ids": bad_ids})
-
-
-def _bad_ids(collection: Collection, block: Block) -> list[int]:
-    found: list[int] = []
-    for first_id, vectors in collection.read_vectors(block.first_id, block.stop_id):
-        found += (first_id + np.flatnonzero(faults(vectors))).tolist()
-        if len(found) >= NAMED:
-            break
-    return found[:NAMED]
+    block = spec.new_blocks[task.unit.number]
+    files, stats = add_block(task, spec.collection, block, template, rows=bool(base.rows))
+    return Made(kept=files, stats={**stats, "lists": template.nlist})
 
 
 def ask(task: Task) -> Made:
@@ -195,17 +176,5 @@ def compact(task: Task) -> Made:
     """One range of the lists; rows stand in the order of the groups, as a search of all groups sees them."""
     base = read_version(task.index, task.spec["base"])
     first, last = task.spec["bounds"][task.unit.number]
-    bits = deleted_bits(base)
-    merged, rows = None, 0
-    for group in base.groups:
-        for one in group:
-            start, stop = max(first, one.first), min(last, one.last)
-            if start < stop:
-                source = read_lists(one.check(task.index), mapped=True)
-                merged = merged or empty_lists(last - first, source.code_size)
-                rows += append_kept(
-                    merged, source, first=start - one.first, offset=start - first, count=stop - start, bits=bits
-                )
-    path = task.temporary("lists")
-    write_lists(merged, path)
-    return Made(kept={"lists": path}, stats={"first_list": first, "last_list": last, "rows": rows})
+    sources = ((one.check(task.index), range(one.first, one.last)) for group in base.groups for one in group)
+    return merge_lists(task, range(first, last), sources, deleted_bits(base))

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from core.errors import OutputError
 from indexer.faiss_module import faiss
 from indexer.index_files.files import write_by_faiss
@@ -47,15 +49,45 @@ def empty_lists(nlist: int, code_size: int) -> Lists:
     return faiss().ArrayInvertedLists(nlist, code_size)
 
 
-def append(target: Lists, source: Lists, *, first: int, last: int) -> int:
-    """Add what lists `first` to `last` - 1 of `source` hold to the target's, from 0 on; gives the number of rows."""
+def append(
+    target: Lists, source: Lists, *, first: int, count: int, offset: int = 0, deleted: np.ndarray | None = None
+) -> int:
+    """Add what lists `first` to `first + count` - 1 of `source` hold to the target's, from `offset` on.
+
+    Args:
+        deleted: bits by id, see `is_set`; rows that are set there are left out.
+
+    Gives the number of rows that were added.
+    """
+    module = faiss()
     rows = 0
-    for number in range(first, last):
-        count = source.list_size(number)
-        if count:
-            target.add_entries(number - first, count, source.get_ids(number), source.get_codes(number))
-            rows += count
+    for number in range(first, first + count):
+        size = source.list_size(number)
+        if not size:
+            continue
+        ids, codes = source.get_ids(number), source.get_codes(number)
+        if deleted is not None:
+            all_ids = module.rev_swig_ptr(ids, size)
+            kept = ~is_set(deleted, all_ids)
+            if not kept.all():
+                all_codes = module.rev_swig_ptr(codes, size * source.code_size).reshape(size, -1)
+                kept_ids, kept_codes = all_ids[kept], all_codes[kept]
+                size, ids, codes = len(kept_ids), module.swig_ptr(kept_ids), module.swig_ptr(kept_codes)
+        if size:
+            target.add_entries(offset + number - first, size, ids, codes)
+            rows += size
     return rows
+
+
+def is_set(bits: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """bool, the shape of `ids`: which of them are set in `bits`, that of id 0 the lowest of the first byte. -1 is not.
+
+    Args:
+        bits: uint8 (ids / 8,).
+    """
+    known = np.maximum(ids, 0)
+    there: np.ndarray = (ids >= 0) & ((bits[known >> 3] >> (known & 7).astype(np.uint8)) & 1).astype(bool)
+    return there
 
 
 class Stack:
@@ -78,7 +110,7 @@ class Stack:
             nlist = wholes[0].nlist
             self.lists = empty_lists(nlist, code_size)
             for whole in wholes:
-                append(self.lists, whole, first=0, last=nlist)
+                append(self.lists, whole, first=0, count=nlist)
             self._parts, wholes = (), []
         else:
             self.lists = self._of(faiss().HStackInvertedLists, wholes)

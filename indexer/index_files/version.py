@@ -148,14 +148,20 @@ def read_version(index: Path, name: str) -> Version:
     return from_json(Version, {**data, "index": str(index)}, str(index / name / RECORD))
 
 
+def find_current(index: Path) -> Version | None:
+    """The current version; None where there is no index, OutputError where it is damaged."""
+    name = current_name(index)
+    return read_version(index, name) if name else None
+
+
 def read_current(index: Path) -> Version:
     """The current version; InputError where there is no index, OutputError where it is damaged."""
-    name = current_name(index)
-    if not name:
+    current = find_current(index)
+    if current is None:
         raise InputError(
             f"{index} holds no finished index", next_step="build one with `embq index OUT`", code="no_index"
         )
-    return read_version(index, name)
+    return current
 
 
 def resolve_index(path: Path, output: str | None = None) -> Path:

@@ -12,8 +12,9 @@ from indexes_that_grow import ASKED, DIM, PART_ROWS, Quiet, add_part, copy_of, g
 
 from core.errors import InputError
 from indexer.change.compaction import compact, due
-from indexer.change.deletes import delete, deleted_bits, is_set
+from indexer.change.deletes import delete, deleted_bits
 from indexer.change.growth import fits
+from indexer.index_files.lists import is_set
 from indexer.index_files.version import read_current
 from indexer.searcher import Searcher
 
