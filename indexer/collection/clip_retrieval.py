@@ -13,7 +13,7 @@ import pyarrow as pa
 from core.errors import InputError
 from indexer.collection.columns import find_columns
 from indexer.collection.listing import Listing, Shape, file_ref, noted, same_shape
-from indexer.collection.npy import open_matrix
+from indexer.collection.npy import look
 from indexer.collection.parquet import opened
 from indexer.collection.parts import no_embeddings
 
@@ -35,20 +35,20 @@ def describe_layout(root: Path, *, output: str | None, id_columns: Sequence[str]
         id_columns: columns of metadata; () for all.
 
     Raises InputError `misaligned` where files that belong together are missing or have not as many rows as each other,
-    and what `indexer.collection.npy.describe_npy` raises.
+    and what `indexer.collection.npy.open_matrix` raises.
     """
     layout = _layout(root, output)
     listing = Listing()
     schemas: list[tuple[Path, pa.Schema]] = []
     shapes: dict[str, Shape] = {}
     for number, first in layout.vectors[layout.output].items():
-        rows, refs = len(open_matrix(first)), []
+        rows, refs = look(first).rows, []
         for name, files in layout.vectors.items():
-            path, matrix = files[number], open_matrix(files[number])
-            _same_rows(first, rows, path, len(matrix))
-            if rows:
-                shape = Shape(path=path, dim=matrix.shape[1], dtype=str(matrix.dtype))
-                shapes[name] = same_shape(shapes.get(name), shape)
+            path = files[number]
+            found = look(path)
+            _same_rows(first, rows, path, found.rows)
+            if found.shape is not None:
+                shapes[name] = same_shape(shapes.get(name), found.shape)
             refs.append(file_ref(root, path, kind="vectors", column=FOLDERS[name]))
         if layout.metadata is not None:
             path = layout.metadata[number]

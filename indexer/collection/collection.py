@@ -15,19 +15,9 @@ import pyarrow as pa
 from core.errors import InputError
 from core.units import content_hash
 from indexer.collection.columns import Columns
-from indexer.collection.hdf5 import Hdf5Reader
-from indexer.collection.npy import NpyReader
-from indexer.collection.parquet import ParquetReader
 from indexer.collection.parts import Block, PartReader, PartRef, blocks_of, check_unchanged, rows_at
+from indexer.collection.plain import FORMATS, PlainReader
 from indexer.collection.run import RunReader
-
-PLAIN_READERS: dict[str, type[NpyReader | ParquetReader | Hdf5Reader]] = {
-    "npy": NpyReader,
-    "clip-retrieval": NpyReader,
-    "parquet": ParquetReader,
-    "hdf5": Hdf5Reader,
-}
-"""Kind of a collection that is no run -> reader of its parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +162,8 @@ class Collection:
         if self.kind == "run":
             return RunReader(root=self.root, rows_spec=self.rows_spec, id_columns=self.id_columns)
         columns = Columns(types=self.id_types, named=self.named)
-        return PLAIN_READERS[self.kind](root=Path(self.root), dim=self.dim, columns=columns)
+        format_ = FORMATS["npy" if self.kind == "clip-retrieval" else self.kind]
+        return PlainReader(format=format_, root=Path(self.root), dim=self.dim, columns=columns)
 
     def _known(self, column: str | None) -> str:
         if column is not None and column not in (self.column, *self.query_columns.values()):

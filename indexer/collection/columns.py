@@ -7,7 +7,7 @@ their JSON text.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from core.errors import InputError
+from core.formats.base import READ_ROWS
 from core.rows.results import COLUMN_ARROW
 from indexer.collection.listing import rows_of_file
 from indexer.collection.parts import IDENTITY, FileRef
@@ -41,6 +42,11 @@ class Columns:
 
     types: dict[str, str]
     named: dict[str, str]
+
+    @property
+    def in_files(self) -> list[str]:
+        """Names of the columns in the files."""
+        return list(dict.fromkeys([*self.named.values(), *map(column_in_file, self.types)]))
 
     def fields(self) -> dict[str, Any]:
         """As fields of the collection."""
@@ -114,6 +120,11 @@ def _both(one: str, other: str) -> str:
     if not one or not other or one == other:
         return one or other
     return "float64" if {one, other} == {"int64", "float64"} else "string"
+
+
+def without_columns(start: int, stop: int) -> Iterator[pa.Table]:
+    """Rows of which there are no columns, a bounded number at a time."""
+    return (pa.table({"": pa.nulls(min(READ_ROWS, stop - first))}) for first in range(start, stop, READ_ROWS))
 
 
 def identity(file: FileRef, table: pa.Table, start: int, columns: Columns) -> pa.Table:

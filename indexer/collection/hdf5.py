@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,50 +13,24 @@ import pyarrow as pa
 from core.errors import InputError
 from core.formats.base import FORMAT_ERRORS, READ_ROWS
 from core.formats.hdf5 import h5py_module
-from indexer.collection.columns import Columns, column_in_file, find_columns, identity
-from indexer.collection.listing import Listing, Shape, choose_column, file_ref, files_below, noted, same_shape
-from indexer.collection.parts import PartRef, Piece, damaged, no_embeddings
-
-SUFFIXES = (".h5", ".hdf5")
-
-GAP_ROWS = 1_024
-"""Rows wanted of one file that are so close are read in one go."""
+from indexer.collection.columns import without_columns
+from indexer.collection.listing import FileLook, Shape, choose_column, noted
+from indexer.collection.parts import PartRef, damaged
 
 
-def describe_hdf5(root: Path, *, column: str | None, id_columns: Sequence[str]) -> dict[str, Any]:
-    """The fields of the collection that the HDF5 files at or below a path are, see `Collection`.
-
-    Raises InputError where there are no rows or no vectors, where two files hold different ones, or where a file lacks
-    one of `id_columns`.
-    """
-    folder, files = files_below(root, SUFFIXES)
-    listing = Listing()
-    schemas: list[tuple[Path, pa.Schema]] = []
-    shape: Shape | None = None
-    for path in files:
-        with opened(path) as file:
-            if column is None:
-                column = choose_column(path, [name for name in file if _is_vectors(file[name])], list(file))
-            vectors = _vectors(path, file, column)
-            rows = 0 if _shows(vectors, path, files) else len(vectors)
-            listing.add(rows, file_ref(folder, path))
-            if not rows:
-                continue
-            dim, dtype = vectors.shape[1], str(vectors.dtype)
-            shape = same_shape(shape, Shape(path=path, dim=dim, dtype=dtype, **noted(file.attrs)))
-            schemas.append((path, _schema(file, rows)))
-    if shape is None:
-        raise no_embeddings(f"{root} holds no rows: its {len(files)} HDF5 files are empty", "name another folder")
-    columns = find_columns(schemas, id_columns, [str(column)])
-    return {
-        "kind": "hdf5",
-        "column": column,
-        "output": str(column).strip("/").replace("/", "_"),
-        "dim": shape.dim,
-        "fingerprint": shape.fingerprint or None,
-        **columns.fields(),
-        **listing.fields(),
-    }
+def look(path: Path, column: str | None) -> FileLook:
+    """What an HDF5 file holds; InputError where it has no dataset of vectors, or not the one that is named."""
+    with opened(path) as file:
+        if column is None:
+            column = choose_column(path, [name for name in file if _is_vectors(file[name])], list(file))
+        dataset = _vectors(path, file, column)
+        rows = len(dataset)
+        if not rows:
+            return FileLook(rows=0, column=column)
+        shape = Shape(path=path, dim=dataset.shape[1], dtype=str(dataset.dtype), **noted(file.attrs))
+        sources = dataset.virtual_sources() if dataset.is_virtual else ()
+        shown = frozenset(path.parent / source.file_name for source in sources)
+        return FileLook(rows=rows, column=column, shape=shape, schema=_schema(file, rows), shown=shown)
 
 
 @contextmanager
@@ -73,13 +46,6 @@ def opened(path: Path) -> Iterator[Any]:
 
 def _is_vectors(dataset: Any) -> bool:
     return getattr(dataset, "ndim", 0) == 2 and dataset.dtype.kind == "f"
-
-
-def _shows(dataset: Any, path: Path, files: Sequence[Path]) -> bool:
-    """Whether a dataset only shows the rows of others of the files, as the file does that joins those of an export."""
-    if not dataset.is_virtual:
-        return False
-    return {path.parent / source.file_name for source in dataset.virtual_sources()} <= set(files) - {path}
 
 
 def _vectors(path: Path, file: Any, column: str) -> Any:
@@ -108,40 +74,27 @@ def _schema(file: Any, rows: int) -> pa.Schema:
     return pa.schema(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hdf5Reader:
-    """See `indexer.collection.parts.PartReader`."""
+def vectors(path: Path, part: PartRef, column: str, dim: int, start: int, stop: int) -> Iterator[np.ndarray]:
+    """See `indexer.collection.plain.PlainFormat`."""
+    with opened(path) as file:
+        dataset = _vectors(path, file, column)
+        if dataset.shape != (part.rows, dim):
+            raise damaged(path, f"it holds {dataset.shape}, and held {(part.rows, dim)}")
+        for first in range(start, stop, READ_ROWS):
+            yield dataset[first : min(first + READ_ROWS, stop)].astype(np.float32)
 
-    root: Path
-    dim: int
-    columns: Columns
 
-    def vectors(self, part: PartRef, column: str, start: int, stop: int) -> Iterator[np.ndarray]:
-        """See `PartReader`."""
-        path = self.root / part.files[0].path
-        with opened(path) as file:
-            dataset = _vectors(path, file, column)
-            if dataset.shape != (part.rows, self.dim):
-                raise damaged(path, f"it holds {dataset.shape}, and held {(part.rows, self.dim)}")
-            for first in range(start, stop, READ_ROWS):
-                yield dataset[first : min(first + READ_ROWS, stop)].astype(np.float32)
-
-    def gap_rows(self, part: PartRef, column: str) -> int:
-        """See `PartReader`."""
-        return GAP_ROWS
-
-    def identity(self, pieces: Sequence[Piece]) -> Iterator[pa.Table]:
-        """See `PartReader`."""
-        names = dict.fromkeys([*self.columns.named.values(), *map(column_in_file, self.columns.types)])
-        for part, start, stop in pieces:
-            (ref,) = part.files
-            with opened(self.root / ref.path) as file:
-                there = [name for name in names if name in file]
-                for first in range(start, stop, READ_ROWS):
-                    last = min(first + READ_ROWS, stop)
-                    table = pa.table({name: _values(file[name][first:last]) for name in there})
-                    rows = table if there else pa.table({"": pa.nulls(last - first)})
-                    yield identity(ref, rows, first, self.columns)
+def rows_of(path: Path, part: PartRef, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
+    """Those of the datasets that the file has, of the rows from `start` up to `stop`, a bounded number at a time."""
+    with opened(path) as file:
+        known = _schema(file, part.rows).names
+        there = [name for name in columns if name in known]
+        if not there:
+            yield from without_columns(start, stop)
+            return
+        for first in range(start, stop, READ_ROWS):
+            last = min(first + READ_ROWS, stop)
+            yield pa.table({name: _values(file[name][first:last]) for name in there})
 
 
 def _values(values: np.ndarray) -> pa.Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,24 @@ class Shape:
     dtype: str
     fingerprint: str = ""
     model: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileLook:
+    """What a file of vectors holds.
+
+    Attributes:
+        column: the column of vectors; None where that is open, because the file has no rows.
+        shape: of its vectors; None of a file without rows.
+        schema: its columns of metadata, which may have columns of vectors among them.
+        shown: other files whose rows it only shows.
+    """
+
+    rows: int
+    column: str | None
+    shape: Shape | None = None
+    schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    shown: frozenset[Path] = frozenset()
 
 
 class Listing:

@@ -11,14 +11,12 @@ import numpy as np
 
 from core.errors import InputError, UsageError
 from core.storage.paths import Place, place
-from indexer.collection import hdf5, npy, parquet
 from indexer.collection.clip_retrieval import describe_layout, is_layout
 from indexer.collection.collection import Collection
-from indexer.collection.hdf5 import describe_hdf5
 from indexer.collection.listing import all_below
-from indexer.collection.npy import describe_npy
-from indexer.collection.parquet import describe_parquet
+from indexer.collection.parquet import has_vectors
 from indexer.collection.parts import Block, FileRef, PartRef, no_embeddings
+from indexer.collection.plain import FORMATS, describe_files
 from indexer.collection.run import describe_run
 
 __all__ = ["Block", "Collection", "FileRef", "PartRef", "open_collection"]
@@ -82,21 +80,12 @@ def _described(
     if where.is_dir() and is_layout(where) and file_format in (None, "npy"):
         return describe_layout(where, output=output, id_columns=id_columns)
     format_ = file_format or _format_of(where)
-    if format_ == "npy":
-        if id_columns or column is not None:
-            raise UsageError(f"{where}: .npy files have no columns", next_step="leave the names of columns out")
-        described = describe_npy(where)
-    elif format_ == "parquet":
-        described = describe_parquet(where, column=column, id_columns=id_columns)
-    elif format_ == "hdf5":
-        described = describe_hdf5(where, column=column, id_columns=id_columns)
-    else:
-        raise UsageError(f"unknown format of files {format_!r}", next_step=f"use one of {', '.join(SUFFIXES)}")
+    if format_ == "npy" and (id_columns or column is not None):
+        raise UsageError(f"{where}: .npy files have no columns", next_step="leave the names of columns out")
+    if format_ not in FORMATS:
+        raise UsageError(f"unknown format of files {format_!r}", next_step=f"use one of {', '.join(FORMATS)}")
+    described = describe_files(where, format_, column=column, id_columns=id_columns)
     return described | ({} if output is None else {"output": output})
-
-
-SUFFIXES = {"npy": npy.SUFFIXES, "parquet": parquet.SUFFIXES, "hdf5": hdf5.SUFFIXES}
-"""Format of the files of a plain folder -> how their names end."""
 
 
 def _format_of(where: Path) -> str:
@@ -104,10 +93,10 @@ def _format_of(where: Path) -> str:
     below = [where] if where.is_file() else all_below(where)
     first: dict[str, Path] = {}
     for path in below:
-        for format_, suffixes in SUFFIXES.items():
-            if path.name.endswith(suffixes):
-                first.setdefault(format_, path)
-    if len(first) > 1 and "parquet" in first and not parquet.has_vectors(first["parquet"]):
+        for kind, format_ in FORMATS.items():
+            if path.name.endswith(format_.suffixes):
+                first.setdefault(kind, path)
+    if len(first) > 1 and "parquet" in first and not has_vectors(first["parquet"]):
         del first["parquet"]
     if len(first) > 1:
         raise InputError(
@@ -116,7 +105,7 @@ def _format_of(where: Path) -> str:
             code="mixed_embeddings",
         )
     if not first:
-        everything = ", ".join(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+        everything = ", ".join(suffix for format_ in FORMATS.values() for suffix in format_.suffixes)
         raise no_embeddings(
             f"{where} holds no embeddings: it is no output of a run, and there is no file that ends in {everything}",
             "name a folder with embeddings, or the output of a run",

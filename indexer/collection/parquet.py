@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,56 +13,26 @@ import pyarrow.parquet as pq
 from core.errors import InputError
 from core.formats.base import FORMAT_ERRORS, READ_ROWS
 from core.formats.parquet import BUFFER_BYTES, batch_rows, rows_within
-from indexer.collection.columns import Columns, column_in_file, find_columns, identity
-from indexer.collection.listing import Listing, Shape, choose_column, file_ref, files_below, noted, same_shape
-from indexer.collection.parts import PartRef, Piece, damaged, no_embeddings
-
-SUFFIXES = (".parquet",)
-
-GROUP_ROWS = 65_536
-"""Usual rows of one group."""
+from indexer.collection.columns import without_columns
+from indexer.collection.listing import FileLook, Shape, choose_column, noted
+from indexer.collection.parts import PartRef, damaged
 
 
-def describe_parquet(root: Path, *, column: str | None, id_columns: Sequence[str]) -> dict[str, Any]:
-    """The fields of the collection that the parquet files at or below a path are, see `Collection`.
-
-    Raises InputError where there are no rows or no vectors, where two files hold different ones, or where a file lacks
-    one of `id_columns`.
-    """
-    folder, files = files_below(root, SUFFIXES)
-    listing = Listing()
-    schemas: list[tuple[Path, pa.Schema]] = []
-    shape: Shape | None = None
-    for path in files:
-        with opened(path) as file:
-            rows, schema = file.metadata.num_rows, file.schema_arrow
-            listing.add(rows, file_ref(folder, path))
-            if not rows:
-                continue
-            if column is None:
-                column = choose_column(path, [one.name for one in schema if _is_vectors(one.type)], schema.names)
-            shape = same_shape(shape, _shape(path, file, column))
-        schemas.append((path, schema))
-    if shape is None:
-        raise no_embeddings(f"{root} holds no rows: its {len(files)} parquet files are empty", "name another folder")
-    columns = find_columns(
-        schemas, id_columns, [str(column), *(one.name for one in schemas[0][1] if _is_vectors(one.type))]
-    )
-    return {
-        "kind": "parquet",
-        "column": column,
-        "output": column,
-        "dim": shape.dim,
-        "fingerprint": shape.fingerprint or None,
-        **columns.fields(),
-        **listing.fields(),
-    }
+def look(path: Path, column: str | None) -> FileLook:
+    """What a parquet file holds; InputError where it has no column of vectors, or not the one that is named."""
+    with opened(path) as file:
+        rows, schema = file.metadata.num_rows, file.schema_arrow
+        if not rows:
+            return FileLook(rows=0, column=column)
+        if column is None:
+            column = choose_column(path, [one.name for one in schema if is_vectors(one.type)], schema.names)
+        return FileLook(rows=rows, column=column, shape=_shape(path, file, column), schema=schema)
 
 
 def has_vectors(path: Path) -> bool:
     """Whether a file has a column of vectors; InputError where it cannot be read."""
     with opened(path) as file:
-        return any(_is_vectors(one.type) for one in file.schema_arrow)
+        return any(is_vectors(one.type) for one in file.schema_arrow)
 
 
 def opened(path: Path) -> pq.ParquetFile:
@@ -75,7 +43,8 @@ def opened(path: Path) -> pq.ParquetFile:
         raise damaged(path, error) from error
 
 
-def _is_vectors(type_: pa.DataType) -> bool:
+def is_vectors(type_: pa.DataType) -> bool:
+    """Whether a column of this type holds vectors: lists of floats."""
     lists = pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
     return bool(lists and pa.types.is_floating(type_.value_type))
 
@@ -89,7 +58,7 @@ def _shape(path: Path, file: pq.ParquetFile, column: str) -> Shape:
             code="no_column",
         )
     type_ = file.schema_arrow.field(column).type
-    if not _is_vectors(type_):
+    if not is_vectors(type_):
         raise InputError(
             f"{path}: its column {column!r} holds {type_}, and not lists of floats",
             next_step="name the column of vectors",
@@ -117,40 +86,12 @@ def _first_length(path: Path, file: pq.ParquetFile, column: str) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParquetReader:
-    """See `indexer.collection.parts.PartReader`."""
-
-    root: Path
-    dim: int
-    columns: Columns
-
-    def vectors(self, part: PartRef, column: str, start: int, stop: int) -> Iterator[np.ndarray]:
-        """See `PartReader`; the vector of a row that has none is NaN."""
-        path = self.root / part.files[0].path
-        row = start
-        for table in rows_of(path, part, [column], start, stop, batch_rows(self.dim)):
-            for chunk in table[column].chunks:
-                yield matrix_of(chunk, self.dim, path, row)
-                row += len(chunk)
-
-    def gap_rows(self, part: PartRef, column: str) -> int:
-        """See `PartReader`: a group of rows can be read as a whole only."""
-        return GROUP_ROWS
-
-    def identity(self, pieces: Sequence[Piece]) -> Iterator[pa.Table]:
-        """See `PartReader`."""
-        for part, start, stop in pieces:
-            yield from identity_rows(self.root, part, self.columns, start, stop)
-
-
-def identity_rows(root: Path, part: PartRef, columns: Columns, start: int, stop: int) -> Iterator[pa.Table]:
-    """Identity and metadata of rows of a part, from its last file."""
-    path = root / part.files[-1].path
-    wanted = list(dict.fromkeys([*columns.named.values(), *map(column_in_file, columns.types)]))
-    for table in rows_of(path, part, wanted, start, stop):
-        yield identity(part.files[0], table, start, columns)
-        start += table.num_rows
+def vectors(path: Path, part: PartRef, column: str, dim: int, start: int, stop: int) -> Iterator[np.ndarray]:
+    """See `indexer.collection.plain.PlainFormat`; the vector of a row that has none is NaN."""
+    for table in rows_of(path, part, [column], start, stop, batch_rows(dim)):
+        for chunk in table[column].chunks:
+            yield matrix_of(chunk, dim, path, start)
+            start += len(chunk)
 
 
 def rows_of(
@@ -165,9 +106,8 @@ def rows_of(
         if footer.num_rows != part.rows:
             raise damaged(path, f"it has {footer.num_rows:,} rows, and had {part.rows:,}")
         there = [name for name in columns if name in file.schema_arrow.names]
-        if not there:  # rows without columns
-            for first in range(start, stop, READ_ROWS):
-                yield pa.table({"": pa.nulls(min(READ_ROWS, stop - first))})
+        if not there:
+            yield from without_columns(start, stop)
             return
         try:
             yield from rows_within(file, there, start, stop, rows)
