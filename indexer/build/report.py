@@ -28,6 +28,9 @@ INFOS, PICTURE = "infos.json", "report.png"
 
 NO_PICTURE = "none: matplotlib is not installed (pip install 'embq[bench]')"
 
+SCORE_KEYS = ("1-recall@20", "1-recall@40", "20-recall@20", "40-recall@40")
+"""Scores of autofaiss."""
+
 RECONSTRUCTED = 500
 """Queries whose codes are decoded, to see how much of them is lost."""
 
@@ -83,12 +86,11 @@ def plain(value: Any) -> Any:
 
 
 def _autofaiss_keys(version: Version, tuning: Tuning, sizes: Mapping[str, Any], error: float | None) -> dict[str, Any]:
-    setting, plan = tuning.setting, version.plan
+    plan = version.plan
     scores = tuning.scores.get(DATA) or next(iter(tuning.scores.values()), None)
-    parameters = f"nprobe={setting.nprobe}" + (f",k_factor={setting.k_factor}" if setting.k_factor > 1 else "")
     return {
         "index_key": plan.key,
-        "index_param": parameters,
+        "index_param": tuning.setting.parameters,
         "index_path": str(version.index),
         "size in bytes": sizes["size in bytes"],
         "avg_search_speed_ms": scores.mean_40_ms if scores else None,
@@ -104,13 +106,20 @@ def _autofaiss_keys(version: Version, tuning: Tuning, sizes: Mapping[str, Any], 
 def _worth(scores: Mapping[str, Scores]) -> dict[str, Any]:
     """Recall and time of searches, of each set of queries."""
     return {
-        "recall": {name: {f"recall@{k}": r for k, r in one.recall.items()} for name, one in scores.items()},
+        **recall_and_latency(scores),
         **_standard_recall(scores),
+        "qps": {name: 1e3 / one.mean_ms for name, one in scores.items()},
+    }
+
+
+def recall_and_latency(scores: Mapping[str, Scores]) -> dict[str, Any]:
+    """Entries "recall" and "latency_ms" of infos.json."""
+    return {
+        "recall": {name: {f"recall@{k}": r for k, r in one.recall.items()} for name, one in scores.items()},
         "latency_ms": {
             name: {"p50": one.p50_ms, "p95": one.p95_ms, "p99": one.p99_ms, "mean": one.mean_ms}
             for name, one in scores.items()
         },
-        "qps": {name: 1e3 / one.mean_ms for name, one in scores.items()},
     }
 
 
@@ -304,6 +313,3 @@ def _bytes(count: float) -> str:
             break
         count /= 1024
     return f"{count:.0f} {unit}" if unit in ("B", "KB") else f"{count:.1f} {unit}"
-
-
-SCORE_KEYS = ("1-recall@20", "1-recall@40", "20-recall@20", "40-recall@40")

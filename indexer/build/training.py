@@ -82,18 +82,26 @@ def train(task: Task) -> Made:
 
 def _train_transforms(template: Template, points: np.ndarray) -> np.ndarray:
     """Train what stands before the lists, one after the other; gives what the index sees of the points."""
-    module = faiss()
-    index = template.index
-    if not hasattr(index, "chain"):
+    if not hasattr(template.index, "chain"):
         return np.ascontiguousarray(points, np.float32)
-    seen = points
-    for at in range(index.chain.size()):
-        transform: Any = module.downcast_VectorTransform(index.chain.at(at))
+    seen = _through_chain(template.index.chain, points, most_rows=len(points))
+    template.index.is_trained = False
+    return seen
+
+
+def _through_chain(chain: Any, points: np.ndarray, *, most_rows: int) -> np.ndarray:
+    """The points after all transforms of a chain, each of which is trained where it is not yet.
+
+    Args:
+        most_rows: about so many of the points are trained on at most.
+    """
+    module = faiss()
+    for at in range(chain.size()):
+        transform: Any = module.downcast_VectorTransform(chain.at(at))
         if not transform.is_trained:
-            learn(transform, seen)
-        seen = transform.apply(seen)
-    index.is_trained = False
-    return np.ascontiguousarray(seen, np.float32)
+            learn(transform, points[:: max(1, len(points) // most_rows)])
+        points = transform.apply(points)
+    return np.ascontiguousarray(points, np.float32)
 
 
 def _residual(template: Template, seen: np.ndarray) -> float:
@@ -132,13 +140,7 @@ def list_space(ivf: Any, seen: np.ndarray) -> tuple[np.ndarray, Any]:
     quantizer = module.downcast_index(ivf.quantizer)
     if not hasattr(quantizer, "chain"):
         return seen, quantizer
-    points = seen
-    for at in range(quantizer.chain.size()):
-        transform = module.downcast_VectorTransform(quantizer.chain.at(at))
-        if not transform.is_trained:
-            learn(transform, points[:: max(1, len(points) // PCA_ROWS)])
-        points = transform.apply(points)
-    return np.ascontiguousarray(points, np.float32), module.downcast_index(quantizer.index)
+    return _through_chain(quantizer.chain, seen, most_rows=PCA_ROWS), module.downcast_index(quantizer.index)
 
 
 def learn(transform: Any, points: np.ndarray) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from indexer.build.report import recall_and_latency
 from indexer.build.stages import add_block, goal_of, merge_lists
 from indexer.build.task import Made, Task
 from indexer.change.deletes import deleted_bits
@@ -158,18 +159,8 @@ def _infos(tuning: Tuning | None, setting: Setting, *, whole: bool) -> Mapping[s
     """Entries of infos.json that a tuning changes."""
     if tuning is None:
         return {}
-    parameters = f"nprobe={setting.nprobe}" + (f",k_factor={setting.k_factor}" if setting.k_factor > 1 else "")
-    changed: dict[str, Any] = {"index_param": parameters, "search": asdict(setting)}
-    if whole:
-        changed |= {
-            "recall": {name: {f"recall@{k}": r for k, r in one.recall.items()} for name, one in tuning.scores.items()},
-            "latency_ms": {
-                name: {"p50": one.p50_ms, "p95": one.p95_ms, "p99": one.p99_ms, "mean": one.mean_ms}
-                for name, one in tuning.scores.items()
-            },
-            "target_met": tuning.met,
-        }
-    return changed
+    changed: dict[str, Any] = {"index_param": setting.parameters, "search": asdict(setting)}
+    return {**changed, **recall_and_latency(tuning.scores), "target_met": tuning.met} if whole else changed
 
 
 def compact(task: Task) -> Made:

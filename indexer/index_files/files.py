@@ -71,18 +71,19 @@ class File:
         try:
             size = path.stat().st_size
         except OSError as error:
-            raise OutputError(
-                f"{path} belongs to the index and is not there",
-                next_step="restore it, or build the index again with `embq index --rebuild`",
-                code="index_damaged",
-            ) from error
+            raise damaged(f"{path} belongs to the index and is not there") from error
         if size != self.bytes:
-            raise OutputError(
-                f"{path} has {size} bytes, its record says {self.bytes}",
-                next_step="restore it, or build the index again with `embq index --rebuild`",
-                code="index_damaged",
-            )
+            raise damaged(f"{path} has {size} bytes, its record says {self.bytes}")
         return path
+
+
+def damaged(message: str) -> OutputError:
+    """The error for a file of an index that is missing or cannot be read."""
+    return OutputError(
+        message,
+        next_step="restore it, or build the index again with `embq index --rebuild`",
+        code="index_damaged",
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:

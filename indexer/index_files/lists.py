@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from core.errors import OutputError
 from indexer.faiss_module import faiss
-from indexer.index_files.files import write_by_faiss
+from indexer.index_files.files import damaged, write_by_faiss
 
 Lists = Any
 """A `faiss.InvertedLists`, downcast. Whoever holds one that is made of others must hold these as well."""
@@ -33,11 +32,7 @@ def read_lists(path: Path, *, mapped: bool) -> Lists:
         flags = module.IO_FLAG_MMAP | module.IO_FLAG_READ_ONLY if mapped else 0
         lists = module.downcast_InvertedLists(module.read_InvertedLists(reader, flags))
     except RuntimeError as error:
-        raise OutputError(
-            f"{path} cannot be read: {str(error).splitlines()[0]}",
-            next_step="restore it, or build the index again with `embq index --rebuild`",
-            code="index_damaged",
-        ) from error
+        raise damaged(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
     if mapped:
         # By itself faiss starts 32 threads for each search, to read ahead: most of the time of a search here.
         lists.prefetch_nthread = 0

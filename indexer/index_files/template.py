@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from core.errors import OutputError
 from core.service.log import Events
 from indexer.faiss_module import faiss
-from indexer.index_files.files import write_by_faiss
+from indexer.index_files.files import damaged, write_by_faiss
 from indexer.index_files.lists import Lists, empty_lists
 
 DEVICE = 0
@@ -58,11 +57,7 @@ class Template:
         try:
             return cls(faiss().read_index(str(path)), on_gpu=on_gpu)
         except RuntimeError as error:
-            raise OutputError(
-                f"{path} cannot be read: {str(error).splitlines()[0]}",
-                next_step="restore it, or build the index again with `embq index --rebuild`",
-                code="index_damaged",
-            ) from error
+            raise damaged(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
 
     def write(self, path: Path) -> None:
         """Write it without rows; OSError where the disk refuses."""

@@ -62,6 +62,11 @@ class Setting:
     nprobe: int
     k_factor: int
 
+    @property
+    def parameters(self) -> str:
+        """The setting as in infos.json: "nprobe=16,k_factor=4"."""
+        return f"nprobe={self.nprobe}" + (f",k_factor={self.k_factor}" if self.k_factor > 1 else "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:

@@ -106,24 +106,16 @@ def draw(collection: Collection, plan: QueryPlan, *, metric: str) -> list[QueryS
     for name, column in plan.columns.items():
         rows = _drawn(collection.n, plan.counts[name], plan.seed, name)
         vectors = collection.read_rows_at(rows, column=column)
-        sets.append(_foreign(name, vectors, f"{column} of rows drawn with seed {plan.seed}", metric))
+        sets.append(_query_set(name, vectors, None, f"{column} of rows drawn with seed {plan.seed}", metric))
     for name in plan.files:
         vectors, source = _from_file(collection, plan, name)
-        sets.append(_foreign(name, vectors, source, metric))
+        sets.append(_query_set(name, vectors, None, source, metric))
     return [one for one in sets if len(one)]
 
 
 def of_rows(collection: Collection, ids: np.ndarray, *, name: str, source: str, metric: str) -> QuerySet:
     """A set of rows of the collection itself, int64, ascending; those that are no vectors are left out."""
-    vectors = collection.read_rows_at(ids)
-    good = ~faults(vectors)
-    return QuerySet(
-        name=name,
-        vectors=_prepared(vectors[good], metric),
-        own=ids[good],
-        source=source,
-        left_out=int((~good).sum()),
-    )
+    return _query_set(name, collection.read_rows_at(ids), ids, source, metric)
 
 
 def write_queries(sets: Sequence[QuerySet], path: Path) -> None:
@@ -155,11 +147,20 @@ def _drawn(n: int, count: int, seed: int, name: str) -> np.ndarray:
     return np.sort(random.choice(n, size=min(n, count), replace=False)).astype(np.int64)
 
 
-def _foreign(name: str, vectors: np.ndarray, source: str, metric: str) -> QuerySet:
+def _query_set(name: str, vectors: np.ndarray, own: np.ndarray | None, source: str, metric: str) -> QuerySet:
+    """A set without the queries that are no vectors.
+
+    Args:
+        own: ids of the rows that the queries are; None where they are none.
+    """
     good = ~faults(vectors)
-    own = np.full(int(good.sum()), -1, np.int64)
+    own = np.full(len(vectors), -1, np.int64) if own is None else own
     return QuerySet(
-        name=name, vectors=_prepared(vectors[good], metric), own=own, source=source, left_out=int((~good).sum())
+        name=name,
+        vectors=_prepared(vectors[good], metric),
+        own=own[good],
+        source=source,
+        left_out=int((~good).sum()),
     )
 
 
