@@ -14,7 +14,7 @@ DISTRIBUTIONS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs", "faiss-gpu-cu12", "
 """All install into the same folder `faiss`, so that of two the later one half overwrites the earlier one."""
 
 FEW_QUERIES = 8
-"""Fewer are compared one by one as fast as by a matrix product."""
+"""Number of queries below which comparing one by one is as fast as a matrix product."""
 
 MOST_BYTES = 1 << 46
 """faiss 1.15 refuses to read vectors beyond 1 TB by default; index files are written by embq itself."""
@@ -52,7 +52,7 @@ def set_threads(count: int) -> None:
 
 @contextmanager
 def matrix_products(dim: int) -> Iterator[None]:
-    """For the block, exact search compares by matrix products from `FEW_QUERIES` queries on.
+    """Have exact search compare by matrix products from `FEW_QUERIES` queries on, for the length of the block.
 
     faiss 1.15 does so from 128,000 / dim queries on, and takes eight times as long for 200 queries of 128 dimensions.
     """

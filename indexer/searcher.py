@@ -19,7 +19,7 @@ from indexer.index_files.version import Version, current_name, read_current, rea
 MEMORIES = ("ram", "mmap")
 """Storage of lists: loaded into memory, or memory-mapped from their files."""
 ATTEMPTS = 20
-"""So often the current version is opened anew where it was swept away meanwhile."""
+"""Attempts to open the current version where it was swept away meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Searcher:
 
     @property
     def refines(self) -> bool:
-        """Whether it can re-rank by the vectors themselves."""
+        """True where it can re-rank by the vectors themselves."""
         return self._rows is not None
 
     def search(

@@ -18,7 +18,7 @@ from core.storage.durable import drop, output_error
 from core.storage.paths import Place
 
 READ_ROWS = 16_384
-"""Most rows of one table where the file itself has no groups: 25 MB of 768-dimensional float16."""
+"""Limit of rows of one table where the file itself has no groups: 25 MB of 768-dimensional float16."""
 
 COLUMNS = "embq.columns"
 """Note in a part's file of kind "rows" or in an HDF5 file: its columns in order, as JSON."""

@@ -35,12 +35,12 @@ from indexer.index_files.files import to_json, write_current
 RENEW_S = 5.0
 ROUND_MS = 250
 AHEAD = 64
-"""Most hints that wait: far more than workers take between two rounds, and far less than a message of a few kB each
+"""Limit of waiting hints: far more than workers take between two rounds, and far less than a message of a few kB each
 would matter."""
 SCAN_S = 5.0
 """Interval at which the folder is scanned for finished units, besides reading results."""
 VISIBLE_S = 20.0
-"""So long a sidecar that a worker wrote may take to be seen through a network file system."""
+"""Longest time that a sidecar of a worker takes to be seen through a network file system."""
 LONELY_S = 10.0
 
 
@@ -170,7 +170,7 @@ class _Stage:
 
     @property
     def over(self) -> bool:
-        """Whether all units are done."""
+        """True once all units are done."""
         return not self._left
 
     @contextlib.contextmanager

@@ -237,7 +237,7 @@ def notes_of(spec: BuildSpec, version: Version, tuning: Tuning) -> list[str]:
 
 
 def _asked_across(spec: BuildSpec) -> bool:
-    """Whether the rows can be asked for by another modality than theirs."""
+    """True where queries of another modality than that of the rows are possible."""
     collection = spec.collection
     output = (collection.model or {}).get("output") or {}
     return bool(collection.query_columns) or str(output.get("spec", "")).startswith("open_clip:")

@@ -20,7 +20,7 @@ GREY = "#767676"
 DPI = 150
 LEAST_SHOWN = 0.7
 TICKS = (1.0, 2.0, 5.0)
-"""Of each power of ten, on the axis of time."""
+"""Ticks of each power of ten, on the axis of time."""
 
 
 def draw_report(infos: Mapping[str, Any], tuning: Tuning, path: Path) -> bool:

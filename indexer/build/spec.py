@@ -45,7 +45,7 @@ class BuildSpec:
 
     @property
     def faiss_metric(self) -> int:
-        """By which metric lists are made and codes are compared.
+        """The metric of faiss by which lists are made and codes are compared.
 
         For vectors of length 1 the squared distance ranks as the cosine does, and quantised inner products lose
         recall (faiss #2971).

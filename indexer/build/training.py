@@ -25,7 +25,7 @@ SAMPLE_ROWS = 4_096
 ITERATIONS = 12
 
 PIECES_AT_ONCE = 64
-"""So many pieces are learned together, which bounds the memory: 16 MB for each."""
+"""Number of pieces that are learned together, which bounds the memory: 16 MB for each."""
 
 
 def train(task: Task) -> Made:

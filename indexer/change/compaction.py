@@ -22,8 +22,8 @@ from indexer.index_files.version import ListsFile, Version, read_current
 from indexer.plan.index_plan import RANGE_BYTES
 
 MOST_SHARE, MOST_GROUPS = 0.10, 32
-"""Beyond this share of the rows in additions, or so many of them, an index is compacted when it has grown: a search
-looks at every list in all of them, and an open index holds all their files."""
+"""Limits of additions, as a share of the rows and in number, beyond which an index is compacted when it has grown: a
+search looks at every list in all of them, and an open index holds all their files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +53,14 @@ def compact(index: Path, runner: Runner, progress: StageProgress) -> Compaction:
 
 
 def due(version: Version) -> bool:
-    """Whether additions are so many, or so large, that they should be put into the index."""
+    """True where additions are so many, or so large, that they should be put into the index."""
     return len(version.groups) > 1 and (
         len(version.groups) - 1 > MOST_GROUPS or version.next_id - merged_ids(version) > MOST_SHARE * version.next_id
     )
 
 
 def merged_ids(version: Version) -> int:
-    """Below this id, rows are in the first group of a version."""
+    """The id below which rows are in the first group of a version."""
     return int(version.notes.get("merged_ids", version.plan.n))
 
 

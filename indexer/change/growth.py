@@ -33,11 +33,11 @@ from indexer.tune.queries import QueryPlan
 RETUNE_SHARE = 0.10
 """An index is tuned again when it has grown by more than this since it was tuned."""
 EXACT_ROWS, EXACT_SHARE = 200_000, 50
-"""Exact search through the whole collection tells which rows are the nearest where that is so small, or the new rows
-are at least one in so many; else a search that looks much farther than usual does."""
+"""Limits for exact search as the source of true neighbours: the rows of the collection, or their number for each new
+row. Beyond both, the source is a search that looks much farther than usual."""
 RETUNE_QUERIES = 300
 OUTGROWN = 2.0
-"""Beyond so many times the rows at training, other lists would be chosen."""
+"""Growth since training, as a factor on the rows, beyond which other lists would be chosen."""
 WARN_CHANGE = 0.10
 """Drift beyond this is worth a warning."""
 
@@ -119,7 +119,7 @@ class Grown:
 
 
 def fits(index: Path, asked: Mapping[str, Any]) -> bool:
-    """Whether the folder holds an index that was built with equal options, which can grow."""
+    """True for a folder with an index that was built with equal options, which can grow."""
     current = find_current(index)
     return current is not None and content_hash(current.notes.get("asked")) == content_hash(dict(asked))
 

@@ -66,7 +66,7 @@ class Worth:
     error: float = 0.0
 
     def misses(self, goal: Goal) -> bool:
-        """Whether it is below the target by more than the choice of the queries explains."""
+        """True where it is below the target by more than the choice of the queries explains."""
         if self.recall is None or goal.recall is None:
             return False
         return self.recall + self.error < goal.recall
@@ -151,7 +151,7 @@ def _worth(searcher: Searcher, asked: QuerySet, truth: Truth, k: int, setting: S
 
 
 def _higher(tuned: Setting, before: Setting) -> Setting:
-    """For new rows alone no search gets less than it had."""
+    """The higher of each parameter: a tuning for new rows alone makes no search worse."""
     return Setting(nprobe=max(tuned.nprobe, before.nprobe), k_factor=max(tuned.k_factor, before.k_factor))
 
 

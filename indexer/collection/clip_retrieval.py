@@ -23,7 +23,7 @@ METADATA = "metadata"
 
 
 def is_layout(root: Path) -> bool:
-    """Whether a folder is laid out so."""
+    """True for a folder with this layout."""
     return any((root / folder).is_dir() for folder in FOLDERS.values())
 
 

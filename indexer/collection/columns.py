@@ -49,7 +49,7 @@ class Columns:
         return list(dict.fromkeys([*self.named.values(), *map(column_in_file, self.types)]))
 
     def fields(self) -> dict[str, Any]:
-        """As fields of the collection."""
+        """The columns as fields of the collection."""
         return {"id_types": self.types, "id_columns": tuple(self.types), "named": self.named}
 
 

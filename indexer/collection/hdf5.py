@@ -19,7 +19,7 @@ from indexer.collection.parts import PartRef, damaged
 
 
 def look(path: Path, column: str | None) -> FileLook:
-    """What an HDF5 file holds; InputError where it has no dataset of vectors, or not the one that is named."""
+    """Content of an HDF5 file; InputError where it has no dataset of vectors, or not the one that is named."""
     with opened(path) as file:
         if column is None:
             column = choose_column(path, [name for name in file if _is_vectors(file[name])], list(file))
@@ -85,7 +85,7 @@ def vectors(path: Path, part: PartRef, column: str, dim: int, start: int, stop: 
 
 
 def rows_of(path: Path, part: PartRef, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
-    """Those of the datasets that the file has, of the rows from `start` up to `stop`, a bounded number at a time."""
+    """The rows from `start` up to `stop` of those datasets that the file has, a bounded number at a time."""
     with opened(path) as file:
         known = _schema(file, part.rows).names
         there = [name for name in columns if name in known]

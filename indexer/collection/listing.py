@@ -37,7 +37,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileLook:
-    """What a file of vectors holds.
+    """Content of a file of vectors.
 
     Attributes:
         column: the column of vectors; None where that is open, because the file has no rows.
@@ -70,7 +70,7 @@ class Listing:
         self._rows += rows
 
     def fields(self) -> dict[str, Any]:
-        """As fields of the collection."""
+        """The listing as fields of the collection."""
         return {"parts": tuple(self._parts), "empty": tuple(self._empty)}
 
 

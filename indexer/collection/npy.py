@@ -15,7 +15,7 @@ from indexer.collection.parts import PartRef, damaged
 
 
 def look(path: Path, _column: str | None = None) -> FileLook:
-    """What a .npy file holds; InputError where that is no list of vectors."""
+    """Content of a .npy file; InputError where that is no list of vectors."""
     matrix = open_matrix(path)
     shape = Shape(path=path, dim=matrix.shape[1], dtype=str(matrix.dtype)) if len(matrix) else None
     return FileLook(rows=len(matrix), column=EMBEDDING, shape=shape)

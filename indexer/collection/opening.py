@@ -24,7 +24,7 @@ __all__ = ["Block", "Collection", "FileRef", "PartRef", "open_collection"]
 UNIT_LENGTH_PARTS, UNIT_LENGTH_ROWS = 16, 64
 """Sample of parts and rows that shows whether vectors have length 1, where the collection does not say."""
 UNIT_LENGTH_WITHIN = 1e-2
-"""Of length 1: float16 is off by 1e-3, bfloat16 by 4e-3, int8 by a little more."""
+"""Tolerance around length 1: float16 is off by 1e-3, bfloat16 by 4e-3, int8 by a little more."""
 
 
 def open_collection(
@@ -114,7 +114,7 @@ def _format_of(where: Path) -> str:
 
 
 def _unit_length(collection: Collection) -> bool:
-    """Whether the first vectors of parts from everywhere in the collection have length 1."""
+    """True where the first vectors of parts from everywhere in the collection have length 1."""
     numbers = np.unique(np.linspace(0, len(collection.parts) - 1, UNIT_LENGTH_PARTS).astype(int))
     squares = []
     for part in (collection.parts[number] for number in numbers.tolist()):

@@ -19,7 +19,7 @@ from indexer.collection.parts import PartRef, damaged
 
 
 def look(path: Path, column: str | None) -> FileLook:
-    """What a parquet file holds; InputError where it has no column of vectors, or not the one that is named."""
+    """Content of a parquet file; InputError where it has no column of vectors, or not the one that is named."""
     with opened(path) as file:
         rows, schema = file.metadata.num_rows, file.schema_arrow
         if not rows:
@@ -30,7 +30,7 @@ def look(path: Path, column: str | None) -> FileLook:
 
 
 def has_vectors(path: Path) -> bool:
-    """Whether a file has a column of vectors; InputError where it cannot be read."""
+    """True for a file with a column of vectors; InputError where it cannot be read."""
     with opened(path) as file:
         return any(is_vectors(one.type) for one in file.schema_arrow)
 
@@ -44,7 +44,7 @@ def opened(path: Path) -> pq.ParquetFile:
 
 
 def is_vectors(type_: pa.DataType) -> bool:
-    """Whether a column of this type holds vectors: lists of floats."""
+    """True for the type of a column of vectors: lists of floats."""
     lists = pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
     return bool(lists and pa.types.is_floating(type_.value_type))
 
@@ -97,7 +97,7 @@ def vectors(path: Path, part: PartRef, column: str, dim: int, start: int, stop: 
 def rows_of(
     path: Path, part: PartRef, columns: Sequence[str], start: int, stop: int, rows: int = READ_ROWS
 ) -> Iterator[pa.Table]:
-    """Those of the columns that the file has, of the rows from `start` up to `stop`, at most `rows` of them at a time.
+    """The rows from `start` up to `stop` of those columns that the file has, at most `rows` of them at a time.
 
     InputError where the file cannot be read, or has another number of rows than the part.
     """

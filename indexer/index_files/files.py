@@ -26,10 +26,10 @@ FILES, WORK, LOCK = "files", "_work", "_lock"
 PIECE_BYTES = 1 << 20
 
 NO_ROOM_BYTES = 1 << 20
-"""With less free space, a write that failed without a reason is taken for a full disk."""
+"""Free space below which a write that failed without a reason is taken for a full disk."""
 
 MOST_BYTES = 1 << 26
-"""Of a record: the list of what thousands of units have made."""
+"""Limit of a record, which may list the files of thousands of units."""
 
 _NEXT_STEPS = {
     "no_space": "make room, then give the same command again: what is done stays",

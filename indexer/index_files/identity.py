@@ -127,7 +127,7 @@ class Identity:
         self._firsts = [one.first_id for one in self._files]
         schema = self._files[0].schema if self._files else pa.schema(IDENTITY)
         self.schema = pa.schema([one.with_type(_plain(one.type)) for one in schema])
-        """Of the tables that `rows` gives: dictionaries are plain texts there."""
+        """Schema of the tables that `rows` gives: dictionaries are plain texts there."""
 
     @classmethod
     def open(cls, files: Sequence[tuple[Path, int, int]]) -> Identity:

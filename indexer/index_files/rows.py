@@ -39,7 +39,7 @@ class RowsFiles:
         return self._halves(ids).astype(np.float32)
 
     def nearest(self, query: np.ndarray, ids: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of some rows the best for a query: positions in `ids`, best first, and scores.
+        """The best of some rows for a query: positions in `ids`, best first, and scores.
 
         Args:
             query: float32 (dim,).

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from indexer.plan.codecs import Codec, codec
 
 SMALL_ROWS = 10_000
-"""Below this many rows a search that compares everything takes under a millisecond or two: one list, full vectors."""
+"""Number of rows below which a search that compares everything takes a millisecond or two: one list, full vectors."""
 
 POINTS_PER_CENTROID = 39
-"""Fewer rows than this per list and k-means finds centroids that stand for nothing (faiss warns below 39)."""
+"""Least number of rows per list; with fewer, k-means finds centroids that stand for nothing (faiss warns below 39)."""
 
 
 def codec_choices(dim: int, *, metric: str = "cosine", refine: bool = True) -> Iterator[Codec]:

@@ -36,11 +36,11 @@ class Codec:
 
     @property
     def name(self) -> str:
-        """As in a factory string, without the lists: "PCAR192,RaBitQ"."""
+        """The codec as in a factory string, without the lists: "PCAR192,RaBitQ"."""
         return f"{self.transform},{self.key}" if self.transform else self.key
 
     def bytes_per_vector(self) -> int:
-        """Of one list entry in RAM or in a lists file: code and id."""
+        """Bytes of one list entry in RAM or in a lists file: code and id."""
         return self.code_bytes + ID_BYTES
 
     def factory(self, nlist: int, *, coarse: str = "") -> str:
@@ -128,7 +128,7 @@ def _scalar(key: str, dim: int) -> _Code | None:
 
 
 def _binary(key: str, dim: int) -> _Code | None:
-    """So many bits of each number, and a few factors for the whole vector."""
+    """Code with some bits of each number, and a few factors for the whole vector."""
     found = re.fullmatch(r"(RaBitQ|EDEN)([1-9])?", key)
     if found is None:
         return None

@@ -81,7 +81,7 @@ class Work:
 
     @property
     def flops_s(self) -> float:
-        """Of one core."""
+        """Floating-point operations of one core per second."""
         return self.speeds.gflops * 1e9
 
     @property
@@ -96,17 +96,17 @@ class Work:
 
     @property
     def entries_bytes(self) -> int:
-        """Of all list entries."""
+        """Bytes of all list entries."""
         return self.n * self.codec.bytes_per_vector()
 
     @property
     def rows_bytes(self) -> int:
-        """Of the full rows that are kept."""
+        """Bytes of the full rows that are kept."""
         return self.n * 2 * self.dim if self.refine == "fp16" else 0
 
     @property
     def centroids_bytes(self) -> int:
-        """Of the middles of the lists."""
+        """Bytes of the centroids of the lists."""
         return 4 * self.codec.list_dim * self.nlist
 
     @property
@@ -274,7 +274,7 @@ def measure_speeds(folder: Path | None = None) -> Speeds:
 
 
 def _disk_bytes_s(folder: Path | None) -> float:
-    """From a durable write of 32 MB; a modest disk's speed where there is no room for it."""
+    """Speed of a durable write of 32 MB; a modest disk's speed where there is no room for it."""
     data = os.urandom(1 << 20)
     try:
         with tempfile.TemporaryFile(dir=folder if folder is not None and folder.is_dir() else None) as file:

@@ -20,7 +20,7 @@ KMEANS_ITERATIONS = 6
 rows as those after 10 over 100 (0.952 and 0.949 in 12 % of the rows), for a quarter of the time."""
 
 RANGE_BYTES = 128 << 20
-"""Of one range of lists on average, so that the largest stays below 256 MB where lists differ."""
+"""Average size of one range of lists, so that the largest stays below 256 MB where lists differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,10 +22,10 @@ ROUNDS = 4
 MOST_QUERIES, FEWEST_QUERIES = 40, 8
 
 SECONDS = 0.03
-"""For one round of one setting, unless the fewest queries take longer."""
+"""Time for one round of one setting, unless the fewest queries take longer."""
 
 REPORTED_SECONDS = 1.0
-"""For single searches of the reported half of one set."""
+"""Time for single searches of the reported half of one set."""
 
 REPORTED_WIDE = 200
 """Queries of the reported half that are searched for 40 and for 100 rows, which takes longer."""
@@ -93,7 +93,7 @@ def _terms(setting: Setting, k: int) -> list[float]:
 
 
 def score(searcher: Searches, half: Half, goal: Goal, setting: Setting, clock: Clock) -> Scores:
-    """Of the reported half of one set."""
+    """Recall and latency of a setting on the reported half of one set."""
     wide = half.first(REPORTED_WIDE)
     ids = half.search(searcher, max(10, goal.k), setting)
     recalls = {k: mean_recall(ids, half.truth, k) for k in (1, 10, goal.k)}

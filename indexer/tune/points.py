@@ -97,7 +97,7 @@ class Point:
 
     @property
     def finds_enough(self) -> bool:
-        """Whether nearly all queries get as many answers as are wanted at least."""
+        """True where nearly all queries get as many answers as are wanted at least."""
         return self.found >= ENOUGH_FOUND
 
     @property
@@ -106,7 +106,7 @@ class Point:
         return self.expected_ms if self.p50_ms is None else self.p50_ms
 
     def reaches(self, target: float, *, margin: bool) -> bool:
-        """Whether all sets reach a recall, with the margin for queries that were not tuned on."""
+        """True where all sets reach a recall, with the margin for queries that were not tuned on."""
         if not margin:
             return self.worst >= target
         return all(

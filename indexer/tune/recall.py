@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 TOLERANCE = 1e-6
-"""By how much a score may be below the k-th best and still be a tie: float32 sums of some hundred products are off by
-some 1e-7."""
+"""Margin within which a score below the k-th best is still a tie: float32 sums of some hundred products are off by some
+1e-7."""
 
 ExactScores = Callable[[int, np.ndarray], np.ndarray]
 """(query, int64 ids (m,)) -> float (m,): exact scores in the truth's own units, higher is better."""

@@ -27,14 +27,14 @@ recall than this."""
 NO_GAIN = 0.0005
 """Twice the probes bring no more than this: what is missing, the codes have lost."""
 COARSE_QUERIES, FEWEST_QUERIES = 120, 30
-"""Of each set, for the doubling of probes; fewer where that takes too long."""
+"""Queries of each set for the doubling of probes; fewer where that takes too long."""
 PATIENCE = 4
 """Doubling goes on, with fewer and fewer queries, until so many times the time for the sweep is over."""
 STEPS_UP = 4
 CLOSE_LOOKS = 4
-"""So many are expected when it is decided how many queries one can have."""
+"""Number of closer looks that the remaining time is divided by, to choose the number of queries for one."""
 LAST_DOUBLINGS = 4
-"""With a latency target alone, so many of the last doublings are measured with all queries."""
+"""Number of the last doublings that are measured with all queries where there is a latency target alone."""
 HALF_STEP_DOWN = 2**-0.25
 
 
@@ -226,7 +226,7 @@ class Sweep:
         return self.goal.recall is not None and point.reaches(self.goal.recall, margin=margin) and point.finds_enough
 
     def _ended(self) -> bool:
-        """Whether two doublings in a row have brought nothing."""
+        """True after two doublings in a row that brought nothing."""
         if len(self.known) < 5:
             return False
         first, before, last = (self.known[one][-1].recall for one in sorted(self.known)[-3:])

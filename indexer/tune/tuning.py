@@ -18,7 +18,7 @@ from indexer.tune.sweep import sweep
 from indexer.tune.tuning_split import Half, halves, mixed
 
 FEWEST_PROBES = 2
-"""Of an index with lists, one is never all that is looked at: neighbours of a query near an edge lie beyond."""
+"""Least number of lists that a search looks at: neighbours of a query near an edge of its list lie beyond."""
 UNTUNED = Setting(nprobe=64, k_factor=8)
 """Setting where there are no queries to tune by."""
 TIMED_POINTS, TIMED_CHOICES = 16, 4
@@ -112,7 +112,7 @@ def load() -> float:
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """Those that no other point beats in both time and recall of the worst set, fastest first."""
+    """The points that no other one beats in both time and recall of the worst set, fastest first."""
     kept: list[Point] = []
     for point in sorted(points, key=lambda one: (one.cost, -one.worst)):
         if not kept or point.worst > kept[-1].worst:

@@ -12,7 +12,7 @@ from indexer.tune.queries import QuerySet
 from indexer.tune.recall import Truth
 
 TUNED_QUERIES = 300
-"""Of each set, at most: more make tuning slower and hardly surer."""
+"""Limit for each set: more make tuning slower and hardly surer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
