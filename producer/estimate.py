@@ -6,9 +6,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from core.errors import EmbqError
 from core.models import Chunking, ModelConfig, ModelSpec
@@ -147,7 +145,7 @@ class _Tally:
     def estimated(self) -> tuple[int | None, int]:
         """Rows, None where no unit could be read to find out; and the number of those that were read for it."""
         chunking = self._chunking
-        found, looked_at = _count(self._chosen, _length if chunking is None else partial(_chunks, chunking))
+        found, looked_at = _count(self._chosen, chunking)
         rows: int | None = self.samples
         if self.unread and chunking is not None and self.counted:
             texts = sum(unit.samples or 0 for unit in looked_at)
@@ -169,7 +167,7 @@ def _size(unit: Unit) -> int:
     return sum(size for _, size in unit.items) if unit.items else unit.stop - unit.start
 
 
-def _count(units: list[Unit], rows_of: Callable[[Iterator[Sample]], int]) -> tuple[int, list[Unit]]:
+def _count(units: list[Unit], chunking: Chunking | None) -> tuple[int, list[Unit]]:
     """Rows of those of `units` that could be read in a bounded time, and which these are."""
     deadline = time.monotonic() + LOOKED_AT_S
     rows = 0
@@ -178,18 +176,14 @@ def _count(units: list[Unit], rows_of: Callable[[Iterator[Sample]], int]) -> tup
         if _size(unit) > LOOKED_AT_BYTES or time.monotonic() > deadline:
             continue
         try:
-            rows += rows_of(read(unit, ()))
+            rows += sum(1 if chunking is None else _chunks(chunking, sample) for sample in read(unit, ()))
         except EmbqError:  # the run will report it
             continue
         done.append(unit)
     return rows, done
 
 
-def _length(samples: Iterator[Sample]) -> int:
-    return sum(1 for _ in samples)
-
-
-def _chunks(chunking: Chunking, samples: Iterator[Sample]) -> int:
-    """About how many chunks the texts have."""
+def _chunks(chunking: Chunking, sample: Sample) -> int:
+    """Approximate number of chunks of a text."""
     fresh = (chunking.tokens - chunking.overlap) * CHARS_PER_TOKEN
-    return sum(max(1, math.ceil(len(sample.text or "") / fresh)) for sample in samples)
+    return max(1, math.ceil(len(sample.text or "") / fresh))

@@ -129,16 +129,16 @@ def _matches(pattern: str) -> Iterator[str]:
 
 
 def _some_left(units: Iterator[Unit], selection: Selection) -> Iterator[Unit]:
-    first = next(units, None)
-    if first is None:
+    unit = None
+    for unit in units:
+        yield unit
+    if unit is None:
         asked = ", ".join(f"--{name} {value}" for name, value in selection.recorded())
         raise InputError(
             f"nothing is left of the inputs after {asked}",
             code="empty_input",
             next_step="take more of them; `--dry-run` shows what is left",
         )
-    yield first
-    yield from units
 
 
 def _choose_modalities(

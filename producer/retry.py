@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -187,8 +187,8 @@ class _Planning:
             return
         samples = self._samples(unit, commit, u)
         named, placed = self._apart(unit, failures)
-        for rows, digest in ((named, key_digest), (placed, _no_digest)):
-            yield from self._narrowed(u, unit, replace(again, samples=samples), rows, digest)
+        for rows, by_key in ((named, True), (placed, False)):
+            yield from self._narrowed(u, unit, replace(again, samples=samples), rows, by_key=by_key)
 
     def _samples(self, unit: Unit, commit: Commit, u: int) -> int | None:
         """Samples of the unit that was planned first, where they are known."""
@@ -214,10 +214,8 @@ class _Planning:
         kept = set(named)
         return named, [row for row in rows if row not in kept]
 
-    def _narrowed(
-        self, u: int, unit: Unit, again: Retry, rows: list[Row], digest: Callable[[Sequence[str]], str]
-    ) -> Iterator[Unit]:
-        """Units for single samples, as many as it takes to describe them."""
+    def _narrowed(self, u: int, unit: Unit, again: Retry, rows: list[Row], *, by_key: bool) -> Iterator[Unit]:
+        """Units for single samples, as many as it takes to describe them; `by_key` where their keys are compared."""
         if not rows:
             return
         if unit.kind == "files":
@@ -236,13 +234,9 @@ class _Planning:
                         again,
                         replaces=len(some),
                         only=to_ranges(ordinal for ordinal, _, _ in some),
-                        keys=digest([key for _, key, _ in some]),
+                        keys=key_digest([key for _, key, _ in some]) if by_key else "",
                     ),
                 )
-
-
-def _no_digest(_: Sequence[str]) -> str:
-    return ""
 
 
 def _cut(unit: Unit, rows: list[Row]) -> Iterator[list[Row]]:

@@ -10,13 +10,14 @@ from core.errors import InputError, SourceError
 from core.storage.paths import is_url
 from sources.access.files import is_folder, join, list_names
 from sources.access.urls import path_of
+from sources.extensions import ALL
 from sources.formats import compressed
 from sources.formats.arrow import ARROW, saved_files
 from sources.formats.arrow import SUFFIXES as ARROW_SUFFIXES
 from sources.formats.delimited import DelimitedSource
 from sources.formats.hdf5 import SUFFIXES as HDF5_SUFFIXES
 from sources.formats.hdf5 import Hdf5Source
-from sources.formats.image_folder import FilesSource, is_image, shown, walk_images
+from sources.formats.image_folder import FilesSource, shown, walk_with
 from sources.formats.lines import JsonLinesSource, LinesSource
 from sources.formats.parquet import PARQUET
 from sources.formats.parquet import SUFFIXES as PARQUET_SUFFIXES
@@ -99,7 +100,7 @@ def detect(path: str, wanted: str = "", image_keys: tuple[str, ...] = ()) -> lis
         if kind is None:
             raise InputError(
                 f"{path}: a file of this name is no input"
-                + (": images are read by the folder" if is_image(path) else ""),
+                + (": images are read by the folder" if ALL.is_image(path) else ""),
                 next_step=f"name {SUPPORTED}",
             )
         return [(kind, path)]
@@ -113,7 +114,7 @@ def detect(path: str, wanted: str = "", image_keys: tuple[str, ...] = ()) -> lis
         return _of_kind(path, wanted, inside)
     shards = [(kind, name) for kind, name in inside if kind == "tar"]
     others: Counter[str] = Counter()
-    image = next((relative for relative, _ in walk_images(path, others, image_keys)), None)
+    image = next((relative for relative, _ in walk_with(image_keys, path, others)), None)
     if shards and image:
         raise InputError(
             f"{path}: holds {len(shards)} tar shards and loose images such as {image}",

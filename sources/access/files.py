@@ -19,8 +19,7 @@ from core.storage.objects import RangedFile
 from core.storage.paths import is_url
 from core.units import Unit
 from sources.access import listings, ranged_reads, read_ahead, urls
-from sources.interface import FILE_UNITS_MAX, FileStatus, Memory, Moved
-from sources.interface import SAMPLE_MAX_BYTES as SAMPLE_MAX_BYTES
+from sources.interface import FILE_UNITS_MAX, SAMPLE_MAX_BYTES, FileStatus, Memory, Moved
 
 PIECE_BYTES = 1 << 20
 """Read at once: storage that gives 25 kB/s still moves within a worker's time for one step."""

@@ -46,10 +46,9 @@ class FilesSource(Source):
         """
         if options.caption_keys:
             others: Counter[str] = Counter()
-            endings = tuple(f".{key}" for key in options.caption_keys)
-            if not any(name.lower().endswith(endings) for name, _ in counted(path, others)):
+            if next(walk_with(options.caption_keys, path, others), None) is None:
                 raise SourceError(
-                    f"{path}: no file ends in {' or '.join(endings)}; found: {shown(others)}",
+                    f"{path}: no file ends in .{' or .'.join(options.caption_keys)}; found: {shown(others)}",
                     code="missing_member",
                     next_step="check --caption-key, or leave the folder out",
                 )
@@ -64,16 +63,15 @@ class FilesSource(Source):
         if is_url(path):
             files = list(files)
             empty = replace(empty, options=(*_extensions_beside(files, wanted), *empty.options))
-        units = cut(empty, images_of(files, others, wanted), options.unit_samples)
-        first = next(units, None)
-        if first is None:
+        unit = None
+        for unit in cut(empty, images_of(files, others, wanted), options.unit_samples):
+            yield unit
+        if unit is None:
             raise InputError(
                 f"{path}: no image in this folder or below it; found: {shown(others)}",
                 code="empty_input",
                 next_step=f"image files end in .{', .'.join(wanted.images)}; others are named with --image-key",
             )
-        yield first
-        yield from units
 
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """One sample per planned file. Only storage that is away, or a missing folder, fails the unit."""
@@ -209,17 +207,12 @@ def _fetched_content(
     return data
 
 
-def walk_images(path: str, others: Counter[str], image_keys: tuple[str, ...] = ()) -> Iterator[tuple[str, int]]:
-    """(relative path, bytes) of every image below a folder, sorted by relative path.
+def walk_with(keys: tuple[str, ...], path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
+    """(relative path, bytes) of every file below a folder with one of the extensions `keys`, sorted by relative path.
 
-    `others` counts the extensions of files that are no images. `image_keys` are those of images; () takes all known.
+    `others` counts the extensions of all other files. () as `keys` takes the known extensions of images.
     """
-    return images_of(walk(path, others), others, Extensions(images=image_keys) if image_keys else ALL)
-
-
-def is_image(name: str) -> bool:
-    """Whether the name ends in a known image extension, in either case."""
-    return ALL.is_image(name)
+    return images_of(walk(path, others), others, Extensions(images=keys) if keys else ALL)
 
 
 def walk(path: str, others: Counter[str]) -> Iterable[tuple[str, int]]:
@@ -234,18 +227,7 @@ def images_of(files: Iterable[tuple[str, int]], others: Counter[str], wanted: Ex
         if relative.lower().endswith(endings):
             yield relative, size
         else:
-            others[_extension(relative)] += 1
-
-
-def counted(path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
-    """Every file; `others` counts their extensions."""
-    for relative, size in walk(path, others):
-        others[_extension(relative)] += 1
-        yield relative, size
-
-
-def _extension(relative: str) -> str:
-    return os.path.splitext(relative)[1].lower() or "no extension"
+            others[os.path.splitext(relative)[1].lower() or "no extension"] += 1
 
 
 def shown(others: Counter[str]) -> str:
