@@ -247,7 +247,7 @@ def _named_again(there: RunInfo, asked: PlanRecord) -> set[int]:
 
 
 def _known_sources(layout: Layout) -> Callable[[str], bool]:
-    """Whether a path is a source of the run's manifest, which the first call reads."""
+    """A test of paths for sources of the run's manifest, which its first call reads."""
 
     @cache
     def sources() -> frozenset[str]:

@@ -23,8 +23,8 @@ LOOKED_AT = 3
 LOOKED_AT_BYTES = 1 << 30
 LOOKED_AT_S = 20.0
 CHARS_PER_TOKEN = 3.3
-"""Of text in European languages, with chunks that end with a sentence and so are not quite full. Source code and other
-scripts have fewer."""
+"""Characters per token of text in European languages, with chunks that end with a sentence and so are not quite full.
+Source code and other scripts have fewer."""
 NUMBER_BITS = {"float16": 16, "float32": 32, "int8": 8, "binary": 1}
 """Stored type -> bits of one number of a vector."""
 
@@ -73,7 +73,7 @@ class Estimate:
         return {} if self.rows is None else {dtype: self.rows * dims * NUMBER_BITS[dtype] // 8 for dtype in DTYPES}
 
     def kept(self, dims: int) -> int:
-        """How many numbers of a row's vectors are kept, where it has vectors of one length, `dims` numbers together."""
+        """Stored numbers of a row whose vectors have one length and `dims` numbers together."""
         count = len(self.config.outputs)
         return self.stored.kept(dims // count) * count if count else dims
 
@@ -158,7 +158,7 @@ class _Tally:
 
 
 def known_dims(config: ModelConfig, rows: RowSpec) -> int | None:
-    """How many numbers are kept of a row's vectors together, where that is known without loading the model."""
+    """Stored numbers of all vectors of a row; None where only loading the model tells."""
     lengths = [vector_dim(ModelSpec.parse(output.spec)) for output in config.outputs]
     return None if None in lengths else sum(rows.kept(length) for length in lengths if length is not None)
 

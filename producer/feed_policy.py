@@ -17,9 +17,9 @@ MIN_HINTS, MAX_HINTS = 16, 5_000
 with each; the ceiling keeps RQ's jobs at about 5 MB."""
 HINTS_PER_WORKER = 4
 SHORTEST_S = 0.2
-"""Shorter intervals do not tell the rate."""
+"""Shortest interval over which the rate is measured."""
 DECAY = 0.95
-"""Of the remembered rate, for each look: half of it after about three seconds."""
+"""Factor of the remembered rate at each look: half of it is left after about three seconds."""
 
 
 class Window:

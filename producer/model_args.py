@@ -171,7 +171,7 @@ def vector_dim(spec: ModelSpec) -> int | None:
 
 
 def _sentence(folder: Path) -> int | None:
-    """From the pooling, where only one is chosen and no module behind it changes the length."""
+    """Length of a pooled vector; None where several poolings are chosen or a later module changes the length."""
     modules = _read(folder / "modules.json") or []
     names = {str(module.get("type", "")).rpartition(".")[2] for module in modules}
     pooling = _read(folder / "1_Pooling" / "config.json")
@@ -205,8 +205,8 @@ def _read(path: Path) -> Any:
 
 
 PRECISIONS = ("bf16", "fp16", "fp32")
-"""Those that `auto` chooses from, best first: bf16 is as fast as fp16 and has the range of fp32. int8 is never chosen:
-it is for CPUs and for some models only, and is further from fp32."""
+"""Precisions that `auto` chooses from, best first: bf16 is as fast as fp16 and has the range of fp32. int8, which is
+for CPUs and some models only and is further from fp32, is never chosen."""
 
 SHOWN_DEVICES = 4
 """Kinds of devices that the reason lists; further ones are counted."""

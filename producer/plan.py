@@ -32,13 +32,13 @@ LOOK_UNITS = 8
 """Units whose first metadata are read."""
 
 LOOK_AMONG = 64
-"""They are among this many first units, so that planning streams where few units can have metadata."""
+"""First units among which these are looked for, so that planning streams where few units can have metadata."""
 
 LOOK_SAMPLES = 100
-"""Samples of each of them."""
+"""Samples of each of these units whose metadata are read."""
 
 LOOK_S = 10.0
-"""Time for all of it; slower inputs get the columns that were found until then."""
+"""Longest time for all of these reads; slower inputs get the columns that were found until then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,11 +58,11 @@ class Selection:
 
     @property
     def all(self) -> bool:
-        """Whether nothing is left out."""
+        """True if nothing is left out."""
         return not self.recorded()
 
     def takes(self, path: str) -> bool:
-        """Whether a file of this path is taken, by its name alone."""
+        """True if a file of this path is taken, by its name alone."""
         if self.include and not any(_matches(path, pattern) for pattern in self.include):
             return False
         return not any(_matches(path, pattern) for pattern in self.exclude)

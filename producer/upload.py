@@ -26,7 +26,7 @@ LOOK_S = 0.05
 LISTEN_S = 2.5
 """Wait for a writer to report what it has already, before anything is sent."""
 FEW_PIECES = 4
-"""Uploads of up to so many pieces are sent without that wait."""
+"""Most pieces of an upload that is sent without that wait."""
 ACCEPT_S = 10.0
 """Wait for a writer to accept an upload that the broker holds as a whole."""
 FSYNC_MS = 3_000
@@ -131,7 +131,7 @@ def plan_upload(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadResult:
-    """How an upload ended.
+    """Result of an upload.
 
     Attributes:
         end: the writer's verdict; None where it has not taken all of it yet.
@@ -210,17 +210,17 @@ _NEXT = {
 
 
 def _lost(client: redis.Redis, name: str, taken: int) -> bool:
-    """Whether the piece that the writer takes next, which was sent, is neither in the broker nor taken by now."""
+    """True if the piece that the writer takes next, which was sent, is neither in the broker nor taken by now."""
     return not uploads.has_piece(client, name, taken) and uploads.state(client, name).taken == taken
 
 
 def _forgotten(client: redis.Redis, upload: Upload) -> bool:
-    """Whether the broker has lost the announcement (and with it all else), and the writer has not ended it."""
+    """True if the broker has lost the announcement (and with it all else), and the writer has not ended it."""
     return not uploads.is_announced(client, upload.name) and not uploads.state(client, upload.name).end
 
 
 def _on_disk(client: redis.Redis, name: str) -> bool | None:
-    """Whether the broker's append-only file holds all that was written so far; None where the server cannot tell."""
+    """True if the broker's append-only file holds all that was written so far; None where the server cannot tell."""
     # The server speaks for the writes of this connection, and of all before them. Where an answer is lost, both are
     # sent again: on a new connection without a write of its own it would vouch for nothing.
     with client.pipeline(transaction=False) as one:

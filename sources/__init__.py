@@ -1,1 +1,1 @@
-"""Kinds of input: how each splits into units, and how a unit is read. `kinds` maps names and file suffixes to them."""
+"""Kinds of input: splitting each into units, and reading a unit. `kinds` maps names and file suffixes to them."""

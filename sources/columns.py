@@ -64,7 +64,7 @@ class ChosenColumns:
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """What samples of this table can have."""
+        """Modalities that samples of this table can have."""
         return (("image",) if self.image else ()) + (("text",) if self.text else ())
 
     @property

@@ -25,7 +25,7 @@ class Extensions(NamedTuple):
         return tuple(dict.fromkeys(f".{extension}" for extension in (*self.texts, "json")))
 
     def is_image(self, name: str) -> bool:
-        """Whether the name ends in an image extension, in either case."""
+        """True if the name ends in an image extension, in either case."""
         return name.lower().endswith(tuple(f".{extension}" for extension in self.images))
 
     def stem(self, name: str) -> str:

@@ -68,7 +68,7 @@ class Source(Protocol):
         return self.modalities
 
     def may_have_metadata(self, unit: Unit) -> bool:
-        """Whether `first_metadata` can give anything; cheap."""
+        """True if `first_metadata` can give anything; cheap."""
         return False
 
     def first_metadata(self, unit: Unit, most: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Kinds of input by name, and how a path tells its kind."""
+"""Kinds of input by name, and the kind of a path."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SUPPORTED = (
 """The kinds of input, for messages."""
 
 _TEXT_SUFFIXES = {".csv": "csv", ".tsv": "csv", ".tab": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "lines"}
-"""Of files that may be compressed."""
+"""Extensions of files that may be compressed -> kind."""
 
 _SUFFIXES = {
     ".tar": "tar",

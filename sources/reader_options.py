@@ -12,7 +12,7 @@ from typing import Any
 from core.errors import UsageError
 
 ALL = "*"
-"""In the place of names of metadata columns: every column that is not taken otherwise, and can become JSON."""
+"""Stands for all metadata columns: those that are not taken otherwise, and can become JSON."""
 
 CUT_UNIT_BYTES = 4_000_000
 """Size of a unit of lines whose texts are cut: about a million tokens, so that a unit's chunks fit into memory however

@@ -18,7 +18,7 @@ from sources.decode import compact_json, decode_text
 from sources.interface import SAMPLE_MAX_BYTES, Moved, unwatched
 
 _ROOTS = "roots"
-"""The option that is put on a unit, where it is read: the URLs that those in its rows must be below, one a line."""
+"""Option of a unit that is being read: the URLs that those in its rows must be below, one a line."""
 
 
 class RowSamples:
@@ -139,7 +139,7 @@ class RowSamples:
 
 
 def metadata_of(unit: Unit) -> RowSamples:
-    """For a look at the metadata of a unit's rows alone, whatever their ids are."""
+    """Samples of a unit whose metadata alone are looked at, whatever their ids are."""
     return RowSamples(replace(unit, options=()))
 
 

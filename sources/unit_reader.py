@@ -62,7 +62,7 @@ def read_here(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> 
 
 
 def may_have_metadata(unit: Unit) -> bool:
-    """Whether a look at a unit may tell what metadata its samples have; cheap."""
+    """True if a look at a unit may tell what metadata its samples have; cheap."""
     source = SOURCES.get(unit.kind)
     return source is not None and may_be_opened(unit) and source.may_have_metadata(unit)
 
@@ -96,7 +96,7 @@ def metadata_here(unit: Unit, most: int, *, wait_s: float = float("inf")) -> lis
 
 
 def fetchable(unit: Unit, roots: Sequence[str]) -> bool:
-    """Whether the unit is one whole file behind a URL that may be read, so that it can be fetched before its turn.
+    """True if the unit is one whole file behind a URL that may be read, so that it can be fetched before its turn.
 
     Args:
         roots: as for `read`.
@@ -109,7 +109,7 @@ def fetchable(unit: Unit, roots: Sequence[str]) -> bool:
 
 
 def is_here(unit: Unit, roots: Sequence[str]) -> bool:
-    """Whether this machine can read the unit: its path exists, or it is a URL, within `roots`.
+    """True if this machine can read the unit: its path exists, or it is a URL, within `roots`.
 
     Nothing is read, and of a folder the first file stands for all. A source that is no path counts as here, so that
     reading it raises the error.

@@ -49,7 +49,7 @@ class Reach:
         return cls(roots=tuple(root for root in roots if is_url(root)) if roots else None, hosts=Hosts(private_hosts))
 
     def names(self, host: str, port: int | None) -> bool:
-        """Whether the operator has named a host, so that its addresses do not matter."""
+        """True if the operator has named a host, so that its addresses do not matter."""
         return self.hosts.names(host, port) or any(endpoint(root) == (host, port) for root in self.roots or ())
 
     def check(self, url: str) -> None:

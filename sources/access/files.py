@@ -22,7 +22,7 @@ from sources.access import listings, ranged_reads, read_ahead, urls
 from sources.interface import FILE_UNITS_MAX, SAMPLE_MAX_BYTES, FileStatus, Memory, Moved
 
 PIECE_BYTES = 1 << 20
-"""Read at once: storage that gives 25 kB/s still moves within a worker's time for one step."""
+"""Size of a read: storage that gives 25 kB/s still moves within a worker's time for one step."""
 
 
 def etag(status: os.stat_result) -> str:
@@ -93,7 +93,7 @@ def stat_file(path: str) -> FileStatus:
 
 
 def exists(path: str) -> bool:
-    """Whether anything has that name, a broken link included; SourceError where the storage does not answer."""
+    """True if anything has that name, a broken link included; SourceError where the storage does not answer."""
     if not is_url(path):
         return os.path.lexists(path)
     try:
@@ -106,7 +106,7 @@ def exists(path: str) -> bool:
 
 
 def is_folder(path: str) -> bool:
-    """Whether a path or URL names a folder; SourceError where there is nothing of that name."""
+    """True if a path or URL names a folder; SourceError where there is nothing of that name."""
     if is_url(path):
         return listings.is_folder(path)
     with source_errors(path):
@@ -132,7 +132,7 @@ def absolute(path: str) -> str:
 
 
 def has_magic(text: str) -> bool:
-    """Whether a path or URL is a pattern with *, ? or []; in an http URL the question mark begins the query."""
+    """True if a path or URL is a pattern with *, ? or []; in an http URL the question mark begins the query."""
     return glob.has_magic(urls.path_of(text))
 
 

@@ -20,7 +20,7 @@ from sources.access.urls import is_http, path_of, walks_itself
 from sources.interface import FileStatus
 
 LISTED_AFTER = 8
-"""Up to this number, files of a folder are looked up one by one; then the folder is listed once for all of them."""
+"""Files of a folder that are looked up one by one, before the folder is listed once for all of them."""
 
 _VERSIONS = (
     *("generation", "ETag", "etag", "md5Hash", "Content-MD5"),
@@ -57,7 +57,7 @@ def _stat_now(url: str) -> FileStatus:
 
 
 def is_folder(url: str) -> bool:
-    """Whether a URL names a folder. Over http, only a name that ends in a slash does: others are files."""
+    """True if a URL names a folder. Over http, only a name that ends in a slash does: others are files."""
     if is_http(url):
         return path_of(url).endswith("/")
     return bool(with_retries(url, lambda: filesystem(url).info(bare(url))).get("type") == "directory")

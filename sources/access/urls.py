@@ -46,17 +46,17 @@ def host_of(url: str) -> str:
 
 
 def is_http(url: str) -> bool:
-    """Whether the scheme is http or https, where nothing but a file can be relied on: no folders, no listings."""
+    """True if the scheme is http or https, where nothing but a file can be relied on: no folders, no listings."""
     return scheme_of(url) in ("http", "https")
 
 
 def names_host(url: str) -> bool:
-    """Whether a URL's file system is that of one host, and names files without it."""
+    """True if a URL's file system is that of one host, and names files without it."""
     return scheme_of(url) in _WITH_HOST
 
 
 def walks_itself(url: str) -> bool:
-    """Whether a folder is walked level by level; other storage lists all below it at once."""
+    """True if a folder is walked level by level; other storage lists all below it at once."""
     return is_http(url) or names_host(url)
 
 
@@ -83,7 +83,7 @@ def path_of(url: str) -> str:
 
 
 def is_inside(url: str, root: str) -> bool:
-    """Whether a URL is `root` or lies below it."""
+    """True if a URL is `root` or lies below it."""
     return url == root.rstrip("/") or url.startswith(root.rstrip("/") + "/")
 
 

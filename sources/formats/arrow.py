@@ -262,7 +262,7 @@ def _field(data: bytes, table: int, number: int, form: str) -> int:
 
 
 def _offset(data: bytes, table: int, number: int) -> int:
-    """Where a field of a table stands, or 0."""
+    """Offset of a field of a table; 0 where it is left out."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     if vtable < 0:
         raise ValueError("a table's description lies before the message")

@@ -128,7 +128,7 @@ def _is_uuid(kind: pa.DataType) -> bool:
 
 
 def _has_bytes(kind: pa.DataType) -> bool:
-    """Whether bytes are among its values, at any depth."""
+    """True if bytes are among its values, at any depth."""
     if _is_uuid(kind):
         return False
     if isinstance(kind, pa.BaseExtensionType):

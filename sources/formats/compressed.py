@@ -39,7 +39,7 @@ _PADDED = ("gzip", "xz")
 _INPUT_BYTES = 1 << 18
 OUTPUT_BYTES = 1 << 20
 _XZ_MEMORY_BYTES = 256 << 20
-"""What decompressing may take: a header can ask for 4 GB. zstd's own limit is a window of 128 MiB."""
+"""Memory limit of decompression: a header can ask for 4 GB. zstd's own limit is a window of 128 MiB."""
 _BEYOND_WINDOW = ("Memory usage limit exceeded", "requires too much memory for decoding")
 """Ends of the messages of xz and zstd about a header that asks for more."""
 
@@ -113,7 +113,7 @@ def compression_of(head: bytes, path: str) -> str:
 
 
 def _is_lzma_alone(head: bytes) -> bool:
-    """Whether a file begins as `lzma` writes it: the usual properties, a dictionary's size, and the content's.
+    """True if a file begins as `lzma` writes it: the usual properties, a dictionary's size, and the content's.
 
     The sizes are those that xz takes for the format's: 2^n or 2^n + 2^(n-1), and below 256 GiB or not known.
     """

@@ -37,7 +37,7 @@ _MANY_FIELDS, _FIELD_BYTES = 1 << 20, 150
 """A line up to this size is split without a look at it. A field of few bytes takes so many in each of two forms."""
 
 _CHUNK_ROWS = 64
-"""Turned into samples at a time, so that images behind URLs are fetched several at a time."""
+"""Rows that are turned into samples at a time, so that images behind URLs are fetched several at a time."""
 
 _MARK = BOM_UTF8.decode("latin-1")
 

@@ -30,10 +30,10 @@ from sources.unusable import failing_unit, readable_now, refuse_unreadable
 SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
 
 _SLICE_ROWS = 256
-"""Read at once, so that a unit of long texts is not in memory as a whole."""
+"""Rows that are read at a time, so that a unit of long texts is not in memory as a whole."""
 
 _CACHE_BYTES = 64 << 20
-"""For chunks: one that does not fit is decompressed again for each slice."""
+"""Size of HDF5's cache of chunks; one that does not fit is decompressed again for each slice."""
 
 
 class Hdf5Source(Source):

@@ -26,7 +26,7 @@ from sources.reader_options import ReadOptions
 log = Events("sources")
 
 _ASKED = 10
-"""Images of a unit beside which metadata are looked for, before a unit is looked into."""
+"""First images of a unit beside which metadata are looked for before the unit is read."""
 
 
 class FilesSource(Source):
@@ -84,7 +84,7 @@ class FilesSource(Source):
             yield _sample(ordinal, relative, size, wanted, content)
 
     def may_have_metadata(self, unit: Unit) -> bool:
-        """Whether a `.json` stands beside one of its images; beside the first ones, on this machine."""
+        """True if a `.json` stands beside one of its images; beside the first ones, on this machine."""
         if is_url(unit.source):
             return ".json" in dict(unit.options).get("beside", "").split(",")
         stem = extensions_of(unit.options).stem
@@ -137,7 +137,7 @@ def _unit(empty: Unit, items: list[tuple[str, int]], first: int) -> Unit:
 
 
 def _extensions_beside(files: Iterable[tuple[str, int]], wanted: Extensions) -> tuple[tuple[str, str], ...]:
-    """Which files stand beside images in a remote folder: asking for each that may not be there would be slow."""
+    """Option that lists the extensions of files beside images in a remote folder; trying each name would be slow."""
     names = [relative.lower() for relative, _ in files]
     found = [extension for extension in wanted.beside if any(name.endswith(extension) for name in names)]
     return (("beside", ",".join(sorted(found))),) if found else ()
@@ -221,7 +221,7 @@ def walk(path: str, others: Counter[str]) -> Iterable[tuple[str, int]]:
 
 
 def images_of(files: Iterable[tuple[str, int]], others: Counter[str], wanted: Extensions) -> Iterator[tuple[str, int]]:
-    """Those of the files that are images; `others` counts the extensions of the rest."""
+    """Files with an extension of images; `others` counts the extensions of the rest."""
     endings = tuple(f".{extension}" for extension in wanted.images)
     for relative, size in files:
         if relative.lower().endswith(endings):

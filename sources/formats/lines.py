@@ -91,7 +91,7 @@ class JsonLinesSource(Source):
             yield sample
 
     def may_have_metadata(self, unit: Unit) -> bool:
-        """Only its lines tell."""
+        """True for any file that was planned: only its lines tell."""
         return unit.samples is not None
 
     def first_metadata(self, unit: Unit, most: int) -> Iterator[str]:
@@ -102,7 +102,7 @@ class JsonLinesSource(Source):
 
 
 _LOOK_LINES, _LOOK_BYTES = 1_000, 1 << 22
-"""So much of a file is looked at for its fields, whichever comes first."""
+"""Part of a file that is read to find its fields; it ends with whichever bound comes first."""
 
 
 def _first_fields(path: str) -> Counter[str]:
@@ -146,7 +146,7 @@ def _decode_line(line: bytes | None) -> str:
 
 
 def _problem_of(text: str) -> tuple[str, str] | None:
-    """Why a text cannot be embedded, or None."""
+    """Code and message of a text that cannot be embedded; None for any other."""
     if not text or text.isspace():
         return "empty_text", "the text is empty or only white space"
     if not is_unicode(text):

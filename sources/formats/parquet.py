@@ -19,7 +19,7 @@ BATCH_BYTES = 32_000_000
 BATCH_ROWS = 1024
 
 _BUFFER_BYTES = 1 << 20
-"""Read of a column at once; without it pyarrow reads a whole column of a row group."""
+"""Bytes of a column that are read at a time; without a bound pyarrow reads a whole column of a row group."""
 
 
 class ParquetTable:

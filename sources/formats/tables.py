@@ -141,7 +141,7 @@ class TableSource(Source):
 
 
 def _sizes(groups: Sequence[tuple[int, int]], most: int) -> Iterator[int]:
-    """About how many bytes each `most` rows in turn have: the rows of a group are taken to be equally long."""
+    """Approximate bytes of each `most` rows in turn; the rows of a group are taken to be equally long."""
     size, left = 0.0, most
     for rows, group_bytes in groups:
         # A damaged file may claim more than a manifest can hold.
@@ -194,7 +194,7 @@ class _TableCursor:
                 yield batch.slice(skipped, taken)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._rest = None
         self._stack.close()
 

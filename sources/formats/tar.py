@@ -26,7 +26,7 @@ from sources.reader_options import ReadOptions
 log = Events("sources")
 
 LOOKED_AT_BYTES = 2 << 20
-"""Read of a shard to see what metadata its samples have: about a hundred small images."""
+"""First bytes of a shard in which metadata are looked for: about a hundred small images."""
 
 SUFFIX = ".tar"
 COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
@@ -88,7 +88,7 @@ class TarSource(Source):
             yield _sample(ordinal, entry, data, wanted)
 
     def may_have_metadata(self, unit: Unit) -> bool:
-        """Only the members of a shard tell."""
+        """True for any shard: only its members tell."""
         return unit.stop > 0
 
     def first_metadata(self, unit: Unit, most: int) -> Iterator[str]:

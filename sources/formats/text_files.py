@@ -33,13 +33,13 @@ _HEAD_BYTES = 1024
 _TEXT = re.compile(rb"[^\0-\x08\x0e-\x1f\x7f]*")
 
 _BLOCK = 1 << 18
-"""Fits the second-level cache, where counting line ends is fastest."""
+"""Bytes that are read at a time; they fit the second-level cache, where counting line ends is fastest."""
 
 _STRIDE = 1 << 11
 
 
 class Text(Protocol):
-    """What reading lines needs of a file."""
+    """Methods of a file by which lines are read."""
 
     def read(self, size: int, /) -> bytes: ...
     def readline(self, limit: int, /) -> bytes: ...
@@ -77,7 +77,7 @@ class TextCursor:
         return self.position
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._stack.close()
 
 
@@ -255,7 +255,7 @@ def check_head(file: Text, unit: Unit) -> None:
 
 
 def damage_of(file: Text, unit: Unit) -> SourceError:
-    """What is wrong with a file that was damaged when it was planned: found by reading it, or that it is whole now."""
+    """Error of a file that was damaged when it was planned, found by reading it; `readable_now` for a whole one."""
     check_head(file, unit)
     while file.read(OUTPUT_BYTES):
         pass
@@ -275,7 +275,7 @@ def _refuse_lost_head(path: str, head: bytes) -> None:
 
 
 def _is_utf8(head: bytes) -> bool:
-    """Whether a file that begins with `head` may be UTF-8; its last character may be cut."""
+    """True if a file that begins with `head` may be UTF-8; its last character may be cut."""
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:

@@ -43,10 +43,10 @@ CPU_S = 300
 """Processor time for one request. A sound table takes milliseconds, an HDF5 file of a million datasets two minutes."""
 
 LOOK_IDLE_S = 5.0
-"""A process for planning ends when nothing was asked for so long."""
+"""Idle time after which a process for planning ends."""
 
 READ_IDLE_S = 300.0
-"""The same for one that reads units: it keeps the place in the file where the last unit ended."""
+"""Idle time of one that reads units, which keeps the place in the file where the last unit ended."""
 
 
 @lru_cache(maxsize=1)

@@ -19,7 +19,7 @@ FRAME = struct.Struct("<cI")
 ANSWER, ERROR, SAMPLES, MOVED, END = b"A", b"E", b"S", b"M", b"."
 FRAME_MAX_BYTES = 8 * SAMPLE_MAX_BYTES
 FRAME_BYTES = 1 << 20
-"""Samples are sent when they have so many bytes; also the size of the pipe."""
+"""Size at which a frame of samples is sent, and size of the pipe."""
 
 _Row = tuple[int, bytes, bytes | None, str | None, str | None, tuple[str, bytes] | None]
 """Ordinal, key, image, text, metadata and error of a sample. Keys and messages may hold bytes of paths that are not

@@ -36,10 +36,10 @@ from sources.reader_process.protocol import (
 from sources.unit_reader import metadata_here, read_here
 
 IDLE_S = 5.0
-"""Default for how long a process waits for a request before it ends."""
+"""Default idle time after which a process ends."""
 
 _FRAME_SAMPLES, _FRAME_S = 64, 0.2
-"""Samples are sent when there are so many, or the first one has waited so long; see also `FRAME_BYTES`."""
+"""Most samples of a frame, and longest wait of the first of them; see also `FRAME_BYTES`."""
 
 
 def serve(idle_s: float = IDLE_S) -> None:

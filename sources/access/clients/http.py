@@ -14,7 +14,7 @@ from core.networks import numeric
 from sources.access import allowed_hosts
 
 LISTING_MAX_BYTES = 64 * 2**20
-"""Of a page that lists a folder: a million names."""
+"""Longest page that lists a folder: a million names."""
 
 
 class HttpClient(HTTPFileSystem):  # type: ignore[misc]

@@ -16,12 +16,12 @@ from core.errors import SourceError
 from sources.access import allowed_hosts
 
 CONNECTIONS = 32
-"""Kept open, so that the threads of all requests find one."""
+"""Connections that are kept open, so that the threads of all requests find one."""
 
 CHUNK = 256 * 1024
 
 MOST_BYTES = 64 * 2**20
-"""Of one answer: above the longest range that is asked for, and a listing of some 100,000 files."""
+"""Longest answer: above the longest range that is asked for, and a listing of some 100,000 files."""
 
 
 class WebHdfsClient(WebHDFS):  # type: ignore[misc]
