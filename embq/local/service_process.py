@@ -58,6 +58,7 @@ class ServiceProcess:
         # EMBQ_METRICS names one port, and there are three services.
         self._environment = {"EMBQ_METRICS": "", **environment, "EMBQ_BROKER_URL": broker_url}
         self._started_at = 0.0
+        self._log_start = 0
         self._quick_deaths = 0
         self._over_at: float | None = None
         self.process: subprocess.Popen[bytes] | None = None
@@ -69,6 +70,7 @@ class ServiceProcess:
         # The folder may hold symbolic links to anywhere.
         name = f"{self.log.parent.name}/{self.log.name}"
         with open(open_file(self.log.parent.parent, name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), "ab") as log:
+            self._log_start = log.tell()
             self.process = start(
                 [sys.executable, "-m", "embq", self.verb, *arguments],
                 stdout=log,
@@ -100,7 +102,7 @@ class ServiceProcess:
         self.start()
 
     def _last_error(self, status: int) -> EmbqError:
-        """The last error in the log of the service."""
+        """The last error that the service has logged since its start."""
         code, message, next_step = "service", "", ""
         for line in self._tail():
             if line.startswith("error["):
@@ -128,7 +130,7 @@ class ServiceProcess:
     def _tail(self) -> list[str]:
         try:
             with open(self.log, "rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+                log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - TAIL_BYTES))
                 return log.read().decode("utf-8", "replace").splitlines()[-60:]
         except OSError:
             return []

@@ -1,0 +1,40 @@
+"""Services of `embq run`: the error of one that gives up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from core.errors import EmbqError, Exit
+from embq.local.service_process import ServiceProcess
+
+EARLIER = (
+    "2026-01-01T00:00:00Z error worker stopped code=earlier why='of an earlier run' next='nothing'\n"
+    "error[earlier]: of an earlier run\n  next:  nothing\n"
+)
+
+
+def ended(log: Path, *arguments: str, broker_url: str) -> EmbqError:
+    """The error of a writer that ends by itself."""
+    child = ServiceProcess("writer", arguments, log=log, broker_url=broker_url)
+    child.start()
+    assert child.process is not None
+    child.process.wait(60)
+    with pytest.raises(EmbqError) as caught:
+        child.supervise()
+    return caught.value
+
+
+def test_the_error_of_a_service_is_that_of_its_last_start(tmp_path: Path) -> None:
+    log = tmp_path / "_logs" / "writer.log"
+    log.parent.mkdir()
+    log.write_text(EARLIER)
+    refused = ended(log, broker_url="http://127.0.0.1:1")
+    assert (refused.code, refused.exit_code) == ("config", Exit.CONFIG)
+    assert refused.message
+    assert refused.next_step
+    unknown = ended(log, "--no-such-option", broker_url="redis://127.0.0.1:1")
+    assert (unknown.code, unknown.exit_code) == ("service", Exit.USAGE)
+    assert unknown.message == f"the writer ended with status {Exit.USAGE:d}"
+    assert unknown.next_step == f"its log is {log}"
