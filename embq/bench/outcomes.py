@@ -66,6 +66,11 @@ class Outcome:
         return Measured.of(known) if known else None
 
 
+def best_of(outcomes: Sequence[Outcome]) -> Outcome:
+    """The outcome with the highest mean rate."""
+    return max(outcomes, key=lambda one: one.rate.mean)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
     """Rates of devices alone and together.

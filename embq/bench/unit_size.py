@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from embq.bench.outcomes import Condition, ExperimentResult, Outcome, condition_figures, days_sentence, names
+from embq.bench.outcomes import Condition, ExperimentResult, Outcome, best_of, condition_figures, days_sentence, names
 from embq.bench.services import WorkerSet
 from embq.bench.statistics import UnitCost, days_for, number, significant, unit_cost
 
-SIZES = (1, 10, 100, 1000)
 EFFICIENCY = 0.9
 
 
@@ -30,7 +29,7 @@ def conditions(devices: Sequence[str], sizes: Sequence[int]) -> list[Condition]:
 
 def result(outcomes: Sequence[Outcome], chunks: int) -> ExperimentResult:
     """The result of the outcomes."""
-    best = _best(outcomes)
+    best = best_of(outcomes)
     cost = _cost(outcomes)
     rows = tuple(
         (
@@ -65,7 +64,7 @@ def result(outcomes: Sequence[Outcome], chunks: int) -> ExperimentResult:
 
 def findings(outcomes: Sequence[Outcome], chunks: int) -> tuple[str, ...]:
     """Conclusions from the figures."""
-    best, smallest = _best(outcomes), min(outcomes, key=lambda one: one.condition.unit_size)
+    best, smallest = best_of(outcomes), min(outcomes, key=lambda one: one.condition.unit_size)
     sentences = []
     if smallest is not best:
         ratio = smallest.rate.over(best.rate).scaled(100)
@@ -94,10 +93,6 @@ def _cost_sentence(cost: UnitCost) -> str:
     )
 
 
-def _best(outcomes: Sequence[Outcome]) -> Outcome:
-    return max(outcomes, key=lambda one: one.rate.mean)
-
-
 def _cost(outcomes: Sequence[Outcome]) -> UnitCost | None:
     return unit_cost([(one.condition.unit_size, run.rate) for one in outcomes for run in one.replicates])
 
@@ -109,7 +104,7 @@ def _draw(outcomes: Sequence[Outcome], path: Path) -> None:
 
 
 def _title(outcomes: Sequence[Outcome]) -> str:
-    best, smallest = _best(outcomes), min(outcomes, key=lambda one: one.condition.unit_size)
+    best, smallest = best_of(outcomes), min(outcomes, key=lambda one: one.condition.unit_size)
     if smallest is best:
         return f"Units of {smallest.condition.unit_size} are the fastest"
     note = "" if smallest.rate.differs(best.rate) else ": no difference"

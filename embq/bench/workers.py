@@ -7,11 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from core.errors import UsageError
-from embq.bench.outcomes import Condition, ExperimentResult, Outcome, condition_figures, days_sentence
+from embq.bench.outcomes import Condition, ExperimentResult, Outcome, best_of, condition_figures, days_sentence
 from embq.bench.services import WorkerSet
 from embq.bench.statistics import Measured, days_for, number
-
-COUNTS = (1, 2, 4, 8)
 
 
 def conditions(devices: Sequence[str], counts: Sequence[int], unit_size: int) -> list[Condition]:
@@ -69,12 +67,12 @@ def result(outcomes: Sequence[Outcome], chunks: int) -> ExperimentResult:
 def findings(outcomes: Sequence[Outcome], chunks: int) -> tuple[str, ...]:
     """Conclusions from the figures."""
     first, *others = outcomes
-    best = max(outcomes, key=lambda one: one.rate.mean)
+    fastest = best_of(outcomes)
     sentences = [f"{_more(one, first)}." for one in others]
-    if best is not first and not best.rate.differs(first.rate):
-        best = first
+    best = fastest if fastest.rate.differs(first.rate) else first
     if others:
-        sentences.append(f"The fewest workers that are not told apart from the best: {_enough(outcomes)}.")
+        enough = min(one.condition.worker_set.size for one in outcomes if not fastest.rate.differs(one.rate))
+        sentences.append(f"The fewest workers that are not told apart from the best: {enough}.")
     return (*sentences, days_sentence(best, chunks))
 
 
@@ -92,11 +90,6 @@ def _memory_ratio(one: Outcome, first: Outcome) -> Measured | None:
     return mine.over(theirs) if mine is not None and theirs is not None else None
 
 
-def _enough(outcomes: Sequence[Outcome]) -> int:
-    best = max(outcomes, key=lambda one: one.rate.mean)
-    return min(one.condition.worker_set.size for one in outcomes if not best.rate.differs(one.rate))
-
-
 def _draw(outcomes: Sequence[Outcome], path: Path) -> None:
     from embq.bench.plots import draw_workers
 
@@ -109,7 +102,7 @@ def title(outcomes: Sequence[Outcome]) -> str:
     device = first.condition.worker_set.devices[0]
     if len(outcomes) == 1:
         return f"{first.condition.name} on {device}: {first.rate} records/s"
-    best = max(outcomes, key=lambda one: one.rate.mean)
+    best = best_of(outcomes)
     if not best.rate.differs(first.rate):
         worst = min(outcomes, key=lambda one: one.rate.mean)
         summary = "no gain beyond the deviations"
