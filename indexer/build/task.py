@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import OutputError
-from core.storage.durable import drop, file_sha256, fsync_folder, publish
+from core.storage.durable import drop, file_sha256, publish
 from indexer.build.units import IndexUnit, Sidecar, find, read_inputs
 from indexer.index_files.files import FILES, WORK, File, T, disk_error, from_json, to_json
 
@@ -148,7 +148,6 @@ def _keep(unit: IndexUnit, temporary: Path, folder: str) -> File:
     path = Path(unit.index) / folder / name
     size, sha256 = temporary.stat().st_size, file_sha256(temporary)
     publish(temporary, path)
-    fsync_folder(path.parent)
     return File(path=f"{folder}/{name}", bytes=size, sha256=sha256)
 
 
