@@ -5,45 +5,41 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from e2e.session import Command
+from e2e.session import called, process_ended
 
 from core.errors import Exit
 from core.rows.spec import RowSpec
 from tests.support.outputs.build import build, write_jsonl
 
+NOBODY = "redis://laptop@127.0.0.1:1"
 
-def test_an_index_is_built_here_unless_a_broker_is_named(tmp_path: Path) -> None:
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An output with an index, which a process made that could write to the output and a scratch folder only."""
+    folder = tmp_path_factory.mktemp("indexed")
     lines: list[object] = [{"id": f"k{i}", "text": f"text {i}"} for i in range(60)]
-    source = write_jsonl(tmp_path / "t.jsonl", lines)
-    root = build(tmp_path / "out", [source], model="stub:16", rows=RowSpec(normalize=True))
-    scratch = tmp_path / "scratch"
+    source = write_jsonl(folder / "t.jsonl", lines)
+    root = build(folder / "out", [source], model="stub:16", rows=RowSpec(normalize=True))
+    scratch = folder / "scratch"
     scratch.mkdir()
-    environment = {"EMBQ_BROKER_URL": "redis://laptop@127.0.0.1:1", "HOME": "/proc/none", "TMPDIR": str(scratch)}
-    command = Command("index", root, environment=environment)
-    try:
-        assert command.wait(120) == Exit.DONE, command.said
-    finally:
-        command.close()
-    assert (root / "index" / "text" / "CURRENT").is_file()
+    environment = {"EMBQ_BROKER_URL": NOBODY, "HOME": "/proc/none", "TMPDIR": str(scratch)}
+    status, _, said = process_ended("index", root, environment=environment)
+    assert status == Exit.DONE, said
     assert list(scratch.iterdir()) == []
-    assert not (root / "index" / "text" / "_work").exists() or not list((root / "index" / "text" / "_work").iterdir())
-    command = Command("index", root, "--broker", "redis://127.0.0.1:1", "--rebuild", environment=environment)
-    try:
-        assert command.wait(120) == Exit.UNAVAILABLE, command.said
-        assert "error[broker]" in command.stderr
-    finally:
-        command.close()
+    return root
 
 
-@pytest.mark.parametrize("option", ["--delete", "--compact"])
-def test_a_change_of_an_index_asks_no_broker_either(option: str, tmp_path: Path) -> None:
-    lines: list[object] = [{"id": f"k{i}", "text": f"text {i}"} for i in range(60)]
-    source = write_jsonl(tmp_path / "t.jsonl", lines)
-    root = build(tmp_path / "out", [source], model="stub:16", rows=RowSpec(normalize=True))
-    environment = {"EMBQ_BROKER_URL": "redis://laptop@127.0.0.1:1"}
-    for arguments in ([], [option, "k3"] if option == "--delete" else [option]):
-        command = Command("index", root, *arguments, environment=environment)
-        try:
-            assert command.wait(120) == Exit.DONE, command.said
-        finally:
-            command.close()
+def test_an_index_is_built_here_unless_a_broker_is_named(indexed: Path) -> None:
+    index = indexed / "index" / "text"
+    assert (index / "CURRENT").is_file()
+    assert not (index / "_work").exists() or not list((index / "_work").iterdir())
+    asked = ["index", indexed, "--broker", "redis://127.0.0.1:1", "--rebuild"]
+    status, _, said = called(*asked, environment={"EMBQ_BROKER_URL": NOBODY})
+    assert (status, "error[broker]" in said) == (Exit.UNAVAILABLE, True), said
+
+
+@pytest.mark.parametrize("option", [["--delete", "k3"], ["--compact"]], ids=lambda option: option[0])
+def test_a_change_of_an_index_asks_no_broker_either(option: list[str], indexed: Path) -> None:
+    status, _, said = called("index", indexed, *option, environment={"EMBQ_BROKER_URL": NOBODY})
+    assert status == Exit.DONE, said

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 from e2e.services import MODEL, Services, hints_waiting
-from e2e.session import process_ended, run_of, started, write_texts
+from e2e.session import called, process_ended, run_of, started, write_texts
 
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
@@ -37,9 +37,10 @@ def services(own_server: EmbeddedServer) -> Iterator[Services]:
 
 
 def checked(services: Services, *arguments: str, **environment: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
-    """(exit status, name -> rows of that name)."""
+    """(exit status, name -> rows of that name), of a process where the environment is read at imports."""
+    start = process_ended if "HF_HOME" in environment else called
     environment = {"EMBQ_BROKER_URL": services.environment["EMBQ_BROKER_URL"], **environment}
-    status, stdout, _ = process_ended("worker", "--check", "--json", *arguments, environment=environment)
+    status, stdout, _ = start("worker", "--check", "--json", *arguments, environment=environment)
     told = json.loads(stdout)
     assert told["ok"] == (status == 0)
     rows: dict[str, list[dict[str, str]]] = {}
@@ -162,12 +163,12 @@ def test_a_cache_that_cannot_be_written_and_a_gpu_that_is_not_there_fail(
 
 def test_without_a_broker_the_rest_is_still_told(short_tmp: Path) -> None:
     environment = {"EMBQ_BROKER_URL": f"unix://{short_tmp}/nobody"}
-    status, told, _ = process_ended("worker", "--check", "--devices", "sim:2", environment=environment)
+    status, told, _ = called("worker", "--check", "--devices", "sim:2", environment=environment)
     assert status == Exit.UNAVAILABLE
     assert told.startswith("fail  broker      no broker answers")
     assert "ok    devices     sim:2: simulated" in told
     assert "services" not in told
-    status, _, said = process_ended("worker", "--check", environment={})
+    status, _, said = called("worker", "--check", environment={})
     assert (status, "no broker is configured" in said) == (Exit.CONFIG, True)
 
 
@@ -180,7 +181,7 @@ def test_the_users_of_a_guarded_broker_report_see_the_fleet_and_check_themselves
         stack.enter_context(worker)
 
         def roles_seen_by(user: str) -> list[str]:
-            _, told, said = process_ended("status", "--json", environment=server.environment(user))
+            _, told, said = called("status", "--json", environment=server.environment(user))
             assert said == ""
             return [one["role"] for one in json.loads(told)["services"]]
 
@@ -190,7 +191,7 @@ def test_the_users_of_a_guarded_broker_report_see_the_fleet_and_check_themselves
         texts = Path(server.password_file("worker")).parents[2] / "texts.jsonl"
         write_texts(texts, 20)
         enqueue = ("enqueue", texts, "-o", texts.with_suffix(".out"), "-m", GONE, "--modality", "text")
-        status, _, told = process_ended(*enqueue, environment=server.environment("laptop"))
+        status, _, told = called(*enqueue, environment=server.environment("laptop"))
         assert status == 0, told
         worker_hints = queue_name(ModelConfig(spec=GONE, modalities=("text",), precision="fp32").queue_key)
         with server.client("admin") as admin:
@@ -204,7 +205,7 @@ def test_the_users_of_a_guarded_broker_report_see_the_fleet_and_check_themselves
         assert "ok    rights      the user worker may do what a worker does" in told
         assert "ok    services    producer on" in told
         assert server.refused() == []
-        status, told, _ = process_ended(*arguments, environment=server.environment("laptop"))
+        status, told, _ = called(*arguments, environment=server.environment("laptop"))
         assert status == Exit.UNAVAILABLE
         assert "fail  rights      the broker's user laptop may not" in told
         assert "worker/password" in told
@@ -212,6 +213,6 @@ def test_the_users_of_a_guarded_broker_report_see_the_fleet_and_check_themselves
 
 @pytest.mark.parametrize("option", ["--load", "--json"])
 def test_what_belongs_to_the_check_is_refused_without_it(option: str) -> None:
-    status, stdout, stderr = process_ended("worker", option, environment={"EMBQ_BROKER_URL": "unix:///nowhere"})
+    status, stdout, stderr = called("worker", option, environment={"EMBQ_BROKER_URL": "unix:///nowhere"})
     assert (status, stdout) == (Exit.USAGE, "")
     assert "belong to --check" in stderr
