@@ -417,33 +417,6 @@ def test_samples_that_cannot_be_embedded_become_failures_and_stop_nothing(short_
     assert ended("run", *inputs, "-o", root, "-m", MODEL)[0] == 3
 
 
-def test_a_shard_that_is_cut_fails_whole_and_the_others_complete(short_tmp: Path) -> None:
-    shards, root = short_tmp / "shards", short_tmp / "out"
-    expected = write_shards(shards, 4, 10)
-    write_tar(shards / "repeated.tar", [("a.jpg", b"one"), ("a.jpg", b"two"), ("b.json", b"{}"), ("c.jpg", b"c")])
-    cut = shards / "00002.tar"
-    cut.write_bytes(cut.read_bytes()[:5000])
-    expected = {key: data for key, data in expected.items() if not key.startswith("002-")}
-
-    status, stdout, stderr = ended("run", shards, "-o", root, "-m", MODEL, "--quiet")
-
-    assert status == 3, stderr
-    assert "Traceback" not in stderr + logs(root)
-    assert "1 units failed as a whole" in stdout
-    output = check_complete(
-        root,
-        {**expected, "a": b"one", "c": b"c"},
-        units=5,
-        dim=DIM,
-        failures={"": "shard_truncated", "a": "duplicate_key", "b": "missing_member"},
-    )
-    assert output.records[-1]["totals"]["quarantined"] == 1
-    groups = json.loads(succeed("failures", root, "--json"))["groups"]
-    (whole,) = [group for group in groups if group["code"] == "shard_truncated"]
-    assert whole["examples"][0]["source"] == str(cut)
-    succeed("verify", root)
-
-
 def test_an_input_that_changes_after_planning_fails_whole(short_tmp: Path, broker: EmbeddedServer) -> None:
     shards, root = short_tmp / "shards", short_tmp / "out"
     expected = write_shards(shards, 4, 5)

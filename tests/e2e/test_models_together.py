@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from contract.test_embedders import a_jpeg, make_clip
-from e2e.check import check_complete, read_output
-from e2e.session import ended, succeed, write_shards, write_tar
+from e2e.check import read_output
+from e2e.session import ended, write_tar
 
 from core.models import ModelConfig
 from core.units import Sample
@@ -23,30 +22,6 @@ SAMPLES = 24
 DEADLINE_S = 400.0
 TOLERANCE = 1e-5
 """What batches of another size may change by rounding; the vectors have length 1."""
-
-
-def test_two_models_embed_the_images_and_captions_of_one_run(short_tmp: Path) -> None:
-    images = write_shards(short_tmp / "shards", 2, 20, captions=True)
-    write_tar(short_tmp / "shards" / "00002.tar", [("lonely.jpg", b"an image without caption")])
-    wide = {key: (image, f"caption of {key}".encode()) for key, image in images.items()}
-    root = short_tmp / "out"
-    models = ("--model", "wide=stub:32", "--model", "narrow=stub:8?batch_size=7")
-    status, _, _ = ended("run", short_tmp / "shards", "-o", root, *models, "--modality", "image,text", "--json")
-    assert status == 3
-    for name, dim in (("wide", 32), ("narrow", 8)):
-        columns = (f"{name}_image_embedding", f"{name}_text_embedding")
-        check_complete(root, wide, units=3, dim=dim, columns=columns, failures={"lonely": "missing_member"})
-
-    (group,) = json.loads(succeed("failures", root, "--json"))["groups"]
-    assert [example["message"] for example in group["examples"]] == ["wide: the sample has no text"]
-    assert json.loads(succeed("verify", root, "--json"))["vectors_recomputed"] == len(images)
-    described = json.loads(succeed("status", root, "--json"))
-    assert described["model"] == "wide=stub:32 + narrow=stub:8?batch_size=7"
-    # The same models under other names are another run.
-    said = ended(
-        "run", short_tmp / "shards", "-o", root, "--model", "a=stub:32", *models[2:], "--modality", "image,text"
-    )
-    assert (said[0], "other_run" in said[2]) == (65, True)
 
 
 @pytest.mark.slow

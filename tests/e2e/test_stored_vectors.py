@@ -17,11 +17,9 @@ from core.models import ModelConfig
 from core.rows.spec import RowSpec
 from demo.collect import docstrings
 from embq.verify.verification import verify
-from tests.e2e.session import ended, succeed, write_shards, write_texts
+from tests.e2e.session import ended, write_texts
 from tests.support.outputs.build import build
 from worker.embedders.registry import load
-
-DIM = 32
 
 
 def part(root: Path) -> pa.Table:
@@ -32,34 +30,6 @@ def part(root: Path) -> pa.Table:
 
 def matrix(table: pa.Table, column: str = "embedding") -> np.ndarray:
     return np.stack(table[column].to_numpy())
-
-
-@pytest.mark.parametrize(
-    ("options", "of", "width"),
-    [
-        (["--dtype", "int8", "--truncate-dim", "16", "--int8-range", "0.5"], pa.int8(), 16),
-        (["--dtype", "binary", "--no-normalize"], pa.uint8(), 4),
-    ],
-    ids=["int8", "binary"],
-)
-def test_a_run_stores_vectors_as_asked_and_verifies(
-    tmp_path: Path, options: list[str], of: pa.DataType, width: int
-) -> None:
-    write_shards(tmp_path / "in", 2, 20, captions=True)
-    root = tmp_path / "out"
-    asked = ["run", tmp_path / "in", "-o", root, "-m", f"stub:{DIM}", "--modality", "image,text", "--similarity"]
-    succeed(*asked, *options, "--quiet")
-    table = part(root)
-    assert table.num_rows == 40
-    types = [table.schema.field(f"{name}_embedding").type for name in ("image", "text")]
-    assert [(type_.value_type, type_.list_size) for type_ in types] == [(of, width)] * 2
-    assert table["image_text_similarity"].type == pa.float32()
-    assert table.schema.metadata[b"embq.dtype"] == options[1].encode()
-    report = json.loads(succeed("verify", root, "--json"))
-    assert (report["ok"], report["rows"], report["vectors_recomputed"]) == (True, 40, 40)
-    status, _, said = ended(*asked, "--quiet")
-    assert status == 65
-    assert "other_run" in said
 
 
 @pytest.mark.slow

@@ -1,0 +1,235 @@
+"""What resident services make of inputs: kinds of input, sizes, formats, types of vectors, several models.
+
+One producer, writer and machine of workers do all runs of this file. Starting, stopping and watching them is the
+subject of other files.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from e2e.check import check_complete
+from e2e.plain import READERS, Columns, read_joined_hdf5
+from e2e.services import Services
+from e2e.session import called, closed, succeed, write_shards, write_tar, write_texts
+
+from core.broker.embedded import EmbeddedServer
+from core.rows.spec import FORMATS
+from worker.embedders.stub import stub_digest, stub_vectors
+
+DIM = 16
+
+
+@pytest.fixture(scope="module")
+def services() -> Iterator[Services]:
+    """Services that stay up for the tests of this file."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="embq-t")))
+        yield Services(stack, stack.enter_context(EmbeddedServer(folder / "b")))
+
+
+@pytest.fixture(autouse=True)
+def _no_service_logs_a_traceback(services: Services) -> Iterator[None]:
+    yield
+    for service in services.services.values():
+        assert service.process.poll() is None, service.said
+        assert "Traceback" not in service.stderr, service.said
+
+
+def embed(services: Services, root: Path, *arguments: str | Path, status: int = 0) -> dict[str, Any]:
+    """Have a run done, whose command would exit with `status`; gives what `embq status --json` prints."""
+    succeed("enqueue", *arguments, "-o", root, environment={"EMBQ_BROKER_URL": services.environment["EMBQ_BROKER_URL"]})
+    services.until(lambda: closed(root))
+    assert called("resume", root)[0] == status
+    shape: dict[str, Any] = json.loads(succeed("status", root, "--json"))
+    assert (shape["state"], shape["eta_s"]) == ("done", 0)
+    return shape
+
+
+# --- kinds of input ---
+
+
+def test_images_and_captions_of_shards_become_two_embeddings_of_one_row(services: Services, short_tmp: Path) -> None:
+    images = write_shards(short_tmp / "shards", 3, 20, captions=True)
+    expected = {key: (image, f"caption of {key}".encode()) for key, image in images.items()}
+    root = short_tmp / "out"
+    braces = str(short_tmp / "shards" / "{00000..00002}.tar")
+    told = embed(services, root, braces, "-m", f"stub:{DIM}", "--modality", "image,text", "--dtype", "float32")
+    output = check_complete(root, expected, units=3, dim=DIM, columns=("image_embedding", "text_embedding"))
+    assert output.rows is not None
+    assert str(output.rows.schema.field("image_embedding").type) == f"fixed_size_list<element: float>[{DIM}]"
+    assert output.rows["caption"].to_pylist() == [f"caption of {key}" for key in output.keys]
+    assert told["rows"] == 60
+
+
+def test_captions_of_shards_and_a_folder_and_lines_of_texts_go_into_one_run(
+    services: Services, short_tmp: Path
+) -> None:
+    images = write_shards(short_tmp / "shards", 2, 10, captions=True)
+    expected = {key: f"caption of {key}".encode() for key in images}
+    expected |= write_texts(short_tmp / "texts.jsonl", 30)
+    folder = short_tmp / "photos"
+    (folder / "more").mkdir(parents=True)
+    for name in ("a", "more/b"):
+        (folder / f"{name}.png").write_bytes(name.encode())
+        (folder / f"{name}.txt").write_text(f"beside {name}")
+        expected[f"{name}.png"] = f"beside {name}".encode()
+    (short_tmp / "lines.txt").write_text("one line\nand another\n")
+    expected |= {"lines.txt:1": b"one line", "lines.txt:2": b"and another"}
+    inputs = [short_tmp / "shards", folder, short_tmp / "texts.jsonl", short_tmp / "lines.txt"]
+    root = short_tmp / "out"
+    embed(services, root, *inputs, "-m", f"stub:{DIM}", "--modality", "text", "--unit-size", "10")
+    check_complete(root, expected, units=2 + 1 + 3 + 1, dim=DIM)
+    succeed("verify", root)
+
+
+def test_shards_of_very_different_sizes_come_out_whole(services: Services, short_tmp: Path) -> None:
+    expected = {}
+    for shard, samples in enumerate((1, 500, 3, 120)):
+        members = [(f"{shard}_{n}.jpg", f"{shard}/{n}".encode()) for n in range(samples)]
+        write_tar(short_tmp / f"{shard}.tar", members)
+        expected |= {name.removesuffix(".jpg"): data for name, data in members}
+    root = short_tmp / "out"
+    embed(services, root, short_tmp / "*.tar", "-m", f"stub:{DIM}", "--write-batch-size", "200")
+    output = check_complete(root, expected, units=4, dim=DIM)
+    assert len(list((root / "parts").iterdir())) >= 2
+    assert output.rows is not None
+
+
+def test_a_shard_that_is_cut_fails_whole_and_the_others_complete(services: Services, short_tmp: Path) -> None:
+    shards, root = short_tmp / "shards", short_tmp / "out"
+    expected = write_shards(shards, 4, 10)
+    write_tar(shards / "repeated.tar", [("a.jpg", b"one"), ("a.jpg", b"two"), ("b.json", b"{}"), ("c.jpg", b"c")])
+    cut = shards / "00002.tar"
+    cut.write_bytes(cut.read_bytes()[:5000])
+    expected = {key: data for key, data in expected.items() if not key.startswith("002-")}
+
+    embed(services, root, shards, "-m", f"stub:{DIM}", status=3)
+
+    assert "1 units failed as a whole" in called("resume", root)[1]
+    output = check_complete(
+        root,
+        {**expected, "a": b"one", "c": b"c"},
+        units=5,
+        dim=DIM,
+        failures={"": "shard_truncated", "a": "duplicate_key", "b": "missing_member"},
+    )
+    assert output.records[-1]["totals"]["quarantined"] == 1
+    groups = json.loads(succeed("failures", root, "--json"))["groups"]
+    (whole,) = [group for group in groups if group["code"] == "shard_truncated"]
+    assert whole["examples"][0]["source"] == str(cut)
+    succeed("verify", root)
+
+
+# --- several models ---
+
+
+def test_two_models_embed_the_images_and_captions_of_one_run(services: Services, short_tmp: Path) -> None:
+    images = write_shards(short_tmp / "shards", 2, 20, captions=True)
+    write_tar(short_tmp / "shards" / "00002.tar", [("lonely.jpg", b"an image without caption")])
+    wide = {key: (image, f"caption of {key}".encode()) for key, image in images.items()}
+    root = short_tmp / "out"
+    models = ("--model", "wide=stub:32", "--model", "narrow=stub:8?batch_size=7")
+    told = embed(services, root, short_tmp / "shards", *models, "--modality", "image,text", status=3)
+    for name, dim in (("wide", 32), ("narrow", 8)):
+        columns = (f"{name}_image_embedding", f"{name}_text_embedding")
+        check_complete(root, wide, units=3, dim=dim, columns=columns, failures={"lonely": "missing_member"})
+
+    (group,) = json.loads(succeed("failures", root, "--json"))["groups"]
+    assert [example["message"] for example in group["examples"]] == ["wide: the sample has no text"]
+    assert json.loads(succeed("verify", root, "--json"))["vectors_recomputed"] == len(images)
+    assert told["model"] == "wide=stub:32 + narrow=stub:8?batch_size=7"
+    # The same models under other names are another run.
+    said = called(
+        "run", short_tmp / "shards", "-o", root, "--model", "a=stub:32", *models[2:], "--modality", "image,text"
+    )
+    assert (said[0], "other_run" in said[2]) == (65, True)
+
+
+# --- what is stored of vectors ---
+
+
+@pytest.mark.parametrize(
+    ("options", "of", "width"),
+    [
+        (["--dtype", "int8", "--truncate-dim", "16", "--int8-range", "0.5"], pa.int8(), 16),
+        (["--dtype", "binary", "--no-normalize"], pa.uint8(), 4),
+    ],
+    ids=["int8", "binary"],
+)
+def test_a_run_stores_vectors_as_asked_and_verifies(
+    services: Services, short_tmp: Path, options: list[str], of: pa.DataType, width: int
+) -> None:
+    write_shards(short_tmp / "in", 2, 20, captions=True)
+    root = short_tmp / "out"
+    asked = [short_tmp / "in", "-m", "stub:32", "--modality", "image,text", "--similarity"]
+    embed(services, root, *asked, *options)
+    (part,) = (root / "parts").iterdir()
+    table = pq.read_table(part)
+    assert table.num_rows == 40
+    types = [table.schema.field(f"{name}_embedding").type for name in ("image", "text")]
+    assert [(type_.value_type, type_.list_size) for type_ in types] == [(of, width)] * 2
+    assert table["image_text_similarity"].type == pa.float32()
+    assert table.schema.metadata[b"embq.dtype"] == options[1].encode()
+    report = json.loads(succeed("verify", root, "--json"))
+    assert (report["ok"], report["rows"], report["vectors_recomputed"]) == (True, 40, 40)
+    status, _, said = called("run", *asked, "-o", root)
+    assert (status, "other_run" in said) == (65, True), said
+
+
+# --- formats ---
+
+ROWS, FORMAT_DIM = 20_000, 64
+
+
+def write_input(path: Path) -> list[dict[str, object]]:
+    """Lines with an id, a text and metadata, which some of them lack."""
+    lines = [
+        {"id": f"k{i:05d}-\u00e5", "text": f"text {i} \u2603", "n": i * 3, "lang": None if i % 7 == 0 else f"l{i % 5}"}
+        for i in range(ROWS)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return lines
+
+
+def compare(found: Columns, lines: list[dict[str, object]]) -> None:
+    """Every line is a row, under its key, with its own vector and values; ids count rows in order."""
+    assert found["id"] == list(range(len(lines)))
+    place = {line["id"]: i for i, line in enumerate(lines)}
+    order = [place[key] for key in found["key"]]
+    assert sorted(order) == list(range(len(lines)))
+    assert found["caption"] == [lines[i]["text"] for i in order]
+    assert found["n"] == [lines[i]["n"] for i in order]
+    assert found["lang"] == [lines[i]["lang"] for i in order]
+    assert found["metadata"] == [None] * len(lines)
+    texts = [str(lines[i]["text"]).encode() for i in order]
+    wanted = stub_vectors([stub_digest(text, FORMAT_DIM) for text in texts], FORMAT_DIM).astype(np.float16)
+    assert found["embedding"].dtype == np.float16
+    assert np.array_equal(found["embedding"], wanted)
+
+
+def _often(format: str) -> object:
+    """npy and Arrow seldom: tests/contract/test_stores.py reads all four back by their libraries, if not whole runs."""
+    return pytest.param(format, marks=pytest.mark.slow if format in ("npy", "arrow") else ())
+
+
+@pytest.mark.parametrize("format", [_often(format) for format in FORMATS])
+def test_twenty_thousand_rows_come_back_by_the_plain_library_alone(
+    services: Services, short_tmp: Path, format: str
+) -> None:
+    root, texts = short_tmp / "out", short_tmp / "texts.jsonl"
+    lines = write_input(texts)
+    options = ["--unit-size", "1000", "--write-batch-size", "6000", "--output-format", format]
+    embed(services, root, texts, "-m", f"stub:{FORMAT_DIM}", *options)
+    compare(READERS[format](root), lines)
+    if format == "hdf5":
+        compare(read_joined_hdf5(root), lines)
