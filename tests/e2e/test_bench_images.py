@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.session import ended, succeed, write_tar
+from e2e.session import called, succeed, write_tar
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,14 +82,14 @@ def test_people_get_a_table(short_tmp: Path) -> None:
 
 def test_images_that_cannot_be_decoded_are_no_measure(short_tmp: Path) -> None:
     write_tar(short_tmp / "0.tar", [("a.jpg", b"no image"), ("b.txt", b"a caption")])
-    status, _, said = ended("bench", "images", short_tmp / "0.tar", "-m", FAST, "--seconds", "0.1")
+    status, _, said = called("bench", "images", short_tmp / "0.tar", "-m", FAST, "--seconds", "0.1")
     assert status == 65
     assert "none of 2 samples can be decoded (missing_member, unidentified)" in said
 
 
 def test_texts_are_no_images(short_tmp: Path) -> None:
     (short_tmp / "a.txt").write_text("a text\n")
-    status, _, said = ended("bench", "images", short_tmp / "a.txt", "-m", FAST)
+    status, _, said = called("bench", "images", short_tmp / "a.txt", "-m", FAST)
     assert status != 0
     assert "holds texts only" in said
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
 import pytest
-from e2e.session import ended, succeed, write_texts
+from e2e.session import called, succeed, write_texts
 
+from core.storage.object_clients import connect
 from tests.support.servers.storage import environment, s3_proxy
+
+
+@pytest.fixture(autouse=True)
+def _no_client_outlives_its_server() -> Iterator[None]:
+    connect.cache_clear()
+    yield
+    connect.cache_clear()
 
 
 def test_a_run_ends_in_the_bucket_and_everything_reads_it_there(s3: str, short_tmp: Path) -> None:
@@ -35,7 +44,7 @@ def test_an_output_that_cannot_be_is_one_clear_error(
     s3: str, short_tmp: Path, output: str, status: int, said: str
 ) -> None:
     write_texts(short_tmp / "texts.jsonl", 5)
-    ended_with, _, stderr = ended("run", short_tmp / "texts.jsonl", "-o", output, "-m", "stub:4")
+    ended_with, _, stderr = called("run", short_tmp / "texts.jsonl", "-o", output, "-m", "stub:4")
     assert (ended_with, said in stderr) == (status, True), stderr
     assert "Traceback" not in stderr
     assert "secret" not in stderr
@@ -46,7 +55,7 @@ def test_a_store_without_conditional_create_is_refused_before_anything_is_writte
     with s3_proxy(s3) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
         proxy.deaf = True
         url = f"s3://bucket/{short_tmp.name}"
-        status, _, stderr = ended("run", short_tmp / "texts.jsonl", "-o", url, "-m", "stub:4")
+        status, _, stderr = called("run", short_tmp / "texts.jsonl", "-o", url, "-m", "stub:4")
         assert (status, "created twice" in stderr) == (78, True), stderr
         listed = boto3.client("s3").list_objects_v2(Bucket="bucket", Prefix=short_tmp.name)
         assert listed["KeyCount"] == 0
