@@ -251,15 +251,15 @@ class Throughput:
         with self._lock:
             self._count(samples)
 
-    def unit_done(self, work: LeasedUnit) -> None:
+    def unit_done(self, lease: LeasedUnit) -> None:
         """Learn what a byte costs from a unit of which every sample is embedded, or is a failure."""
         with self._lock:
             rate = self._per_s()
-            if rate is None or not work.tokens or not work.extent.bytes:
+            if rate is None or not lease.tokens or not lease.extent.bytes:
                 return
-            kept, known = math.exp(-work.tokens / rate / MEMORY_S), self._costs.get(work.extent.kind, _Cost(0.0, 0.0))
-            self._costs[work.extent.kind] = _Cost(
-                known.tokens * kept + max(len(work.samples), work.tokens), known.bytes * kept + work.extent.bytes
+            kept, known = math.exp(-lease.tokens / rate / MEMORY_S), self._costs.get(lease.extent.kind, _Cost(0.0, 0.0))
+            self._costs[lease.extent.kind] = _Cost(
+                known.tokens * kept + max(len(lease.samples), lease.tokens), known.bytes * kept + lease.extent.bytes
             )
 
     @property
@@ -294,11 +294,11 @@ class Throughput:
         left = 0.0
         with self._lock:
             rate = self._per_s()
-            for work in held:
-                tokens = self._tokens_of(work.extent, work.planned)
+            for lease in held:
+                tokens = self._tokens_of(lease.extent, lease.planned)
                 if rate is None or tokens is None:
                     return None
-                left += work.left_of(tokens)
+                left += lease.left_of(tokens)
             if not left or rate is None or self._last_at is None:
                 return 0.0
             # The batch in hand is done in part.

@@ -37,7 +37,7 @@ class Waiting(NamedTuple):
         tokens: its length, as `Embedder.length` says.
     """
 
-    work: LeasedUnit
+    lease: LeasedUnit
     sample: Sample
     prepared: Prepared
     tokens: int
@@ -76,9 +76,9 @@ class Batcher:
         self._waiting.append(entry)
         self._tokens += entry.tokens
 
-    def drop(self, work: LeasedUnit) -> None:
+    def drop(self, lease: LeasedUnit) -> None:
         """Forget what waits of a unit."""
-        self._waiting = [entry for entry in self._waiting if entry.work is not work]
+        self._waiting = [entry for entry in self._waiting if entry.lease is not lease]
         self._tokens = sum(entry.tokens for entry in self._waiting)
 
     @property

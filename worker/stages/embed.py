@@ -86,13 +86,13 @@ class EmbedStage:
             chunk = item.prepared.result()
         for sample, prepared in chunk:
             if isinstance(prepared, SampleError):
-                item.work.add_failure(sample, prepared.code, prepared.message)
+                item.lease.add_failure(sample, prepared.code, prepared.message)
             else:
-                item.work.truncated += isinstance(prepared, Truncated)
-                self.batcher.add(Waiting(item.work, sample, prepared, self.embedder.length(prepared)))
+                item.lease.truncated += isinstance(prepared, Truncated)
+                self.batcher.add(Waiting(item.lease, sample, prepared, self.embedder.length(prepared)))
         while self.batcher.is_full:
             self._embed_window()
-        if item.work.careful:
+        if item.lease.careful:
             self.flush()
 
     def flush(self) -> None:
@@ -104,18 +104,18 @@ class EmbedStage:
     def _end(self, item: EndOfUnit) -> None:
         if item.error is not None:
             self._settle()  # some of what the device has in hand may be of this unit
-            self.batcher.drop(item.work)
+            self.batcher.drop(item.lease)
             if item.error.transient:
                 # Another attempt, perhaps on another machine, may succeed; the last one makes it a failure.
-                item.work.release(failed=(item.error.code, item.error.message))
-                item.work.drop()
+                item.lease.release(failed=(item.error.code, item.error.message))
+                item.lease.drop()
                 return
-            item.work.fail_whole(item.error.code, item.error.message)
+            item.lease.fail_whole(item.error.code, item.error.message)
         else:
-            item.work.end_of_read(item.samples)
-            if item.work.unit.expected is None:
+            item.lease.end_of_read(item.samples)
+            if item.lease.unit.expected is None:
                 self.meter.throughput.unit_read(item.samples)
-        self._finish_if_complete(item.work)
+        self._finish_if_complete(item.lease)
 
     def _embed_window(self) -> None:
         for batch in self.batcher.batches():
@@ -125,11 +125,11 @@ class EmbedStage:
     def _still_ours(self, batch: Batch) -> Batch:
         """The samples whose units are not lost. Asked for each pass, because a window takes seconds."""
         lost = set()
-        for work in {id(entry.work): entry.work for entry in batch}.values():
-            if work.lost:  # its end may have been read already, so nothing else would let go of it
-                work.drop()
-                lost.add(id(work))
-        return [entry for entry in batch if id(entry.work) not in lost] if lost else batch
+        for lease in {id(entry.lease): entry.lease for entry in batch}.values():
+            if lease.lost:  # its end may have been read already, so nothing else would let go of it
+                lease.drop()
+                lost.add(id(lease))
+        return [entry for entry in batch if id(entry.lease) not in lost] if lost else batch
 
     def _embed(self, batch: Batch) -> None:
         try:
@@ -158,10 +158,10 @@ class EmbedStage:
             middle = len(batch) // 2
             self.batcher.repeat([batch[:middle], batch[middle:]])
         else:
-            ((work, sample, _, tokens),) = batch
+            ((lease, sample, _, tokens),) = batch
             size = f"{tokens} tokens do" if self.embedder.token_budget else "the sample does"
-            work.add_failure(sample, error.code, f"{size} not fit the device, even alone: {error}")
-            self._finish_if_complete(work)
+            lease.add_failure(sample, error.code, f"{size} not fit the device, even alone: {error}")
+            self._finish_if_complete(lease)
 
     def _settle(self) -> None:
         """Wait for the vectors that are on their way, and give them back."""
@@ -194,16 +194,16 @@ class EmbedStage:
             began, self._free_at = max(begun, self._free_at), over_at or time.monotonic()
             tokens: Counter[str] = Counter()
             for entry in batch:
-                tokens[entry.work.run] += entry.tokens
+                tokens[entry.lease.run] += entry.tokens
             self.meter.batch_done(
                 len(batch),
                 tokens,
                 processed=self._cost(batch),
                 took_s=self._free_at - began,
                 full=self.batcher.is_whole(batch),
-                claimed_at=min(entry.work.claimed_at for entry in batch),
+                claimed_at=min(entry.lease.claimed_at for entry in batch),
             )
-            units = (entry.work.u for entry in batch)
+            units = (entry.lease.u for entry in batch)
             self.meter.trace.batch(began, rows=len(batch), tokens=tokens.total(), units=units)
         return arrived
 
@@ -237,30 +237,30 @@ class EmbedStage:
                 continue
             places: dict[int, list[int]] = {}
             for place, entry in enumerate(batch):
-                places.setdefault(id(entry.work), []).append(place)
+                places.setdefault(id(entry.lease), []).append(place)
             for of_unit in places.values():
-                work = batch[of_unit[0]].work
-                work.tokens += sum(batch[place].tokens for place in of_unit)
+                lease = batch[of_unit[0]].lease
+                lease.tokens += sum(batch[place].tokens for place in of_unit)
                 rows = {output: block[of_unit] for output, block in vectors.items()}
-                store(work, [batch[place].sample for place in of_unit], rows)
-                self._finish_if_complete(work)
+                store(lease, [batch[place].sample for place in of_unit], rows)
+                self._finish_if_complete(lease)
 
-    def _finish_if_complete(self, work: LeasedUnit) -> None:
-        if work.lost:
-            work.drop()
-        elif work.complete:
-            self.meter.throughput.unit_done(work)
-            self.hand_on(work)
+    def _finish_if_complete(self, lease: LeasedUnit) -> None:
+        if lease.lost:
+            lease.drop()
+        elif lease.complete:
+            self.meter.throughput.unit_done(lease)
+            self.hand_on(lease)
 
 
 def _parts(batch: Batch) -> list[Part]:
     """The samples of a batch by unit: from the first to the last ordinal of each."""
     found: dict[str, list[int]] = {}
     units: dict[str, LeasedUnit] = {}
-    for work, sample, _, _ in batch:
-        ordinal, known = sample.ordinal, found.get(work.token)
+    for lease, sample, _, _ in batch:
+        ordinal, known = sample.ordinal, found.get(lease.token)
         if known is None:
-            found[work.token], units[work.token] = [ordinal, ordinal], work
+            found[lease.token], units[lease.token] = [ordinal, ordinal], lease
         elif ordinal < known[0]:
             known[0] = ordinal
         elif ordinal > known[1]:
@@ -268,14 +268,14 @@ def _parts(batch: Batch) -> list[Part]:
     return [units[token].part(*ordinals) for token, ordinals in found.items()]
 
 
-def store(work: LeasedUnit, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:
+def store(lease: LeasedUnit, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:
     """Add the vectors of some samples of a unit to its rows, in the type and length that the run stores; those of which
     one cannot be stored to its failures.
 
     Args:
         vectors: output -> float32 (len(samples), d).
     """
-    rows, model = work.record.rows, work.record.model
+    rows, model = lease.record.rows, lease.record.model
     made = [(output, *stored(block, rows)) for output, block in vectors.items()]
     for column, (image, text) in model.compared.items() if rows.similarity else ():
         made.append((column, *similarities(vectors[image], vectors[text])))
@@ -285,12 +285,12 @@ def store(work: LeasedUnit, samples: Sequence[Sample], vectors: dict[str, np.nda
     kept = {name: values for name, values, _ in made}
     if faults:
         for i, fault in sorted(faults.items()):
-            work.add_failure(samples[i], fault.code, fault.message)
+            lease.add_failure(samples[i], fault.code, fault.message)
         good = [i for i in range(len(samples)) if i not in faults]
         samples = [samples[i] for i in good]
         kept = {name: block[good] for name, block in kept.items()}
     if samples:
-        work.add_rows(samples, kept)
+        lease.add_rows(samples, kept)
 
 
 def _named(faults: Mapping[int, Fault], name: str) -> dict[int, Fault]:

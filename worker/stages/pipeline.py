@@ -80,7 +80,7 @@ class BoundedQueue(Generic[Item]):
 class Publisher(Protocol):
     """The last stage."""
 
-    def run(self, work: LeasedUnit) -> None:
+    def run(self, lease: LeasedUnit) -> None:
         """Publish one complete unit and end its lease."""
 
 
@@ -133,10 +133,10 @@ class Pipeline:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, work: LeasedUnit) -> None:
+    def submit(self, lease: LeasedUnit) -> None:
         """Queue a claimed unit; waits while `prefetch` units are queued."""
         self._times.begin()
-        self._put(self._units, work, 1 / self._prefetch)
+        self._put(self._units, lease, 1 / self._prefetch)
 
     def drain(self, timeout_s: float, *, at_once: Callable[[], bool]) -> bool:
         """Give queued units back, let begun ones finish; False where they did not within `timeout_s`.
@@ -178,10 +178,10 @@ class Pipeline:
         with self._times.at("read", "blocked"):
             self._put(self._chunks, item, share)
 
-    def _put_result(self, work: LeasedUnit) -> None:
+    def _put_result(self, lease: LeasedUnit) -> None:
         with self._times.at("embed", "blocked"):
-            share = max(1 / UNITS_AHEAD, len(work.samples) / ROWS_AHEAD, work.text_bytes / BYTES_AHEAD)
-            self._put(self._results, work, share)
+            share = max(1 / UNITS_AHEAD, len(lease.samples) / ROWS_AHEAD, lease.text_bytes / BYTES_AHEAD)
+            self._put(self._results, lease, share)
 
     def _put(self, target: BoundedQueue[Item], item: Item, share: float) -> None:
         while self.running and not target.put(item, share, POLL_S):
@@ -190,13 +190,13 @@ class Pipeline:
     def _read_loop(self) -> None:
         while self.running:
             with self._times.at("read", "starved"):
-                work = self._units.get(POLL_S)
-            if work is None:
+                lease = self._units.get(POLL_S)
+            if lease is None:
                 continue
             if self._draining:
-                work.release()
+                lease.release()
             else:
-                self.read.run(work)
+                self.read.run(lease)
 
     def _embed_loop(self) -> None:
         while self.running:
@@ -223,6 +223,6 @@ class Pipeline:
     def _publish_loop(self) -> None:
         while self.running:
             with self._times.at("publish", "starved"):
-                work = self._results.get(POLL_S)
-            if work is not None:
-                self._publish.run(work)
+                lease = self._results.get(POLL_S)
+            if lease is not None:
+                self._publish.run(lease)

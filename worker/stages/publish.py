@@ -59,89 +59,89 @@ class PublishStage:
         self._shared: dict[tuple[str, str], bool] = {}
         self._staging_is_full = False
 
-    def run(self, work: LeasedUnit) -> None:
+    def run(self, lease: LeasedUnit) -> None:
         """Publish one complete unit; the lease ends here, whatever the answer is."""
         with self.meter.times.at("publish", "busy"):
-            with self.meter.stage("publish", [work.part()]):
-                data = self._encode(work)
+            with self.meter.stage("publish", [lease.part()]):
+                data = self._encode(lease)
             fields: dict[str, str | bytes | int] = {
                 "v": VERSION,
-                "unit_id": work.unit_id,
-                "rows": len(work.samples),
-                "failures": len(work.failures),
-                "truncated": work.truncated,
-                "tokens": work.tokens,
+                "unit_id": lease.unit_id,
+                "rows": len(lease.samples),
+                "failures": len(lease.failures),
+                "truncated": lease.truncated,
+                "tokens": lease.tokens,
                 "fingerprint": self.fingerprint,
             }
-            staged = self._stage_when_it_fits(work, data) if self._use_file(work, len(data)) else None
+            staged = self._stage_when_it_fits(lease, data) if self._use_file(lease, len(data)) else None
             if staged is None:
                 fields["data"] = data
             else:
                 fields |= {"ref": staged.name, "sha256": hashlib.sha256(data).hexdigest()}
-            accepted = self._hand_over(work, fields, len(data))
+            accepted = self._hand_over(lease, fields, len(data))
             if accepted == 1:
-                self.meter.unit_done(len(work.failures))
+                self.meter.unit_done(len(lease.failures))
                 self.finished()
             else:
                 # Another attempt's result stands, or the lease is gone: only our own file goes.
                 if staged is not None:
                     drop(staged)
-                self.log.info("result_not_taken", run=work.run, u=work.u, answer=accepted)
-            work.end()
+                self.log.info("result_not_taken", run=lease.run, u=lease.u, answer=accepted)
+            lease.end()
 
-    def _hand_over(self, work: LeasedUnit, fields: Mapping[str, str | bytes | int], size: int) -> int:
+    def _hand_over(self, lease: LeasedUnit, fields: Mapping[str, str | bytes | int], size: int) -> int:
         wait_s = FIRST_WAIT_S
         while True:
-            if work.lost:
+            if lease.lost:
                 return 0
             # A large result is not sent only to find that there is no room for it.
-            if size <= INLINE_BYTES or work.ledger.results.has_room():
-                answer = work.publish(fields, size=size)
+            if size <= INLINE_BYTES or lease.ledger.results.has_room():
+                answer = lease.publish(fields, size=size)
                 if answer >= 0:
                     return answer
             with self.meter.times.at("publish", "blocked"):
                 time.sleep(wait_s)
             wait_s = min(LONGEST_WAIT_S, wait_s * 2)
 
-    def _encode(self, work: LeasedUnit) -> bytes:
-        model, rows = work.record.model, work.record.rows
+    def _encode(self, lease: LeasedUnit) -> bytes:
+        model, rows = lease.record.model, lease.record.rows
         outputs = model.output_names
         compared = model.compared if rows.similarity else {}
         schema = row_schema(outputs, self.dims, rows, compared=tuple(compared), chunked=model.chunking is not None)
-        order = sorted(range(len(work.samples)), key=lambda i: _place(work.samples[i]))
+        order = sorted(range(len(lease.samples)), key=lambda i: _place(lease.samples[i]))
         in_order = order == list(range(len(order)))
-        samples = work.samples if in_order else [work.samples[i] for i in order]
+        samples = lease.samples if in_order else [lease.samples[i] for i in order]
         columns = {**dict(zip(embedding_columns(outputs), outputs, strict=True)), **{name: name for name in compared}}
         vectors = {}
         for column, name in columns.items() if samples else ():
-            joined = np.concatenate(work.vectors[name])
+            joined = np.concatenate(lease.vectors[name])
             vectors[column] = joined if in_order else joined[order]
-        return encode_result(samples, vectors, work.failures, schema, work.record.rows.columns)
+        return encode_result(samples, vectors, lease.failures, schema, lease.record.rows.columns)
 
-    def _use_file(self, work: LeasedUnit, size: int) -> bool:
+    def _use_file(self, lease: LeasedUnit, size: int) -> bool:
         if self.transport == "payload":
             return False
-        return self.transport == "staging" or (size > INLINE_BYTES and self._shares_storage(work))
+        return self.transport == "staging" or (size > INLINE_BYTES and self._shares_storage(lease))
 
-    def _shares_storage(self, work: LeasedUnit) -> bool:
+    def _shares_storage(self, lease: LeasedUnit) -> bool:
         """Whether files can be left for the writer; looked at once per generation of a run."""
-        key = (work.run, work.gen)
+        key = (lease.run, lease.gen)
         if key not in self._shared:
-            self._shared[key] = shares_storage(work.record.output, work.ledger.meta().get("nonce", ""))
+            self._shared[key] = shares_storage(lease.record.output, lease.ledger.meta().get("nonce", ""))
         return self._shared[key]
 
-    def _stage_when_it_fits(self, work: LeasedUnit, data: bytes) -> Path | None:
+    def _stage_when_it_fits(self, lease: LeasedUnit, data: bytes) -> Path | None:
         """The staging file of a result; None where the lease was lost while the disk was full.
 
         A full disk is full for every worker of the output, so none could do better with the unit: the result is kept
         and the lease with it. Any other error is this machine's own, and ends the process, which gives its units back.
         """
         wait_s = FIRST_WAIT_S
-        while not work.lost:
+        while not lease.lost:
             try:
                 # Without naming the unit: storage that hangs is not its fault.
                 with self.meter.stage("publish"):
-                    staged = self._stage(work, data)
+                    staged = self._stage(lease, data)
                 self._staging_is_full = False
                 return staged
             except OutputError as error:
@@ -149,16 +149,16 @@ class PublishStage:
                     raise
                 if not self._staging_is_full:
                     self._staging_is_full = True
-                    self.log.warning("staging_full", run=work.run, why=error.message, bytes=len(data))
+                    self.log.warning("staging_full", run=lease.run, why=error.message, bytes=len(data))
             with self.meter.times.at("publish", "blocked"):
                 time.sleep(wait_s)
             wait_s = min(LONGEST_WAIT_S, wait_s * 2)
         return None
 
-    def _stage(self, work: LeasedUnit, data: bytes) -> Path:
+    def _stage(self, lease: LeasedUnit, data: bytes) -> Path:
         # Not synced: a staging file that a power loss destroys fails its hash and the unit is only computed again.
-        name = f"{work.unit_id}.{work.token.replace(':', '_')}.arrow"
-        folder = Layout(place(work.record.output)).staging
+        name = f"{lease.unit_id}.{lease.token.replace(':', '_')}.arrow"
+        folder = Layout(place(lease.record.output)).staging
         temporary = folder / f".{name}"
         try:
             with open(temporary, "wb") as file:

@@ -59,22 +59,22 @@ class Chunk:
         expected: about how many samples the device gets of it: of texts that are cut, their chunks.
     """
 
-    __slots__ = ("expected", "prepared", "size", "work")
+    __slots__ = ("expected", "lease", "prepared", "size")
 
     def __init__(
         self,
-        work: LeasedUnit,
+        lease: LeasedUnit,
         samples: Sequence[Sample],
         prepared: Future[list[tuple[Sample, Prepared | SampleError]]],
         text_factor: int = 1,
         image_bytes: int = 0,
     ) -> None:
-        self.work = work
+        self.lease = lease
         self.prepared = prepared
         chars = sum(len(sample.text or "") for sample in samples)
         images = sum(sample.image is not None for sample in samples)
         self.size = images * image_bytes + chars * text_factor
-        chunking = work.record.model.chunking
+        chunking = lease.record.model.chunking
         cut = 0 if chunking is None else chars // (CHARS_PER_TOKEN * chunking.tokens)
         self.expected = max(len(samples), cut)
 
@@ -83,7 +83,7 @@ class Chunk:
 class EndOfUnit:
     """The unit has been read to its end: `samples` of them, or not at all because of `error`."""
 
-    work: LeasedUnit
+    lease: LeasedUnit
     samples: int
     error: SourceError | None = None
 
@@ -121,60 +121,62 @@ class ReadStage:
         self.encoded = EncodedAhead(meter.times.threads * CHUNKS_OF_A_THREAD * CHUNK_IMAGE_BYTES)
         self.log = Events("worker")
 
-    def run(self, work: LeasedUnit) -> None:
+    def run(self, lease: LeasedUnit) -> None:
         """Read one unit and hand on all of it.
 
         The attempt is charged here, before the first byte is looked at: a sample that ends its worker may do so in
         the decoder as well as on the device.
         """
         self.ahead.let_go()
-        if not work.begin():
-            self.hand_on(EndOfUnit(work, 0))
+        if not lease.begin():
+            self.hand_on(EndOfUnit(lease, 0))
             return
         pauses = iter(PAUSES_S)
         while True:
             with self.ahead.in_use():
-                count, error = self._read(work)
+                count, error = self._read(lease)
             pause = next(pauses, None)
-            if error is None or not error.transient or count or pause is None or work.lost:
+            if error is None or not error.transient or count or pause is None or lease.lost:
                 break
             # Storage is away: wait here, because no unit is to blame, before giving the unit up.
-            self.log.warning("storage_away", source=work.unit.source, why=error.message, retry_s=pause)
+            self.log.warning("storage_away", source=lease.unit.source, why=error.message, retry_s=pause)
             self._pause(pause)
-        self.hand_on(EndOfUnit(work, count, error))
+        self.hand_on(EndOfUnit(lease, count, error))
 
-    def _read(self, work: LeasedUnit) -> tuple[int, SourceError | None]:
+    def _read(self, lease: LeasedUnit) -> tuple[int, SourceError | None]:
         """Hand on the unit's chunks; gives their samples, and why there are no more where that is not the end."""
         count = 0
-        size = 1 if work.careful else min(CHUNK_SAMPLES, self.embedder.batch_size)
+        size = 1 if lease.careful else min(CHUNK_SAMPLES, self.embedder.batch_size)
         try:
-            samples = iter(read(work.unit, self.roots, moved=self.meter.board.advance))
-            while chunk := self._next_chunk(work, samples, size):
+            samples = iter(read(lease.unit, self.roots, moved=self.meter.board.advance))
+            while chunk := self._next_chunk(lease, samples, size):
                 count += len(chunk)
                 self._fetch_next()
-                prepared = self._submit(work, chunk)
-                self.hand_on(Chunk(work, chunk, prepared, self.text_factor, self.image_bytes))
+                prepared = self._submit(lease, chunk)
+                self.hand_on(Chunk(lease, chunk, prepared, self.text_factor, self.image_bytes))
                 with self.meter.times.at("read", "blocked"):
-                    while work.careful and work.handled < count and not work.lost:
+                    while lease.careful and lease.handled < count and not lease.lost:
                         time.sleep(CAREFUL_POLL_S)
-                if work.lost:
+                if lease.lost:
                     return count, None
         except SourceError as error:
             return count, error
-        planned = work.unit.expected
+        planned = lease.unit.expected
         if planned is not None and count != planned:
             return count, SourceError(
-                f"{work.unit.source} gave {count} samples, the manifest says {planned}", code="source_changed"
+                f"{lease.unit.source} gave {count} samples, the manifest says {planned}", code="source_changed"
             )
         return count, None
 
-    def _submit(self, work: LeasedUnit, chunk: Sequence[Sample]) -> Future[list[tuple[Sample, Prepared | SampleError]]]:
+    def _submit(
+        self, lease: LeasedUnit, chunk: Sequence[Sample]
+    ) -> Future[list[tuple[Sample, Prepared | SampleError]]]:
         """Have a chunk prepared, once there is room for its encoded images."""
         size = sum(len(sample.image or b"") for sample in chunk)
         with self.meter.times.at("read", "blocked"):
             self.encoded.take(size)
         self.meter.times.submitted()
-        prepared = self.pool.submit(self._prepare, work, chunk)
+        prepared = self.pool.submit(self._prepare, lease, chunk)
         prepared.add_done_callback(lambda _: self.encoded.give_back(size))
         return prepared
 
@@ -183,8 +185,8 @@ class ReadStage:
 
         Only bytes, and uncharged: an idle worker may still take such a unit.
         """
-        for work in self.upcoming():
-            if fetchable(work.unit, self.roots) and not self.ahead.begin(work.unit, partial(_is_held, work)):
+        for lease in self.upcoming():
+            if fetchable(lease.unit, self.roots) and not self.ahead.begin(lease.unit, partial(_is_held, lease)):
                 return
 
     def _pause(self, seconds: float) -> None:
@@ -193,8 +195,8 @@ class ReadStage:
             while (left := end - time.monotonic()) > 0:
                 time.sleep(min(1.0, left))
 
-    def _next_chunk(self, work: LeasedUnit, samples: Iterator[Sample], size: int) -> list[Sample]:
-        with self.meter.stage("read", [work.part()]):
+    def _next_chunk(self, lease: LeasedUnit, samples: Iterator[Sample], size: int) -> list[Sample]:
+        with self.meter.stage("read", [lease.part()]):
             chunk = []
             chars = image_bytes = 0
             for sample in itertools.islice(samples, size):
@@ -206,9 +208,9 @@ class ReadStage:
                     break
             return chunk
 
-    def _prepare(self, work: LeasedUnit, samples: Sequence[Sample]) -> list[tuple[Sample, Prepared | SampleError]]:
-        with self.meter.stage("prepare", [work.part(samples[0].ordinal, samples[-1].ordinal)]):
-            pairs = [(sample, _error(work, sample)) for sample in samples]
+    def _prepare(self, lease: LeasedUnit, samples: Sequence[Sample]) -> list[tuple[Sample, Prepared | SampleError]]:
+        with self.meter.stage("prepare", [lease.part(samples[0].ordinal, samples[-1].ordinal)]):
+            pairs = [(sample, _error(lease, sample)) for sample in samples]
             if self.cutter is not None:
                 pairs = [part for sample, error in pairs for part in self._cut(self.cutter, sample, error)]
             prepared: list[tuple[Sample, Prepared | SampleError]] = []
@@ -238,13 +240,13 @@ def _seen(sample: Sample) -> Sample:
     return sample if sample.image is None else replace(sample, image=None)
 
 
-def _is_held(work: LeasedUnit) -> bool:
-    return not work.lost
+def _is_held(lease: LeasedUnit) -> bool:
+    return not lease.lost
 
 
-def _error(work: LeasedUnit, sample: Sample) -> SampleError | None:
+def _error(lease: LeasedUnit, sample: Sample) -> SampleError | None:
     """Why a sample is not even looked at, if it is not."""
-    if sample.ordinal in work.poison:
+    if sample.ordinal in lease.poison:
         return SampleError(
             "crash", "each worker that handled this sample died, or stood still; see the supervisor's log"
         )
