@@ -2,14 +2,13 @@
 
 The libraries take more from a configuration than numbers: classes to import, code to run, other folders and
 repositories to load. A configuration is taken where each of its values is a number, a boolean or a plain word, and each
-key that decides what is loaded has a value of the lists below. Weights are safetensors.
+key that decides what is loaded has a value of the lists here and in `config_keys`. Weights are safetensors.
 
 No model library is imported here: queries and `embq doctor` look without them.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
@@ -17,12 +16,7 @@ from typing import Any
 
 from core.errors import ModelError
 from core.run.layout import INPUTS
-
-MOST_BYTES = 16 << 20
-"""Largest configuration that is read; large ones have the names of 21,000 classes, or some thousand added tokens."""
-
-MOST_DEPTH = 100
-"""Lists and objects within each other."""
+from worker.embedders.config_keys import WORD, check_keys, check_plain, read_config, refused, shown
 
 MOST_MODULES = 64
 """Modules of a sentence-transformers model, those within routers included."""
@@ -34,7 +28,7 @@ SETTINGS = (
     "processor_config.json",
     "generation_config.json",
 )
-"""Configurations of transformers. Words and numbers alone stand in them, but for the keys of `FREE`."""
+"""Configurations of transformers. Words and numbers alone stand in them, but for the keys of `config_keys.FREE`."""
 
 TOKENIZER = "tokenizer_config.json"
 """Holds tokens, which are any text."""
@@ -52,52 +46,8 @@ MODULE_SETTINGS = (
 LOOKED_AT = ("modules.json", "*config*.json")
 """Patterns of the files of a repository that are read here."""
 
-WORD = re.compile(r"[\w.+\-, ]{0,200}", re.ASCII)
-"""A plain word: no path, no URL, no id of a repository."""
-
 REPOSITORY = re.compile(r"(?:\w[\w.\-]*/)?\w[\w.\-]*", re.ASCII)
 """Id of a repository at the hub."""
-
-FREE = frozenset(
-    {
-        "_name_or_path",
-        "name_or_path",
-        "adapters",
-        "chat_template",
-        "id2label",
-        "label2id",
-        "label_names",
-        "license",
-        "pretrained_cfg",
-        "prompts",
-        "sentence_transformers",
-        "task_specific_params",
-        "vocab",
-        "word_weights",
-    }
-)
-"""Keys whose values no library loads anything by."""
-
-CODE = frozenset({"auto_map", "code_revision", "custom_generate", "custom_pipelines", "trust_remote_code"})
-"""Keys by which a model brings code of its own."""
-
-ELSEWHERE = frozenset(
-    {
-        "adapter_kwargs",
-        "base_model_name_or_path",
-        "checkpoint_path",
-        "gguf_file",
-        "pretrained_model_name_or_path",
-        "processor_name",
-        "tokenizer_name_or_path",
-        "use_pretrained_backbone",
-    }
-)
-"""Keys by which something else than the folder's own safetensors is loaded."""
-
-ATTENTIONS = ("eager", "sdpa")
-EXPERTS = ("eager", "batched_mm", "grouped_mm")
-"""Other implementations are fetched from the hub and run, where the package `kernels` is installed."""
 
 MODEL_ARGUMENTS = frozenset({"add_pooling_layer", "attn_implementation", "dtype", "torch_dtype", "use_safetensors"})
 """Arguments that sentence-transformers may hand to transformers from a configuration."""
@@ -197,7 +147,7 @@ def check_settings(folder: Path, model: object, family: str) -> None:
             next_step="copy the model to a folder that uploads do not write to, and name that",
         )
     if (folder / "adapter_config.json").exists():
-        raise _refused(model, "adapter_config.json", "makes it an adapter of another model", "merge it into that model")
+        raise refused(model, "adapter_config.json", "makes it an adapter of another model", "merge it into that model")
     if family == "open_clip":
         _check_open_clip(folder, model)
     else:
@@ -207,29 +157,29 @@ def check_settings(folder: Path, model: object, family: str) -> None:
         for path, kind in modules:
             _check_module(folder, path, kind, model)
     for name in SETTINGS:
-        _check_values(folder, name, model)
-    _check_keys(_read(folder / TOKENIZER, model, TOKENIZER), TOKENIZER, model)
+        check_plain(read_config(folder / name, model, name), name, model)
+    check_keys(read_config(folder / TOKENIZER, model, TOKENIZER), TOKENIZER, model)
 
 
 def _check_open_clip(folder: Path, model: object) -> None:
     name = "open_clip_config.json"
-    said = _read(folder / name, model, name)
-    if said is None:
+    content = read_config(folder / name, model, name)
+    if content is None:
         return
-    settings = said.get("model_cfg") if isinstance(said, dict) else None
+    settings = content.get("model_cfg") if isinstance(content, dict) else None
     towers = [settings.get(key, {}) for key in ("vision_cfg", "text_cfg", "multimodal_cfg")] if settings else []
     if not isinstance(settings, dict) or not all(isinstance(tower, dict) for tower in towers):
-        raise _refused(model, name, "has no model_cfg with a vision_cfg and a text_cfg", "use the file as it was saved")
+        raise refused(model, name, "has no model_cfg with a vision_cfg and a text_cfg", "use the file as it was saved")
     for tower in towers:
         arguments = tower.pop("tokenizer_kwargs", None) or {}
         if not isinstance(arguments, dict):
-            raise _refused(model, name, "has tokenizer_kwargs that are none", "take them out")
+            raise refused(model, name, "has tokenizer_kwargs that are none", "take them out")
         for key, value in arguments.items():
             if key not in TOKENIZER_ARGUMENTS or not TOKENIZER_ARGUMENTS[key](value):
-                raise _refused(
+                raise refused(
                     model,
                     name,
-                    f"sets {_shown(key)} in tokenizer_kwargs",
+                    f"sets {shown(key)} in tokenizer_kwargs",
                     f"leave it out; embq takes {', '.join(TOKENIZER_ARGUMENTS)}",
                 )
         for key in ("hf_model_name", "hf_tokenizer_name"):
@@ -237,21 +187,21 @@ def _check_open_clip(folder: Path, model: object) -> None:
             if value and not (
                 isinstance(value, str) and REPOSITORY.fullmatch(value) and not Path(value).expanduser().exists()
             ):
-                raise _refused(
-                    model, name, f"names another folder in {key}: {_shown(value)}", "name a repository of the hub there"
+                raise refused(
+                    model, name, f"names another folder in {key}: {shown(value)}", "name a repository of the hub there"
                 )
-    _check_plain(settings, name, model)
-    _check_plain(said.get("preprocess_cfg"), name, model)
+    check_plain(settings, name, model)
+    check_plain(content.get("preprocess_cfg"), name, model)
 
 
 def _check_kind(folder: Path, model: object, *, has_modules: bool) -> None:
     """Raise ModelError where sentence-transformers saved something else than a model of dense vectors."""
     name = "config_sentence_transformers.json"
-    said = _read(folder / name, model, name)
-    kind = said.get("model_type", "SentenceTransformer") if isinstance(said, dict) else "SentenceTransformer"
+    content = read_config(folder / name, model, name)
+    kind = content.get("model_type", "SentenceTransformer") if isinstance(content, dict) else "SentenceTransformer"
     if kind != "SentenceTransformer":
         raise _other_kind(model, name, str(kind))
-    config = _read(folder / "config.json", model, "config.json")
+    config = read_config(folder / "config.json", model, "config.json")
     if has_modules or not isinstance(config, dict):
         return
     named = config.get("architectures")
@@ -261,10 +211,10 @@ def _check_kind(folder: Path, model: object, *, has_modules: bool) -> None:
 
 def _modules(folder: Path, model: object, family: str) -> list[tuple[str, str]]:
     """(path below the folder, class) of each module of sentence-transformers; [] where there is no modules.json."""
-    if family == "hf" or (said := _read(folder / "modules.json", model, "modules.json")) is None:
+    if family == "hf" or (content := read_config(folder / "modules.json", model, "modules.json")) is None:
         return []
     try:
-        waiting = [(_below(one["path"]), _module(one["type"], "modules.json", model)) for one in said]
+        waiting = [(_below(one["path"]), _module(one["type"], "modules.json", model)) for one in content]
         found = []
         while waiting:
             path, kind = waiting.pop(0)
@@ -274,7 +224,7 @@ def _modules(folder: Path, model: object, family: str) -> list[tuple[str, str]]:
             if len(found) + len(waiting) > MOST_MODULES:
                 raise ValueError("too many modules")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _refused(
+        raise refused(
             model, "modules.json", "does not list modules as sentence-transformers does", "use the file as it was saved"
         ) from error
     return found
@@ -284,8 +234,8 @@ def _routed(folder: Path, path: str, model: object) -> Iterator[tuple[str, str]]
     """The checked modules that a router names: (folder, type)."""
     for name in ("router_config.json", "config.json"):
         where = (PurePosixPath(path) / name).as_posix()
-        if said := _read(folder / where, model, where):
-            for part, kind in said["types"].items():
+        if content := read_config(folder / where, model, where):
+            for part, kind in content["types"].items():
                 yield _below((PurePosixPath(path) / part).as_posix()), _module(kind, where, model)
             return
 
@@ -304,10 +254,10 @@ def _module(named: str, file: str, model: object) -> str:
     if kind in OTHER_KINDS:
         raise _other_kind(model, file, OTHER_KINDS[kind])
     if kind not in DENSE:
-        raise _refused(
+        raise refused(
             model,
             file,
-            f"names the module {_shown(named)}, which is none of sentence-transformers' own for dense vectors",
+            f"names the module {shown(named)}, which is none of sentence-transformers' own for dense vectors",
             "use a model of built-in modules; embq runs no code from models",
         )
     return kind
@@ -316,136 +266,32 @@ def _module(named: str, file: str, model: object) -> str:
 def _check_module(folder: Path, path: str, kind: str, model: object) -> None:
     """The configurations in the folder of a module."""
     if path not in ("", ".") and (folder / path / "adapter_config.json").exists():
-        raise _refused(model, f"{path}/adapter_config.json", "makes it an adapter of another model", "merge it")
+        raise refused(model, f"{path}/adapter_config.json", "makes it an adapter of another model", "merge it")
     for name in (*SETTINGS, *MODULE_SETTINGS):
         where = (PurePosixPath(path) / name).as_posix()
-        said = _read(folder / where, model, where)
-        if not isinstance(said, dict):
+        content = read_config(folder / where, model, where)
+        if not isinstance(content, dict):
             continue
         for key, pattern in NAMED.get(kind, {}).items():
-            if key in said and not pattern.fullmatch(str(said[key])):
-                raise _refused(
-                    model, where, f"names {_shown(said[key])} as {key}", "use a model that names one of the library's"
+            if key in content and not pattern.fullmatch(str(content[key])):
+                raise refused(
+                    model, where, f"names {shown(content[key])} as {key}", "use a model that names one of the library's"
                 )
-        for arguments in (said.get("model_args"), said.get("model_kwargs")):
+        for arguments in (content.get("model_args"), content.get("model_kwargs")):
             for argument in arguments if isinstance(arguments, dict) else ():
                 if argument not in MODEL_ARGUMENTS:
                     known = ", ".join(sorted(MODEL_ARGUMENTS))
-                    raise _refused(
-                        model, where, f"sets {_shown(argument)} for the model", f"leave it out; embq takes {known}"
+                    raise refused(
+                        model, where, f"sets {shown(argument)} for the model", f"leave it out; embq takes {known}"
                     )
-        modalities = said.get("modality_config")
+        modalities = content.get("modality_config")
         for parameters in modalities.values() if isinstance(modalities, dict) else ():
             method = parameters.get("method", "forward") if isinstance(parameters, dict) else "forward"
             if not METHOD.fullmatch(str(method)):
-                raise _refused(model, where, f"calls {_shown(method)} of the model", "use a model that calls forward")
-        _check_plain(said, where, model)
+                raise refused(model, where, f"calls {shown(method)} of the model", "use a model that calls forward")
+        check_plain(content, where, model)
     where = (PurePosixPath(path) / TOKENIZER).as_posix()
-    _check_keys(_read(folder / where, model, where), where, model)
-
-
-def _check_values(folder: Path, name: str, model: object) -> None:
-    _check_plain(_read(folder / name, model, name), name, model)
-
-
-def _check_keys(said: Any, file: str, model: object) -> None:
-    """Raise ModelError where any key decides what is loaded or run."""
-    for key, value, _ in _pairs(said):
-        _check_key(key, value, file, model)
-
-
-def _check_plain(said: Any, file: str, model: object) -> None:
-    """The same, and where a value is no plain word, number or boolean."""
-    for key, value, is_free in _pairs(said):
-        _check_key(key, value, file, model)
-        if isinstance(value, str) and not is_free and not WORD.fullmatch(value):
-            raise _refused(
-                model,
-                file,
-                f"has {_shown(value)} as {_shown(key)}, where embq takes plain words and numbers",
-                "take the key out of a copy of the folder if nothing needs it; no model is loaded from elsewhere",
-            )
-
-
-def _check_key(key: str, value: Any, file: str, model: object) -> None:
-    if value in (None, False, "", [], {}):
-        return
-    if key in CODE:
-        raise _refused(
-            model,
-            file,
-            f"has {key}: the model comes with its own code, and embq runs no code from models",
-            "use a model of an architecture that the library has built in, or a copy without that key if it is one",
-        )
-    if key in ELSEWHERE:
-        raise _refused(model, file, f"has {key}, which loads something else", "put everything into the folder")
-    if key == "quantization_config":
-        raise _refused(model, file, "says that the weights are quantised", "use the model in float32, bf16 or fp16")
-    if key.endswith(("attn_implementation", "attn_implementation_internal")):
-        _check_implementation(key, value, ATTENTIONS, file, model)
-    if key.endswith(("experts_implementation", "experts_implementation_internal")):
-        _check_implementation(key, value, EXPERTS, file, model)
-
-
-def _check_implementation(key: str, value: Any, known: tuple[str, ...], file: str, model: object) -> None:
-    for one in value.values() if isinstance(value, dict) else [value]:
-        if one is not None and one not in known:
-            raise _refused(model, file, f"has {_shown(one)} as {key}", f"use one of {', '.join(known)}")
-
-
-def _pairs(value: Any, key: str = "", *, free: bool = False) -> Iterator[tuple[str, Any, bool]]:
-    """(key, value, whether the key or one above it is `FREE`) of each value; items have the key of their list."""
-    yield key, value, free
-    if isinstance(value, dict):
-        for name, one in value.items():
-            yield from _pairs(one, name, free=free or name in FREE)
-    elif isinstance(value, list):
-        for one in value:
-            yield from _pairs(one, key, free=free)
-
-
-def _read(path: Path, model: object, name: str) -> Any:
-    """JSON content of a file, as the libraries read it; None where there is none.
-
-    Not by `core.wire`: numbers of more than 64 bits and Infinity are common in these files.
-    """
-    try:
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise ValueError(f"more than {MOST_BYTES >> 20} MiB")
-        said = json.loads(data.decode("utf-8"))
-        if _is_deep(said):
-            raise ValueError("too many levels")
-        return said
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        told = (error.strerror if isinstance(error, OSError) else "") or " ".join(str(error).split())[:200]
-        raise _refused(model, name, f"cannot be read: {told}", "use the file as it was saved") from error
-
-
-def _is_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MOST_DEPTH):
-        level = [
-            one
-            for above in level
-            if isinstance(above, (dict, list))
-            for one in (above.values() if isinstance(above, dict) else above)
-        ]
-        if not level:
-            return False
-    return True
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:100]}..."
-
-
-def _refused(model: object, file: str, why: str, next_step: str) -> ModelError:
-    return ModelError(f"{model}: {file} {why}", next_step=next_step)
+    check_keys(read_config(folder / where, model, where), where, model)
 
 
 def _other_kind(model: object, file: str, kind: str) -> ModelError:
