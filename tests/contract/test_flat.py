@@ -40,8 +40,8 @@ from worker.embedders.registry import load  # noqa: E402
 from worker.embedders.text import flat_attention  # noqa: E402
 from worker.embedders.text.flat_attention import NAME, attend_one_by_one, attention_within_texts, kernel_for  # noqa: E402
 from worker.embedders.text.flat_batch import FlatTexts, flattened  # noqa: E402
-from worker.embedders.text.flat_forward import probe_texts  # noqa: E402
 from worker.embedders.text.flat_pooling import MODES  # noqa: E402
+from worker.embedders.text.forward import probe_texts  # noqa: E402
 from worker.embedders.text.prompts import Prompt  # noqa: E402
 from worker.embedders.text.sentence import SentenceEmbedder  # noqa: E402
 from worker.embedders.text.transformer import TransformerEmbedder  # noqa: E402
@@ -106,7 +106,7 @@ def events(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
 def paths(monkeypatch: pytest.MonkeyPatch) -> OptionalPaths:
     """Those of the process, for this test alone."""
     paths = OptionalPaths()
-    monkeypatch.setattr("worker.embedders.text.flat_forward.PATHS", paths)
+    monkeypatch.setattr("worker.embedders.text.forward.PATHS", paths)
     return paths
 
 

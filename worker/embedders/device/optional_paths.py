@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 FLAT = "flat"
-"""Batches of texts without padding, see `worker.embedders.text.flat_forward`."""
+"""Batches of texts without padding, see `worker.embedders.text.forward`."""
 
 
 class OptionalPaths:

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Dropout, LayerNorm, Normalize, Pooling
 
 from worker.embedders.text.flat_batch import FlatTexts
-from worker.embedders.text.flat_forward import Head
+from worker.embedders.text.forward import Head
 
 AFTER_POOLING = (Dense, Dropout, LayerNorm, Normalize)
 """Modules that look at the vectors only, and not at the tokens."""

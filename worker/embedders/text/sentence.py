@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import PreTrainedTokenizerBase
 
 from core.errors import ModelError, SampleError
-from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
+from core.models import EMBEDS, ModelConfig, ModelSpec
 from core.service.log import Events
-from core.units import Sample
-from worker.embedders.base import Cost, padded_tokens
-from worker.embedders.device.network import Network
-from worker.embedders.device.placement import device_of, dtype_of, text_batch_size_of, text_window_of, token_budget_of
-from worker.embedders.device.transfer import PinnedSender
+from worker.embedders.device.placement import device_of, dtype_of, text_batch_size_of, token_budget_of
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.loading import complete_weights, model_source, no_progress_bars, translated_model_errors
-from worker.embedders.sample_fields import check_modalities, prepare_texts
+from worker.embedders.sample_fields import check_modalities
 from worker.embedders.spec_params import unit_length, whole_number
-from worker.embedders.text.flat_attention import Kernel, kernel_for
-from worker.embedders.text.flat_batch import TokenRow
-from worker.embedders.text.flat_forward import FlatForward, flat_forward
+from worker.embedders.text.flat_attention import kernel_for
 from worker.embedders.text.flat_pooling import flat_head
+from worker.embedders.text.forward import Head, TextEmbedder
 from worker.embedders.text.int8 import int8_content, int8_trunk
 from worker.embedders.text.prompts import Prompt, check_prompt, chosen
-from worker.embedders.text.splitting import TokenSplitter, backend_splitter, no_splitter
 from worker.embedders.text.token_limits import (
     NO_LIMIT,
     asked_length,
@@ -38,7 +31,7 @@ from worker.embedders.text.token_limits import (
     tokens_held,
     vocabulary_of,
 )
-from worker.embedders.text.tokens import ONE_TOKEN, Tokens, tokenizer_content
+from worker.embedders.text.tokens import Tokens, tokenizer_content
 
 log = Events("worker")
 
@@ -118,11 +111,8 @@ def _minilm_folder() -> str:
 EMBEDDER_VERSION = "sentence 1"
 """Its number goes up when the same model and text give another vector."""
 
-PROBE = "a"
-"""As `ONE_TOKEN`, for models that tokenise themselves."""
 
-
-class SentenceEmbedder:
+class SentenceEmbedder(TextEmbedder):
     """The vectors of `SentenceTransformer.encode`, with its prompts, truncation and modules, for one modality: text.
 
     Where the model begins with a plain tokeniser, texts are tokenised in `prepare`, on any thread. Any other first
@@ -139,19 +129,13 @@ class SentenceEmbedder:
         batch_size: int,
         token_budget: int,
     ) -> None:
-        self._spec = config.spec
+        tokens = _tokens_of(model, prompt)
+        super().__init__(
+            config, device, tokens=tokens, prompt=prompt.text, batch_size=batch_size, token_budget=token_budget
+        )
         self._model = model
-        self._device = device
-        self._prompt = prompt.text
         self._task = {"task": prompt.task} if prompt.task else {}
-        self._tokens = _tokens_of(model, prompt)
-        self._extra = {} if self._tokens is None else _extra_features(self._tokens, prompt.text)
-        self.batch_size = batch_size
-        self.token_budget = token_budget
-        self.cost: Cost = padded_tokens
-        self.window = text_window_of(device)
-        self._sender = PinnedSender(device)
-        self._flat: FlatForward | None = None
+        self._extra = {} if tokens is None else _extra_features(tokens, prompt.text)
         content = {
             **_content(model, _asked_prompt(model, ModelSpec.parse(config.identified_as.spec))),
             **int8_content(config),
@@ -159,59 +143,10 @@ class SentenceEmbedder:
         self.fingerprint = fingerprint(config, EMBEDDER_VERSION, _weights(model), content)
         if config.precision == "int8":
             self._quantise()
-        example = PROBE if self._tokens is None else ONE_TOKEN
-        self._network = Network(model, self._run, device=device, dtype=dtype_of(config, device), example=example)
-        self.dims: Mapping[str, int] = self._network.dims
+        self._place(model)
 
-    def prepare(self, samples: Sequence[Sample]) -> list[TokenRow | str | SampleError]:
-        """Token ids, or the text itself where the model tokenises in its own way."""
-        if self._tokens is None:
-            return [*prepare_texts(samples, list)]
-        return [*prepare_texts(samples, self._rows)]
-
-    def length(self, prepared: TokenRow | str) -> int:
-        """Its tokens. A text that is tokenised later counts four characters to a token."""
-        return max(1, len(prepared) // 4 if isinstance(prepared, str) else len(prepared["input_ids"]))
-
-    def embed(self, batch: Sequence[TokenRow | str]) -> Mapping[str, np.ndarray]:
-        """The vectors of `encode` for the batch, in float32."""
-        return self._network.embed(batch)
-
-    def embed_in_fp32(self, batch: Sequence[TokenRow | str]) -> Mapping[str, np.ndarray]:
-        """The same of the model in fp32."""
-        return self._network.embed_in_fp32(batch)
-
-    def splitter(self, chunking: Chunking) -> TokenSplitter:
-        """The splitter by the model's tokeniser; the prompt before each chunk counts as well."""
-        if self._tokens is None:
-            raise no_splitter(self._spec, "it does not begin with a plain tokeniser")
-        tokens = self._tokens
-        return backend_splitter(
-            tokens.tokenizer, chunking, prompt=self._prompt, longest=tokens.longest, model=self._spec
-        )
-
-    def flatten(self, kernel: Kernel | None) -> None:
-        """Leave out padding from now on, where that gives the same vectors, see `flat_path`.
-
-        Args:
-            kernel: computes attention within each text of a flat batch; None where the device has no such thing.
-        """
-        if self._tokens is None:
-            return
-        head = flat_head(self._model, int(self._extra.get("prompt_length", 0)))
-        trunk = self._model.transformers_model
-        self._flat = None
-        self._flat = flat_forward(
-            trunk,
-            head,
-            kernel,
-            self._sender,
-            padded=self._padded,
-            in_fp32=lambda probes: self._network.embed_in_fp32(probes)["text"],
-            rows=self._rows,
-            model=self._spec,
-        )
-        self.cost = padded_tokens if self._flat is None else sum
+    def _trunk_and_head(self) -> tuple[Any, Head | None]:
+        return self._model.transformers_model, flat_head(self._model, int(self._extra.get("prompt_length", 0)))
 
     def _quantise(self) -> None:
         if self._tokens is None:
@@ -221,13 +156,6 @@ class SentenceEmbedder:
             )
         first = self._model[0]
         first.model = int8_trunk(first.model, self._tokens, self._prompt, self._spec)
-
-    def _rows(self, texts: Sequence[str]) -> Sequence[TokenRow | SampleError]:
-        assert self._tokens is not None
-        return self._tokens.rows([self._prompt + text for text in texts])
-
-    def _run(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
-        return self._flat.run(batch) if self._flat is not None and self._flat.is_open else self._padded(batch)
 
     def _padded(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
         if self._tokens is None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch.nn.functional import normalize
@@ -17,25 +16,19 @@ from transformers import (
     AutoTokenizer,
 )
 
-from core.errors import ModelError, SampleError
-from core.models import Chunking, ModelConfig, ModelSpec
-from core.units import Sample
-from worker.embedders.base import Cost, padded_tokens
-from worker.embedders.device.network import Network
-from worker.embedders.device.placement import device_of, dtype_of, text_batch_size_of, text_window_of, token_budget_of
-from worker.embedders.device.transfer import PinnedSender
+from core.errors import ModelError
+from core.models import ModelConfig, ModelSpec
+from worker.embedders.device.placement import device_of, dtype_of, text_batch_size_of, token_budget_of
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.loading import lacks_weights, model_source, read_model, translated_model_errors
-from worker.embedders.sample_fields import prepare_texts
 from worker.embedders.spec_params import unit_length, whole_number
-from worker.embedders.text.flat_attention import Kernel, kernel_for
+from worker.embedders.text.flat_attention import kernel_for
 from worker.embedders.text.flat_batch import TokenRow
-from worker.embedders.text.flat_forward import FlatForward, flat_forward
 from worker.embedders.text.flat_pooling import pooled
+from worker.embedders.text.forward import Head, TextEmbedder
 from worker.embedders.text.int8 import int8_content, int8_trunk
-from worker.embedders.text.splitting import TokenSplitter, backend_splitter
 from worker.embedders.text.token_limits import NO_LIMIT, asked_length, reads_ids, tokens_held, vocabulary_of
-from worker.embedders.text.tokens import ONE_TOKEN, Tokens, tokenizer_content
+from worker.embedders.text.tokens import Tokens, tokenizer_content
 
 EMBEDDER_VERSION = "transformer 1"
 """Its number goes up when the same model and text give another vector."""
@@ -46,7 +39,7 @@ POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lastt
 ALIASES = {"last": "lasttoken"}
 
 
-class TransformerEmbedder:
+class TransformerEmbedder(TextEmbedder):
     """Pooled last hidden states of a trunk; pooling and normalisation are computed in float32.
 
     Args:
@@ -69,17 +62,10 @@ class TransformerEmbedder:
         batch_size: int,
         token_budget: int,
     ) -> None:
-        self._spec = config.spec
+        tokens = Tokens(tokenizer, max_length, vocabulary=vocabulary_of(trunk))
+        super().__init__(config, device, tokens=tokens, prompt=prompt, batch_size=batch_size, token_budget=token_budget)
         self._pooling = Pooling(trunk.config.hidden_size, pooling.split("+"))
         self._unit_length = unit_length
-        self._prompt = prompt
-        self._tokens = Tokens(tokenizer, max_length, vocabulary=vocabulary_of(trunk))
-        self.batch_size = batch_size
-        self.token_budget = token_budget
-        self.cost: Cost = padded_tokens
-        self.window = text_window_of(device)
-        self._sender = PinnedSender(device)
-        self._flat: FlatForward | None = None
         fixed_prompt = ModelSpec.parse(config.identified_as.spec).param("prompt_text", "")
         self.fingerprint = fingerprint(
             config,
@@ -94,62 +80,17 @@ class TransformerEmbedder:
             },
         )
         if config.precision == "int8":
-            trunk = int8_trunk(trunk, self._tokens, prompt, config.spec)
+            trunk = int8_trunk(trunk, tokens, prompt, config.spec)
         self._trunk = trunk
-        self._network = Network(trunk, self._run, device=device, dtype=dtype_of(config, device), example=ONE_TOKEN)
-        self.dims: Mapping[str, int] = self._network.dims
+        self._place(trunk)
 
-    def prepare(self, samples: Sequence[Sample]) -> list[TokenRow | SampleError]:
-        """Token ids of each text."""
-        return prepare_texts(samples, self._rows)
-
-    def length(self, prepared: TokenRow) -> int:
-        """Its tokens."""
-        return max(1, len(prepared["input_ids"]))
-
-    def embed(self, batch: Sequence[TokenRow]) -> Mapping[str, np.ndarray]:
-        """Pooled vectors of the batch."""
-        return self._network.embed(batch)
-
-    def embed_in_fp32(self, batch: Sequence[TokenRow]) -> Mapping[str, np.ndarray]:
-        """The same of the trunk in fp32."""
-        return self._network.embed_in_fp32(batch)
-
-    def splitter(self, chunking: Chunking) -> TokenSplitter:
-        """The splitter by the model's tokeniser."""
-        tokens = self._tokens
-        return backend_splitter(
-            tokens.tokenizer, chunking, prompt=self._prompt, longest=tokens.longest, model=self._spec
-        )
-
-    def flatten(self, kernel: Kernel | None) -> None:
-        """Leave out padding from now on, where that gives the same vectors, see `flat_path`.
-
-        Args:
-            kernel: computes attention within each text of a flat batch; None where the device has no such thing.
-        """
+    def _trunk_and_head(self) -> tuple[Any, Head]:
         mode = self._pooling.pooling_mode
         modes = (mode,) if isinstance(mode, str) else tuple(mode)
-        self._flat = None
-        self._flat = flat_forward(
-            self._trunk,
-            lambda states, texts: self._finished(pooled(states.float(), texts, modes)),
-            kernel,
-            self._sender,
-            padded=self._padded,
-            in_fp32=lambda probes: self._network.embed_in_fp32(probes)["text"],
-            rows=self._rows,
-            model=self._spec,
-        )
-        self.cost = padded_tokens if self._flat is None else sum
-
-    def _rows(self, texts: Sequence[str]) -> Sequence[TokenRow | SampleError]:
-        return self._tokens.rows([self._prompt + text for text in texts])
-
-    def _run(self, batch: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
-        return self._flat.run(batch) if self._flat is not None and self._flat.is_open else self._padded(batch)
+        return self._trunk, lambda states, texts: self._finished(pooled(states.float(), texts, modes))
 
     def _padded(self, batch: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
+        assert self._tokens is not None
         features = self._tokens.padded(batch, self._sender)
         states = self._trunk(**features, return_dict=True).last_hidden_state.float()
         made = self._pooling({"token_embeddings": states, "attention_mask": features["attention_mask"]})
