@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from sys import getsizeof
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -69,10 +68,6 @@ class Lease:
         if self.held_in is not None:
             self.held_in.remove(self)
 
-    def part(self, first: int = -1, last: int = -1) -> Part:
-        """Some samples of the unit by their ordinals, or the unit as a whole."""
-        return Part(self, first, last)
-
 
 class Part(NamedTuple):
     """Samples of one unit that a stage has in hand. A tuple, because one is made for each unit of each batch.
@@ -82,8 +77,8 @@ class Part(NamedTuple):
     """
 
     lease: Lease
-    first: int
-    last: int
+    first: int = -1
+    last: int = -1
 
 
 class LeasedUnit(Lease):
@@ -125,7 +120,7 @@ class LeasedUnit(Lease):
 
     def add_rows(self, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:
         """Keep what is stored of some samples: output -> array of shape (len(samples), width), and the similarities."""
-        self.samples.extend(s if s.image is None else replace(s, image=None) for s in samples)
+        self.samples.extend(samples)
         for output, block in vectors.items():
             self.vectors.setdefault(output, []).append(block)
         self._count(samples)

@@ -265,7 +265,7 @@ def _parts(batch: Batch) -> list[Part]:
             known[0] = ordinal
         elif ordinal > known[1]:
             known[1] = ordinal
-    return [units[token].part(*ordinals) for token, ordinals in found.items()]
+    return [Part(units[token], *ordinals) for token, ordinals in found.items()]
 
 
 def store(lease: LeasedUnit, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:

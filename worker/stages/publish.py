@@ -19,7 +19,7 @@ from core.storage.beneath import read_bytes
 from core.storage.durable import drop, output_error
 from core.storage.paths import place
 from core.units import Sample
-from worker.claim.lease import LeasedUnit
+from worker.claim.lease import LeasedUnit, Part
 from worker.meter.meter import Meter
 
 INLINE_BYTES = 256 * 1024
@@ -62,7 +62,7 @@ class PublishStage:
     def run(self, lease: LeasedUnit) -> None:
         """Publish one complete unit; the lease ends here, whatever the answer is."""
         with self.meter.times.at("publish", "busy"):
-            with self.meter.stage("publish", [lease.part()]):
+            with self.meter.stage("publish", [Part(lease)]):
                 data = self._encode(lease)
             fields: dict[str, str | bytes | int] = {
                 "v": VERSION,

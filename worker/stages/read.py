@@ -15,7 +15,7 @@ from core.service.log import Events
 from core.units import Sample, key_without_chunks
 from sources.access.read_ahead import ReadAhead
 from sources.unit_reader import fetchable, read
-from worker.claim.lease import LeasedUnit
+from worker.claim.lease import LeasedUnit, Part
 from worker.embedders.base import BuffersImages, Embedder, HasChunks, Prepared
 from worker.embedders.text.splitting import CHARS_PER_TOKEN
 from worker.meter.meter import Meter
@@ -196,7 +196,7 @@ class ReadStage:
                 time.sleep(min(1.0, left))
 
     def _next_chunk(self, lease: LeasedUnit, samples: Iterator[Sample], size: int) -> list[Sample]:
-        with self.meter.stage("read", [lease.part()]):
+        with self.meter.stage("read", [Part(lease)]):
             chunk = []
             chars = image_bytes = 0
             for sample in itertools.islice(samples, size):
@@ -209,7 +209,7 @@ class ReadStage:
             return chunk
 
     def _prepare(self, lease: LeasedUnit, samples: Sequence[Sample]) -> list[tuple[Sample, Prepared | SampleError]]:
-        with self.meter.stage("prepare", [lease.part(samples[0].ordinal, samples[-1].ordinal)]):
+        with self.meter.stage("prepare", [Part(lease, samples[0].ordinal, samples[-1].ordinal)]):
             pairs = [(sample, _error(lease, sample)) for sample in samples]
             if self.cutter is not None:
                 pairs = [part for sample, error in pairs for part in self._cut(self.cutter, sample, error)]

@@ -160,7 +160,9 @@ class TextEmbedder:
 
     def prepare(self, samples: Sequence[Sample]) -> list[TokenRow | str | SampleError]:
         """Token ids, or the text itself where the model tokenises in its own way."""
-        return [*prepare_texts(samples, list if self._tokens is None else self._rows)]
+        if self._tokens is None:
+            return [*prepare_texts(samples, list)]
+        return [*prepare_texts(samples, self._rows)]
 
     def length(self, prepared: TokenRow | str) -> int:
         """Its tokens. A text that is tokenised later counts four characters to a token."""
