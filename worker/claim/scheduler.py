@@ -46,7 +46,7 @@ class Turn:
 
     @property
     def name(self) -> str:
-        """Of what is served, for people."""
+        """Name of what is served, for people."""
         return self.model.index if isinstance(self.model, IndexBuild) else self.model.spec
 
 

@@ -209,9 +209,9 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> StubEmbedder:
 
 
 def _looking(spec: ModelSpec, config: ModelConfig) -> Callable[[Sample], object]:
-    """What looks at images: not at all, or decoding them, or making pixels of them as a model of the usual kind has it.
+    """The function that looks at images: a no-op, a decoder, or one that makes pixels as a real model gets them.
 
-    What real models do is imported only where it is asked for.
+    The code of real models is imported only where it is asked for.
     """
     size = whole_number(spec, "pixels", 0, least=0)
     if size and config.decode == GPU:

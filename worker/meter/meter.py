@@ -323,7 +323,7 @@ class Throughput:
 class _Point(NamedTuple):
     ended: float
     tokens: Counter[str]
-    """Of each run, of all batches until then."""
+    """Run -> tokens of all batches until then."""
 
 
 class RunSpeeds:

@@ -136,7 +136,7 @@ class Batcher:
         return next(enough)
 
     def _within_budget(self, batch: Batch) -> Batch:
-        """So many of the first samples as there is room for, at least one."""
+        """The first samples, as many as there is room for, at least one."""
         cost = self._embedder.cost
         lengths = [entry.tokens for entry in batch]
         # A sample more never costs less, so the last that fits is found by halving.

@@ -30,14 +30,14 @@ PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Pauses before a unit is read again when storage does not answer: a minute in all, then the attempt has failed."""
 
 CUT_TEXT_CHARS = 128 * 1024
-"""Of texts that are to be cut, at least as much as one thread takes at once, and no further text on top of it."""
+"""Characters of texts to be cut after which a chunk of samples ends."""
 
 CHUNK_IMAGE_BYTES = 8_000_000
-"""Of encoded images, at least as much as one thread takes at once, and no further image on top of it: the pieces in
-which photographs are read ahead, and spread over the threads."""
+"""Bytes of encoded images after which a chunk of samples ends: photographs are read ahead, and spread over the threads,
+in such pieces."""
 
 CHUNKS_OF_A_THREAD = 2
-"""Of so many bytes of encoded images each: the one that it decodes, and the next."""
+"""Chunks of images for each thread: the one that it decodes, and the next."""
 
 CUT_TEXT_FACTOR = 6
 """Bytes that a character of a text takes when it is cut: in the text, in its chunk, and in the chunk's tokens."""

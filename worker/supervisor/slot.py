@@ -26,7 +26,7 @@ from worker.supervisor.devices import Gpu, shown
 from worker.supervisor.report_pipe import DEVICE_FULL, FINISHED, LOADING, READY, WAITING
 
 DEVICE_FAULTS, DEVICE_FAULTS_S = 3, 600.0
-"""So many device faults with different units within this time are the fault of the device, and not of a unit."""
+"""Device faults, each with another unit, within a time after which the device is at fault, and not a unit."""
 NEVER = float("inf")
 DUMP_S = 0.5
 """Time for a stuck process to dump its stacks."""
@@ -70,7 +70,7 @@ class Fleet:
 
     @property
     def real_devices(self) -> list[str]:
-        """Those that compute, and so share the machine's cores and memory."""
+        """The devices that compute, and so share the machine's cores and memory."""
         return [device for device in self.devices if not simulated_speed(device)]
 
 
@@ -295,7 +295,7 @@ for expandable segments. 2.9 to 2.11 warn once that it is deprecated; later ones
 
 
 ALLOCATORS = {ALLOCATOR, "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"}
-"""Where the user sets one of them, the allocator is left alone."""
+"""Variables that configure the allocator; where the user sets one, embq sets none."""
 
 
 NOT_EXPANDABLE = (Path("/dev/dxg"), Path("/dev/kfd"))

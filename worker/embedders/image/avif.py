@@ -194,7 +194,7 @@ def _first(reader: _Reader, length: int) -> int:
 
 
 def _first_size(reader: _Reader) -> int:
-    """Of the samples of a track, which may all be of one."""
+    """Size in bytes of the first sample of a track; 0 where it has none."""
     reader.take(4)
     size, count = reader.take(4), reader.take(4)
     return size if size or not count else reader.take(4)

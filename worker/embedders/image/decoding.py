@@ -189,7 +189,7 @@ def prepare_pictures(
     prepare: Callable[[Sample, Picture], T],
     decode_ahead: Callable[[Sequence[Picture]], object],
 ) -> list[T | SampleError]:
-    """What `prepare` makes of each sample and its picture, in order, with the SampleError it raised in its place.
+    """Apply `prepare` to each sample and its picture, in order; a SampleError that it raises stands in its place.
 
     Args:
         decode_ahead: called with all pictures first; see `worker.embedders.base.ImageEmbedder`.

@@ -81,7 +81,7 @@ class ImageForward:
         )  # fmt: skip
 
     def try_with(self, images: ImageBatcher, dtype: torch.dtype, *, rows: int, compile_s: float, model: str) -> None:
-        """As `choose_variant`, of `rows` images; a no-op on other devices, or where there is no room for so many."""
+        """Call `choose_variant` for `rows` images; a no-op on other devices, or without room for so many."""
         if images.device.type != "cuda":
             return
         try:

@@ -110,7 +110,7 @@ class GpuDecoder:
             picture.resized[fit] = on_host[at]
 
     def _decoded(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Of each image uint8 of shape (3, height, width), on the device; None where it cannot be decoded.
+        """Decode each image to uint8 of shape (3, height, width) on the device; None where it cannot be decoded.
 
         An image that fails, fails the whole call. Then each is decoded by itself, so that what is made of an image does
         not depend on those beside it.
@@ -126,7 +126,7 @@ class GpuDecoder:
 
     @contextmanager
     def _stream(self) -> Iterator[None]:
-        """As `using`, and on one of the idle streams of the device."""
+        """Use the device, on one of its idle streams; errors as in `using`."""
         stream = self._idle.get()
         try:
             with using(self._device), torch.cuda.stream(stream):

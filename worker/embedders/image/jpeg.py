@@ -20,11 +20,11 @@ BUFFER_BYTES = 48_000_000
 for each image costs a page fault for every 4 kB."""
 
 SCALES = (8, 4, 2)
-"""Of 1/8, 1/4 and 1/2 the decoder does less work than for the whole image; scales between them take longer."""
+"""Denominators of the scales at which the decoder does less work; scales between them take longer."""
 
 
 ONE_SCAN_FRAMES = frozenset({0xC0, 0xC1})
-"""Of these, a frame whose first scan holds all components has no other: libjpeg refuses a second one."""
+"""Markers of frames with a single scan where the first holds all components: libjpeg refuses a second one."""
 
 
 _MARKER = re.compile(rb"\xff[^\0\xff]")

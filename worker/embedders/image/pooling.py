@@ -12,11 +12,11 @@ from core.errors import ModelError
 from core.models import ModelSpec
 
 POOLINGS = ("projection", "pooler", "cls", "mean", "max")
-"""What the model has for its space of images and texts, its own last step, or the vector of the class token, or the
-mean or maximum of the vectors of the patches."""
+"""The projection to a space of images and texts, the model's own last step, the vector of the class token, or the mean
+or maximum of the vectors of the patches."""
 
 BEFORE_PATCHES = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
-"""What transformers calls the vectors that stand before those of the patches; the first two are a class token."""
+"""Names in transformers of vectors that stand before those of the patches; the first two are a class token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

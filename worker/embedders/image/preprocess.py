@@ -11,8 +11,8 @@ from PIL import Image
 from core.errors import ModelError
 
 MODES = ("shortest", "longest", "squash")
-"""How a side is chosen: the short side fills the square and the rest is cut off; the long side does and the rest is
-filled up; or both do, and the shape is lost."""
+"""Side that fills the square: the short one, the rest is cut off; the long one, the rest is filled up; or both, and the
+shape is lost."""
 
 INTERPOLATIONS = ("bicubic", "bilinear")
 

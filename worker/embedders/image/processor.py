@@ -55,7 +55,7 @@ def of_timm(processor: Any, model: str) -> Preprocess:
 
 
 def _timm_fit(steps: list[Any], config: Mapping[str, Any]) -> Fit:
-    """What the steps say; where they are others than a resize and a cut, a guess, which `difference` finds out."""
+    """The fit that the steps describe; for others than a resize and a cut a guess, which `difference` finds out."""
     _, height, width = config["input_size"]
     asked = getattr(steps[0], "size", height)
     sides = (asked, asked) if isinstance(asked, int) else tuple(asked)
@@ -136,7 +136,7 @@ def _made_up() -> Iterator[Image.Image]:
 
 
 def _given(processor: Any, image: Image.Image, **options: bool) -> np.ndarray:
-    """What the processor makes of an image: of shape (height, width, 3). ValueError where it is of another shape."""
+    """The array that the processor makes of an image, of shape (height, width, 3); ValueError for another shape."""
     made = processor(images=image, return_tensors="pt", **options)["pixel_values"].numpy()
     if made.ndim != 4 or made.shape[:2] != (1, 3):
         raise ValueError(f"an array of shape {made.shape}")
@@ -178,7 +178,7 @@ def _check(processor: Any, literal: Any, mean: np.ndarray, std: np.ndarray, mode
 
 
 def _fit(processor: Any, height: int, width: int) -> Fit:
-    """What the settings say of images that become so large; where they say what `Fit` has no words for, a guess."""
+    """The fit that the settings describe, to this height and width; a guess where `Fit` has no words for them."""
     size = _sizes(processor, "size")
     resample = getattr(processor, "resample", None)
     by_torch = getattr(processor, "backend", "") == "torchvision"

@@ -25,8 +25,8 @@ COMPRESSIONS = {
     32773: "PackBits",
     32946: "deflate",
 }
-"""What is decoded: what cameras, scanners and common programs write. The others are rare, and each is a decoder more
-that hostile bytes can reach; that of LZMA takes as much memory as the file asks for."""
+"""Compressions that are decoded: those of cameras, scanners and common programs. The others are rare, and each is one
+more decoder that hostile bytes can reach; that of LZMA takes as much memory as the file asks for."""
 
 VALUES_MAX = 1_000_000
 """Numbers in all tags together, each of which takes 36 bytes in Python; a picture of 32 MP in tiles of 16x16 pixels

@@ -85,7 +85,7 @@ def open_query_model(
     on_load: Callable[[str], None] | None = None,
     noted: bool = True,
 ) -> tuple[QueryModel, str]:
-    """What embeds queries of a modality for the rows of an output, and the fingerprint that its model has as `rows`.
+    """A model that embeds queries of a modality for the rows of an output, and its fingerprint as `rows`.
 
     Args:
         rows: the config of the run.

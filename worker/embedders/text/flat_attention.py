@@ -15,11 +15,11 @@ from transformers import AttentionInterface
 from worker.embedders.text.flat_batch import FlatTexts
 
 NAME = "embq_varlen"
-"""Of the attention in transformers. It has no mask function there, and for such a name no mask is made at all
+"""Name of the attention in transformers. It has no mask function there, and for such a name no mask is made at all
 (`masking_utils._preprocess_mask_arguments`, "For TGI/vLLM backends, or other custom attention")."""
 
 LEAST_CAPABILITY = (8, 0)
-"""Of a CUDA device for the kernel of torch, which fails late on older ones."""
+"""Least capability of a CUDA device for the kernel of torch, which fails late on older ones."""
 
 
 class Kernel(Protocol):
@@ -105,7 +105,7 @@ def attend_one_by_one(
     scale: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """What a `Kernel` has to give, by definition: each text alone, with torch's usual attention, on any device."""
+    """The reference for a `Kernel`: each text alone, with torch's usual attention, on any device."""
     made = []
     end = 0
     for length in texts.lengths.tolist():

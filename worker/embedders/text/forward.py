@@ -27,7 +27,7 @@ from worker.embedders.text.splitting import TokenSplitter, backend_splitter, no_
 from worker.embedders.text.tokens import ONE_TOKEN, Tokens
 
 ARCHITECTURES = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert")
-"""What `model_type` may be: each takes positions, hands further arguments down to its attention, has no other place
+"""Values of `model_type`: each takes positions, hands further arguments down to its attention, has no other place
 where tokens of a row meet, and is compared with its padded self in the tests."""
 
 
@@ -114,7 +114,7 @@ class FlatForward:
 
 
 PROBE = "a"
-"""As `ONE_TOKEN`, for models that tokenise themselves."""
+"""Text that is embedded in place of `ONE_TOKEN`, by models that tokenise themselves."""
 
 
 class TextEmbedder:

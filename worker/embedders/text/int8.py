@@ -179,7 +179,7 @@ def products_behind_attention(converted: Any) -> list[str]:
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """What tracer, converter and quantiser raise for a trunk that is not for them: there is no common tree."""
+    """Exceptions of tracer, converter and quantiser for a trunk that they refuse: there is no common tree."""
     from nncf import InternalError, UnsupportedModelError, ValidationError
     from openvino.frontend import GeneralFailure, NotImplementedFailure, OpConversionFailure
 

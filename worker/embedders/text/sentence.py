@@ -218,7 +218,7 @@ def _tokens_of(model: SentenceTransformer, prompt: Prompt) -> Tokens | None:
 
 
 def _extra_features(tokens: Tokens, prompt: str) -> dict[str, Any]:
-    """What sentence-transformers gives its modules beside the tokens: how many of these are the prompt's.
+    """Inputs of the modules of sentence-transformers beside the tokens: how many of these are the prompt's.
 
     Some poolings leave them out. Its own count (`Transformer._get_prompt_length`) pads, which not every tokeniser can.
     """

@@ -27,7 +27,7 @@ RULES = "pieces 1"
 """Its number goes up when the rules of this file cut the same text in another way."""
 
 PIECE_CHARS = 16 * 1024
-"""What the library is given at once: 0.05 s of work; 1 s where a text has no words, and that grows with the square."""
+"""Characters that the library gets at once: 0.05 s of work; 1 s without words, and that grows with the square."""
 
 PIECE_CHUNKS = 8
 """A piece holds at least so many chunks, at `CHARS_PER_TOKEN`: at the end of a piece one is cut twice."""
@@ -135,19 +135,19 @@ class ChunkingEmbedder:
         self.fingerprint = content_hash([embedder.fingerprint, asdict(chunking), list(self._splitter.identity)])
 
     def prepare(self, samples: Sequence[Sample]) -> list[Prepared | SampleError]:
-        """As the model itself does."""
+        """See `worker.embedders.base.Embedder`; the model itself does it."""
         return self._embedder.prepare(samples)
 
     def length(self, prepared: Prepared) -> int:
-        """As the model itself does."""
+        """See `worker.embedders.base.Embedder`; the model itself does it."""
         return self._embedder.length(prepared)
 
     def embed(self, batch: Sequence[Prepared]) -> Mapping[str, np.ndarray]:
-        """As the model itself does."""
+        """See `worker.embedders.base.Embedder`; the model itself does it."""
         return self._embedder.embed(batch)
 
     def embed_in_fp32(self, batch: Sequence[Prepared]) -> Mapping[str, np.ndarray]:
-        """As the model itself does."""
+        """See `worker.embedders.base.Embedder`; the model itself does it."""
         return self._embedder.embed_in_fp32(batch)
 
     def chunks(self, sample: Sample, moved: Moved) -> list[Sample]:

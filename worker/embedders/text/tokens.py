@@ -21,7 +21,7 @@ ONE_TOKEN: TokenRow = {"input_ids": np.zeros(1, dtype=np.int32)}
 """Embedded once, when a model has been loaded: whether it can, and how long its vectors are."""
 
 PART_CHARS_PER_TOKEN = 100
-"""Of texts with more characters for each token that is read, a part is tokenised first, and mostly alone."""
+"""Texts with more characters for each token that is read are tokenised in part first, and mostly in part alone."""
 
 
 class PerThread:
