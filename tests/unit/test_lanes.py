@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from core.errors import DeviceFullError
-from worker.embedders.device.network import Network
-from worker.embedders.device.parallel_passes import ParallelPasses
+from worker.embedders.device.network import Network, ParallelPasses
 
 WAIT_S = 20.0
 

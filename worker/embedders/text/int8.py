@@ -200,7 +200,7 @@ def _runtime() -> tuple[Any, Any]:
 
 def _runtime_options() -> dict[str, Any]:
     return {
-        # A pass for each core, see `worker.embedders.device.parallel_passes`.
+        # A pass for each core, see `worker.embedders.device.network.ParallelPasses`.
         "NUM_STREAMS": torch.get_num_threads(),
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         # Workers that each pin their threads to the first cores would share these, and leave the others idle.
