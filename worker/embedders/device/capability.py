@@ -20,7 +20,7 @@ OTHERS = "or leave it to an environment of its own with a second `embq worker`, 
 
 
 def check_device(device: str) -> None:
-    """Whether torch sees one GPU in this process, the one that the supervisor shows it, and has code for it.
+    """Check that torch sees one GPU in this process, the one that the supervisor shows it, and has code for it.
 
     Raises DeviceError where torch does not see it, as one that has fallen off the bus, and ConfigError where it sees
     several, or lacks code.

@@ -63,17 +63,6 @@ class TorchQueryModel:
         return np.array(self._embedder.embed([prepared])[self._modality][0], dtype=np.float32)
 
 
-class LightQueryModel:
-    """A model of `worker.embedders.light`."""
-
-    def __init__(self, text: Callable[[str], np.ndarray]) -> None:
-        self.text = text
-
-    def image(self, data: bytes) -> np.ndarray:
-        """None. Raises SampleError."""
-        raise SampleError("missing_member", "the model embeds texts only")
-
-
 def open_query_model(
     rows: ModelConfig,
     output: Output,
@@ -169,9 +158,9 @@ def _opened(
         note = note_path(folder, rows, spec)
         known = read_note(note) if noted else None
         if known is not None:
-            return LightQueryModel(light.text), known
+            return light, known
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, ModelError):
-        light = None  # what is wrong with the folder, if anything, the library says
+        light = None  # the library names what is wrong with the folder, if anything
     model, fingerprint = _loaded(rows, spec, modality, on_load)
     if light is not None:
         prove(light, model.text, note, fingerprint)

@@ -181,6 +181,10 @@ class LightSentence:
             vector = vector / max(np.linalg.norm(vector), np.float32(1e-12))
         return np.asarray(vector, dtype=np.float32)
 
+    def image(self, data: bytes) -> np.ndarray:
+        """None. Raises SampleError."""
+        raise SampleError("missing_member", "the model embeds texts only")
+
     def _longest(self, folder: Path, spec: ModelSpec) -> int:
         told = _json(folder / "sentence_bert_config.json").get("max_seq_length")
         told = told or _json(folder / "tokenizer_config.json").get("model_max_length") or self._bert.positions

@@ -22,7 +22,7 @@ from core.units import content_hash
 from worker.embedders.query.sentence import LightSentence
 
 NOTE_VERSION = 1
-"""Goes up when the light way computes in another way."""
+"""Goes up when `LightSentence` computes in another way."""
 
 CLOSE = 1e-5
 """Most by which a number of a vector may differ, for vectors of length 1; longer ones may differ by more."""
@@ -76,11 +76,11 @@ def read_note(note: Path) -> str | None:
 
 
 def prove(light: LightSentence, embed: Callable[[str], np.ndarray], note: Path, fingerprint: str) -> bool:
-    """Whether both ways give the same vectors; if so it is noted, where the cache folder can be written.
+    """True where both ways give the same vectors; then it is noted, if the cache folder can be written.
 
     Args:
         embed: the library's way.
-        fingerprint: that of the config of `note_of`.
+        fingerprint: that of the config of `note_path`.
     """
     for text in TEXTS:
         try:
