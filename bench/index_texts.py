@@ -53,11 +53,6 @@ def code(known: set[str], processes: int = 2) -> list[str]:
     return [found[digest] for digest in sorted(found)]
 
 
-def alike(found: list[str]) -> int:
-    """Number of texts that equal another one but for case, digits and punctuation."""
-    return len(found) - len({re.sub(r"[^a-z]+", " ", text.lower()) for text in found})
-
-
 def _files(folder: Path) -> Iterator[Path]:
     wanted = PROSE | HEADERS | {".py", ".pyi"}
     for file in folder.rglob("*"):

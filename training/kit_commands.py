@@ -262,8 +262,6 @@ def run_ray() -> NoReturn:
 
 def called(command: click.Command, arguments: Sequence[str]) -> int:
     """Translate a command line and run it; returns the exit status."""
-    from embq.cli.entry_point import run, show_error
-
     try:
         meant = command.main(list(arguments), standalone_mode=False)
     except click.ClickException as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import click
@@ -70,8 +70,8 @@ def test_a_flag_that_is_not_there_is_a_usage_error() -> None:
 
 def test_what_decides_what_is_learnt_is_told_with_both_values() -> None:
     now = replace(PLAIN, lr=0.2, splitshards=True, log_every=3, loader_workers=0, shards="elsewhere")
-    assert differences(PLAIN.to_json(), now) == ["--splitshards not given, now given", "--lr 0.1, now 0.2"]
-    assert differences(PLAIN.to_json(), now, Resume.EPOCH) == ["--loader-workers 4, now 0"]
+    assert differences(asdict(PLAIN), now) == ["--splitshards not given, now given", "--lr 0.1, now 0.2"]
+    assert differences(asdict(PLAIN), now, Resume.EPOCH) == ["--loader-workers 4, now 0"]
 
 
 def test_only_settings_that_change_nothing_of_what_is_learnt_are_free() -> None:

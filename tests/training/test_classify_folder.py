@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -139,5 +139,5 @@ def test_an_epoch_in_which_the_process_that_leads_made_no_step_has_no_loss() -> 
         samples_per_s=0.0,
     )
     report = Report(out="o", arch="timm:a", processes=1, samples=0, failed=4, failures="o/failures.jsonl", epochs=[row])
-    assert json.loads(json.dumps(report.to_json(), allow_nan=False))["epochs"][0]["loss"] is None
+    assert json.loads(json.dumps(asdict(report), allow_nan=False))["epochs"][0]["loss"] is None
     assert "4 samples could not be read: o/failures.jsonl" in report.text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         raise
     if report is None:
         return Exit.DONE
-    click.echo(json.dumps(report.to_json()) if as_json else report.text())
+    click.echo(json.dumps(asdict(report)) if as_json else report.text())
     return Exit.SOME_FAILED if report.failed else Exit.DONE
 
 

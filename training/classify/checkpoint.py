@@ -258,7 +258,7 @@ def found_start(folder: Folder, config: Config, plan: Plan, member: Member) -> S
         folder.write_record(
             {
                 "format": FORMAT,
-                "config": config.to_json(),
+                "config": asdict(config),
                 "digest": plan.shards.digest,
                 "classes": plan.classes,
                 "world": member.world,

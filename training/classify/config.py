@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, TypeVar
 
 import click
 
-from training.run.options import COUNT, FROM_0, flag, option, options_of, required
+from training.run.options import COUNT, DEVICE, FROM_0, flag, option, options_of, required
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -110,7 +110,7 @@ class Config:
     log_keys: bool = _setting(
         False, "Record in OUT/keys which samples each process trained on.", is_flag=True, resume=Resume.FREE
     )
-    device: str = _setting("cuda", "Device to train on.", click.Choice(["cuda", "cpu"]), resume=Resume.FREE)
+    device: str = _setting("cuda", "Device to train on.", DEVICE, resume=Resume.FREE)
 
     def arguments(self) -> list[str]:
         """The command line that gives this config, for the processes of the training."""
@@ -121,10 +121,6 @@ class Config:
                 continue
             flags += [flag(one.name)] if value is True else [f"{flag(one.name)}={value}"]
         return [*flags, "--", self.shards]
-
-    def to_json(self) -> dict[str, Any]:
-        """Every field by its name."""
-        return asdict(self)
 
 
 def classify_options(function: F) -> F:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,10 +189,6 @@ class Report:
     failed: int
     failures: str
     epochs: list[EpochRow]
-
-    def to_json(self) -> dict[str, Any]:
-        """One object."""
-        return asdict(self)
 
     def text(self) -> str:
         """A table of the last epochs, and a sentence."""

@@ -6,8 +6,6 @@ from core.errors import ConfigError, UsageError
 from core.process.limits import cores
 from core.settings import Settings
 
-DEVICES = ("cuda", "cpu")
-
 
 def processes_for(device: str, asked: int | None) -> int:
     """Number of processes on this host.

@@ -13,7 +13,7 @@ import click
 
 from core.errors import UsageError
 from training.launch.devices import check_processes
-from training.run.options import FROM_0, option, options_of
+from training.run.options import DEVICE, FROM_0, option, options_of
 
 LAUNCHERS = ("local", "ssh", "ray")
 
@@ -34,7 +34,7 @@ class Where:
     device: str = option(
         "cuda",
         "Device to train on: all GPUs, unless --processes limits them, or the CPU.",
-        click.Choice(["cuda", "cpu"]),
+        DEVICE,
     )
     processes: int | None = option(
         None, "Processes per host, one per GPU; with Ray in total.  [every GPU; one on the CPU]", int, metavar="N"

@@ -14,7 +14,7 @@ from training.launch.child_process import MEMBER
 from training.launch.devices import processes_for, thread_share
 from training.launch.torchrun import python_command, srun_command, torchrun_command
 from training.mmoclip import required
-from training.run.options import COUNT, FROM_0, option
+from training.run.options import COUNT, DEVICE, FROM_0, option
 
 MODULE = "training.openclip"
 PORT = 12802
@@ -41,7 +41,7 @@ class BenchmarkRequest:
         metavar="HOST:PORT",
     )
     cpus: int | None = option(None, "Cores per process under srun.", COUNT, metavar="C")
-    device: str = option("cuda", "Device to train on, checked before the start.  [cuda]", click.Choice(["cuda", "cpu"]))
+    device: str = option("cuda", "Device to train on, checked before the start.  [cuda]", DEVICE)
     batch_size: int = option(required.BATCH_SIZE, "Samples per GPU.  [512]", COUNT, metavar="N")
     workers: int = option(required.WORKERS, "Loader processes per GPU.  [4]", FROM_0, metavar="N")
     precision: str | None = option(

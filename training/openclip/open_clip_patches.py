@@ -10,7 +10,7 @@ import logging
 import os
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,7 @@ def patched() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def distributed_on_cpus() -> Iterator[None]:
+def distributed_on_cpus() -> AbstractContextManager[None]:
     """Leave out `device_ids` for a module on the CPU, where DistributedDataParallel refuses them (pytorch #100243)."""
     from torch import nn
 
@@ -40,12 +39,10 @@ def distributed_on_cpus() -> Iterator[None]:
             on_cpus = all(weights.device.type == "cpu" for weights in module.parameters())
             super().__init__(module, device_ids=None if on_cpus else device_ids, **options)
 
-    with replaced(nn.parallel, "DistributedDataParallel", OnAnyDevice):
-        yield
+    return replaced(nn.parallel, "DistributedDataParallel", OnAnyDevice)
 
 
-@contextmanager
-def a_group_that_is_there() -> Iterator[None]:
+def a_group_that_is_there() -> AbstractContextManager[None]:
     """Keep a process group that exists already, as under Ray Train; open_clip would initialise it a second time."""
     from torch import distributed
 
@@ -55,12 +52,10 @@ def a_group_that_is_there() -> Iterator[None]:
         if not distributed.is_initialized():
             make(*args, **options)
 
-    with replaced(distributed, "init_process_group", join):
-        yield
+    return replaced(distributed, "init_process_group", join)
 
 
-@contextmanager
-def shards_that_end() -> Iterator[None]:
+def shards_that_end() -> AbstractContextManager[None]:
     """Read beyond the first shard with `--dataset-type webdataset`.
 
     Since 0.2.96 webdataset marks the end of a shard by an empty sample, in which open_clip looks for a file name:
@@ -68,8 +63,7 @@ def shards_that_end() -> Iterator[None]:
     """
     from open_clip_train import data
 
-    with replaced(data, "tar_file_expander", partial(data.tar_file_expander, eof_value=None)):
-        yield
+    return replaced(data, "tar_file_expander", partial(data.tar_file_expander, eof_value=None))
 
 
 @contextmanager
@@ -86,13 +80,11 @@ def shards_over_http() -> Iterator[None]:
         schemes.update(before)
 
 
-@contextmanager
-def samples_by_name() -> Iterator[None]:
+def samples_by_name() -> AbstractContextManager[None]:
     """Name the sample that cannot be decoded in the log; open_clip logs no more than `DecodingError()`."""
     from open_clip_train import data
 
-    with replaced(data, "log_and_continue", log_by_name):
-        yield
+    return replaced(data, "log_and_continue", log_by_name)
 
 
 def log_by_name(error: Exception) -> bool:
@@ -115,8 +107,7 @@ def name_of(error: Exception) -> tuple[str, str]:
     return str(error.args[-1] if error.args else "a shard"), ""
 
 
-@contextmanager
-def checkpoints_that_fail() -> Iterator[None]:
+def checkpoints_that_fail() -> AbstractContextManager[None]:
     """Raise OutputError for a checkpoint that cannot be written; for a full disk torch raises "unexpected pos"."""
     import torch
 
@@ -131,12 +122,10 @@ def checkpoints_that_fail() -> Iterator[None]:
                 next_step="make room, and give the same command again: it goes on from its epoch_latest.pt, if any",
             ) from error
 
-    with replaced(torch, "save", checked):
-        yield
+    return replaced(torch, "save", checked)
 
 
-@contextmanager
-def no_training_twice() -> Iterator[None]:
+def no_training_twice() -> AbstractContextManager[None]:
     """Stop all ranks where the folder holds a training already.
 
     open_clip stops rank 0 only (open_clip #180), with a status that `python -m` drops, and leaves the others in their
@@ -161,8 +150,7 @@ def no_training_twice() -> Iterator[None]:
             )
         return device
 
-    with replaced(main, "init_distributed_device", begin_anew):
-        yield
+    return replaced(main, "init_distributed_device", begin_anew)
 
 
 ALL = (
@@ -192,16 +180,14 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-@contextmanager
-def noted_failures(folder: Path | None) -> Iterator[None]:
+def noted_failures(folder: Path | None) -> AbstractContextManager[None]:
     """Record what each rank, with its loader workers, could not read: a file `rank-R.txt` of lines `shard<tab>member`.
 
     open_clip logs it on rank 0 only. The member is "" for a damaged shard. The file exists from the start, so that
     ranks on hosts without a common folder are noticed; each epoch and each start appends to it. None records nothing.
     """
     if folder is None:
-        yield
-        return
+        return nullcontext()
     from open_clip_train import data
 
     get_shards, read_shards = data.get_wds_dataset, data.tarfile_to_samples_nothrow
@@ -222,8 +208,7 @@ def noted_failures(folder: Path | None) -> Iterator[None]:
         ):
             return get_shards(args, *rest, **options)
 
-    with replaced(data, "get_wds_dataset", with_notes):
-        yield
+    return replaced(data, "get_wds_dataset", with_notes)
 
 
 def log_and_note(path: Path, error: Exception) -> bool:
@@ -250,16 +235,14 @@ def noted(folder: Path) -> tuple[int, list[tuple[str, str]]]:
     return len(files), sorted(found)
 
 
-@contextmanager
-def recorded_keys(folder: Path | None) -> Iterator[None]:
+def recorded_keys(folder: Path | None) -> AbstractContextManager[None]:
     """Record the samples of each step: a file `epoch-E-rank-R.txt` of lines `shard<tab>key` per rank, in order.
 
     open_clip's loader drops keys, and replaces what it cannot read by another sample, so only what the loop was given
     tells what was trained on. None records nothing.
     """
     if folder is None:
-        yield
-        return
+        return nullcontext()
     from open_clip_train import data
 
     get_shards = data.get_wds_dataset
@@ -272,12 +255,10 @@ def recorded_keys(folder: Path | None) -> Iterator[None]:
         train.dataloader = Recorded(train, folder, args.rank)
         return train
 
-    with replaced(data, "get_wds_dataset", with_keys):
-        yield
+    return replaced(data, "get_wds_dataset", with_keys)
 
 
-@contextmanager
-def keys_beside_samples() -> Iterator[None]:
+def keys_beside_samples() -> AbstractContextManager[None]:
     """Make pipelines yield (image, text, shard, key) where open_clip asks for (image, text)."""
     import webdataset
 
@@ -286,8 +267,7 @@ def keys_beside_samples() -> Iterator[None]:
     def beside(*fields: str) -> Any:
         return to_tuple(*fields, "__url__", "__key__")
 
-    with replaced(webdataset, "to_tuple", beside):
-        yield
+    return replaced(webdataset, "to_tuple", beside)
 
 
 class Recorded:

@@ -14,6 +14,7 @@ T = TypeVar("T")
 
 COUNT = click.IntRange(min=1)
 FROM_0 = click.IntRange(min=0)
+DEVICE = click.Choice(["cuda", "cpu"])
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
