@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -84,7 +83,7 @@ def draft(spec: BuildSpec, index: Path, build_id: str, stages: Mapping[str, Sequ
         deleted_file=None,
         search=tuned[0].stats["search"] if tuned else {"nprobe": 1, "k_factor": 1},
         build=build_id,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created="",
         notes={
             "asked": dict(spec.asked),
             "queries": to_json(spec.queries),

@@ -6,7 +6,6 @@ Nothing is encoded again, so the answers are the same. Rows keep their ids, and 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from core.units import content_hash
@@ -84,7 +83,6 @@ def compacted(base: Version, runner: Runner, progress: StageProgress) -> Compact
                 for one, (first, last) in zip(done, bounds, strict=True)
             ),
         ),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
         notes={**base.notes, "dropped": base.deleted, "merged_ids": base.next_id},
     )
     published = swap_version(base, version, {"imbalance_factor": imbalance(version)})

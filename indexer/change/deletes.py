@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +72,6 @@ def delete(index: Path, keys: Sequence[str]) -> Deletion:
             deleted=base.deleted + len(new),
             excluded=base.excluded - (len(new) - listed),
             deleted_file=_write(index, bits),
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         return Deletion(
             version=swap_version(base, version, {}), rows=len(new), already=len(ids) - len(new), unknown=unknown

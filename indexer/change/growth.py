@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -97,7 +96,6 @@ class GrowthSpec(BuildSpec):
             identity=(*base.identity, *row_files(added, self.new_blocks, "identity")),
             next_id=self.collection.n,
             excluded=base.excluded + sum(one.stats["excluded"] for one in added),
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
 

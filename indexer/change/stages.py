@@ -28,9 +28,6 @@ from indexer.tune.tuning_split import Half
 
 NEW, NEW_QUERIES = "new", 100
 
-SECONDS = 8.0
-"""Limit of the sweep of a tuning."""
-
 FARTHER, DEEPER = 16, 4
 """Factors on lists and candidates of the search that replaces exact search where that would take too long."""
 
@@ -97,7 +94,6 @@ def retune(task: Task) -> Made:
             nlist=searcher.nlist,
             refines=searcher.refines,
             rows=searcher.n,
-            seconds=SECONDS,
         )
         setting = tuning.setting if spec.growth.retunes else _higher(tuning.setting, setting)
         worth = NOTHING if new is None else _worth(searcher, new, truth[NEW], goal.k, setting)

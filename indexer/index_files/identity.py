@@ -7,7 +7,7 @@ An Arrow IPC file, not compressed, in which all batches but the last have `BATCH
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from core.errors import InputError
+from core.formats.part import Cursor
 from indexer.collection.parts import IDENTITY
 from indexer.index_files.files import disk_error
 
@@ -51,7 +52,8 @@ def write_identity(tables: Iterable[pa.Table], path: Path) -> None:
     writer: pa.ipc.RecordBatchFileWriter | None = None
     try:
         with pa.OSFile(str(path), "wb") as sink:
-            for table in _of_rows(tables, BATCH_ROWS):
+            cursor = Cursor(iter(tables))
+            while (table := cursor.take(BATCH_ROWS)).num_rows:
                 if writer is None:
                     schema = table.schema.remove_metadata()
                     names = {one.name: _Names() for one in schema if pa.types.is_dictionary(one.type)}
@@ -66,23 +68,6 @@ def write_identity(tables: Iterable[pa.Table], path: Path) -> None:
             writer.close()
     except OSError as error:
         raise disk_error(error, path) from error
-
-
-def _of_rows(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """The same rows in tables of exactly so many, but for the last."""
-    held: list[pa.Table] = []
-    count = 0
-    for table in tables:
-        while table.num_rows:
-            piece = table.slice(0, rows - count)
-            table = table.slice(piece.num_rows)
-            held.append(piece)
-            count += piece.num_rows
-            if count == rows:
-                yield pa.concat_tables(held)
-                held, count = [], 0
-    if held:
-        yield pa.concat_tables(held)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

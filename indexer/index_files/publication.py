@@ -8,6 +8,7 @@ import secrets
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from core.storage import beneath
@@ -31,7 +32,8 @@ def publish(version: Version, small: Callable[[Path], None]) -> Version:
     index = version.index
     _drop_unannounced(index)
     numbers = [_number(name) for name in names_below(index) if NAME.fullmatch(name)]
-    named = replace(version, name=f"v{max(numbers, default=0) + 1:04d}")
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    named = replace(version, name=f"v{max(numbers, default=0) + 1:04d}", created=created)
     building = index / f".{named.name}.{secrets.token_hex(4)}"
     try:
         building.mkdir(parents=True)

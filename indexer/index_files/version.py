@@ -71,6 +71,7 @@ class Version:
         deleted_file: a bit for each id, those of deleted rows set; None where none is.
         search: the search parameters that tuning chose: "nprobe" and "k_factor".
         build: id of the build that trained the template.
+        created: time of its publication; that of the version before while it is not published.
         notes: what else a change of the index keeps from version to version, JSON-ready.
     """
 
