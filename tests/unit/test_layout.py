@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,12 @@ def test_a_run_survives_its_file(layout: Layout, info: RunInfo) -> None:
     info.publish(layout)
     assert load_run(layout.root) == info
     assert list(layout.temporary.iterdir()) == []
+
+
+def test_run_json_is_byte_for_byte_what_earlier_versions_wrote(layout: Layout) -> None:
+    replace(INFO, segments=("00000.parquet",)).publish(layout)
+    digest = hashlib.sha256(layout.run_json.read_bytes()).hexdigest()
+    assert digest == "276dd99a68a1a110bf7530d86a87b9a0d86a9c5e5be5d9ad394fc15af9cbb863"
 
 
 def test_making_the_folders_again_changes_nothing(layout: Layout) -> None:
