@@ -1,4 +1,4 @@
-"""How samples that are being prepared and the device wait for each other."""
+"""Samples that are being prepared and the device wait for each other, through a bounded queue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.registry import load
 from worker.meter.meter import Meter
 from worker.stages import pipeline as pipeline_module
-from worker.stages.pipeline import LINGER_S, Pipeline
+from worker.stages.pipeline import LINGER_S, BoundedQueue, Pipeline
 from worker.stages.read import CHUNK_SAMPLES
 
 DEADLINE_S = 60.0
@@ -83,3 +83,47 @@ def test_the_device_waits_for_samples_that_are_being_prepared_but_not_for_ever(
     assert pipeline.error is None
     assert len(work.samples) == 2 * CHUNK_SAMPLES
     assert passes == ([2 * CHUNK_SAMPLES] if patient else [CHUNK_SAMPLES] * 2)
+
+
+# --- the queue between two stages ---
+
+
+def test_items_come_out_in_the_order_in_which_they_went_in() -> None:
+    queue: BoundedQueue[int] = BoundedQueue()
+    for item in range(5):
+        assert queue.put(item, 0.1, 0)
+    assert [queue.get(0) for _ in range(6)] == [0, 1, 2, 3, 4, None]
+
+
+def test_a_full_queue_takes_nothing_more_until_something_left() -> None:
+    queue: BoundedQueue[str] = BoundedQueue()
+    assert queue.put("a", 0.6, 0)
+    assert not queue.put("b", 0.6, 0.01)
+    assert queue.get(0) == "a"
+    assert queue.put("b", 0.6, 0)
+
+
+def test_an_item_larger_than_the_queue_passes_alone() -> None:
+    queue: BoundedQueue[str] = BoundedQueue()
+    assert queue.put("large", 7.0, 0)
+    assert not queue.put("small", 0.1, 0.01)
+    assert queue.get(0) == "large"
+    assert queue.put("small", 0.1, 0)
+
+
+def test_many_small_shares_leave_no_rounding_behind() -> None:
+    queue: BoundedQueue[int] = BoundedQueue()
+    for _ in range(10_000):
+        assert queue.put(0, 0.1, 0)
+        assert queue.get(0) == 0
+    assert queue.put(0, 1.0, 0)
+
+
+def test_a_waiting_reader_is_woken_by_a_writer() -> None:
+    queue: BoundedQueue[int] = BoundedQueue()
+    found: list[int | None] = []
+    reader = threading.Thread(target=lambda: found.append(queue.get(30)))
+    reader.start()
+    assert queue.put(7, 0.1, 0)
+    reader.join(30)
+    assert found == [7]

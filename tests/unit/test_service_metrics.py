@@ -1,4 +1,4 @@
-"""The metrics of producer, writer and worker are those that are documented, and what is read of them is told."""
+"""The metrics of producer, writer, worker and `embq serve` are those that are documented, and all are told."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from core.errors import UnwellError
 from core.service.metrics import EVERY_ROLE, METRICS, Histogram, Metric, MetricSamples, Role
 from embq.services.service import FRESH_S, Exposition
 from embq.services.worker_metrics import CounterTotals
+from embq.serving.metrics import METRICS as SERVING_METRICS
+from embq.serving.metrics import STEPS, Metrics, Steps
 from tests.support.fakes.clock import FakeClock
 
 DEPLOYMENT = Path(__file__).resolve().parents[2] / "docs" / "deployment.md"
@@ -122,3 +124,39 @@ def test_a_read_that_never_ends_keeps_nobody_waiting_for_ever(clock: FakeClock) 
     first.join(60)
     assert not first.is_alive()
     assert b"embq_build_info" in exposition.text()
+
+
+# --- metrics of `embq serve` ---
+
+
+OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+
+
+def test_the_documents_have_every_metric_with_its_labels() -> None:
+    rows = re.findall(
+        r"^\| `(embq_\w+)` \| (\w+) \| ([\w, ]*) \| (.+) \|$", OPERATIONS.read_text("utf-8"), re.MULTILINE
+    )
+    told = [(name, kind, labels.strip(), meaning) for name, kind, labels, meaning in rows]
+    assert told == [(one.name, one.kind, ", ".join(one.labels), one.meaning) for one in SERVING_METRICS]
+
+
+def test_every_metric_can_be_scraped() -> None:
+    scraped = Metrics().exposition().decode()
+    for metric in SERVING_METRICS:
+        name = metric.name.removesuffix("_total") + "_total" if metric.kind == "counter" else metric.name
+        assert f"# TYPE {name} {metric.kind}" in scraped
+
+
+def test_the_summary_says_where_the_time_goes() -> None:
+    metrics = Metrics()
+    assert metrics.summary() == "No request to /knn-service yet.\n"
+    steps = Steps(metrics)
+    for name in STEPS:
+        with steps.step(name):
+            pass
+    metrics.histogram("embq_http_request_seconds").labels("/knn-service").observe(1.0)
+    summary = metrics.summary()
+    assert summary.startswith("1 requests to /knn-service and /search took 1000.00 ms on average.")
+    assert all(re.search(rf"^{name} +1 +\d", summary, re.MULTILINE) for name in STEPS)
+    assert list(steps.seconds) == list(STEPS)
+    assert steps.server_timing().startswith("fetch;dur=")

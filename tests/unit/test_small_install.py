@@ -1,10 +1,12 @@
-"""What a laptop installs is enough for what a laptop does: `pip install embq` brings neither torch nor numpy."""
+"""`pip install embq` is enough for what a laptop does, with few packages, and neither torch nor numpy among them."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from core.broker.embedded import EmbeddedServer
@@ -48,3 +50,50 @@ def test_a_verb_that_needs_more_says_what_to_install(tmp_path: Path) -> None:
     assert done.returncode == Exit.CONFIG
     assert "needs the package numpy" in done.stderr
     assert "pip install 'embq[all]'" in done.stderr
+
+
+# --- what is imported and declared ---
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+LARGE = {"torch", "numpy", "faiss-cpu", "transformers", "h5py", "pillow", "starlette", "open_clip_torch", "pandas"}
+
+
+def test_the_base_install_has_nothing_of_other_roles() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {re.split(r"[\s;<>=!\[]", needed, maxsplit=1)[0] for needed in project["dependencies"]}
+    assert "click" in names
+    assert names.isdisjoint(LARGE)
+
+
+def test_the_help_of_every_verb_needs_none_of_the_large_packages() -> None:
+    script = (
+        "import sys; import click; from embq.cli.entry_point import VERBS, cli\n"
+        "for verb in VERBS:\n"
+        "    group = cli.get_command(click.Context(cli), verb)\n"
+        "    for name in getattr(group, 'later', ()):\n"
+        "        group.get_command(click.Context(group), name)\n"
+        "    found = {'numpy', 'pyarrow', 'redis', 'rq', 'fsspec', 'torch', 'faiss', 'rich'} & set(sys.modules)\n"
+        "    assert not found, (verb, found)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_the_pages_say_was_measured() -> None:
+    figures = json.loads((ROOT / "bench" / "results" / "footprint.json").read_text(encoding="utf-8"))["figures"]
+    assert figures["mb"] <= figures["goal_mb"] == 250
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    deployment = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    largest = figures["largest"][0]
+    assert f"is {figures['mb']:.0f} MB, of which {largest['name']} is {largest['mb']:.0f}" in readme
+    assert f"| laptop | {figures['mb']:.0f} MB on disk" in deployment
+
+
+def test_the_bytes_of_rows_on_the_page_are_those_that_were_measured() -> None:
+    rows = json.loads((ROOT / "bench" / "results" / "sizing.json").read_text(encoding="utf-8"))["figures"]["row_bytes"]
+    page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    for dtype in ("float32", "float16", "int8", "binary"):
+        cells = [f"{row['bytes_per_row']:,}" for row in rows if row["dtype"] == dtype]
+        assert f"| `{dtype}` | {' | '.join(cells)} |" in page

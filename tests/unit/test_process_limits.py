@@ -1,7 +1,8 @@
-"""Memory that a process may use, and the error of one that has used it up."""
+"""Memory and cores that a process may use, and the error of one that has used up its memory."""
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from core.process.limits import container_bytes, machine_bytes
+from core.process.limits import container_bytes, cores, machine_bytes
 
 AT_THE_BOUNDARY = """
 import resource, sys, threading
@@ -50,3 +51,38 @@ def test_a_limit_of_the_container_or_of_the_process_is_what_it_may_use(tmp_path:
         check=True,
     )
     assert 0 < int(told.stdout) <= limit
+
+
+# --- cores ---
+
+
+MINE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("max 100000\n", MINE),
+        ("50000 100000\n", 1),
+        ("100000 100000\n", 1),
+        ("150000 100000\n", min(MINE, 2)),
+        (f"{100_000 * (MINE + 5)} 100000\n", MINE),
+        ("nonsense\n", MINE),
+        ("-1 0\n", MINE),
+    ],
+)
+def test_a_quota_leaves_as_many_cores_as_it_keeps_busy(said: str, expected: int, tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text(said)
+    assert cores(tmp_path) == expected
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("-1\n", MINE), ("30000\n", 1)])
+def test_the_older_files_are_read_too(quota: str, expected: int, tmp_path: Path) -> None:
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota)
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert cores(tmp_path) == expected
+
+
+def test_without_a_container_it_is_the_affinity(tmp_path: Path) -> None:
+    assert cores(tmp_path) == MINE
