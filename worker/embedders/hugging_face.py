@@ -37,7 +37,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedd
         )
     if choice(spec, "embeds", asked, EMBEDS[spec.family]) != asked:
         raise ModelError(f"{spec}: the run embeds {asked}s", next_step="leave out embeds=, or add --modality")
-    # Each imports what only it needs.
+    # Imported here, because each needs packages of its own.
     if asked == "image":
         from worker.embedders.image.vision import load as load_images
 

@@ -92,8 +92,8 @@ def translated_model_errors(spec: ModelSpec, *, from_hub: bool) -> Iterator[None
 def complete_weights(spec: ModelSpec) -> Iterator[None]:
     """Refuse a checkpoint that leaves part of a model random, which transformers tells of in its log only.
 
-    For loads through sentence-transformers, which does not hand on what `from_pretrained` can tell. Weights of poolers
-    may be absent: no module reads them.
+    For loads through sentence-transformers, which drops the account of `from_pretrained`. Weights of poolers may be
+    absent: no module reads them.
     """
     listening = _MissingWeights()
     logger = logging.get_logger("transformers")
@@ -131,7 +131,7 @@ def lacks_weights(spec: ModelSpec, names: Sequence[str]) -> ModelError:
 def read_model(kind: Any, source: str | Path, **where: bool) -> tuple[Any, Mapping[str, Any]]:
     """A model of transformers in float32, with its account of it: `missing_keys`, `mismatched_keys` and others.
 
-    For who looks at that account. transformers does not log it here: of a model without its head it reads like a fault.
+    transformers does not log that account here: of a model without its head it reads like a fault.
     """
     told = logging.get_verbosity()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]

@@ -104,7 +104,7 @@ class MultiModelEmbedder:
         return self._named([member.embedder.embed_in_fp32(_of(member, batch)) for member in self._members])
 
     def splitter(self, chunking: Chunking) -> Splitter:
-        """None: a chunk is as long as one model reads, and another reads more or less. Raises ModelError."""
+        """Raise ModelError: a chunk is as long as one model reads, and another reads more or less."""
         del chunking
         raise no_splitter(self._spec, "each of these models counts tokens in its own way")
 

@@ -20,7 +20,7 @@ ROUNDS, PASSES = 3, 3
 """Each way is timed so often, over so many passes one behind the other, and its fastest round counts."""
 
 TRIAL_S = 3.0
-"""No further way is tried where its passes would end later: whoever computes that slowly gains little from any."""
+"""No further way is tried where its passes would end later: a device that computes so slowly gains little from any."""
 
 GAIN = 1.03
 """A way has to be faster by more than noise, or where a tie is enough, must not be slower by more than noise."""

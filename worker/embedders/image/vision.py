@@ -124,7 +124,7 @@ class VisionEmbedder:
         )
 
     def splitter(self, chunking: Chunking) -> Splitter:
-        """None. Raises ModelError."""
+        """Raise ModelError: images are not split."""
         del chunking
         raise no_splitter(self._spec, "it embeds images")
 

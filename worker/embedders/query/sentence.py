@@ -182,7 +182,7 @@ class LightSentence:
         return np.asarray(vector, dtype=np.float32)
 
     def image(self, data: bytes) -> np.ndarray:
-        """None. Raises SampleError."""
+        """Raise SampleError: the model embeds texts only."""
         raise SampleError("missing_member", "the model embeds texts only")
 
     def _longest(self, folder: Path, spec: ModelSpec) -> int:
