@@ -63,7 +63,7 @@ class H5Column:
 
 
 def columns_of(file: Any) -> list[H5Column]:
-    """The columns that an open file says it has."""
+    """The columns of an open file, from its attribute."""
     return [H5Column(str(name), str(path), bool(null)) for name, path, null in json.loads(file.attrs[COLUMNS])]
 
 
@@ -238,7 +238,7 @@ def _new_dataset(file: Any, column: H5Column, table: pa.Table) -> Any:
 
 
 def described(columns: Sequence[H5Column]) -> str:
-    """The attribute that says which dataset is which column."""
+    """Value of the attribute that maps columns to datasets."""
     return json.dumps([[column.name, column.path, column.nullable] for column in columns])
 
 

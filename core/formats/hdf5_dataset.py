@@ -27,7 +27,7 @@ ROWS = "embq.rows"
 """Attribute: how many rows the joined parts have together."""
 
 FIXED_BYTES, VIEW_BYTES = 256 * 1024, 1024
-"""Room reserved for `dataset.h5`, and for each view of a column of a part; `core.formats.hdf5.write_hdf5` says why."""
+"""Room reserved for `dataset.h5`, and for each view of a column of a part: see `core.formats.hdf5.write_hdf5`."""
 
 
 def join_parts(layout: Layout, parts: Iterable[CommittedFile]) -> None:
@@ -121,7 +121,7 @@ class _Views:
         )
 
     def write(self, joined: Any) -> None:
-        """Write all views into an open file. Where a part says nothing of nulls, it has none."""
+        """Write all views into an open file. A part without a record of nulls has none."""
         for path, layout in self._layouts.items():
             joined.create_virtual_dataset(path, layout, fillvalue=True if path.startswith(f"{VALID}/") else None)
         for path, found in self._nul.items():

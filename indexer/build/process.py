@@ -2,7 +2,7 @@
 
     python -m indexer.build.process --worker NAME --threads N --memory BYTES [--gpu]
 
-It ends when stdin does. What it says beside answers goes to stderr.
+It ends when stdin does. All output beside answers goes to stderr.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from indexer.build.units import STAGE_MODULES, IndexUnit, Sidecar
 
 
 def do(unit: IndexUnit, *, threads: int, memory_bytes: int, worker: str, on_gpu: bool = False) -> Sidecar:
-    """Do one unit here; raises the EmbqError that says why it cannot be done."""
+    """Do one unit here; raises the EmbqError of a unit that cannot be done."""
     function: StageFunction = getattr(import_module(STAGE_MODULES[unit.stage]), unit.stage)
     return perform(unit, function, threads=threads, memory_bytes=memory_bytes, worker=worker, on_gpu=on_gpu)
 

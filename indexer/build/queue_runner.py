@@ -185,7 +185,7 @@ class _Stage:
                 self._client.delete(*self._ledger.keys)
 
     def turn(self) -> bool:
-        """One round: hint, read results, see what is done; gives whether anybody is at work."""
+        """One round: push hints, read results, look for finished units; gives whether a worker is at work."""
         self._steady.listen()
         before = len(self._left)
         if not self._gen or self._ledger.gen() != self._gen:
@@ -206,7 +206,7 @@ class _Stage:
         for entry, sender, published in sent:
             self._accept(entry, sender, published=published)
         self._steady.rest()
-        # What is leased, or was and is to be tried again, somebody has taken.
+        # Units that are leased, or were and will be tried again, have been taken by a worker.
         return len(self._left) < before or bool(self._client.zcard(self._ledger.keys[RUN_PARTS.index("due")]))
 
     def _begin(self) -> None:

@@ -269,7 +269,7 @@ def summary(infos: Mapping[str, Any], *, report: Path | str = "") -> str:
     """Summary at the end of a build: some lines of text, without a line break at the end.
 
     Args:
-        infos: what infos.json says.
+        infos: content of infos.json.
         report: the folder with infos.json and report.png.
     """
     plan, search = infos["plan"], infos["search"]

@@ -43,7 +43,7 @@ class Task:
     """A unit at work: what its stage function may use.
 
     Attributes:
-        spec: what build.json says.
+        spec: content of build.json.
         before: stage -> sidecars of its units, in order.
         threads: that it may use.
         memory_bytes: that the process may take.
@@ -83,7 +83,7 @@ def perform(
 ) -> Sidecar:
     """Do a unit, unless it is done; gives its sidecar, which may be that of another attempt.
 
-    Raises the EmbqError that says why it cannot be done.
+    Raises the EmbqError of a unit that cannot be done.
     """
     if (done := find(unit)) is not None:
         return done

@@ -92,7 +92,7 @@ class Sidecar:
     Attributes:
         digest: of the unit.
         files: role -> payload.
-        stats: what the stage tells, JSON-ready.
+        stats: statistics of the stage, JSON-ready.
         seconds: wall time.
         cpu_seconds: of all threads.
         peak_rss_bytes: most memory of the process while it was at it, the libraries included.

@@ -40,7 +40,7 @@ class Deletion:
 
 
 def delete(index: Path, keys: Sequence[str]) -> Deletion:
-    """Delete all rows that have one of the keys; a new version says so, and readers of the old one see them still.
+    """Delete all rows that have one of the keys, in a new version; readers of the old one see them still.
 
     Raises InputError `no_such_key` where no row has any of the keys, and `no_index`; TryLaterError where another
     process is at work on the index.

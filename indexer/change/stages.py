@@ -115,7 +115,7 @@ def retune(task: Task) -> Made:
 def _truth(
     task: Task, spec: GrowthSpec, searcher: Searcher, sets: Sequence[QuerySet], setting: Setting
 ) -> tuple[dict[str, Truth], str]:
-    """Query set -> the rows that are nearest, without deleted ones; and who says so."""
+    """Query set -> the rows that are nearest, without deleted ones; and the source of that, for the report."""
     if not spec.growth.exact:
         nprobe = min(searcher.nlist, FARTHER * setting.nprobe)
         far = Setting(nprobe=nprobe, k_factor=DEEPER * setting.k_factor)

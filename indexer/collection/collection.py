@@ -30,7 +30,7 @@ class Collection:
         column: the column of vectors that is indexed.
         output: what it is called, as the name of a folder.
         dim: numbers of a vector as it is restored to floats.
-        unit_length: whether the vectors have length 1: the run says so, or those of a sample have.
+        unit_length: whether the vectors have length 1, by the record of the run or by a sample.
         parts: in order of their ids, without gaps.
         complete: False for a run that is still under way.
         rows_spec: `core.rows.spec.RowSpec.describe()` of a run, else {}.
@@ -115,7 +115,7 @@ class Collection:
 
         Args:
             ids: int64, ascending.
-            column: as in `read_vectors`, which says what is raised as well.
+            column: as in `read_vectors`, which documents the errors as well.
         """
         name = self._known(column)
         found = np.empty((len(ids), self.dim), np.float32)

@@ -104,7 +104,7 @@ def _text(value: Any) -> str:
 
 
 def choose_column(path: Path, there: Sequence[str], columns: Sequence[str]) -> str:
-    """The column of vectors where none is named: "embedding", or the only one; InputError where that says nothing.
+    """The column of vectors where none is named: "embedding", or the only one; InputError where there is no such.
 
     Args:
         there: columns of vectors.

@@ -136,7 +136,7 @@ def _partners(info: RunInfo, chosen: Output) -> dict[str, str]:
 
 
 def _unit_length(rows: RowSpec, output: Output) -> bool | None:
-    """None where only the vectors tell."""
+    """True or False by the options of the run and its model; None where only the vectors show it."""
     if rows.dtype == "binary":  # as many numbers of 1 and -1 as there are
         return False
     if rows.unit_length:

@@ -16,7 +16,7 @@ from indexer.faiss_module import faiss
 from indexer.index_files.files import damaged, write_by_faiss
 
 Lists = Any
-"""A `faiss.InvertedLists`, downcast. Whoever holds one that is made of others must hold these as well."""
+"""A `faiss.InvertedLists`, downcast. Lists that are made of others do not own them: the caller holds both."""
 
 
 def write_lists(lists: Lists, path: Path) -> None:

@@ -96,7 +96,7 @@ def _measured(
 ) -> tuple[list[Point], dict[Setting, Point]]:
     """The points that may be chosen, with the times expected of them, and those that were timed.
 
-    Timed are first a few that tell what to expect of all others, then those that are likely to be chosen.
+    The first that are timed are a few to fit the expected times of all others, then those that are likely to be chosen.
     """
     known = measure(_spread(points))
     points = with_expected(points, list(known.values()), goal.k)
