@@ -44,7 +44,7 @@ TINY = [
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a process of a training ended: its exit status, 128 + N by signal N, and what it said."""
+    """End of a process of a training: its exit status, 128 + N by signal N, and what it said."""
 
     status: int
     out: str
@@ -88,7 +88,7 @@ class Processes:
             os.killpg(process.pid, signal.SIGTERM)
 
     def ended(self, deadline_s: float = 100.0) -> list[Ended]:
-        """How each ended, by rank; fails where one does not in time."""
+        """The end of each process, by rank; fails where one does not end in time."""
         for process in self.members:
             process.join(deadline_s)
         running = [process.name for process in self.members if process.exitcode is None]
@@ -97,7 +97,7 @@ class Processes:
         return [self.said(rank) for rank in range(len(self.members))]
 
     def said(self, rank: int) -> Ended:
-        """What a process has said so far."""
+        """The output of a process so far."""
         code = self.members[rank].exitcode
         out, err = (self._notes / f"{name}-{rank}" for name in ("out", "err"))
         texts = [path.read_text(encoding="utf-8") if path.exists() else "" for path in (out, err)]
@@ -130,7 +130,7 @@ def _kill(process: BaseProcess) -> None:
 
 
 def _member(arguments: list[str], environment: Mapping[str, str], notes: str, watched: bool) -> None:
-    """What runs in each process: what `training.launch.member` does, and errors into files."""
+    """Runs in each process as `training.launch.member` does, with errors written to files."""
     os.setpgid(0, 0)
     multiprocessing.set_start_method("fork", force=True)  # its loader workers, as those of `python -m` begin
     os.environ.update(environment)

@@ -46,7 +46,7 @@ def commands(folder: Path) -> Path:
 
 
 def free_port() -> int:
-    """Where the tasks of a job may meet."""
+    """A port at which the tasks of a job may meet."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]

@@ -45,14 +45,14 @@ def finished(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str
 
 
 def ranks(folder: Path, world: int) -> dict[int, list[str]]:
-    """What each process has told, once all have: pid, world, sum, threads."""
+    """Reports of the processes, once all have reported: pid, world, sum, threads."""
     names = [folder / str(rank) for rank in range(world)]
     wait_until(lambda: all(name.exists() for name in names))
     return {rank: name.read_text(encoding="utf-8").split(" ") for rank, name in enumerate(names)}
 
 
 def alive(pids: list[int]) -> list[int]:
-    """Those of the processes that still run; a zombie does not."""
+    """The processes that still run; a zombie does not."""
     return [pid for pid in pids if _state(pid) not in ("", "Z", "X")]
 
 

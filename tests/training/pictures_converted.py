@@ -18,7 +18,7 @@ from training.shards.pictures import Listing
 
 
 def class_tree(root: Path, count: int = 90, classes: tuple[str, ...] = ("cat", "dog", "owl")) -> Path:
-    """So many different photographs, taking turns among the folders of classes."""
+    """Different photographs, taking turns among the folders of classes."""
     for number in range(count):
         folder = root / classes[number % len(classes)]
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,6 +50,6 @@ def shards(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def report(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """What `--json` printed."""
+    """The object that `--json` printed."""
     found: dict[str, Any] = json.loads(done.stdout)
     return found

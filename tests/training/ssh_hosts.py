@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 from training.launch.ssh_probe import free_port
 
 SEPARATION = Path("/run/sshd")
-"""Where an sshd that root starts locks its unprivileged part in; made by the service, which does not run here."""
+"""Folder into which an sshd of root locks its unprivileged part; made by the service, which does not run here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ def meant(command: click.Command, *arguments: str) -> list[str]:
 
 
 def parsed(arguments: list[str]) -> dict[str, object]:
-    """What `embq train classify` understands of it."""
+    """The parameters that `embq train classify` makes of it."""
     group = cli.get_command(click.Context(cli), arguments[0])
     assert isinstance(group, click.Group)
     command = group.get_command(click.Context(group), arguments[1])

@@ -1,4 +1,4 @@
-"""What a training writes: whole lines, of its own steps only, and an error where the storage refuses them."""
+"""Files of a training: whole lines, of its own steps only, and an error where the storage refuses them."""
 
 from __future__ import annotations
 

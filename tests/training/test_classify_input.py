@@ -1,4 +1,4 @@
-"""What cannot be trained on, or not like that: one message each, with what to do."""
+"""Inputs that cannot be trained on, or not like that: one message each, with what to do."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def exact_pair(shards: Path, validation: Path, tmp_path_factory: pytest.TempPath
 
 
 def samples_of(out: Path, world: int, epoch: int) -> Counter[str]:
-    """How often each sample was trained on in an epoch."""
+    """Number of times that each sample was trained on in an epoch."""
     steps = [step for rank in range(world) for step in keys_of(out, rank) if step[0] == epoch]
     return Counter(key for _, _, keys in steps for key in keys)
 

@@ -1,4 +1,4 @@
-"""What holds for every epoch, exact or resampled, with loader workers and without: batches, their order, and resume."""
+"""Every epoch, exact or resampled, with loader workers and without: batches, their order, and resuming."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def noting(decoded: list[str], _picture: object, key: str, *, size: int, **_rest
 def test_loader_workers_may_be_started_anew_instead_of_forked(
     kind: Epoch, shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Python 3.14 does it: what the workers run has to go through a pickle."""
+    """Start workers as Python 3.14 does: what they run has to go through a pickle."""
     run: list[object] = []
 
     def loaded(stages: list[object], _view: View) -> Iterator[WorkerBatch]:

@@ -54,7 +54,7 @@ def test_every_sample_comes_once_or_fails_once(
 
 
 def assert_few_are_small(sizes: Sequence[int], batch_size: int) -> None:
-    """As many batches as it takes, and none of one sample where there are more."""
+    """The fewest batches that it takes, and none of one sample where there are more."""
     if sizes in ([], [0]):
         return
     assert max(sizes) <= batch_size
@@ -176,7 +176,7 @@ STREAMS = st.lists(st.text(alphabet="..x", max_size=11), min_size=1, max_size=4)
 
 
 def sent(streams: Sequence[str]) -> list[WorkerBatch]:
-    """What loader workers send of streams, in the order in which a loader gives it."""
+    """The messages of loader workers of streams, in the order in which a loader gives them."""
     messages = [messages_of(number, items) for number, items in enumerate(streams)]
     return [row[turn] for turn in range(12) for row in messages if turn < len(row)]
 
@@ -223,7 +223,7 @@ def test_what_loader_workers_leave_is_shared_out_again(streams: list[str]) -> No
 
 @given(STREAMS)
 def test_a_batch_tells_exactly_how_far_it_and_its_failures_go(streams: list[str]) -> None:
-    """What a batch covers of a stream is what no earlier one does: neither less nor more is read again."""
+    """A batch covers the part of a stream that no earlier one does: neither less nor more is read again."""
     reached = dict.fromkeys(range(len(streams)), 0)
     for batch in regrouped(sent(streams), View(batch_size=BATCH, image_size=1, loader_workers=len(streams))):
         there = {tuple(map(int, key.split("/"))) for key in [*batch.keys, *(failure.key for failure in batch.failed)]}

@@ -1,4 +1,4 @@
-"""What no step can be given: each sample of it is a failure with shard, key and code, and the account adds up."""
+"""Samples that no step can be given: each is a failure with shard, key and code, and the account adds up."""
 
 from __future__ import annotations
 

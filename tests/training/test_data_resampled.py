@@ -21,7 +21,7 @@ VIEW = View(batch_size=10, image_size=8, seed=5, shuffle_buffer=0, classes=CLASS
 SHARDS = 10
 
 CHI_SQUARE_OF_9 = 27.88
-"""Of 9 degrees of freedom; exceeded by chance once in a thousand."""
+"""Chi-square of 9 degrees of freedom that is exceeded by chance once in a thousand."""
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ def vectors(spec: str, decode: str) -> np.ndarray:
 
 
 def by_timm(folder: Path, arch: str, size: int) -> np.ndarray:
-    """What the last layer reads, by timm's own transform and model."""
+    """The input of the last layer, by timm's own transform and model."""
     import timm
     from safetensors.torch import load_file
 

@@ -123,7 +123,7 @@ def test_a_process_whose_torchrun_was_killed_before_it_began_does_not_begin(tmp_
 
 @pytest.fixture
 def deaf_to_sigint() -> Iterator[None]:
-    """As a script starts what it sends into the background."""
+    """Start a command as a script starts one in the background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""What a host says of itself before a training is started on it."""
+"""Description of a host before a training is started on it."""
 
 from __future__ import annotations
 

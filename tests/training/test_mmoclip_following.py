@@ -1,4 +1,4 @@
-"""What is shown while a training runs: how far it is, and when it will end, from its log alone."""
+"""Progress of a training that runs: how far it is, and when it will end, from its log alone."""
 
 from __future__ import annotations
 

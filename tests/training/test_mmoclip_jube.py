@@ -46,7 +46,7 @@ class Bench:
         assert path.read_text() != before
 
     def jube(self, *arguments: str) -> str:
-        """What one command of JUBE says; it must end well."""
+        """The output of one command of JUBE, which must end well."""
         done = subprocess.run(
             [str(JUBE), *arguments],
             cwd=self.place,

@@ -1,4 +1,4 @@
-"""What a log is worth: the benchmark's figures, no total where anything is missing, and what is comparable."""
+"""Judgement of a log: the benchmark's figures, no total where anything is missing, and what is comparable."""
 
 from __future__ import annotations
 

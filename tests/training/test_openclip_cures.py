@@ -129,7 +129,7 @@ def test_training_goes_beyond_the_end_of_a_shard_and_tells_what_it_was_made_of(t
 
 @pytest.mark.slow
 def test_open_clip_alone_needs_the_cures(tmp_path: Path) -> None:
-    """Where this fails, open_clip or webdataset has changed, and a cure can go."""
+    """A failure means that open_clip or webdataset has changed, and a patch can go."""
     shards = captioned_shards(tmp_path / "shards", [6, 6, 6])
     data = ["--dataset-type", "webdataset", "--train-data", f"{shards}/train-{{000000..000002}}.tar"]
     ended = train(*flags_of(tmp_path / "a", *data, "--batch-size", "9"), module="open_clip_train.main")

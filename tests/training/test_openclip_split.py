@@ -1,4 +1,4 @@
-"""Who reads what: what embq says of an epoch is what open_clip's own loader does."""
+"""Split of shards over readers: what embq says of an epoch is what open_clip's own loader does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.openclip.split import Split
 
 
 def epochs_of(folder: Path, split: Split, epochs: int) -> list[Counter[str]]:
-    """How often open_clip's loader gives each sample in each epoch, over all processes; one after the other here."""
+    """Times that open_clip's loader gives each sample in each epoch, over all processes, which take turns here."""
     import torch
     from open_clip_train.data import get_wds_dataset
 
@@ -112,7 +112,7 @@ def test_keys_are_kept_of_what_is_trained_on_and_validation_is_as_open_clip_make
 def test_without_its_cure_the_loader_ends_at_the_end_of_the_first_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where this fails, open_clip or webdataset has changed, and `shards_that_end` can go."""
+    """A failure means that open_clip or webdataset has changed, and `shards_that_end` can go."""
     monkeypatch.setattr("training.openclip.open_clip_patches.shards_that_end", contextlib.nullcontext)
     split = Split(counts=[3, 3], processes=1, loader_workers=0, batch_size=3)
     with pytest.raises(KeyError, match="fname"):

@@ -1,4 +1,4 @@
-"""Who knows the ImageNet kit finds its commands: `shardsum` and `convert-image.py`."""
+"""Commands of the ImageNet kit: `shardsum` and `convert-image.py`."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def _answers(port: int) -> bool:
 
 @pytest.fixture(scope="module", params=["embq", "nginx"])
 def url(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a server of the folder."""
+    """Address of a server of the folder."""
     serve = {"embq": by_embq, "nginx": by_nginx}[request.param]
     with serve(folder, tmp_path_factory.mktemp("server")) as address:
         yield address

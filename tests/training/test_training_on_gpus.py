@@ -1,4 +1,4 @@
-"""Which GPU a process of a training uses, and how samples get there. What torch says of the machine is made up."""
+"""The GPU of a process of a training, and how samples get there. What torch says of the machine is made up."""
 
 from __future__ import annotations
 
