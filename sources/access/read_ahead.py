@@ -32,7 +32,7 @@ class ReadAhead:
     """Fetches files behind URLs, one after the other, each by parallel requests, in a thread of its own.
 
     Memory: the files that were begun and not taken, at most `most_bytes` in all, and the pieces of requests under way,
-    at most `remote.PARALLEL` times `remote.LARGE_BYTES`, 64 MB.
+    at most `ranged_reads.PARALLEL` times `ranged_reads.LARGE_BYTES`, 64 MB.
     """
 
     def __init__(self, most_bytes: int = AHEAD_BYTES) -> None:
