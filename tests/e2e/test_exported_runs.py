@@ -12,7 +12,8 @@ import pytest
 from e2e.check import stub
 from e2e.session import succeed, write_texts
 
-from tests.support.outputs.build import build
+from producer.retry import FailureFilter, retry
+from tests.support.outputs.build import build, go_on
 
 DIM = 8
 
@@ -54,7 +55,8 @@ def test_the_row_of_a_retried_sample_stands_where_its_sample_does(short_tmp: Pat
     build(out, [source], unit_samples=10)
 
     source.write_text("\n".join(lines) + "\n")
-    succeed("retry", out)
+    retry(out, FailureFilter(), version="0")
+    go_on(out)
     succeed("export", out, short_tmp / "plain", "--to", "parquet", "--sorted")
 
     table = pq.read_table(short_tmp / "plain" / "parts" / "part-00000000.parquet")

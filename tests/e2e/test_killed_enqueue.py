@@ -52,6 +52,7 @@ def assert_each_input_once(root: Path, folder: Path) -> None:
         assert [data[start:stop].count(b"\n") for start, stop, _ in found] == [samples for _, _, samples in found]
 
 
+@pytest.mark.slow  # unit/test_additions kills plans at random moments, and fault P1 the command at each of its calls
 def test_an_enqueue_that_is_killed_at_ten_random_moments_and_repeated_is_exact(
     short_tmp: Path, broker: EmbeddedServer
 ) -> None:
