@@ -1,4 +1,4 @@
-"""What every test may use: a private broker, a run to work on, and a loud end for threads that fail."""
+"""Fixtures of every test: a private broker, a run to work on, and a loud end for threads that fail."""
 
 from __future__ import annotations
 

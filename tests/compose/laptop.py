@@ -1,4 +1,4 @@
-"""What people do with a stack from elsewhere, and what they see of it."""
+"""The use of a stack from elsewhere, and what people see of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ports of an address answer, seen from a container on some network."""
+"""Ports of an address that answer, seen from a container on some network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong when a stack is started, and what is said then."""
+"""Faults at the start of a stack, and the messages about them."""
 
 from __future__ import annotations
 

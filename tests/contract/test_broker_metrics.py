@@ -1,4 +1,4 @@
-"""What the producer tells Prometheus of the broker: the figures of `embq status`, whatever the number of runs."""
+"""Metrics of the producer about the broker: the figures of `embq status`, whatever the number of runs."""
 
 from __future__ import annotations
 

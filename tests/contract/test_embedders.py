@@ -1,4 +1,4 @@
-"""What `worker.embedders.base.Embedder` promises, for every family. A new family is one more line in `CASES`."""
+"""Promises of `worker.embedders.base.Embedder`, for every family. A new family is one more line in `CASES`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CASES: dict[str, tuple[str | tuple[str, ...], tuple[str, ...]]] = {
         ("image",),
     ),
 }
-"""What is loaded, and the modalities that are asked of it; several specs are models m0, m1 ... of one run."""
+"""The spec that is loaded, and the modalities that are asked of it; several specs are models m0, m1 ... of one run."""
 
 TEXTS = (
     "A single word.",

@@ -1,4 +1,4 @@
-"""How many units a worker claims: seconds of work, and at the end of a run what it finishes before the others do."""
+"""Units that a worker claims: seconds of work, and at the end of a run what it finishes before the others do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every place of an output does: a folder, a prefix on S3 (moto), a prefix on GCS (an emulator)."""
+"""Every place of an output does the same: a folder, a prefix on S3 (moto), a prefix on GCS (an emulator)."""
 
 from __future__ import annotations
 

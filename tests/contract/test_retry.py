@@ -1,4 +1,4 @@
-"""What failed is done again: each kind of input is mended in its place, retried, and accounted for to the last key."""
+"""Failed samples are retried: each kind of input is mended in its place and accounted for to the last key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what at a broker with users, on both servers; and what becomes of those who may not."""
+"""Rights of users at a broker, on both servers; and what becomes of those who may not."""
 
 from __future__ import annotations
 

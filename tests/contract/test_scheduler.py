@@ -1,4 +1,4 @@
-"""Which model a worker serves next: what has a claim, what is booked, and what workers know of each other."""
+"""The model that a worker serves next: what has a claim, what is booked, and what workers know of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every kind of input promises, checked against every kind."""
+"""Promises of every kind of input, checked against every kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every part format must do: give back each value as it was, and leave nothing half-written behind."""
+"""Every part format must give back each value as it was, and leave nothing half-written behind."""
 
 from __future__ import annotations
 

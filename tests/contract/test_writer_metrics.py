@@ -1,4 +1,4 @@
-"""What a writer tells Prometheus of what it has done, and of what it cannot do."""
+"""Metrics of a writer: what it has done, and what it cannot do."""
 
 from __future__ import annotations
 

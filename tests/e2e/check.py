@@ -29,7 +29,7 @@ def stub(data: bytes, dim: int) -> list[float]:
 
 @dataclass(slots=True)
 class Output:
-    """What an output folder holds, as read by this checker.
+    """Content of an output folder, as read by this checker.
 
     Attributes:
         records: commit records in order.

@@ -19,7 +19,7 @@ from embq.cli import entry_point
 
 DIM = 4
 SAMPLES = 5
-"""Of one unit."""
+"""Samples of one unit."""
 MODEL = f"stub:{DIM}?ms_per_sample=8"
 
 

@@ -241,7 +241,7 @@ def called(
 
 
 def _changes(environment: Mapping[str, str | None] | None) -> dict[str, str | None]:
-    """What is different in the environment of a command; None for a variable that it does not have."""
+    """Changes to the environment of a command; None for a variable that it does not have."""
     return {"EMBQ_BROKER_URL": None, "COLUMNS": "200", **(environment or {})}
 
 
@@ -284,7 +284,7 @@ def committed(root: Path) -> list[str]:
 
 
 def closed(root: Path) -> bool:
-    """Whether the last record says that nothing is left, and its writer has cleaned up behind it."""
+    """True where the last record says that nothing is left, and its writer has cleaned up behind it."""
     names = sorted((root / "commits").glob("*.json"))
     if not names or json.loads(names[-1].read_bytes())["kind"] != "close":
         return False
@@ -297,7 +297,7 @@ def logs(root: Path) -> str:
 
 
 class Ledger:
-    """What the broker of `embq run` (or another one) says about a run, read key by key."""
+    """The state of a run at the broker of `embq run` (or another one), read key by key."""
 
     def __init__(self, root: Path, url: str = "") -> None:
         self.root = root

@@ -1,4 +1,4 @@
-"""What a user gets wrong, and what is wrong with their data: one clear message, the right status, and a way on."""
+"""Mistakes of a user and faults of their data: one clear message, the right status, and a way on."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def assert_refused(status: int, stdout: str, stderr: str, *, exits: int, code: s
 
 
 def assert_a_correct_run_can_be_made(root: Path, folder: Path, broker: EmbeddedServer) -> None:
-    """What was refused left nothing behind that stands in the way."""
+    """A refused command left nothing behind that stands in the way."""
     write_texts(folder / "good.jsonl", 3)
     answer = succeed(
         "enqueue", folder / "good.jsonl", "-o", root, "-m", MODEL, "--json", environment={"EMBQ_BROKER_URL": broker.url}
@@ -292,7 +292,7 @@ def test_a_damaged_commit_record_is_never_skipped(short_tmp: Path) -> None:
 
 
 def listing(root: Path) -> dict[str, bytes]:
-    """What is committed, and the plan: path -> content."""
+    """Committed files and the plan: path -> content."""
     folders = [root / name for name in ("commits", "parts", "failures", "manifest")]
     return {str(path): path.read_bytes() for folder in folders for path in folder.iterdir()}
 

@@ -1,4 +1,4 @@
-"""What a user is told, by the logs of real services and by `embq status`, when a machine does not fit in."""
+"""Messages to a user, by the logs of real services and by `embq status`, when a machine does not fit in."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def services() -> Iterator[Command]:
 
 
 def said(*arguments: object) -> str:
-    """What a command says on stdout, run in this process."""
+    """The stdout of a command that runs in this process."""
     with redirect_stdout(io.StringIO()) as out:
         assert entry_point.run([str(argument) for argument in arguments]) == 0, out.getvalue()
     return out.getvalue()

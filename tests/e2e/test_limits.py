@@ -1,4 +1,4 @@
-"""What limits a run is said while it goes on and at its end: decoding where that is slow, the device where that is."""
+"""The bottleneck of a run is told while it works and at its end: decoding where that is slow, or the device."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ pytest.importorskip("torch")
 SAMPLES = 24
 DEADLINE_S = 400.0
 TOLERANCE = 1e-5
-"""What batches of another size may change by rounding; the vectors have length 1."""
+"""Change by rounding that batches of another size may make; the vectors have length 1."""
 
 
 @pytest.mark.slow

@@ -245,7 +245,7 @@ COLUMNS = {"n": "int64", "score": "float64", "kind": "string", "size.w": "int64"
 
 
 def metadata(number: int) -> dict[str, Any]:
-    """What the first hundred lines agree on, and later ones do not."""
+    """Fields with the same types in the first hundred lines, and with others in later ones."""
     one: dict[str, Any] = {"n": number, "score": number / 4, "kind": "a", "size": {"w": 3}, "tags": ["x", number]}
     if number >= 100:
         one |= [

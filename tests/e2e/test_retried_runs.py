@@ -1,4 +1,4 @@
-"""What failed is mended in its place and done again, by the commands that a user types."""
+"""Failed samples are mended in their place and done again, by the commands that a user types."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ DRAIN_S = 20
 
 
 def status_of(*arguments: str | Path, **options: Any) -> dict[str, Any]:
-    """What `embq status --json` prints."""
+    """The object that `embq status --json` prints."""
     answer = json.loads(succeed("status", *arguments, "--json", **options))
     assert isinstance(answer, dict)
     return answer

@@ -40,7 +40,7 @@ CLIENT = {
     "num_images": 40,
     "num_result_ids": 40,
 }
-"""What clip-retrieval's client adds to a query by default."""
+"""Fields that clip-retrieval's client adds to a query by default."""
 
 
 def texts(folder: Path, rows: int = ROWS) -> Path:

@@ -17,7 +17,7 @@ FIRST, SECOND = (f"stub:{DIM}?batch_size={SAMPLES}&ms_per_sample={ms}" for ms in
 
 
 def loads(services: Services) -> int:
-    """How often a worker has loaded a model."""
+    """Number of times that a worker has loaded a model."""
     return services.services["worker"].stderr.count(" model_loaded ")
 
 

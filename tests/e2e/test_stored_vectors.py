@@ -1,4 +1,4 @@
-"""What is stored of vectors, from the command line to the part and to the verification."""
+"""Stored vectors: neighbours survive their types, and vectors that are too short are refused."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class EmbeddedOnce:
 
 
 def recall(vectors: np.ndarray, others: np.ndarray) -> float:
-    """How many of the ten nearest others of each vector, by cosine, are the same."""
+    """Share of the ten nearest others of each vector, by cosine, that are the same."""
     first, second = nearest(vectors), nearest(others)
     return float(np.mean([len(set(a) & set(b)) / 10 for a, b in zip(first.tolist(), second.tolist(), strict=True)]))
 

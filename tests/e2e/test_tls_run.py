@@ -34,7 +34,7 @@ def server(tmp_path: Path) -> Iterator[TlsServer]:
 
 
 def environment(server: TlsServer, folder: Path, port: int = 0) -> dict[str, str]:
-    """What a person sets: the URL without a password, its file, and whom to believe."""
+    """Settings of a person: the URL without a password, its file, and whom to believe."""
     return {
         "EMBQ_BROKER_URL": f"rediss://localhost:{port or server.tls_port}",
         "EMBQ_BROKER_PASSWORD_FILE": str(folder / "password"),

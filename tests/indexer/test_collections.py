@@ -1,4 +1,4 @@
-"""What every kind of collection must do: the same rows under the same ids, however they are read."""
+"""Every kind of collection has the same rows under the same ids, however they are read."""
 
 from __future__ import annotations
 

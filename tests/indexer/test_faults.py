@@ -1,4 +1,4 @@
-"""Which vectors no index can hold."""
+"""Vectors that no index can hold are refused."""
 
 from __future__ import annotations
 

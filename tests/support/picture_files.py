@@ -26,7 +26,7 @@ EQUAL = "equal"
 """A row; pixels in a mode of which only Pillow knows how it becomes RGB, so every path gives the same bytes."""
 
 SIZE = (333, 251)
-"""Of most pictures: odd, so that cutting to a square has halves to round."""
+"""Size of most pictures: odd, so that cutting to a square has halves to round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ KINDS = (
 
 @cache
 def files_of(kind: str) -> Sequence[PictureFile]:
-    """Those of one kind."""
+    """The files of one kind."""
     return [PictureFile(*each) for each in globals()[kind]()]
 
 

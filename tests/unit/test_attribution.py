@@ -1,4 +1,4 @@
-"""What limits a worker: the stages' clock, the verdict that follows, and what a person is told."""
+"""The bottleneck of a worker: the stages' clock, the verdict that follows, and what a person is told."""
 
 from __future__ import annotations
 

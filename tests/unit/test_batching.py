@@ -1,4 +1,4 @@
-"""How forward passes are formed of what waits, and what becomes of them."""
+"""Forward passes are formed of waiting samples, and their results reach the units."""
 
 from __future__ import annotations
 

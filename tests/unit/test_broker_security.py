@@ -1,4 +1,4 @@
-"""What `embq doctor` says of who can get at the broker, on real servers with real users."""
+"""Findings of `embq doctor` about who can get at the broker, on real servers with real users."""
 
 from __future__ import annotations
 

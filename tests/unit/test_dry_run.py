@@ -1,4 +1,4 @@
-"""What is shown before anything is written or sent."""
+"""The plan that is shown before anything is written or sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which devices there are, and in which numbers they compute."""
+"""Devices that are there, and the numbers in which they compute."""
 
 from __future__ import annotations
 

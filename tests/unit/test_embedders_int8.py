@@ -1,4 +1,4 @@
-"""Who may compute in int8 and bf16, and what the others read; nothing is converted here."""
+"""Devices and models that may compute in int8 and bf16, and the refusal of others; nothing is converted here."""
 
 from __future__ import annotations
 

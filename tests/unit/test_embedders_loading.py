@@ -1,4 +1,4 @@
-"""What a user reads when a model cannot be loaded: one line about what is wrong, one about what to do."""
+"""The message to a user when a model cannot be loaded: one line about what is wrong, one about what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is predicted of the end of a run: from sizes to tokens, from batches to speeds, from both to seconds."""
+"""Prediction of the end of a run: from sizes to tokens, from batches to speeds, from both to seconds."""
 
 from __future__ import annotations
 

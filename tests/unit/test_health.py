@@ -1,4 +1,4 @@
-"""What a service says of its own health, by a clock that the test holds."""
+"""A service's answer about its own health, by a clock that the test holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pass frees is there for the next one: the environment in which a worker process computes."""
+"""Memory that a pass frees is there for the next one: the environment in which a worker process computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model's files are is found out without loading it, and without a network where that is asked for."""
+"""A model's files are found without loading it, and without a network where that is asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the models of a run are named, and which combinations are refused before anything is made."""
+"""Names of the models of a run, and combinations that are refused before anything is made."""
 
 from __future__ import annotations
 

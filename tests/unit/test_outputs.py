@@ -1,4 +1,4 @@
-"""Where outputs may lie, and inputs that must not travel: EMBQ_OUTPUTS, and secrets in URLs."""
+"""Allowed places of outputs, and inputs that must not travel: EMBQ_OUTPUTS, and secrets in URLs."""
 
 from __future__ import annotations
 

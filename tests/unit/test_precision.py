@@ -1,4 +1,4 @@
-"""Which precision a run gets without --precision, and which devices refuse it."""
+"""The precision of a run without --precision, and the devices that refuse one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many tokens suit a forward pass, by the speeds that a device shows."""
+"""The number of tokens that suits a forward pass, by the speeds that a device shows."""
 
 from __future__ import annotations
 

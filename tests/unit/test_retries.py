@@ -1,4 +1,4 @@
-"""What a retry says: ranges of ordinals, a digest of keys, and what its record does to the account."""
+"""The record of a retry: ranges of ordinals, a digest of keys, and what its record does to the account."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a path tells its kind, and what the worker's gate refuses."""
+"""The kind of an input by its path, and refusals of the worker's gate."""
 
 from __future__ import annotations
 

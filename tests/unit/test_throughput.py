@@ -1,4 +1,4 @@
-"""How fast a worker takes itself to be."""
+"""The speed that a worker measures of itself."""
 
 from __future__ import annotations
 

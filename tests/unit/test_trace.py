@@ -1,4 +1,4 @@
-"""What a device did and when, as a file."""
+"""The file that tells each batch of a device and its time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which way to compute a batch is taken, by what each shows on the device."""
+"""The choice among ways to compute a batch, by what each shows on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is stored of vectors: cut, brought to length 1, cast to floats, int8 or bits, and read back."""
+"""Vectors as they are stored: cut, brought to length 1, cast to floats, int8 or bits, and read back."""
 
 from __future__ import annotations
 

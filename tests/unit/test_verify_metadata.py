@@ -1,4 +1,4 @@
-"""What `embq verify` finds out about metadata: the columns, and what stands beside them, against the inputs."""
+"""Findings of `embq verify` about metadata: the columns, and what stands beside them, against the inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `embq verify` finds wrong with vectors and similarities of an output, in each way of storing them."""
+"""Findings of `embq verify` about vectors and similarities of an output, in each way of storing them."""
 
 from __future__ import annotations
 

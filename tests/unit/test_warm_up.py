@@ -1,4 +1,4 @@
-"""What a model costs at its first batch only is not what a later batch may take."""
+"""The cost of a model's first batch is not the time that a later one may take."""
 
 from __future__ import annotations
 

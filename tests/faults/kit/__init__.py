@@ -1,1 +1,1 @@
-"""What the fault tests share: services as on several machines, sabotage inside of them, and the table of results."""
+"""Shared by the fault tests: services as on several machines, sabotage inside of them, and the table of results."""

@@ -1,4 +1,4 @@
-"""How often each unit was begun, told by the server itself: every attempt that is charged goes past here."""
+"""Number of times that each unit was begun, told by the server itself: every attempt that is charged goes past here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every fault test reports, and the table that is printed at the end."""
+"""The report of every fault test, and the table that is printed at the end."""
 
 from __future__ import annotations
 

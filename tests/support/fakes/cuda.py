@@ -32,7 +32,7 @@ STALE = 0xA5
 """Each byte of memory that nothing was written to yet: as float32 it is a small, finite number."""
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
-"""What the simulated torch has kernels for."""
+"""Architectures for which the simulated torch has kernels."""
 
 NO_KERNEL = "CUDA error: no kernel image is available for execution on the device"
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
@@ -60,7 +60,7 @@ class Card:
 
     @property
     def has_kernels(self) -> bool:
-        """Whether code compiled for `ARCHITECTURES` runs on it: of the same major version, not newer than the card."""
+        """True where code for `ARCHITECTURES` runs on it: of the same major version, not newer than the card."""
         for name in ARCHITECTURES:
             version = int(name.removeprefix("sm_"))
             if version // 10 == self.capability[0] and version % 10 <= self.capability[1]:
@@ -170,7 +170,7 @@ class State:
 
 
 def accelerator_error(message: str) -> RuntimeError:
-    """What torch raises for an error of CUDA: since 2.8 a kind of RuntimeError of its own."""
+    """The exception of torch for an error of CUDA: since 2.8 a kind of RuntimeError of its own."""
     import torch
 
     kind: type[RuntimeError] = getattr(torch, "AcceleratorError", RuntimeError)
@@ -178,7 +178,7 @@ def accelerator_error(message: str) -> RuntimeError:
 
 
 STATE: State | None = None
-"""Of the cards that are installed in this process."""
+"""State of the cards that are installed in this process."""
 
 
 def state() -> State:
@@ -351,7 +351,7 @@ def _make() -> SimpleNamespace:
                     self.place[0].run_to(self.place[1])
 
         def query(self) -> bool:
-            """Whether it is over; a device goes on while the host looks, so it is at the next look."""
+            """True once it is over; a device goes on while the host looks, so it is at the next look."""
             if self.place is None:
                 return True
             state().check()
@@ -377,7 +377,7 @@ def _make() -> SimpleNamespace:
             raise accelerator_error("CUDA error: operation not permitted when stream is capturing")
 
     class CUDAGraph:
-        """What was launched while it was recorded; it reads and writes the same memory at each replay."""
+        """The launches of its recording; a replay reads and writes the same memory each time."""
 
         def __init__(self, *_: Any, **__: Any) -> None:
             self.work: list[Callable[[], object]] = []
@@ -550,7 +550,7 @@ def _make() -> SimpleNamespace:
                 store(one, result)
 
     def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What torch would do, for any operator with a tensor of a card, or that makes one."""
+        """Do as torch would, for any operator with a tensor of a card, or that makes one."""
         on = {tensor.device.index for tensor in tensors_in((args, kwargs)) if isinstance(tensor, CudaTensor)}
         devices = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.device)]
         asked = devices[0] if devices else None

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 WIDTH = 32
-"""Of all trunks."""
+"""Hidden size of all trunks."""
 
 POSITIONS = 64
 """Tokens that each trunk holds."""

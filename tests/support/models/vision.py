@@ -10,10 +10,10 @@ import torch
 import transformers
 
 WIDTH = 32
-"""Of all encoders."""
+"""Hidden size of all encoders."""
 
 SIDE = 64
-"""Of the images that they read."""
+"""Side of the images that they read, in pixels."""
 
 SMALL = {
     "hidden_size": WIDTH,

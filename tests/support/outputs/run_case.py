@@ -122,7 +122,7 @@ class RunCase:
         return encode_result(good, {"embedding": vectors}, failures, schema, self.record.rows.columns)
 
     def fields(self, u: int, failed: Sequence[int] = (), **changes: str | bytes | int) -> dict[str, str | bytes | int]:
-        """What a worker publishes for a unit."""
+        """Fields of the entry that a worker publishes for a unit."""
         fields: dict[str, str | bytes | int] = {
             "v": VERSION,
             "unit_id": self.units[u].unit_id,

@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 _REDIS = pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not on PATH")
 SERVERS = ["valkey", pytest.param("redis", marks=_REDIS)]
 SERVERS_OF_WHOLE_RUNS = ["valkey", pytest.param("redis", marks=[_REDIS, pytest.mark.slow])]
-"""What a user may do is asked of both servers command by command (tests/contract/test_roles.py); runs take long."""
+"""Rights of users are tried on both servers command by command (tests/contract/test_roles.py); runs take long."""
 
 
 class GuardedServer:
@@ -81,15 +81,15 @@ class GuardedServer:
         return connect(self.url(user), password=self.password_file(user).read_text().strip(), **options)
 
     def password_file(self, user: str) -> Path:
-        """Where the user's password stands."""
+        """The file with the user's password."""
         return self.folder / user / "password"
 
     def environment(self, user: str) -> dict[str, str | None]:
-        """Of a command that a user gives."""
+        """The environment of a command that a user gives."""
         return {"EMBQ_BROKER_URL": self.url(user), "EMBQ_BROKER_PASSWORD_FILE": str(self.password_file(user))}
 
     def refused(self) -> list[str]:
-        """What the server has refused since this was asked last, as "user: what, for which reason"."""
+        """Refusals of the server since the last call, as "user: what, for which reason"."""
         with self.client("admin") as client:
             entries = client.acl_log()
             client.acl_log_reset()

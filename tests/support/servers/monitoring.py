@@ -30,12 +30,12 @@ needs_prometheus = pytest.mark.skipif(
 
 
 def panels() -> list[dict[str, Any]]:
-    """Those that ask something."""
+    """The panels that ask something."""
     return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
 
 def queries() -> dict[str, str]:
-    """What the dashboard asks, its variables filled in: title of the panel and legend -> expression."""
+    """Expressions of the dashboard, their variables filled in: title of the panel and legend -> expression."""
     return {
         f"{panel['title']} {target['legendFormat']}".strip(): target["expr"].replace("$run", ".*")
         for panel in panels()
@@ -66,13 +66,13 @@ class Prometheus:
             return json.load(answer)["data"]
 
     def series(self, expression: str, start: float, end: float, step_s: float = 1.0) -> list[dict[str, Any]]:
-        """What an expression gives over a time, by series."""
+        """Values of an expression over a time, by series."""
         found = self.ask("query_range", query=expression, start=start, end=end, step=step_s)["result"]
         assert isinstance(found, list)
         return found
 
     def scrapes(self, job: str) -> bool:
-        """Whether the last scrape of a job went well."""
+        """True where the last scrape of a job went well."""
         targets = self.ask("targets")["activeTargets"]
         return any(one["labels"]["job"] == job and one["health"] == "up" for one in targets)
 

@@ -45,7 +45,7 @@ class TlsServer:
 
     @property
     def ca(self) -> str:
-        """What clients set EMBQ_BROKER_CA to."""
+        """The value of EMBQ_BROKER_CA for clients."""
         return str(self.secrets / "ca" / "ca.crt")
 
     def url(self, user: str = "", host: str = "localhost") -> str:
