@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz install test-compose test-faults test-readers test-slow test-training soak uptime clean
+.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz install test-compose test-faults test-matrix test-readers test-slow test-training soak uptime clean
 
 install: .venv/installed
 
@@ -125,13 +125,17 @@ bench-index: install .venv-autofaiss/installed   ## the index beside autofaiss: 
 SOAK = PYTHONPATH=tests EMBQ_TEST_SERVER=$(SERVER) $(BIN)/python -m faults.soak \
 	--seeds $(or $(SEEDS),20) --seconds $(or $(SECONDS),3600) --results bench/results/soak.json
 
-test-faults: install   ## the whole fault matrix, then the soak, from a seed that is drawn and printed: [SEED=n] [SEEDS=n] [SECONDS=n] [JOBS=2] [SERVER=redis]
-	@seed=$(or $(SEED),$(EMBQ_TEST_SEED),$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')); \
-	echo "fault matrix and soak with SEED=$$seed"; set -e; \
-	EMBQ_TEST_SEED=$$seed EMBQ_TEST_SERVER=$(SERVER) \
+# Drawn once for a call of make.
+DRAWN := $(or $(SEED),$(EMBQ_TEST_SEED),$(shell od -An -N3 -tu4 /dev/urandom | tr -d ' '))
+
+test-matrix: install   ## the whole fault matrix, from a seed that is drawn and printed: [SEED=n] [JOBS=2] [SERVER=redis]
+	@echo "fault matrix with SEED=$(DRAWN)"
+	EMBQ_TEST_SEED=$(DRAWN) EMBQ_TEST_SERVER=$(SERVER) \
 		$(BIN)/python -m pytest -q tests/faults --all-faults -n $(or $(JOBS),2) --dist worksteal \
-		--fault-table bench/results/faults$(if $(SERVER),-$(SERVER)).json; \
-	$(SOAK) --seed $$seed --jobs $(or $(JOBS),2)
+		--fault-table bench/results/faults$(if $(SERVER),-$(SERVER)).json
+
+test-faults: test-matrix   ## the fault matrix, then the soak, from one seed: [SEED=n] [SEEDS=n] [SECONDS=n] [JOBS=2] [SERVER=redis]
+	$(SOAK) --seed $(DRAWN) --jobs $(or $(JOBS),2)
 
 soak: install   ## random faults, exact check after each seed: [SEED=1] [SEEDS=20] [SECONDS=n] [JOBS=n] [SERVER=redis]
 	$(SOAK) --seed $(or $(SEED),1) --jobs $(or $(JOBS),1)
