@@ -159,11 +159,11 @@ def test_a_service_that_waits_says_why_once_a_minute(
     now, tries = [1000.0], []
 
     class Counted(core.broker.retry_policy.WaitLog):
-        def lasts(self, away_s: float, why: BaseException | None) -> None:
-            super().lasts(away_s, why)
+        def failed(self, away_s: float, why: BaseException | None) -> None:
+            super().failed(away_s, why)
             tries.append(why)
 
-    monkeypatch.setattr(core.broker.retry_policy, "ABSENCE", Counted(lambda: now[0]))
+    monkeypatch.setattr(core.broker.retry_policy, "WAIT_LOG", Counted(lambda: now[0]))
     stop = threading.Event()
 
     def wait() -> None:
