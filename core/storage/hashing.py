@@ -61,7 +61,13 @@ class HashingFile:
         self.closed = False
 
     def write(self, data: Any) -> int:
-        """Write a bytes-like object, which must not change any more: it is hashed beside."""
+        """Write a bytes-like object, which must not change any more: it is hashed beside.
+
+        Raises ValueError where the file below is closed, before the hashing thread is asked: the garbage collector may
+        end a pyarrow writer of a failed file inside `submit`, whose lock this thread then holds already.
+        """
+        if self._file.closed:
+            raise ValueError("write to a closed file")
         view = memoryview(data)
         self._pending.append(_BESIDE.submit(self._digest.update, view))
         if len(self._pending) > MOST_PENDING:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import errno
+import gc
 import hashlib
 import os
+import threading
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from faults.kit.disk import DiskError, SmallDisk
 
 from core.storage import durable
 from core.storage.durable import drop, file_sha256, output_error, publish, reserve, trim, write_new
+from core.storage.hashing import HashingFile
 
 
 def test_a_new_file_is_there_whole_and_its_temporary_name_is_gone(tmp_path: Path) -> None:
@@ -132,3 +138,32 @@ def test_room_that_was_set_aside_and_not_used_is_given_back() -> None:
         assert (path.read_bytes(), os.statvfs(disk.path).f_bfree) == (b"used", free)
     finally:
         disk.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_failed_parquet_writer_that_is_collected_while_another_file_is_hashed_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.table({"a": [1]})
+    with open(tmp_path / "failed", "wb") as raw:
+        failed = pq.ParquetWriter(pa.PythonFile(HashingFile(raw), mode="w"), table.schema)
+        failed.write_table(table)
+    failed.itself = failed  # as the traceback of a failure holds it: only the garbage collector ends it
+    del failed
+
+    class Collecting(concurrent.futures.Future[None]):
+        """A future that is made when the garbage collector is due."""
+
+        def __init__(self) -> None:
+            gc.collect()
+            super().__init__()
+
+    with open(tmp_path / "whole", "wb") as raw:
+        file = HashingFile(raw)
+        writing = threading.Thread(target=file.write, args=(b"data",), daemon=True)
+        with monkeypatch.context() as patch:
+            patch.setattr("concurrent.futures._base.Future", Collecting)
+            writing.start()
+            writing.join(20)
+        assert not writing.is_alive()
+    assert file.hexdigest() == hashlib.sha256(b"data").hexdigest()
