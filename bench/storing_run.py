@@ -99,7 +99,7 @@ class StoredRun:
             "failures": 0,
             "fingerprint": FINGERPRINT,
         }
-        name = f"{u}.arrow"
+        name = f"{self.units[u].unit_id}.{u}.arrow"
         if transport == "payload":
             fields["data"] = data
         elif sha256:
