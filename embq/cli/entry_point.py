@@ -50,8 +50,7 @@ MODULES = {
     **{verb: f"embq.verbs.run:{verb}" for verb in ("run", "enqueue")},
     **{verb: f"embq.verbs.run_control:{verb}" for verb in ("pause", "resume", "cancel")},
     **{verb: f"embq.verbs.failures:{verb}" for verb in ("failures", "retry")},
-    **{verb: f"embq.verbs.doctor:{verb}" for verb in ("doctor", "health")},
-    **{verb: f"embq.verbs.services:{verb}" for verb in ("producer", "worker", "writer")},
+    **{verb: f"embq.verbs.services:{verb}" for verb in ("producer", "worker", "writer", "health")},
     "shards": "training.verbs.shards",
     "train": "training.verbs.train",
 }
