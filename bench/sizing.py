@@ -25,6 +25,7 @@ from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
 from core.models import ModelConfig
 from core.queue.hints import Hint, hint_queue, push
+from core.queue.keys import VERSION
 from core.queue.ledger import Ledger, new_token
 from core.queue.runs import RunRecord, register
 from core.queue.scripts import load_scripts
@@ -41,6 +42,9 @@ TEXT = "a caption of a hundred characters, more or less, as people write them be
 DTYPES, DIMS = ("float32", "float16", "int8", "binary"), (384, 512, 768, 1024)
 SETTLED_S = 8.0
 """A worker's processes are up, and each has said what it is."""
+
+RESULT = {"v": VERSION, "unit_id": "f" * 32, "rows": UNIT_ROWS, "failures": 0, "fingerprint": "f" * 64}
+"""Fields of a result, besides its rows."""
 
 MODEL = ModelConfig(spec="stub:768", modalities=("text",), precision="fp32")
 
@@ -99,14 +103,12 @@ def _of_one_run(client: redis.Redis) -> dict[str, float]:
     data = _result("float16", 768, UNIT_ROWS, with_texts=True)
     before = _used(client)
     for u in units[:RESULTS]:
-        fields = {"u": u, "token": tokens[u], "unit_id": "f" * 32, "rows": UNIT_ROWS, "failures": 0, "bytes": len(data)}
-        assert ledger.publish(u, tokens[u], {**fields, "fingerprint": "f" * 64, "data": data}, size=len(data)) == 1
+        assert ledger.publish(u, tokens[u], {**RESULT, "data": data}, size=len(data)) == 1
     sent = (_used(client) - before) / RESULTS
     before = _used(client)
     for u in units[RESULTS : 2 * RESULTS]:
-        fields = {"u": u, "token": tokens[u], "unit_id": "f" * 32, "rows": UNIT_ROWS, "failures": 0, "bytes": len(data)}
-        staged = {**fields, "fingerprint": "f" * 64, "staged": f"{'f' * 32}.{tokens[u]}.arrow", "sha256": "f" * 64}
-        assert ledger.publish(u, tokens[u], staged, size=len(data)) == 1
+        staged = {"ref": f"{'f' * 32}.{tokens[u].replace(':', '_')}.arrow", "sha256": "f" * 64}
+        assert ledger.publish(u, tokens[u], {**RESULT, **staged}, size=len(data)) == 1
     named = (_used(client) - before) / RESULTS
     return {
         "hinted_unit_bytes": round(hinted),
