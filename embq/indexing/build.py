@@ -13,7 +13,7 @@ import click
 from core.errors import Exit, UsageError
 from core.process.limits import cores
 from core.storage.objects import ObjectPath
-from core.storage.paths import Place, place
+from core.storage.paths import place
 from embq.cli.authorization import authorized_client
 from embq.cli.shared_options import settings_with
 from embq.indexing.changes import change, grown, print_json
@@ -55,17 +55,16 @@ def index(options: Mapping[str, Any]) -> int:
     """Build an index, or change the existing one; returns the exit status."""
     if options["delete"] or options["delete_from"] or options["compact"]:
         return change(options, runner_of(options, build_options(options)))
-    root = place(options["source"])
     id_columns = [name.strip() for name in options["id_columns"].split(",") if name.strip()]
     collection = open_collection(
-        root,
+        *options["sources"],
         output=options["output"],
         column=options["embedding_column_name"],
         file_format=options["file_format"],
         id_columns=id_columns,
     )
     wanted = build_options(options)
-    folder = index_folder(options["to"], root, collection)
+    folder = index_folder(options["to"], options["sources"], collection)
 
     def plan() -> IndexPlan:
         return make_plan(
@@ -122,9 +121,11 @@ def build_options(options: Mapping[str, Any]) -> BuildOptions:
     )
 
 
-def index_folder(to: str | None, root: Place, collection: Collection) -> Path:
+def index_folder(to: str | None, sources: Sequence[str], collection: Collection) -> Path:
     """The folder of the index."""
-    where = place(to) if to is not None else root
+    if to is None and len(sources) > 1:
+        raise UsageError(f"one index of {len(sources)} folders has no folder of its own", next_step="add --to FOLDER")
+    where = place(to if to is not None else sources[0])
     if isinstance(where, ObjectPath):
         raise UsageError(
             f"the files of an index are memory-mapped, and {where} is on an object store",

@@ -40,7 +40,9 @@ def grown(index: Path, collection: Collection, options: Mapping[str, Any], runne
 
 def change(options: Mapping[str, Any], runner: AbstractContextManager[Runner]) -> int:
     """Delete or compact; returns the exit status. Only compaction uses the runner."""
-    where = Path(options["to"] or options["source"])
+    if len(options["sources"]) > 1:
+        raise UsageError("rows are deleted from one index, not from folders", next_step="name the index alone")
+    where = Path(options["to"] or options["sources"][0])
     index = resolve_index(where.absolute(), None if options["to"] else options["output"])
     keys = _keys(options)
     if keys and options["compact"]:

@@ -14,7 +14,7 @@ from embq.cli.shared_options import json_option
     epilog="Examples: embq index ./out | embq index ./out --recall 0.98@10 --max-index-memory-usage 4G | "
     "embq index ./embeddings --to ./my-index --metric-type l2",
 )
-@click.argument("source", metavar="OUT", type=click.Path())
+@click.argument("sources", metavar="OUT...", type=click.Path(), nargs=-1, required=True)
 @click.option(
     "--to", "to", type=click.Path(file_okay=False), default=None, help="Folder of the index.  [OUT/index/<output>]"
 )
@@ -121,7 +121,8 @@ from embq.cli.shared_options import json_option
 def command(**options: Any) -> int:
     """Build a faiss index of the embeddings in OUT, tuned for the requested recall.
 
-    OUT is an output folder of embq, or a folder of .npy, .parquet or .h5 files with embeddings. The plan is printed
+    OUT is an output folder of embq, or a folder of .npy, .parquet or .h5 files with embeddings; several of one kind
+    become one index, with --to. The plan is printed
     before work starts. After an interruption, the same command continues. If OUT has more rows than its index, the new
     rows are added. The report is in infos.json and report.png of the version that CURRENT names.
 

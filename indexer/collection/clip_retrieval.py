@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,39 +27,49 @@ def is_layout(root: Path) -> bool:
     return any((root / folder).is_dir() for folder in FOLDERS.values())
 
 
-def describe_layout(root: Path, *, output: str | None, id_columns: Sequence[str]) -> dict[str, Any]:
-    """The fields of the collection that such a folder is, see `Collection`.
+def describe_layout(
+    folder: Path, roots: Sequence[Path], *, output: str | None, id_columns: Sequence[str]
+) -> dict[str, Any]:
+    """The fields of the collection that such folders are, see `Collection`.
 
     Args:
+        folder: that the paths of the parts' files are relative to.
         output: "image" or "text"; None for images, where there are any.
         id_columns: columns of metadata; () for all.
 
     Raises InputError `misaligned` where files that belong together are missing or have not as many rows as each other,
     and what `indexer.collection.npy.open_matrix` raises.
     """
-    layout = _layout(root, output)
-    listing = Listing()
+    layouts = [_layout(root, output) for root in roots]
+    layout, listing = layouts[0], Listing()
+    for root, other in zip(roots, layouts, strict=True):
+        if (set(other.vectors), other.metadata is None) != (set(layout.vectors), layout.metadata is None):
+            raise InputError(
+                f"{root} and {roots[0]} have not the same of {', '.join([*FOLDERS.values(), METADATA])}",
+                next_step="bring back what is missing, or index them apart",
+                code="mixed_embeddings",
+            )
     schemas: list[tuple[Path, pa.Schema]] = []
     shapes: dict[str, Shape] = {}
-    for number, first in layout.vectors[layout.output].items():
+    for one, number, first in _files(layouts):
         rows, refs = look(first).rows, []
-        for name, files in layout.vectors.items():
+        for name, files in one.vectors.items():
             path = files[number]
             found = look(path)
             _same_rows(first, rows, path, found.rows)
             if found.shape is not None:
                 shapes[name] = same_shape(shapes.get(name), found.shape)
-            refs.append(file_ref(root, path, kind="vectors", column=FOLDERS[name]))
-        if layout.metadata is not None:
-            path = layout.metadata[number]
+            refs.append(file_ref(folder, path, kind="vectors", column=FOLDERS[name]))
+        if one.metadata is not None:
+            path = one.metadata[number]
             schemas.append((path, _schema(path, first, rows)))
             notes = noted(schemas[-1][1].metadata or {})
             shapes[METADATA] = same_shape(shapes.get(METADATA), Shape(path=path, dim=0, dtype="", **notes))
-            refs.append(file_ref(root, path))
+            refs.append(file_ref(folder, path))
         listing.add(rows, *refs)
     if layout.output not in shapes:
         count = len(layout.vectors[layout.output])
-        raise no_embeddings(f"{root} holds no rows: its {count} .npy files are empty", "name another folder")
+        raise no_embeddings(f"{roots[0]} holds no rows: its {count} .npy files are empty", "name another folder")
     dim = shapes[layout.output].dim
     return {
         "kind": "clip-retrieval",
@@ -71,6 +81,10 @@ def describe_layout(root: Path, *, output: str | None, id_columns: Sequence[str]
         **find_columns(schemas, id_columns or None, ()).fields(),
         **listing.fields(),
     }
+
+
+def _files(layouts: Sequence[_Layout]) -> Iterator[tuple[_Layout, str, Path]]:
+    return ((layout, *file) for layout in layouts for file in layout.vectors[layout.output].items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

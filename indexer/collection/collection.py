@@ -43,6 +43,7 @@ class Collection:
         id_types: their types in a plain folder, by the names that `core.rows.spec.COLUMN_TYPES` has for them.
         named: "key" and "caption" -> the column that they are, where a plain folder has such columns.
         empty: files that are passed over: they hold no rows, or show those of others.
+        folders: where the collection is several folders, their paths below `root`, sorted; else ().
     """
 
     root: str
@@ -62,6 +63,7 @@ class Collection:
     query_columns: dict[str, str] = field(default_factory=dict)
     named: dict[str, str] = field(default_factory=dict)
     empty: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
 
     @property
     def n(self) -> int:
@@ -72,9 +74,14 @@ class Collection:
     def digest(self) -> str:
         """Hash of all that an index of it depends on; where the folder stands is no part of that."""
         described = msgspec.to_builtins(self)
-        for name in ("root", "complete", "empty"):
+        for name in ("root", "complete", "empty", "folders"):
             del described[name]
         return content_hash(described)
+
+    @property
+    def roots(self) -> list[str]:
+        """The folders that it was opened from."""
+        return [f"{self.root.rstrip('/')}/{folder}" for folder in self.folders] or [self.root]
 
     # --- reading ---
 
@@ -160,7 +167,7 @@ class Collection:
 
     def _reader(self) -> PartReader:
         if self.kind == "run":
-            return RunReader(root=self.root, rows_spec=self.rows_spec, id_columns=self.id_columns)
+            return RunReader(root=self.root, folders=self.folders, rows_spec=self.rows_spec, id_columns=self.id_columns)
         columns = Columns(types=self.id_types, named=self.named)
         format_ = FORMATS["npy" if self.kind == "clip-retrieval" else self.kind]
         return PlainReader(format=format_, root=Path(self.root), dim=self.dim, columns=columns)
@@ -208,7 +215,9 @@ class Collection:
         same = ["kind", "column", "dim", "rows_spec", "fingerprint"]
         if self.kind != "clip-retrieval":  # of which all columns are taken that there are
             same.append("id_columns")
-        changed = {name: (getattr(old, name), getattr(self, name)) for name in same}
+        changed: dict[str, tuple[Any, Any]] = {name: (getattr(old, name), getattr(self, name)) for name in same}
+        if bool(self.folders) != bool(old.folders):  # paths of parts begin with the folder where there are several
+            changed["number of folders"] = (len(old.roots), len(self.roots))
         for name, type_ in old.id_types.items():
             if type_ != "string":  # which holds anything
                 changed[f"column {name!r}"] = (type_, self.id_types.get(name))

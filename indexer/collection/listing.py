@@ -123,21 +123,21 @@ def choose_column(path: Path, there: Sequence[str], columns: Sequence[str]) -> s
     )
 
 
-def files_below(root: Path, suffixes: Sequence[str]) -> tuple[Path, list[Path]]:
-    """The folder that paths are relative to, and the files in it that end so, at any depth, sorted by their paths.
+def files_below(root: Path, suffixes: Sequence[str]) -> list[Path]:
+    """The files in a folder that end so, at any depth, sorted by their paths.
 
     Where `root` is such a file itself, it is the only one. Hidden files and folders are passed over, those whose
     names begin with "_", and folders that hold an index. InputError `no_embeddings` where there is none.
     """
     if root.is_file():
-        return root.parent, [root]
+        return [root]
     found = [path for path in all_below(root) if path.name.endswith(tuple(suffixes))]
     if not found:
         raise no_embeddings(
             f"{root} holds no files that end in {' or '.join(suffixes)}",
             "name a folder with embeddings, or the output of a run",
         )
-    return root, sorted(found, key=str)
+    return sorted(found, key=str)
 
 
 def all_below(root: Path) -> Iterator[Path]:

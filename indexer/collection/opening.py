@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from indexer.collection.listing import all_below
 from indexer.collection.parquet import has_vectors
 from indexer.collection.parts import Block, FileRef, PartRef, no_embeddings
 from indexer.collection.plain import FORMATS, describe_files
-from indexer.collection.run import describe_run
+from indexer.collection.run import describe_run, describe_runs
 
 __all__ = ["Block", "Collection", "FileRef", "PartRef", "open_collection"]
 
@@ -28,18 +29,17 @@ UNIT_LENGTH_WITHIN = 1e-2
 
 
 def open_collection(
-    root: Path | str | Place,
-    *,
+    *roots: Path | str | Place,
     output: str | None = None,
     column: str | None = None,
     file_format: str | None = None,
     id_columns: Sequence[str] = (),
 ) -> Collection:
-    """Open the output of a run or a plain folder as a collection.
+    """Open outputs of runs or plain folders as one collection.
 
     Args:
-        root: output folder of a run, here or on an object store; or a folder of .npy, .parquet or .h5 files, or one
-            such file.
+        roots: output folder of a run, here or on an object store; or a folder of .npy, .parquet or .h5 files, or one
+            such file. Several are all of one kind; rows have ids in the order of their paths.
         output: whose vectors, where a run has several (its "image" or "text", or the name of a model).
         column: name of the column of vectors; "embedding" for plain folders unless it is given.
         file_format: "npy", "parquet" or "hdf5" for plain folders; None finds out.
@@ -47,50 +47,107 @@ def open_collection(
 
     Raises InputError: `no_embeddings`, `which_output`, `mixed_embeddings`, `not_vectors`, `part_damaged`.
     """
-    where = place(root)
-    described = _described(where, output=output, column=column, file_format=file_format, id_columns=tuple(id_columns))
-    base = where.parent if isinstance(where, Path) and where.is_file() else where
+    places = sorted({place(root) for root in roots}, key=lambda root: f"{root}/")
+    folder = _shared_folder(places)
+    described = _described(
+        folder, places, output=output, column=column, file_format=file_format, id_columns=tuple(id_columns)
+    )
+    if len(places) > 1:
+        described["folders"] = tuple(_below(folder, root) for root in places)
     known = described.pop("unit_length", None)
-    collection = Collection(root=str(base), unit_length=bool(known), **described)
+    collection = Collection(root=str(folder), unit_length=bool(known), **described)
     return collection if known is not None else replace(collection, unit_length=_unit_length(collection))
 
 
+def _shared_folder(places: Sequence[Place]) -> Place:
+    """The folder that paths of parts are relative to: what all are in, or the only one."""
+    for one, other in pairwise(places):
+        if f"{other}/".startswith(f"{one}/"):
+            raise InputError(f"{other} is in {one}: its rows would be indexed twice", next_step="leave one out")
+    bases = [one.parent if isinstance(one, Path) and one.is_file() else one for one in places]
+    if len(bases) == 1:
+        return bases[0]
+    columns = zip(*(str(base).split("/") for base in bases), strict=False)
+    shared = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, columns)]
+    if len(shared) < (1 if isinstance(bases[0], Path) else 3):
+        raise InputError(
+            f"{places[0]} and {places[-1]} are in no folder or bucket together",
+            next_step="copy one of them beside the other",
+            code="no_embeddings",
+        )
+    return place("/".join(shared) or "/")
+
+
+def _below(folder: Place, root: Place) -> str:
+    return str(root).removeprefix(str(folder)).lstrip("/")
+
+
 def _described(
-    where: Place, *, output: str | None, column: str | None, file_format: str | None, id_columns: tuple[str, ...]
+    folder: Place,
+    places: Sequence[Place],
+    *,
+    output: str | None,
+    column: str | None,
+    file_format: str | None,
+    id_columns: tuple[str, ...],
 ) -> dict[str, Any]:
+    runs = [where for where in places if _is_run(where)]
+    if runs:
+        if file_format is not None or id_columns:
+            raise UsageError(f"{runs[0]} is the output of a run, which says itself what its files and columns are")
+        _all_of_them(places, runs, "outputs of runs")
+        if len(runs) == 1:
+            return describe_run(runs[0], output=output, column=column)
+        return describe_runs({_below(folder, where): where for where in runs}, output=output, column=column)
+    paths = []
+    for where in places:
+        if not isinstance(where, Path):
+            raise InputError(
+                f"{where} is no output of a run: other embeddings are read from folders of this machine",
+                next_step="copy them to a folder",
+                code="no_embeddings",
+            )
+        if not where.exists():
+            raise InputError(f"{where} is not there", next_step="check the path", code="no_embeddings")
+        paths.append(where)
+    assert isinstance(folder, Path)
+    layouts = [where for where in paths if where.is_dir() and is_layout(where)]
+    if layouts and file_format in (None, "npy"):
+        _all_of_them(places, layouts, "folders of clip-retrieval")
+        return describe_layout(folder, layouts, output=output, id_columns=id_columns)
+    format_ = file_format or _format_of(paths)
+    if format_ == "npy" and (id_columns or column is not None):
+        raise UsageError(f"{paths[0]}: .npy files have no columns", next_step="leave the names of columns out")
+    if format_ not in FORMATS:
+        raise UsageError(f"unknown format of files {format_!r}", next_step=f"use one of {', '.join(FORMATS)}")
+    described = describe_files(folder, paths, format_, column=column, id_columns=id_columns)
+    return described | ({} if output is None else {"output": output})
+
+
+def _is_run(where: Place) -> bool:
     try:
-        is_run = (where / "run.json").exists()
+        return (where / "run.json").exists()
     except OSError as error:
         raise InputError(
             f"{where} cannot be read: {error.strerror or error}",
             next_step="give read permission, or the credentials of the store",
         ) from error
-    if is_run:
-        if file_format is not None or id_columns:
-            raise UsageError(f"{where} is the output of a run, which says itself what its files and columns are")
-        return describe_run(where, output=output, column=column)
-    if not isinstance(where, Path):
+
+
+def _all_of_them(places: Sequence[Place], alike: Sequence[Place], kind: str) -> None:
+    """Raise InputError unless all places are of one kind."""
+    if other := next((one for one in places if one not in alike), None):
         raise InputError(
-            f"{where} is no output of a run: other embeddings are read from folders of this machine",
-            next_step="copy them to a folder",
-            code="no_embeddings",
+            f"{alike[0]} and {other} cannot be one index: only the first is one of the {kind}",
+            next_step="index them apart; `embq serve` answers from several indexes",
+            code="mixed_embeddings",
         )
-    if not where.exists():
-        raise InputError(f"{where} is not there", next_step="check the path", code="no_embeddings")
-    if where.is_dir() and is_layout(where) and file_format in (None, "npy"):
-        return describe_layout(where, output=output, id_columns=id_columns)
-    format_ = file_format or _format_of(where)
-    if format_ == "npy" and (id_columns or column is not None):
-        raise UsageError(f"{where}: .npy files have no columns", next_step="leave the names of columns out")
-    if format_ not in FORMATS:
-        raise UsageError(f"unknown format of files {format_!r}", next_step=f"use one of {', '.join(FORMATS)}")
-    described = describe_files(where, format_, column=column, id_columns=id_columns)
-    return described | ({} if output is None else {"output": output})
 
 
-def _format_of(where: Path) -> str:
-    """The format of a plain folder; parquet files without vectors beside others are their metadata."""
-    below = [where] if where.is_file() else all_below(where)
+def _format_of(paths: Sequence[Path]) -> str:
+    """The format of plain folders; parquet files without vectors beside others are their metadata."""
+    where = ", ".join(map(str, paths))
+    below = chain.from_iterable([path] if path.is_file() else all_below(path) for path in paths)
     first: dict[str, Path] = {}
     for path in below:
         for kind, format_ in FORMATS.items():

@@ -66,14 +66,19 @@ FORMATS = {
 }
 
 
-def describe_files(root: Path, kind: str, *, column: str | None, id_columns: Sequence[str]) -> dict[str, Any]:
-    """The fields of the collection that the files of one format at or below a path are, see `Collection`.
+def describe_files(
+    folder: Path, roots: Sequence[Path], kind: str, *, column: str | None, id_columns: Sequence[str]
+) -> dict[str, Any]:
+    """The fields of the collection that the files of one format at or below some paths are, see `Collection`.
+
+    Args:
+        folder: that the paths of the parts' files are relative to.
 
     Raises InputError where there are no rows or no vectors, where two files hold different ones, or where a file lacks
     one of `id_columns`.
     """
     format_ = FORMATS[kind]
-    folder, files = files_below(root, format_.suffixes)
+    files = [path for root in roots for path in files_below(root, format_.suffixes)]
     listing = Listing()
     schemas: list[tuple[Path, pa.Schema]] = []
     shape: Shape | None = None
@@ -88,7 +93,7 @@ def describe_files(root: Path, kind: str, *, column: str | None, id_columns: Seq
             schemas.append((path, found.schema))
     if shape is None or column is None:
         raise no_embeddings(
-            f"{root} holds no rows: its {len(files)} {format_.name} files are empty", "name another folder"
+            f"{roots[0]} holds no rows: its {len(files)} {format_.name} files are empty", "name another folder"
         )
     vectors = [column, *(one.name for one in schemas[0][1] if parquet.is_vectors(one.type))]
     return {

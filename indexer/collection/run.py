@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -71,6 +71,34 @@ def describe_run(root: Place, *, output: str | None, column: str | None) -> dict
         "parts": parts,
         "complete": state.closed,
     }
+
+
+def describe_runs(folders: Mapping[str, Place], *, output: str | None, column: str | None) -> dict[str, Any]:
+    """The fields of the collection that the rows of several runs are: those of the first, then those of the next.
+
+    Args:
+        folders: path below the root of the collection -> output folder.
+
+    Raises InputError `mixed_embeddings` where the rows of two runs are not alike, and as `describe_run` does.
+    """
+    found = {folder: describe_run(root, output=output, column=column) for folder, root in folders.items()}
+    (first, whole), *others = found.items()
+    for folder, other in others:
+        for name in ("fingerprint", "column", "dim", "rows_spec", "id_columns"):
+            if other[name] != whole[name]:
+                raise InputError(
+                    f"{folders[first]} and {folders[folder]} cannot be one index: {name} is {whole[name]!r} in the one "
+                    f"and {other[name]!r} in the other",
+                    next_step="index them apart; `embq serve` answers from several indexes",
+                    code="mixed_embeddings",
+                )
+    parts: list[PartRef] = []
+    for folder, one in found.items():
+        for part in one["parts"]:
+            files = tuple(replace(file, path=f"{folder}/{file.path}") for file in part.files)
+            rows = parts[-1].first_id + parts[-1].rows if parts else 0
+            parts.append(PartRef(files=files, rows=part.rows, first_id=rows))
+    return {**whole, "run": None, "parts": tuple(parts), "complete": all(one["complete"] for one in found.values())}
 
 
 def _choose_output(info: RunInfo, columns: dict[str, str], output: str | None, column: str | None) -> Output:
@@ -155,12 +183,14 @@ class RunReader:
     """See `indexer.collection.parts.PartReader`.
 
     Args:
-        root: output folder of the run.
+        root: output folder of the run, or what the folders of several are in.
+        folders: of several runs, below `root`; else ().
         rows_spec: `RowSpec.describe()` of the run.
         id_columns: columns of metadata in the identity.
     """
 
     root: str
+    folders: Sequence[str]
     rows_spec: dict[str, Any]
     id_columns: Sequence[str]
 
@@ -177,14 +207,19 @@ class RunReader:
 
     def identity(self, pieces: Sequence[Piece]) -> Iterator[pa.Table]:
         """See `PartReader`. Reads the ids of units first, for the sources of all of them."""
-        units: set[str] = set()
+        units: dict[str, set[str]] = {}
         for part, start, stop in pieces:
             for table in self._tables(part, ["unit_id"], start, stop):
-                units.update(pc.unique(table["unit_id"]).to_pylist())
-        sources = Manifest(Layout(place(self.root))).sources(units)
+                units.setdefault(self._folder(part), set()).update(pc.unique(table["unit_id"]).to_pylist())
+        root = place(self.root)
+        sources = {run: Manifest(Layout(root / run if run else root)).sources(ids) for run, ids in units.items()}
         for part, start, stop in pieces:
             for table in self._tables(part, ["key", "caption", "unit_id", *self.id_columns], start, stop):
-                yield self._identity(table, sources)
+                yield self._identity(table, sources[self._folder(part)])
+
+    def _folder(self, part: PartRef) -> str:
+        """The folder of the run that a part is of; "" for the root."""
+        return next((folder for folder in self.folders if part.files[0].path.startswith(f"{folder}/")), "")
 
     def _identity(self, table: pa.Table, sources: Mapping[str, str]) -> pa.Table:
         units = table["unit_id"].cast(pa.string()).combine_chunks().dictionary_encode()
