@@ -8,18 +8,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from core.errors import EmbqError, InputError, TryLaterError
+from core.errors import EmbqError, InputError
 from indexer.faiss_module import faiss, set_threads
 from indexer.index_files.identity import Identity
 from indexer.index_files.lists import Stack, empty_lists, read_lists
 from indexer.index_files.rows import RowsFiles
 from indexer.index_files.template import Template, packed
-from indexer.index_files.version import Version, current_name, read_current, read_version
+from indexer.index_files.version import Version, open_current, read_version
 
 MEMORIES = ("ram", "mmap")
 """Storage of lists: loaded into memory, or memory-mapped from their files."""
-ATTEMPTS = 20
-"""Attempts to open the current version where it was swept away meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +97,7 @@ class Searcher:
         """
         if version is not None:
             return cls(read_version(index, version), memory=memory, threads=threads, piece=piece)
-        for _ in range(ATTEMPTS):
-            name = current_name(index)
-            try:
-                return cls(read_current(index), memory=memory, threads=threads, piece=piece)
-            except EmbqError as error:
-                # The version may have been swept away while it was opened, when two more were published meanwhile.
-                if error.code != "index_damaged" or current_name(index) == name:
-                    raise
-        raise TryLaterError(f"{index} changes faster than it can be opened", next_step="try again")
+        return open_current(index, lambda found: cls(found, memory=memory, threads=threads, piece=piece))
 
     @property
     def dim(self) -> int:

@@ -6,8 +6,11 @@ rows.
 
 from __future__ import annotations
 
+import os
+import struct
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -119,3 +122,83 @@ class Stack:
         for part in parts:
             vector.push_back(part)
         return kind(vector.size(), vector.data())
+
+
+_HEADER = struct.Struct("<4sQQ4sQ")
+"""Start of lists in a file of faiss: "ilar", number of lists, bytes of a code, "full" or "sprs", numbers that follow.
+
+The numbers, uint64, are the size of each list, or the number and size of each that is not empty. Codes and ids of list
+after list follow.
+"""
+
+
+def no_lists(lists: int, code_size: int) -> bytes:
+    """Lists as faiss writes them while all are empty: the end of the file of an index without rows."""
+    return _HEADER.pack(b"ilar", lists, code_size, b"sprs", 0)
+
+
+def lists_header(sizes: np.ndarray, code_size: int) -> bytes:
+    """Everything before the first code in faiss's form of lists with these sizes."""
+    header = _HEADER.pack(b"ilar", len(sizes), code_size, b"full", len(sizes))
+    return header + sizes.astype("<u8").tobytes()
+
+
+class ListsBytes:
+    """A lists file, read piece by piece: no more of it is ever in memory.
+
+    Args:
+        lists: number of lists in it.
+
+    Raises OutputError `index_damaged` where the file holds something else.
+
+    Attributes:
+        sizes: rows of each list, int64.
+    """
+
+    def __init__(self, path: Path, lists: int) -> None:
+        self.path = path
+        try:
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by the caller
+        except OSError as error:
+            raise damaged(f"{path} cannot be read: {error.strerror}") from error
+        kind, count, self.code_size, form, numbers = self._header()
+        whole = os.fstat(self._file.fileno()).st_size
+        if kind != b"ilar" or count != lists or form not in (b"full", b"sprs") or 8 * numbers > whole:
+            raise damaged(f"{path} does not hold {lists:,} lists")
+        table = np.frombuffer(self._read(_HEADER.size, 8 * numbers), "<u8").astype(np.int64)
+        if form == b"full":
+            self.sizes = table
+        else:
+            self.sizes = np.zeros(lists, np.int64)
+            self.sizes[table[::2]] = table[1::2]
+        entry = self.code_size + 8
+        starts = _HEADER.size + 8 * numbers + entry * np.concatenate([[0], np.cumsum(self.sizes)])
+        if len(self.sizes) != lists or starts[-1] != whole:
+            raise damaged(f"{path} has {whole:,} bytes, its lists have {starts[-1]:,}")
+        self._starts = starts.tolist()
+
+    def _header(self) -> tuple[bytes, int, int, bytes, int]:
+        header: tuple[bytes, int, int, bytes, int] = _HEADER.unpack(self._read(0, _HEADER.size))
+        return header
+
+    def __enter__(self) -> ListsBytes:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+    def codes(self, number: int, first: int, count: int) -> np.ndarray:
+        """Codes of some rows of a list: uint8 (count, bytes of a code)."""
+        data = self._read(self._starts[number] + first * self.code_size, count * self.code_size)
+        return np.frombuffer(data, np.uint8).reshape(count, self.code_size)
+
+    def ids(self, number: int, first: int, count: int) -> np.ndarray:
+        """Ids of some rows of a list: int64 (count,)."""
+        start = self._starts[number] + int(self.sizes[number]) * self.code_size
+        return np.frombuffer(self._read(start + 8 * first, 8 * count), "<i8")
+
+    def _read(self, offset: int, count: int) -> bytes:
+        data = os.pread(self._file.fileno(), count, offset)
+        if len(data) != count:
+            raise damaged(f"{self.path} ends before byte {offset + count:,}")
+        return data

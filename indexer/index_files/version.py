@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from core.errors import InputError, MalformedError, OutputError
+from core.errors import EmbqError, InputError, MalformedError, OutputError, TryLaterError
 from core.storage import beneath
 from core.storage.paths import refuse_unnameable
 from indexer.collection.opening import Collection
@@ -26,6 +26,10 @@ from indexer.plan.index_plan import IndexPlan
 SCHEMA = 1
 CURRENT, RECORD = "CURRENT", "version.json"
 NAME = re.compile(r"v\d{4,}")
+ATTEMPTS = 20
+"""Attempts to open the current version where it was swept away meanwhile."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +167,22 @@ def read_current(index: Path) -> Version:
             f"{index} holds no finished index", next_step="build one with `embq index OUT`", code="no_index"
         )
     return current
+
+
+def open_current(index: Path, opened: Callable[[Version], T]) -> T:
+    """The current version as `opened` opens its files; again where it was swept away meanwhile.
+
+    Raises InputError where there is no index, OutputError where a file of it is missing or damaged.
+    """
+    for _ in range(ATTEMPTS):
+        name = current_name(index)
+        try:
+            return opened(read_current(index))
+        except EmbqError as error:
+            # The version may have been swept away while it was opened, when two more were published meanwhile.
+            if error.code != "index_damaged" or current_name(index) == name:
+                raise
+    raise TryLaterError(f"{index} changes faster than it can be opened", next_step="try again")
 
 
 def resolve_index(path: Path, output: str | None = None) -> Path:

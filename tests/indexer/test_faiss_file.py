@@ -1,0 +1,113 @@
+"""An index exported as files of faiss: `faiss.read_index` answers from them as a search without re-ranking does."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+from indexes_that_grow import add_part, grown, make_index, rows
+
+from core.errors import InputError, OutputError, UsageError
+from indexer.change.deletes import delete
+from indexer.export import write_faiss_file
+from indexer.index_files.version import read_current
+from indexer.searcher import Searcher
+
+QUERIES = rows(50, 99).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index with rows that were added, and others that were deleted before and after."""
+    index = make_index(tmp_path_factory.mktemp("export"))
+    delete(index, ["p0.npy:3", "p1.npy:4"])
+    add_part(index.parent / "data", "z", rows(100, 50))
+    grown(index)
+    delete(index, ["z.npy:7"])
+    assert (len(read_current(index).groups), read_current(index).deleted) == (2, 3)
+    return index
+
+
+def answers(path: Path, *, flags: int = 0, k: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """Distances and ids that faiss finds by itself."""
+    return faiss.read_index(str(path), flags).search(QUERIES, k)
+
+
+def expected(index: Path, k: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """Scores and ids of a search of the same lists."""
+    found = Searcher.open(index, memory="mmap").search(QUERIES, k, refine=False)
+    return found.scores, found.ids
+
+
+@pytest.mark.parametrize("flags", [0, faiss.IO_FLAG_MMAP, faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY])
+def test_faiss_answers_from_the_file_as_a_search_does(index: Path, tmp_path: Path, flags: int) -> None:
+    done = write_faiss_file(index, tmp_path / "knn.index")
+    scores, ids = expected(index)
+    distances, found = answers(tmp_path / "knn.index", flags=flags)
+    assert np.array_equal(found, ids)
+    assert np.allclose(1 - distances / 2, scores, atol=1e-6)
+    assert [one.path.name for one in done.files] == ["knn.index"]
+    assert (done.files[0].rows, done.distance) == (1297, "squared distance")
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["IVF2,Flat", "IVF16,SQ8", "IVF16_HNSW32,SQfp16", "IVF16,RaBitQ", "IVF16,EDEN4", "PCAR16,IVF16(PCA8,Flat),PQ8x4"],
+)
+def test_every_kind_of_code_is_read_back(tmp_path: Path, key: str) -> None:
+    index = make_index(tmp_path, key=key, refine="none", parts=2)
+    done = write_faiss_file(index, tmp_path / "knn.index")
+    assert np.array_equal(answers(tmp_path / "knn.index")[1], expected(index)[1])
+    assert faiss.extract_index_ivf(faiss.read_index(str(tmp_path / "knn.index"))).nprobe == done.nprobe
+    assert done.k_factor == 1
+
+
+def test_shards_hold_all_rows_once_and_answer_together_as_the_whole(index: Path, tmp_path: Path) -> None:
+    done = write_faiss_file(index, tmp_path / "knn.index", shards=3)
+    assert [one.path.name for one in done.files] == ["knn.index0", "knn.index1", "knn.index2"]
+    assert sum(one.rows for one in done.files) == 1297
+    assert min(one.rows for one in done.files) > 200
+    found = [answers(one.path) for one in done.files]
+    distances, ids = (np.concatenate(column, axis=1) for column in zip(*found, strict=True))
+    best = np.argsort(np.where(ids < 0, np.inf, distances), axis=1, kind="stable")[:, :10]
+    assert np.array_equal(np.take_along_axis(ids, best, axis=1), expected(index)[1])
+
+
+def test_there_are_no_more_shards_than_lists_with_rows(tmp_path: Path) -> None:
+    index = make_index(tmp_path, key="IVF2,Flat", refine="none", parts=1)
+    done = write_faiss_file(index, tmp_path / "knn.index", shards=10)
+    assert [one.path.name for one in done.files] == ["knn.index0", "knn.index1"]
+
+
+def test_lists_are_copied_in_pieces(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_faiss_file(index, tmp_path / "whole.index")
+    monkeypatch.setattr("indexer.export.COPY_BYTES", 100)
+    write_faiss_file(index, tmp_path / "pieces.index")
+    assert (tmp_path / "pieces.index").read_bytes() == (tmp_path / "whole.index").read_bytes()
+
+
+def test_a_file_is_replaced_only_where_that_is_asked_for(index: Path, tmp_path: Path) -> None:
+    path = tmp_path / "knn.index"
+    path.write_text("mine")
+    with pytest.raises(UsageError, match="exists"):
+        write_faiss_file(index, path)
+    assert path.read_text() == "mine"
+    write_faiss_file(index, path, overwrite=True)
+    assert answers(path)[1].shape == (50, 10)
+    assert [one.name for one in tmp_path.iterdir()] == ["knn.index"]
+
+
+def test_an_export_that_fails_leaves_no_file(index: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(index, copy)
+    (copy / read_current(index).groups[1][0].path).write_bytes(b"short")
+    with pytest.raises(OutputError, match="bytes"):
+        write_faiss_file(copy, tmp_path / "knn.index")
+    with pytest.raises(InputError, match="no finished index"):
+        write_faiss_file(tmp_path / "nowhere", tmp_path / "knn.index")
+    with pytest.raises(OutputError, match="missing"):
+        write_faiss_file(index, tmp_path / "missing" / "knn.index")
+    assert [one.name for one in tmp_path.iterdir()] == ["copy"]
