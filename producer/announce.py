@@ -48,6 +48,7 @@ def record_of(info: RunInfo, output: Place) -> RunRecord:
         rows=info.rows,
         units=info.units,
         retries=info.retries,
+        workers=info.workers,
     )
 
 

@@ -17,7 +17,7 @@ from core.run.commit_log import CommitLog
 from core.run.control import PRIORITY, Control, save_control
 from core.run.layout import Layout, refuse_foreign_files
 from core.run.manifest import Manifest, ManifestSummary, first_segment_writer
-from core.run.run_info import RunInfo, load_run, run_id
+from core.run.run_info import RunInfo, WorkerDefaults, load_run, run_id
 from core.storage.durable import drop
 from core.storage.paths import Place, place
 from core.units import Unit
@@ -30,7 +30,11 @@ from sources.reader_options import ReadOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A run as the user asks for it; the fields are options of `embq run`."""
+    """A run as the user asks for it; the fields are options of `embq run`.
+
+    Attributes:
+        as_held: whether to embed those of `modalities` that the inputs have, and not to refuse inputs without one.
+    """
 
     inputs: tuple[str, ...]
     output: Place
@@ -46,6 +50,8 @@ class Request:
     priority: int = PRIORITY
     chunking: Chunking | None = None
     decode: str = REFERENCE
+    as_held: bool = False
+    workers: WorkerDefaults = WorkerDefaults()  # noqa: RUF009 - it is frozen
 
     @property
     def record(self) -> PlanRecord:
@@ -144,6 +150,7 @@ def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
         request.inputs,
         request.options if request.chunking is None else request.options.for_chunks(),
         request.modalities,
+        as_held=request.as_held,
         selection=request.selection,
         known=_known_sources(layout),
     )
@@ -193,6 +200,7 @@ def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) 
         version=request.version,
         created=utc_now(),
         segments=tuple(segments.names),
+        workers=request.workers,
     )
     info = replace(info, run=run_id(info.identity(), layout.root))
     save_control(layout, Control(priority=request.priority))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -22,6 +23,8 @@ from producer.selection import Selection
 from sources.access.files import absolute, has_magic, match
 from sources.access.listings import cached_listings
 from sources.access.urls import check_source
+from sources.extensions import ALL
+from sources.formats.image_folder import walk_with
 from sources.kinds import SUPPORTED
 from sources.reader_options import ReadOptions
 from sources.unit_reader import first_metadata, may_have_metadata
@@ -64,6 +67,7 @@ def plan(
     options: ReadOptions,
     modalities: Sequence[str] = (),
     *,
+    as_held: bool = False,
     selection: Selection | None = None,
     known: Callable[[str], bool] | None = None,
 ) -> Plan:
@@ -73,6 +77,8 @@ def plan(
         inputs: as the user gave them. A path that exists is taken as it is, whatever characters it has.
         options: how inputs split into units and samples.
         modalities: to embed; () takes images where all inputs can have them, and texts where none can.
+        as_held: whether to embed only those of `modalities` that all inputs have, so no captions of folders of images
+            alone.
         selection: the part of the inputs to take; None takes all.
         known: whether an input was planned before; then it may be missing.
 
@@ -90,6 +96,8 @@ def plan(
             scan.add(path)
     vanished = scan.check(known or (lambda _: False))
     units = scan.units()
+    if as_held:
+        modalities = [one for one in modalities if all(one in held for held in _held(scan, options))]
     return Plan(
         units=units if chosen.all else _some_left(chosen.narrow(units, options.unit_samples), chosen),
         modalities=_choose_modalities(scan.kinds, scan.held, modalities) if scan.kinds else (),
@@ -139,6 +147,16 @@ def _some_left(units: Iterator[Unit], selection: Selection) -> Iterator[Unit]:
             code="empty_input",
             next_step="take more of them; `--dry-run` shows what is left",
         )
+
+
+def _held(scan: InputScan, options: ReadOptions) -> Iterator[tuple[str, ...]]:
+    """The modalities of each kind of input; of folders of images by whether there is a caption."""
+    for kind, path in scan.kinds.items():
+        captions = options.caption_keys or ALL.texts
+        if kind == "files" and next(walk_with(captions, path, Counter()), None) is None:
+            yield ("image",)
+        else:
+            yield scan.held[kind]
 
 
 def _choose_modalities(

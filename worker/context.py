@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import redis
 
 from core.broker.client import ANSWER_S, connect
+from core.run.run_info import WorkerDefaults
 from core.service.stopping import StopFlag
 from core.settings import Settings
 from worker.claim.input_locality import InputLocality
@@ -32,6 +33,7 @@ class WorkerOptions:
         progress_fd: memory that is shared with the supervisor, see `worker.meter.progress_board`; -1 for none.
         version: of embq, as the supervisor has it.
         without: optional ways to compute that are left out, with commas between them, see `worker.supervisor.slot`.
+        threads_chosen: whether the user chose `threads`; else a run may.
         guest: whether it ends where its device is full, because another process of this supervisor serves that device.
         siblings: processes of the same supervisor that compute, this one included: they share the machine's memory.
     """
@@ -49,12 +51,18 @@ class WorkerOptions:
     version: str
     siblings: int = 1
     guest: bool = False
+    threads_chosen: bool = False
     without: str = ""
 
     @property
     def torch_device(self) -> str:
         """Name of the device in torch: this process sees no other GPU, see `worker.supervisor.slot`."""
         return "cuda:0" if self.device.startswith("cuda") else self.device
+
+    def with_defaults(self, defaults: WorkerDefaults) -> WorkerOptions:
+        """These options, with the defaults of a run for those that the user did not choose."""
+        threads = 0 if self.threads_chosen else defaults.prepare_threads
+        return replace(self, batch_size=self.batch_size or defaults.batch_size, threads=threads or self.threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

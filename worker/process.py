@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 
 import redis
 
@@ -82,6 +83,7 @@ def _serve(context: WorkerContext) -> None:
 def _serve_model(context: WorkerContext, turn: Turn, model: ModelConfig) -> Turn | None:
     """Load a model and serve the runs that use it; refuse for good a model that cannot be loaded."""
     began = time.monotonic()
+    context = replace(context, options=context.options.with_defaults(context.scheduler.defaults_of(model)))
     context.report.say(LOADING)
     PATHS.clear()
     log.info("model_loading", model=model.spec, device=context.options.device)
@@ -121,6 +123,7 @@ def main() -> None:
     parser.add_argument("--siblings", type=int, default=1)
     parser.add_argument("--without", default="")
     parser.add_argument("--guest", action="store_true")
+    parser.add_argument("--threads-chosen", action="store_true")
     options = WorkerOptions(**vars(parser.parse_args()))
     configure()
     leave_out_pandas()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Annotated, ClassVar, cast
 
@@ -19,6 +19,7 @@ from core.queue.keys import RUNS, run_key
 from core.rows.spec import RowSpec
 from core.run.control import LEAST_PRIORITY, MOST_PRIORITY, PRIORITY
 from core.run.layout import INPUTS
+from core.run.run_info import WorkerDefaults
 from core.storage.paths import place
 from core.wire import Count, PathText, RunId, ShortText, UnitCount, Word
 
@@ -39,6 +40,7 @@ class RunRecord:
         units: number of units.
         retries: units among them that retry samples of others.
         rows: content of the run's rows.
+        workers: defaults of its workers.
     """
 
     run: RunId
@@ -47,6 +49,7 @@ class RunRecord:
     units: UnitCount
     rows: RowSpec = RowSpec()  # noqa: RUF009 - it is frozen
     retries: UnitCount = 0
+    workers: WorkerDefaults = WorkerDefaults()  # noqa: RUF009 - it is frozen
 
     def to_json(self) -> str:
         """The record as JSON text."""
@@ -59,6 +62,7 @@ class RunRecord:
                 "rows": self.rows.describe(),
                 "units": self.units,
                 "retries": self.retries,
+                **({} if self.workers == WorkerDefaults() else {"workers": asdict(self.workers)}),
             }
         )
 

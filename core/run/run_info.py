@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -25,6 +25,19 @@ from core.wire import Count, RunId, ShortText, UnitCount, Word
 SCHEMA = 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDefaults:
+    """Options of workers that a run asks for, where they were not started with their own.
+
+    Attributes:
+        batch_size: samples per batch; 0 leaves it to the embedder.
+        prepare_threads: decoding and tokenising threads per process; 0 leaves it to the worker.
+    """
+
+    batch_size: Annotated[int, Meta(ge=0, le=2**20)] = 0
+    prepare_threads: Annotated[int, Meta(ge=0, le=1_024)] = 0
+
+
 class _Planned(msgspec.Struct, frozen=True, kw_only=True):
     """The form of run.json, in the order of its fields."""
 
@@ -41,6 +54,7 @@ class _Planned(msgspec.Struct, frozen=True, kw_only=True):
     segments: tuple[SegmentName, ...] = ()
     version: ShortText
     created: ShortText
+    workers: WorkerDefaults = WorkerDefaults()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +75,7 @@ class RunInfo:
         version: embq version that planned the run.
         created: UTC time, ISO 8601; information only.
         added: the generations that were added, in order.
+        workers: defaults of its workers; no part of its identity.
         segments: names of the segments of the manifest that the run was planned with, in order; () in records of
             older versions of embq, whose segments are all those with names that begin with a digit.
     """
@@ -79,6 +94,7 @@ class RunInfo:
     format: str = "parquet"
     added: tuple[Generation, ...] = ()
     segments: tuple[str, ...] = ()
+    workers: WorkerDefaults = WorkerDefaults()
 
     @property
     def first_units(self) -> int:
@@ -132,6 +148,10 @@ class RunInfo:
             "model": self.model.describe(),
             "rows": self.rows.describe(),
         }
+        if self.workers == WorkerDefaults():
+            del body["workers"]
+        else:
+            body["workers"] = asdict(self.workers)
         # A unique name: an orphan of a killed process must not look like another process at the same time.
         temporary = layout.temporary / f"run-{self.run}.{secrets.token_hex(4)}.json"
         try:
@@ -187,6 +207,7 @@ def load_run(root: Place) -> RunInfo:
         created=planned.created,
         added=added,
         segments=planned.segments,
+        workers=planned.workers,
     )
 
 

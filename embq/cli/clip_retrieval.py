@@ -6,6 +6,8 @@ change the result or the place of the work is refused with an alternative. The t
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from core.errors import UsageError
+from core.redaction import masked
 
 SECOND_NAMES = {
     "--output": "--output-folder",
@@ -24,9 +27,6 @@ SECOND_NAMES = {
 """embq's option -> its name there. `--input-format`, `--write-batch-size` and `--batch-size` have the same name, and
 `--input-dataset` is the argument INPUT."""
 
-OF_WORKERS = {"batch-size": "--batch-size", "num-prepro-workers": "--prepare-threads"}
-"""Options that `embq enqueue` lacks, because workers choose them -> that of `embq worker`."""
-
 ENABLED = ("enable-image", "enable-text", "enable-metadata")
 """Switches for the modalities and metadata of a row."""
 
@@ -35,6 +35,9 @@ _WANDB = "nothing is sent to wandb; `embq status --watch` and --json tell how fa
 
 IGNORED = {
     "cache-path": "shards are read into memory; nothing is cached on a disk",
+    "clip-cache-path": "models are kept where the Hugging Face libraries keep them; HF_HOME=FOLDER names another place",
+    "distribution-strategy": "all devices of this machine share the units; for more machines `embq enqueue` once, and "
+    "`embq worker` on each",
     "use-jit": "models are not traced; the vectors are the same",
     "wds-number-file-per-input-file": _PARTS,
     "output-partition-count": _PARTS,
@@ -47,10 +50,11 @@ _MCLIP = "make a run of its own for the texts: --model st:MULTILINGUAL-MODEL --m
 _SLURM = "start `embq worker` in the job script, and `embq enqueue` from anywhere"
 
 REFUSED = {
-    "clip-cache-path": "models are kept where the Hugging Face libraries keep them: set HF_HOME=FOLDER",
     "use-mclip": _MCLIP,
     "mclip-model": _MCLIP,
-    "distribution-strategy": "start `embq worker` on every machine, and `embq enqueue` once: workers share the units",
+    "subset-size": "take --limit N: the first N shards, or N images of a folder",
+    "output-hdfs-folder": "name a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX with --output_folder",
+    "slurm-jobs": _SLURM,
     "slurm-job-name": _SLURM,
     "slurm-partition": _SLURM,
     "slurm-nodes": _SLURM,
@@ -71,7 +75,19 @@ SWITCHES = ("use-jit", "use-mclip", "enable-wandb", *ENABLED)
 """May stand without a value, and with "no" before them."""
 
 NAMES = {"input-dataset", *(name[2:] for name in SECOND_NAMES.values()), *ENABLED, *IGNORED, *REFUSED}
-"""Names of clip-retrieval 2.45's `inference` and `inference.worker` that embq's own options do not have."""
+"""Names of clip-retrieval 2.45's `inference` and `inference.worker` that embq's own options do not have, and two that
+its documentation still has."""
+
+DEFAULT_MODEL = "ViT-B/32"
+DEFAULT_FORMAT = "npy"
+"""Model and layout of a command in clip-retrieval's words that names none."""
+
+QUIET_FLAGS = re.compile(r"--(quiet|only-show-errors|no-progress|silent|show-error|location|fail)|-[sSLfqm]+")
+PIPES = re.compile(
+    r"aws s3 cp (s3://\S+) -|gsutil (?:cat (gs://\S+)|cp (gs://\S+) -)|gcloud storage cat (gs://\S+)"
+    r"|curl (https?://\S+)|wget (?:-O -|-q?O-) (https?://\S+)|(?:hdfs dfs|hadoop fs) -cat (hdfs://[^/\s]+/\S+)"
+)
+"""Commands that print one object, without flags that change nothing of it; the group is its URL."""
 
 OPENAI_MODELS = {
     name: f"open_clip:{architecture}-quickgelu/openai"
@@ -118,18 +134,13 @@ def is_foreign(arguments: Sequence[str]) -> bool:
     return bool(typed & NAMES) or any(name.removeprefix("no") in SWITCHES for name in typed if name.startswith("no"))
 
 
-def hidden_options(own: Sequence[str]) -> list[click.Option]:
-    """The options without a counterpart in embq, and `--input-dataset`.
-
-    Args:
-        own: options of the verb.
-    """
+def hidden_options() -> list[click.Option]:
+    """The options without a counterpart in embq, and `--input-dataset`."""
     options = [_hidden("input-dataset", _keep_inputs, multiple=True)]
     options += [_hidden(name, _note_ignored) for name in IGNORED]
     options += [_hidden(name, _refuse) for name in REFUSED]
     options += [_hidden(name, None, type=bool) for name in ENABLED]
     options += [_hidden(f"no{name}", None, switch=True, type=bool) for name in SWITCHES]
-    options += [_hidden(name, _refuse_of_workers) for name, option in OF_WORKERS.items() if option not in own]
     return options
 
 
@@ -147,6 +158,26 @@ def _keep_inputs(ctx: click.Context, _param: click.Parameter, value: tuple[str, 
     ctx.meta[INPUTS] = value
 
 
+def location(text: str) -> str:
+    """The path or URL of an input: of `file:///PATH`, and of a `pipe:` that prints one object; else the text itself.
+
+    Nothing is executed. A command of another shape stays as it is, for `sources.access.urls.check_source` to refuse.
+    """
+    if text.startswith("file:///"):
+        return text.removeprefix("file://")
+    if not text.startswith("pipe:"):
+        return text
+    try:
+        words = [word for word in shlex.split(text.removeprefix("pipe:")) if not QUIET_FLAGS.fullmatch(word)]
+    except ValueError:  # a quotation mark without its second one
+        return text
+    if (found := PIPES.fullmatch(" ".join(words))) is None:
+        return text
+    url: str = next(filter(None, found.groups()))
+    note(f"the input is read by embq itself: {masked(url)}")
+    return url
+
+
 def _typed(param: click.Parameter) -> str:
     """An option as clip-retrieval spells it."""
     return f"--{param.name}"
@@ -161,6 +192,8 @@ def _is_neutral(name: str, value: str | None) -> bool:
 
 def _note_ignored(_ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     name = param.opts[0][2:]
+    if (name, value) == ("distribution-strategy", "slurm"):
+        raise UsageError(f"{_typed(param)} {value}: embq starts no jobs", next_step=_SLURM)
     if not _is_neutral(name, value):
         note(f"{_typed(param)} is of no effect: {IGNORED[name]}")
 
@@ -171,16 +204,10 @@ def _refuse(_ctx: click.Context, param: click.Parameter, value: str | None) -> N
         raise UsageError(f"{_typed(param)} {value}: embq has no such option", next_step=REFUSED[name])
 
 
-def _refuse_of_workers(_ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        raise UsageError(
-            f"{_typed(param)} is chosen where the work is done, and not part of a run",
-            next_step=f"start the workers with it: embq worker {OF_WORKERS[param.opts[0][2:]]} {value}",
-        )
-
-
 def apply_switches(ctx: click.Context, *, foreign: bool) -> None:
-    """Take `--enable-...` out of the parameters, and set the modality and metadata columns by them.
+    """Take `--enable-...` out of the parameters, and set the modality, metadata columns and layout by them.
+
+    `as_held` is set too: whether the modalities are those of `modality` that the inputs have.
 
     Args:
         foreign: whether the user has typed a name of clip-retrieval.
@@ -197,19 +224,19 @@ def apply_switches(ctx: click.Context, *, foreign: bool) -> None:
             ctx.params["metadata_columns"] = "*"
         else:
             note("the .json of an image is kept all the same, in the column `metadata`")
+    if foreign and not _is_given(ctx, "output_format") and ctx.params["dtype"].startswith("float"):
+        ctx.params["output_format"] = DEFAULT_FORMAT
     modalities: Mapping[str, bool] = {name: enabled[name] for name in ("image", "text") if name in enabled}
-    if not modalities:
-        if foreign and not _is_given(ctx, "modality"):
-            note(
-                "images are embedded where there are any, else texts; for images and captions as in clip-retrieval: "
-                "--modality image,text"
-            )
+    ctx.params["as_held"] = foreign and not _is_given(ctx, "modality") and not modalities.get("text")
+    if not modalities and not ctx.params["as_held"]:
         return
-    if _is_given(ctx, "modality"):
+    if modalities and _is_given(ctx, "modality"):
         raise UsageError("--modality and --enable_image or --enable_text say the same", next_step="leave one out")
     wanted = [modality for modality in ("image", "text") if modalities.get(modality, True)]
     if not wanted:
         raise UsageError("neither images nor texts are to be embedded", next_step="leave --enable_... out")
+    if not modalities:
+        note("captions are embedded as well, where there are any: --enable_text=False leaves them out")
     ctx.params["modality"] = ",".join(wanted)
 
 
@@ -233,6 +260,11 @@ def model_spec(model: str) -> str:
     if bare in OPENAI_MODELS:
         note(f"{model} is {OPENAI_MODELS[bare]} here")
         return OPENAI_MODELS[bare]
+    if re.match(r"(ViT-|RN[0-9])", bare):
+        raise UsageError(
+            f"{model}: OpenAI has no model of this name",
+            next_step=f"use one of {', '.join(OPENAI_MODELS)}, or another one's open_clip:ARCH/TAG",
+        )
     family, _, name = model.partition(":")
     if family == "open_clip" and name and not set("/:?") & set(name):
         raise UsageError(

@@ -8,15 +8,15 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from core.errors import UsageError
 from embq.cli.clip_retrieval import (
+    DEFAULT_MODEL,
     INPUTS,
-    OPENAI_MODELS,
     SECOND_NAMES,
     apply_switches,
     hidden_options,
     hyphens,
     is_foreign,
+    location,
 )
 from sources.reader_options import DECLARED
 
@@ -41,7 +41,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "unit_size",
     ),
     "Selection of inputs": ("include", "exclude", "sample", "limit"),
-    "This machine": (
+    "Workers": (
         "devices",
         "workers_per_device",
         "batch_size",
@@ -61,9 +61,8 @@ class InputsArgument(click.Argument):
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
         """The inputs of both, `--input-dataset` first."""
         value, source = super().consume_value(ctx, opts)
-        if further := ctx.meta.get(INPUTS):
-            value = (*further, *(value if isinstance(value, (tuple, list)) else ()))
-        return value, source
+        named = (*ctx.meta.get(INPUTS, ()), *(value if isinstance(value, (tuple, list)) else ()))
+        return (tuple(map(location, named)) if named else value), source
 
 
 inputs_argument = click.argument("inputs", cls=InputsArgument, nargs=-1, required=True, metavar="INPUT...")
@@ -76,24 +75,17 @@ class RunCommand(click.Command):
         super().__init__(*args, **settings)
         self.context_settings["token_normalize_func"] = hyphens
         own = {option.opts[0]: option for option in self.params if isinstance(option, click.Option)}
-        own |= {name: option for option in own.values() for name in option.opts}
         for name, second in SECOND_NAMES.items():
             if name in own:
                 own[name].opts.append(second)
-        self.params += hidden_options(list(own))
+        self.params += hidden_options()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does, and apply the switches of clip-retrieval."""
         foreign = is_foreign(args)
-        try:
-            rest = super().parse_args(ctx, list(args))
-        except click.MissingParameter as error:
-            if foreign and error.param is not None and error.param.name == "model":
-                raise UsageError(
-                    "no model is named",
-                    next_step=f"clip-retrieval's default is ViT-B/32: --model {OPENAI_MODELS['ViT-B/32']}",
-                ) from error
-            raise
+        if foreign:
+            ctx.default_map = {"model": [DEFAULT_MODEL], **(ctx.default_map or {})}
+        rest = super().parse_args(ctx, list(args))
         apply_switches(ctx, foreign=foreign)
         return rest
 

@@ -187,6 +187,7 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
         output=place(options["output"]) if is_url(options["output"]) else Path(options["output"]),
         models=_models(options["model"], options["prompt"], options["prompt_text"]),
         modalities=tuple(m for m in MODALITIES if m in modalities),
+        as_held=options["as_held"],
         precision=options["precision"],
         rows=_rows(options, modalities),
         format=options["output_format"],

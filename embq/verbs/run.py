@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,10 @@ import click
 from embq.cli.run_command import RunCommand, inputs_argument
 from embq.cli.run_options import run_options
 from embq.cli.shared_options import (
+    batch_size_option,
     broker_option,
     json_option,
+    prepare_threads_option,
     priority_option,
     quiet_option,
     settings_with,
@@ -72,6 +75,8 @@ def run(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **opti
 )
 @inputs_argument
 @run_options
+@batch_size_option
+@prepare_threads_option
 @priority_option
 @click.option(
     "--upload",
@@ -93,22 +98,26 @@ def enqueue(
 ) -> None:
     """Plan a run and hand it to resident workers. The same command again adds new samples of the inputs.
 
-    Further inputs for the same output are added to its run. Inputs that have changed since are refused.
+    Further inputs for the same output are added to its run. Inputs that have changed since are refused. --batch-size
+    and --prepare-threads are for workers that were started without them.
 
     INPUT is a webdataset .tar, a folder of images, or a .parquet, .arrow, .h5, .csv, .jsonl or .txt file; globs and
     {000000..000099} are expanded.
     """
+    from core.run.run_info import WorkerDefaults
     from embq.cli.authorization import authorized_client
     from embq.cli.run_options import request_from
     from producer.announce import refuse_secrets
 
     refuse_secrets(inputs)
     settings = settings_with(broker)
+    workers = WorkerDefaults(batch_size=options["batch_size"], prepare_threads=options["prepare_threads"])
+    request = replace(request_from(inputs, options), workers=workers)
     if dry_run:
-        _say_what_it_would_do(request_from(inputs, options), settings, sent=upload or inline, as_json=as_json)
+        _say_what_it_would_do(request, settings, sent=upload or inline, as_json=as_json)
         return
     client = authorized_client(settings, "enqueue --upload" if upload or inline else "enqueue")
-    request, reason = _settled(request_from(inputs, options), client, sent=upload or inline)
+    request, reason = _settled(request, client, sent=upload or inline)
     priority = options["priority"]
     if reason and not as_json:
         click.echo(reason, err=True)

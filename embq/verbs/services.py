@@ -112,6 +112,7 @@ def worker(
         settings=settings,
         gpus=gpus if any(name.startswith("cuda") for name in names) else (),
         has_guests=not workers_per_device,
+        threads_chosen=prepare_threads > 0,
     )
     _supervise(fleet, asked=devices)
     return Exit.DONE

@@ -93,7 +93,8 @@ def check_source(source: str) -> None:
         raise SourceError(
             f"{source!r}: commands are not run",
             code="shard_scheme_denied",
-            next_step="name the file itself: instead of pipe:aws s3 cp s3://BUCKET/KEY - write s3://BUCKET/KEY",
+            next_step="name the file itself: s3://BUCKET/KEY, gs://BUCKET/KEY, https://HOST/PATH, "
+            "hdfs://NAMENODE/PATH, or its path on a disk",
         )
     if is_url(source):
         check_url(source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from core.errors import InputError
 from core.models import ModelConfig
 from core.queue.fair_queue import VirtualTimes
 from core.queue.keys import TURNS
+from core.queue.runs import register
 from core.rows.spec import RowSpec
+from core.run.run_info import WorkerDefaults
 from core.service.stopping import StopFlag
 from core.settings import Settings
 from tests.support.outputs.run_case import DIM, RunCase, make_case, sample
@@ -73,6 +76,33 @@ def test_without_contention_nobody_ever_changes(own_client: redis.Redis, make: M
     for slices in range(1, 5):
         assert at_the_end(chooser, turn, spent_s=slices * SLICE_S) is None
     assert booked(own_client, run) == pytest.approx(5 * SLICE_S / 10)
+
+
+def test_a_worker_takes_the_defaults_of_runs_for_what_was_not_chosen(own_client: redis.Redis, make: Make) -> None:
+    chooser, run = scheduler(own_client), make("a")
+    register(own_client, replace(run.record, workers=WorkerDefaults(batch_size=512, prepare_threads=8)))
+    turn = first(chooser)
+    assert turn is not None
+    defaults = chooser.defaults_of(run.record.model)
+    assert (defaults.batch_size, defaults.prepare_threads) == (512, 8)
+    plain = WorkerOptions(
+        name="w",
+        device="cpu",
+        run="",
+        transport="auto",
+        version="",
+        drain_s=1.0,
+        prefetch=1,
+        threads=2,
+        batch_size=0,
+        report_fd=-1,
+        progress_fd=-1,
+    )
+    own = replace(plain, batch_size=4, threads_chosen=True)
+    assert [(one.batch_size, one.threads) for one in (plain.with_defaults(defaults), own.with_defaults(defaults))] == [
+        (512, 8),
+        (4, 2),
+    ]
 
 
 def test_at_the_end_of_a_slice_another_model_has_its_turn(own_client: redis.Redis, make: Make) -> None:

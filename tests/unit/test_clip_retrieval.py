@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from core.errors import UsageError
+from core.errors import SourceError, UsageError
 from core.models import ModelSpec
 from embq.cli.clip_retrieval import (
     ENABLED,
@@ -19,9 +19,12 @@ from embq.cli.clip_retrieval import (
     REFUSED,
     SECOND_NAMES,
     SWITCHES,
+    location,
     model_spec,
 )
 from embq.cli.entry_point import cli
+from producer.plan import plan
+from sources.reader_options import ReadOptions
 
 OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
 
@@ -97,8 +100,12 @@ def test_what_is_enabled_becomes_the_modality(typed: str, modality: str) -> None
 
 
 def test_without_a_word_of_them_the_user_is_told_what_is_embedded(capsys: pytest.CaptureFixture[str]) -> None:
-    parsed(*PASTED)
-    assert "--modality image,text" in capsys.readouterr().err
+    found = parsed(*PASTED)
+    assert (found["modality"], found["as_held"], found["output_format"]) == ("image,text", True, "npy")
+    assert "captions are embedded as well" in capsys.readouterr().err
+    found = parsed(*PASTED, "--dtype", "int8", "--enable_text=True")
+    assert (found["modality"], found["as_held"], found["output_format"]) == ("image,text", False, "parquet")
+    capsys.readouterr()
     parsed("photos", "-o", "out", "-m", "minilm")
     assert not capsys.readouterr().err
     parsed(*PASTED, "--modality", "image")
@@ -146,13 +153,55 @@ def test_no_switch_is_left_among_the_parameters() -> None:
     assert parsed(*PASTED, "--use_jit", "--enable_text").keys() == parsed("photos", "-o", "out", "-m", "stub:8").keys()
 
 
-@pytest.mark.parametrize("typed", ["--batch_size", "--num_prepro_workers", "--batch-size"])
-def test_what_the_workers_choose_is_named_with_its_place(typed: str) -> None:
-    found = parsed(*PASTED, typed, "64")
-    assert 64 in (found["batch_size"], found["prepare_threads"])
-    with pytest.raises(UsageError, match="where the work is done") as refused:
-        parsed(*PASTED, typed, "64", verb="enqueue")
-    assert "embq worker --" in refused.value.next_step
+@pytest.mark.parametrize("verb", ["run", "enqueue"])
+def test_options_of_workers_are_taken(verb: str) -> None:
+    found = parsed(*PASTED, "--batch_size=64", "--num_prepro_workers", "8", verb=verb)
+    assert (found["batch_size"], found["prepare_threads"]) == (64, 8)
+
+
+@pytest.mark.parametrize(
+    ("command", "url"),
+    [
+        ("aws s3 cp --quiet s3://b/{000..999}.tar -", "s3://b/{000..999}.tar"),
+        ("aws s3 cp 's3://b/a.tar' - --only-show-errors", "s3://b/a.tar"),
+        ("gsutil -q cat gs://b/a.tar", "gs://b/a.tar"),
+        ("curl -s -L --fail https://host/{0..9}.tar", "https://host/{0..9}.tar"),
+        ("wget -qO- https://host/a.tar", "https://host/a.tar"),
+        ("hdfs dfs -cat hdfs://node:8020/a.tar", "hdfs://node:8020/a.tar"),
+    ],
+)
+def test_a_command_that_prints_one_object_is_read_as_its_url(command: str, url: str) -> None:
+    assert parsed("--input_dataset", f"pipe:{command}", "-o", "out")["inputs"] == (url,)
+    assert parsed(f"pipe:{command}", "file:///data/a.tar", *PASTED)["inputs"] == ("photos", url, "/data/a.tar")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cat a.tar",
+        "aws s3 cp s3://b/a.tar - | head -c 10",
+        "aws s3 cp s3://b/a.tar a.tar",
+        "aws s3 cp s3://b/a.tar s3://b/b.tar -",
+        "aws s3 cp --endpoint-url http://host s3://b/a.tar -",
+        "curl -s -u user:word https://host/a.tar",
+        "curl 'https://host/a b.tar'",
+        "hdfs dfs -cat /a.tar",
+        "sh -c 'touch x'",
+        "aws s3 cp 's3://b/a.tar -",
+    ],
+)
+def test_other_commands_are_left_to_be_refused(command: str) -> None:
+    assert location(f"pipe:{command}") == f"pipe:{command}"
+    with pytest.raises(SourceError, match="commands are not run") as refused:
+        plan([location(f"pipe:{command}")], ReadOptions())
+    assert "s3://BUCKET/KEY" in refused.value.next_step
+
+
+def test_pyspark_becomes_the_workers_and_slurm_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    parsed(*PASTED, "--distribution_strategy=pyspark", verb="enqueue")
+    assert "`embq worker` on each" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="starts no jobs"):
+        parsed(*PASTED, "--distribution_strategy=slurm")
 
 
 def test_the_names_of_models_are_those_of_open_clip() -> None:
@@ -186,6 +235,7 @@ def test_the_model_may_be_named_as_there(model: str, spec: str) -> None:
         ("nm:neuralmagic/x", "open_clip"),
         ("ja_clip:rinna/x", "open_clip"),
         ("open_clip:ViT-B-32", "open_clip:ViT-B-32/TAG"),
+        ("ViT-B/14", "ViT-B/16"),
     ],
 )
 def test_a_model_that_is_not_read_comes_with_another(model: str, hint: str) -> None:
@@ -209,7 +259,7 @@ def test_every_option_there_has_its_row_in_the_operations_page() -> None:
         elif name in ENABLED:
             assert "`--modality" in cell or "`--metadata-columns" in cell, name
         else:
-            assert ("refused" in cell) == (name in REFUSED), name
+            assert cell.strip().startswith("refused") == (name in REFUSED), name
 
 
 def test_every_option_that_embq_has_stands_in_a_section_of_the_help() -> None:

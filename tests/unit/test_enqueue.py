@@ -13,11 +13,11 @@ import redis
 
 from core.errors import EmbqError, InputError, ModelError
 from core.queue.keys import RUNS
-from core.queue.runs import registered
+from core.queue.runs import RunRecord, registered
 from core.rows.spec import RowSpec
 from core.run.layout import Layout
 from core.run.manifest import Manifest
-from core.run.run_info import load_run
+from core.run.run_info import WorkerDefaults, load_run
 from producer import enqueue
 from producer.announce import announce, record_of
 from producer.enqueue import Planned, Request, prepare
@@ -48,6 +48,19 @@ def other_units(request: Request) -> Request:
 
 def snapshot(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_defaults_of_workers_stand_in_the_run_and_in_its_record(request_: Request) -> None:
+    plain = prepare(request_)
+    assert b'"workers"' not in Layout(request_.output).run_json.read_bytes()
+    assert '"workers"' not in record_of(plain.info, request_.output).to_json()
+    defaults = WorkerDefaults(batch_size=512, prepare_threads=8)
+    assert prepare(replace(request_, workers=defaults)).info == plain.info, "they are of a new run"
+    made = prepare(replace(request_, output=request_.output.with_name("other"), workers=defaults)).info
+    assert load_run(request_.output.with_name("other")).workers == defaults
+    record = RunRecord.from_json(record_of(made, request_.output).to_json())
+    assert record is not None
+    assert record.workers == defaults
 
 
 def test_a_run_stands_in_its_folder_whole(request_: Request) -> None:

@@ -22,6 +22,7 @@ from core.queue.index_builds import IndexBuild, IndexStage, announced
 from core.queue.keys import TURNS, run_key
 from core.queue.runs import Backlog, registered
 from core.queue.scripts import load_scripts
+from core.run.run_info import WorkerDefaults
 from core.service.log import Events
 
 POLL_S = 0.3
@@ -97,6 +98,7 @@ class Scheduler:
         self._scripts = load_scripts(client)
         self._refused: set[Work] = set()
         self._refused_runs: set[str] = set()
+        self._defaults: dict[Work, WorkerDefaults] = {}
 
     def wait(self, stopped: Callable[[], bool]) -> Turn | None:
         """The first turn of a process that has no model loaded; None when stopped, or when the only run is over."""
@@ -154,6 +156,10 @@ class Scheduler:
         """
         return model in self._look().unfinished
 
+    def defaults_of(self, model: ModelConfig) -> WorkerDefaults:
+        """What the runs of a model ask of their workers, the most where they differ."""
+        return self._defaults.get(model, WorkerDefaults())
+
     def _choose(self, weights: dict[Work, int], own: Turn | None = None, spent_s: float = 0.0) -> Turn | None:
         """Book the next slice; None where it is one of `own`, or where there is nothing to choose from."""
         models = {model.queue_key: model for model in weights}
@@ -190,6 +196,13 @@ class Scheduler:
         served: list[tuple[str, Work]] = [(record.run, record.model) for record in records]
         served += [(stage.run, stage.build) for stage in self._stages()]
         keys = list({work.queue_key for _, work in served})
+        self._defaults = {}
+        for record in records:
+            known = self.defaults_of(record.model)
+            self._defaults[record.model] = WorkerDefaults(
+                batch_size=max(known.batch_size, record.workers.batch_size),
+                prepare_threads=max(known.prepare_threads, record.workers.prepare_threads),
+            )
         with self.client.pipeline(transaction=False) as pipe:
             for run, _ in served:
                 pipe.hmget(run_key(run, "meta"), Backlog.FIELDS)

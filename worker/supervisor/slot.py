@@ -53,6 +53,7 @@ class Fleet:
         devices: one process for each entry, "cpu", "cuda:N" or "sim:SPEED"; a device may be named several times.
         run: serve only this run and end when it is over; "" serves every run until stopped.
         gpus: those of this machine; each "cuda:N" is one of them.
+        threads_chosen: whether the user chose `threads`; else runs may.
         has_guests: whether the second and further processes of a device are guests, see `Slot`.
     """
 
@@ -67,6 +68,7 @@ class Fleet:
     settings: Settings
     gpus: tuple[Gpu, ...] = ()
     has_guests: bool = False
+    threads_chosen: bool = False
 
     @property
     def real_devices(self) -> list[str]:
@@ -183,6 +185,7 @@ class Slot:
                     *("--siblings", str(len(fleet.real_devices))),
                     *("--without", ",".join(sorted(self.paths.without))),
                     *(("--guest",) if self.host is not None else ()),
+                    *(("--threads-chosen",) if fleet.threads_chosen else ()),
                 ],
                 pass_fds=(report_for_child, self.board_fd),
                 environment=self.paths.begin(self.device, _child_env(fleet, self.device, self.gpu)),

@@ -1,0 +1,186 @@
+"""Command lines of clip-retrieval as its documentation and its users publish them, planned by embq's verbs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+import click
+import pytest
+
+from core.errors import EmbqError
+from embq.cli.entry_point import cli
+from embq.cli.run_options import request_from
+from producer.enqueue import Request
+
+INFERENCE: dict[str, tuple[str, dict[str, Any]]] = {
+    "README": (
+        "--input_dataset image_folder --output_folder embeddings_folder",
+        {"inputs": ("image_folder",), "output": "embeddings_folder"},
+    ),
+    "README, s3": (
+        '--input_dataset "pipe:aws s3 cp --quiet s3://myfolder/webdataset/{00000..00010}.tar -" '
+        '--output_folder "s3://myfolder/embeddings" --input_format webdataset',
+        {
+            "inputs": ("s3://myfolder/webdataset/{00000..00010}.tar",),
+            "output": "s3://myfolder/embeddings",
+        },
+    ),
+    "docs/distributed_clip_inference, with a model that exists": (
+        '--input_dataset="pipe:aws s3 cp --quiet s3://laion-us-east-1/laion-data/laion2B-data/{000000..231349}.tar -" '
+        '--output_folder="s3://laion-us-east-1/my_test_embedding2" --input_format="webdataset" --enable_metadata=True '
+        "--write_batch_size=1000000 --num_prepro_workers=8 --batch_size=512 --cache_path=None --enable_wandb=True "
+        '--distribution_strategy="pyspark" --clip_model="ViT-B/16"',
+        {
+            "inputs": ("s3://laion-us-east-1/laion-data/laion2B-data/{000000..231349}.tar",),
+            "output": "s3://laion-us-east-1/my_test_embedding2",
+            "models": ("open_clip:ViT-B-16-quickgelu/openai",),
+            "metadata": ("*",),
+            "batch_size": 512,
+            "prepare_threads": 8,
+        },
+    ),
+    "getting started notebook": (
+        " --input_dataset image_folder --output_folder embedding_folder",
+        {"output": "embedding_folder"},
+    ),
+    "end2end": (
+        "--input_dataset=images/{00000..00001}.tar --output_folder=embeddings --input_format=webdataset "
+        "--enable_metadata=True --write_batch_size=100000 --batch_size=512 --cache_path=None",
+        {"part_rows": 100_000, "metadata": ("*",), "batch_size": 512},
+    ),
+    "laion-prepro, laion400m": (
+        '--input_dataset="http://the-eye.eu/eleuther_staging/cah/releases/laion400m/{00000..41455}.tar" '
+        '--output_folder="/media/hd/testing/cah400M_embs" --input_format "webdataset" --enable_metadata=True '
+        "--write_batch_size=1000000 --batch_size=512 --cache_path=None --num_prepro_workers=8",
+        {
+            "inputs": ("http://the-eye.eu/eleuther_staging/cah/releases/laion400m/{00000..41455}.tar",),
+            "output": "/media/hd/testing/cah400M_embs",
+            "metadata": ("*",),
+            "batch_size": 512,
+            "prepare_threads": 8,
+        },
+    ),
+    "issue 153": (
+        "--input_dataset /root/try_data/data0601/train-{0001..0002}.tar --output_folder /root/try_data/npy0602 "
+        "--input_format webdataset --enable_text False",
+        {"modalities": ("image",)},
+    ),
+    "a project of cats": (
+        "--input_dataset img --output_folder embeddings --enable_wandb=True --enable_text=False",
+        {"modalities": ("image",)},
+    ),
+    "a data set with captions": (
+        '--input_dataset="file:///home/datasets/laion_aesthetics_65p_wds/{00000..00061}.tar" '
+        "--output_folder=/home/datasets/laion_aesthetics_65p_embeds_v3 --input_format=webdataset --batch_size=32 "
+        "--num_prepro_workers=1 --enable_text=True --enable_image=True --enable_metadata=True --wds_image_key=jpg "
+        '--wds_caption_key=txt --clip_model="open_clip:ViT-B-32-quickgelu/laion400m_e32" --use_jit=False '
+        "--wds_number_file_per_input_file=8192 --output_partition_count=62",
+        {
+            "inputs": ("/home/datasets/laion_aesthetics_65p_wds/{00000..00061}.tar",),
+            "models": ("open_clip:ViT-B-32-quickgelu/laion400m_e32",),
+            "as_held": False,
+            "metadata": ("*",),
+            "batch_size": 32,
+            "prepare_threads": 1,
+        },
+    ),
+    "images by another model": (
+        '--input_dataset "data/textvqa/train_images" --output_folder embeddings_folder/textvqa '
+        "--clip_model ViT-L/14@336px",
+        {"models": ("open_clip:ViT-L-14-336-quickgelu/openai",)},
+    ),
+    "every switch": (
+        '--input_dataset "dataset" --output_folder "embeddings" --input_format files --num_prepro_workers 12 '
+        '--enable_image True --enable_text False --enable_metadata False --clip_model "ViT-L/14" --use_jit False',
+        {
+            "models": ("open_clip:ViT-L-14-quickgelu/openai",),
+            "modalities": ("image",),
+            "prepare_threads": 12,
+            "kind": "files",
+        },
+    ),
+    "its cache": (
+        '--input_dataset="laion/{00000..00012}.tar" --output_folder="embeddings/ViT-H-14" --input_format="webdataset" '
+        '--cache_path="/scratch/cache" --clip_model="open_clip:ViT-H-14/laion2b_s32b_b79k" '
+        '--clip_cache_path="/scratch/cache" --enable_metadata=True',
+        {"models": ("open_clip:ViT-H-14/laion2b_s32b_b79k",), "metadata": ("*",)},
+    ),
+    "without captions, and by flags of Fire": (
+        "--input-dataset=img --output-folder=out --noenable_text --use_mclip=False --noenable_wandb",
+        {"modalities": ("image",)},
+    ),
+}
+"""Origin -> arguments after `clip-retrieval inference`, and the request that they make."""
+
+REFUSED = {
+    "docs/distributed_clip_inference": (
+        '--input_dataset="pipe:aws s3 cp --quiet s3://laion-us-east-1/laion-data/{000000..231349}.tar -" '
+        '--output_folder="s3://laion-us-east-1/e" --clip_model="ViT-B/14"',
+        "use one of RN50, ",
+    ),
+    "README, hdfs": (
+        '--input_dataset "pipe:hdfs dfs -cat /myfolder/webdataset/{00000..00010}.tar" '
+        '--output_folder "hdfs://myfolder/embeddings" --input_format webdataset',
+        "s3://BUCKET/PREFIX",
+    ),
+    "tests/test_inference.sh": (
+        '--input_dataset="http://the-eye.eu/laion400m/{00000..01000}.tar" --output_folder="/tmp/folder" '
+        '--input_format "webdataset" --subset_size=100000 --enable_metadata=True',
+        "--limit N",
+    ),
+    "README, inference.worker": (
+        '--tasks="[0]" --input_dataset="input/folder/{000000..000100}.tar" --output_folder="example/path" '
+        '--input_format="webdataset" --output_partition_count="1"',
+        "workers take what is left to do",
+    ),
+    "weights of an unnamed tag": (
+        '--input_dataset=img --output_folder=out --clip_model="open_clip:ViT-H-14"',
+        "open_clip:ViT-H-14/TAG",
+    ),
+    "weights of another library": (
+        "--input_dataset=img --output_folder=out --clip_model=hf_clip:patrickjohncyh/fashion-clip",
+        "open_clip:ARCH/TAG",
+    ),
+    "a multilingual model": ("--input_dataset=img --output_folder=out --use_mclip True", "st:MULTILINGUAL-MODEL"),
+}
+"""Origin -> arguments that are refused by name, and a part of the next step."""
+
+
+def planned(arguments: str, verb: str) -> tuple[Request, dict[str, Any]]:
+    command = cli.get_command(click.Context(cli), verb)
+    assert command is not None
+    options = command.make_context(verb, shlex.split(arguments)).params
+    return request_from(options["inputs"], options), options
+
+
+@pytest.mark.parametrize("verb", ["run", "enqueue"])
+@pytest.mark.parametrize("origin", INFERENCE)
+def test_a_published_command_is_planned_as_it_stands(origin: str, verb: str) -> None:
+    arguments, expected = INFERENCE[origin]
+    usual = {
+        "models": ("open_clip:ViT-B-32-quickgelu/openai",),
+        "modalities": ("image", "text"),
+        "as_held": True,
+        "format": "npy",
+        "part_rows": 1_000_000,
+        "kind": "tar" if re.search(r"input_format\W+webdataset", arguments) else "",
+        "metadata": (),
+        "batch_size": 0,
+        "prepare_threads": 0,
+    }
+    request, options = planned(arguments, verb)
+    found = {name: getattr(request, name) for name in ("inputs", "models", "modalities", "as_held", "format")}
+    found |= {name: options[name] for name in ("batch_size", "prepare_threads")}
+    found |= {"output": str(request.output), "part_rows": request.part_rows, "kind": request.options.kind}
+    found |= {"metadata": request.options.metadata_columns}
+    assert usual | expected == {name: found[name] for name in usual | expected}
+
+
+@pytest.mark.parametrize("origin", REFUSED)
+def test_a_published_command_that_embq_cannot_honour_is_told_what_to_do(origin: str) -> None:
+    arguments, hint = REFUSED[origin]
+    with pytest.raises(EmbqError) as refused:
+        planned(arguments, "run")
+    assert hint in refused.value.next_step
