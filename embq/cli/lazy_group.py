@@ -1,4 +1,4 @@
-"""Command group that imports a command when it is called."""
+"""Commands with further commands: a group that imports them when they are called, a command that is one itself."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ class LazyGroup(click.Group):
         """The command of a name; None for an unknown one."""
         if cmd_name not in self.later:
             return super().get_command(ctx, cmd_name)
-        module, _, name = self.later[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), name or "command")
-        return command
+        return _imported(self.later[cmd_name][0])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -62,3 +60,41 @@ class LazyGroup(click.Group):
         eager = [(name, command.get_short_help_str(100)) for name, command in self.commands.items()]
         with formatter.section(self.heading):
             formatter.write_dl([*eager, *((name, line) for name, (_, line) in self.later.items())])
+
+
+class CommandWithVerbs(click.Command):
+    """Command whose first argument may name a further one, as `embq index export OUT`; a folder is `./export` then.
+
+    Args:
+        later: as of `LazyGroup`.
+    """
+
+    def __init__(self, *args: Any, later: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.later = dict(later)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """The context of the command, or of the one that the first argument names."""
+        command = self.get_command(None, args[0]) if args else None
+        if command is not None:
+            return command.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+    def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
+        """The further command of a name; None for any other word."""
+        return _imported(self.later[cmd_name][0]) if cmd_name in self.later else None
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options, then the further commands."""
+        super().format_options(ctx, formatter)
+        with formatter.section("Verbs"):
+            formatter.write_dl([(verb, line) for verb, (_, line) in self.later.items()])
+
+
+def _imported(where: str) -> click.Command:
+    """The command at module, or module:name."""
+    module, _, name = where.partition(":")
+    command: click.Command = getattr(importlib.import_module(module), name or "command")
+    return command

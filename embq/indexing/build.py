@@ -17,6 +17,7 @@ from core.storage.paths import place
 from embq.cli.authorization import authorized_client
 from embq.cli.shared_options import settings_with
 from embq.indexing.changes import change, grown, print_json
+from embq.indexing.export import export_json, export_text
 from embq.indexing.progress import ConsoleProgress
 from indexer.build.build import Built, build
 from indexer.build.queue_runner import QueueRunner
@@ -25,6 +26,7 @@ from indexer.build.runners import Runner, local
 from indexer.build.spec import BuildSpec
 from indexer.change.growth import fits
 from indexer.collection.opening import Collection, open_collection
+from indexer.export import faiss_paths, refuse_existing, write_faiss_file
 from indexer.index_files.files import read_json, to_json
 from indexer.plan.build_options import BuildOptions, available_memory, parse_bytes, parse_recall
 from indexer.plan.costs import measure_speeds
@@ -54,6 +56,8 @@ DECIDING = (
 def index(options: Mapping[str, Any]) -> int:
     """Build an index, or change the existing one; returns the exit status."""
     if options["delete"] or options["delete_from"] or options["compact"]:
+        if options["index_path"]:
+            raise UsageError("--index-path is for builds", next_step="change the index, then `embq index export` it")
         return change(options, runner_of(options, build_options(options)))
     id_columns = [name.strip() for name in options["id_columns"].split(",") if name.strip()]
     collection = open_collection(
@@ -75,13 +79,17 @@ def index(options: Mapping[str, Any]) -> int:
         planned = plan()
         click.echo(json.dumps(to_json(planned)) if options["as_json"] else describe_plan(planned))
         return Exit.DONE
+    if options["index_path"]:
+        refuse_existing(
+            faiss_paths(Path(options["index_path"]), wanted.nb_indices_to_keep), overwrite=options["overwrite"]
+        )
     queries = plan_queries(collection, files=query_files(options["queries"]), seed=wanted.seed)
     asked = {name: options[name] for name in DECIDING}
     quiet = options["quiet"] or options["as_json"]
     if not options["rebuild"] and fits(folder, asked):
         with runner_of(options, wanted) as runner:
             result = grown(folder, collection, options, runner, wanted.current_memory_available)
-        return print_result(Built(result.version, fresh=result.rows > 0), collection, as_json=options["as_json"])
+        return print_result(Built(result.version, fresh=result.rows > 0), collection, options)
 
     def spec() -> BuildSpec:
         return BuildSpec(
@@ -97,7 +105,7 @@ def index(options: Mapping[str, Any]) -> int:
     with runner_of(options, wanted) as runner:
         progress = ConsoleProgress(quiet=quiet)
         built = build(folder, collection, asked, spec, runner, progress, write_report, rebuild=options["rebuild"])
-    return print_result(built, collection, as_json=options["as_json"])
+    return print_result(built, collection, options)
 
 
 def build_options(options: Mapping[str, Any]) -> BuildOptions:
@@ -174,15 +182,26 @@ def runner_of(options: Mapping[str, Any], wanted: BuildOptions) -> Iterator[Runn
         runner.close()
 
 
-def print_result(built: Built, collection: Collection, *, as_json: bool) -> int:
-    """Print the result; returns the exit status."""
+def print_result(built: Built, collection: Collection, options: Mapping[str, Any]) -> int:
+    """Write the files of --index-path, and print the result; returns the exit status."""
     infos = read_json(built.version.path / "infos.json")
-    if as_json:
-        print_json(built.version, fresh=built.fresh, infos=infos)
+    exported = None
+    if options["index_path"]:
+        exported = write_faiss_file(
+            built.version.index,
+            Path(options["index_path"]),
+            shards=options["nb_indices_to_keep"],
+            overwrite=options["overwrite"],
+        )
+    if options["as_json"]:
+        more = {} if exported is None else {"export": export_json(exported)}
+        print_json(built.version, fresh=built.fresh, infos=infos, **more)
     else:
         if not built.fresh:
             click.echo("the index exists already and is as requested; --rebuild builds it anew", err=True)
         if not collection.complete:
             click.echo("note: the run is not complete; the rows committed so far were indexed", err=True)
         click.echo(summary(infos, report=built.version.path))
+        if exported is not None:
+            click.echo(export_text(exported))
     return Exit.DONE if infos.get("target_met", True) is not False else Exit.SOME_FAILED

@@ -1,4 +1,4 @@
-"""`embq index`: builds, grows and changes an index."""
+"""`embq index`: builds, grows, changes and exports an index."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ from typing import Any
 
 import click
 
+from embq.cli.lazy_group import CommandWithVerbs
 from embq.cli.shared_options import json_option
+
+VERBS = {"export": ("embq.verbs.index:export", "Write an index as files that faiss and clip-retrieval read.")}
+"""Verb -> see `LazyGroup`."""
+
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace exported files that exist.")
 
 
 @click.command(
     "index",
+    cls=CommandWithVerbs,
+    later=VERBS,
     epilog="Examples: embq index ./out | embq index ./out --recall 0.98@10 --max-index-memory-usage 4G | "
     "embq index ./embeddings --to ./my-index --metric-type l2",
 )
@@ -109,6 +117,14 @@ from embq.cli.shared_options import json_option
     "--delete-from", multiple=True, metavar="FILE", help="Delete the rows with the keys in FILE, one per line."
 )
 @click.option("--compact", is_flag=True, help="Merge added rows into the lists, and drop deleted rows.")
+@click.option(
+    "--index-path",
+    type=click.Path(dir_okay=False),
+    default=None,
+    metavar="FILE",
+    help="Write the index as a file of faiss too, or as --nb-indices-to-keep files FILE0, FILE1, ....",
+)
+@overwrite_option
 @click.option("--dry-run", is_flag=True, help="Print the plan and exit.")
 @click.option(
     "--broker",
@@ -131,3 +147,35 @@ def command(**options: Any) -> int:
     from embq.indexing.build import index
 
     return index(options)
+
+
+@click.command(
+    "export",
+    epilog="Examples: embq index export ./out | embq index export ./out knn.index --shards 4",
+)
+@click.argument("source", metavar="OUT", type=click.Path())
+@click.argument("path", metavar="[FILE]", type=click.Path(), required=False)
+@click.option(
+    "--to", "form", type=click.Choice(["faiss"]), default="faiss", show_default=True, help="Form of the files."
+)
+@click.option(
+    "--output", default=None, metavar="NAME", help="Output of the run: image, text or a model's name.  [the only one]"
+)
+@click.option(
+    "--shards",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="Write N files FILE0, FILE1, ... with a range of the lists each; searches merge their answers.",
+)
+@overwrite_option
+@json_option
+def export(**options: Any) -> int:
+    """Write the index of OUT as a file that `faiss.read_index` opens, also memory-mapped.
+
+    FILE is by default the folder of the index with .index behind its name. Ids are those of `embq search`, deleted rows
+    are left out. Memory is that of centroids and codebooks, whatever the rows.
+    """
+    from embq.indexing.export import export as run
+
+    return run(options)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
 import pytest
-from indexes_that_grow import add_part, grown, make_index, rows
+from indexes_that_grow import DIM, add_part, grown, make_index, rows
 
-from core.errors import InputError, OutputError, UsageError
+from core.errors import Exit, InputError, OutputError, UsageError
+from embq.cli import entry_point
 from indexer.change.deletes import delete
 from indexer.export import write_faiss_file
 from indexer.index_files.version import read_current
 from indexer.searcher import Searcher
+from tests.support.outputs.build import build, go_on, write_jsonl
+from tests.support.outputs.index import build_index
 
 QUERIES = rows(50, 99).astype(np.float32)
 
@@ -111,3 +116,40 @@ def test_an_export_that_fails_leaves_no_file(index: Path, tmp_path: Path) -> Non
     with pytest.raises(OutputError, match="missing"):
         write_faiss_file(index, tmp_path / "missing" / "knn.index")
     assert [one.name for one in tmp_path.iterdir()] == ["copy"]
+
+
+def embq_index(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
+    """The answer of `embq index ... --json`."""
+    status = entry_point.run(["index", *map(str, words), "--json"])
+    told = capsys.readouterr()
+    assert status == Exit.DONE, told.err
+    return dict(json.loads(told.out))
+
+
+def test_the_verb_builds_an_index_and_its_files_and_exports_it_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, knn = tmp_path / "data", tmp_path / "knn.index"
+    add_part(data, "p", rows(300, 1))
+    key = ("--index-key", "IVF4,SQ8", "--recall", "0.5@10")
+    built = embq_index(capsys, data, *key, "--index-path", knn, "--nb-indices-to-keep", "2")
+    assert [one["path"] for one in built["export"]["files"]] == [f"{knn}0", f"{knn}1"]
+    done = embq_index(capsys, "export", data, "--to", "faiss")
+    assert [Path(one["path"]).name for one in done["files"]] == ["embedding.index"]
+    assert np.array_equal(answers(data / "index" / "embedding.index")[1], expected(data / "index" / "embedding")[1])
+    assert entry_point.run(["index", str(data), *key, "--index-path", str(knn), "--nb-indices-to-keep", "2"]) == 2
+    assert "knn.index0 exists" in capsys.readouterr().err
+    assert entry_point.run(["index", "export", str(data)]) == Exit.USAGE
+    assert "--overwrite" in capsys.readouterr().err
+
+
+def test_rows_of_a_run_that_are_not_in_the_index_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [{"id": f"k{row}", "text": f"text {row}"} for row in range(60)]
+    inputs = [write_jsonl(tmp_path / "a.jsonl", lines)]
+    root = build(tmp_path / "out", inputs, model=f"stub:{DIM}", unit_samples=30, only=1)
+    build_index(root, output="text")
+    go_on(root)
+    assert entry_point.run(["index", "export", str(root), str(tmp_path / "knn.index")]) == Exit.DONE
+    told = capsys.readouterr()
+    assert "30 rows are not in the index yet" in told.err
+    assert "30 rows" in told.out
