@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from embq.indexing.autofaiss import build_index
+
 if TYPE_CHECKING:
     from os import PathLike
 
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "search"]
+__all__ = ["__version__", "build_index", "search"]
 
 
 def search(

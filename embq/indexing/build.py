@@ -163,7 +163,9 @@ def runner_of(options: Mapping[str, Any], wanted: BuildOptions) -> Iterator[Runn
     and for folders that its workers cannot reach.
     """
     if not options["broker"]:
-        yield local(options["workers"], threads=cores(), memory_bytes=wanted.current_memory_available)
+        yield local(
+            options["workers"], threads=options.get("nb_cores") or cores(), memory_bytes=wanted.current_memory_available
+        )
         return
     settings = settings_with(options["broker"])
     client = authorized_client(

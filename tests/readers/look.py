@@ -91,6 +91,15 @@ def _neighbours(vectors, **options):
         return [int(row[0]) for row in index.search(vectors, 1)[1]]
 
 
+def autofaiss_build_index(root):
+    """Answers of autofaiss' own index of an array."""
+    from autofaiss import build_index
+
+    index, infos = build_index(np.load(root / "vectors.npy"), save_on_disk=False, current_memory_available="32G")
+    scores, ids = index.search(np.load(root / "queries.npy"), 10)
+    return {"ids": ids.tolist(), "scores": scores.tolist(), "infos": list(infos)}
+
+
 def clip_back(root):
     """The rules of the clip-retrieval back end: `metadata/*.parquet`, sorted, concatenated; a number is a row of it."""
     import pandas as pd

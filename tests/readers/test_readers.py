@@ -13,6 +13,7 @@ import pytest
 from e2e.session import ended
 
 from core.errors import Exit
+from embq import build_index
 from tests.support.outputs.build import write_tar
 from worker.embedders.stub import stub_vector
 
@@ -116,6 +117,19 @@ def test_an_index_of_autofaiss_over_npy_finds_each_vector_under_its_own_id(npy: 
 
 def test_an_index_of_autofaiss_over_parquet_finds_each_vector_under_its_own_id(parquet: Path) -> None:
     assert look("autofaiss_parquet", parquet)["neighbours"] == list(range(ROWS))
+
+
+def test_build_index_answers_as_autofaiss_does_on_the_same_array(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    vectors, queries = (random.random((count, 32), np.float32) for count in (900, 20))
+    np.save(tmp_path / "vectors.npy", vectors)
+    np.save(tmp_path / "queries.npy", queries)
+    theirs = look("autofaiss_build_index", tmp_path)
+    index, infos = build_index(vectors, save_on_disk=False, verbose=40)
+    scores, ids = index.search(queries, 10)
+    assert ids.tolist() == theirs["ids"]
+    assert np.allclose(scores, theirs["scores"], rtol=1e-5)
+    assert list(infos)[:10] == theirs["infos"]
 
 
 def test_the_back_end_finds_the_metadata_of_a_vector_by_its_number(npy: Path, text_of: dict[str, str]) -> None:

@@ -1,0 +1,231 @@
+"""`embq.build_index` with the arguments and examples of autofaiss' documentation, searched by faiss alone."""
+
+from __future__ import annotations
+
+import glob
+import inspect
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from indexes_that_grow import rows
+
+import embq
+from core.errors import EmbqError, InputError, UsageError
+from embq.indexing.autofaiss import UNSUPPORTED
+
+NAMES = [
+    "embeddings",
+    "index_path",
+    "index_infos_path",
+    "ids_path",
+    "save_on_disk",
+    "file_format",
+    "embedding_column_name",
+    "id_columns",
+    "index_key",
+    "index_param",
+    "max_index_query_time_ms",
+    "max_index_memory_usage",
+    "min_nearest_neighbors_to_retrieve",
+    "current_memory_available",
+    "use_gpu",
+    "metric_type",
+    "nb_cores",
+    "make_direct_map",
+    "should_be_memory_mappable",
+    "distributed",
+    "temporary_indices_folder",
+    "verbose",
+    "nb_indices_to_keep",
+]
+"""Arguments of `build_index` of autofaiss 2.18, in its order."""
+KEYS = (
+    "index_key",
+    "index_param",
+    "index_path",
+    "size in bytes",
+    "avg_search_speed_ms",
+    "99p_search_speed_ms",
+    "reconstruction error %",
+    "nb vectors",
+    "vectors dimension",
+    "compression ratio",
+)
+RANDOM = np.random.default_rng(5)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Examples use relative paths."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def build(embeddings: Any, **options: Any) -> Any:
+    return embq.build_index(embeddings, verbose=logging.ERROR, **options)
+
+
+def nearest(vectors: np.ndarray, queries: np.ndarray, k: int = 5) -> np.ndarray:
+    """Ids of the largest inner products."""
+    return np.argsort(-(queries.astype(np.float64) @ vectors.T.astype(np.float64)), axis=1)[:, :k]
+
+
+def test_the_arguments_are_those_of_autofaiss() -> None:
+    found = inspect.signature(embq.build_index).parameters
+    assert list(found) == NAMES
+    assert (found["max_index_memory_usage"].default, found["current_memory_available"].default) == ("16G", "32G")
+    assert set(UNSUPPORTED) < set(NAMES)
+    page = Path(__file__).parents[2].joinpath("docs/operations.md").read_text(encoding="utf-8")
+    told = page.split("\n## From autofaiss\n")[1].split("\n## ")[0]
+    assert not [name for name in NAMES if f"`{name}`" not in told]
+
+
+def test_an_array_becomes_an_index_in_memory(here: Path) -> None:
+    embeddings = np.float32(RANDOM.random((100, 512)))
+    index, infos = build(embeddings, save_on_disk=False)
+    queries = np.float32(RANDOM.random((3, 512)))
+    found, ids = index.search(queries, 5)
+    assert np.array_equal(ids, nearest(embeddings, queries))
+    assert np.allclose(found[:, 0], (queries @ embeddings.T).max(axis=1), rtol=1e-5)
+    assert tuple(infos)[:10] == KEYS
+    assert json.loads(json.dumps(infos)) == infos
+    assert not list(here.iterdir())
+
+
+def test_files_of_npy_become_a_file_and_its_infos(here: Path) -> None:
+    embeddings = RANDOM.random((1000, 100))
+    (here / "embeddings").mkdir()
+    np.save("embeddings/part1.npy", embeddings)
+    index, infos = build(
+        embeddings="embeddings",
+        index_path="my_index_folder/knn.index",
+        index_infos_path="my_index_folder/index_infos.json",
+        max_index_memory_usage="4G",
+        current_memory_available="4G",
+    )
+    assert sorted(path.name for path in Path("my_index_folder").iterdir()) == ["index_infos.json", "knn.index"]
+    my_index = faiss.read_index(glob.glob("my_index_folder/*.index")[0])
+    query = np.float32(RANDOM.random((1, 100)))
+    assert np.array_equal(my_index.search(query, 5)[1], nearest(embeddings, query))
+    assert (my_index.ntotal, index.ntotal, infos["nb vectors"]) == (1000, 1000, 1000)
+    assert json.loads(Path("my_index_folder/index_infos.json").read_text()) == infos
+    assert infos["size in bytes"] == Path(infos["index_path"]).stat().st_size
+
+
+def test_an_index_is_mapped_and_rows_of_several_folders_have_the_ids_of_sorted_paths(here: Path) -> None:
+    embeddings = np.float32(RANDOM.random((300, 20)))
+    for name, start in (("b", 200), ("a", 0)):
+        (here / name).mkdir()
+        np.save(here / name / "x.npy", embeddings[start : start + 200])
+    index, _ = build(
+        ["b", here / "a"], should_be_memory_mappable=True, index_path="i/knn.index", max_index_query_time_ms=50
+    )
+    again = faiss.read_index("i/knn.index", faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+    for one in (index, again):
+        assert np.array_equal(one.search(embeddings[:9], 5)[1], nearest(embeddings, embeddings[:9]))
+
+
+def test_columns_of_parquet_files_are_written_with_the_ids(here: Path) -> None:
+    (here / "data").mkdir()
+    embeddings = np.float32(RANDOM.random((60, 8)))
+    for part in range(2):
+        here_rows = range(30 * part, 30 * part + 30)
+        table = pa.table({"id": [f"k{row}" for row in here_rows], "n": here_rows, "v": list(embeddings[here_rows])})
+        pq.write_table(table, here / f"data/{part}.parquet")
+    options = {"file_format": "parquet", "embedding_column_name": "v", "id_columns": ["id", "n"], "ids_path": "ids"}
+    for _ in range(2):
+        build("data", **options)
+    found = pq.read_table("ids").to_pylist()
+    assert found == [{"id": f"k{row}", "n": row, "i": row} for row in range(60)]
+    (here / "ids" / "mine").touch()
+    with pytest.raises(UsageError, match="ids holds mine"):
+        build("data", **options)
+    assert sorted(path.name for path in here.iterdir()) == ["data", "ids", "index_infos.json", "knn.index"]
+
+
+def test_several_indices_answer_together_as_one(here: Path) -> None:
+    vectors = rows(600, 1).astype(np.float32)
+    index, infos = build(
+        vectors, index_key="IVF8,Flat", nb_indices_to_keep=3, index_path="k.index", index_infos_path="i.json"
+    )
+    assert (index, [Path(path).name for path in infos]) == (None, ["k.index0", "k.index1", "k.index2"])
+    assert json.loads(Path("i.json1").read_text()) == list(infos.values())[1]
+    assert sum(one["nb vectors"] for one in infos.values()) == 600
+    found = [faiss.read_index(path).search(vectors[:9], 5) for path in sorted(infos)]
+    scores, ids = (np.concatenate(part, axis=1) for part in zip(*found, strict=True))
+    best = np.argsort(-np.where(ids < 0, -np.inf, scores), axis=1)[:, :5]
+    assert np.mean(np.take_along_axis(ids, best, axis=1) == nearest(vectors, vectors[:9])) > 0.9
+
+
+def test_vectors_are_reconstructed_by_a_direct_map(here: Path) -> None:
+    vectors = np.asfortranarray(rows(300, 2), dtype=np.float64)
+    index, infos = build(vectors, index_key="Flat", make_direct_map=True, metric_type="l2", nb_cores=1)
+    for one in (index, faiss.read_index("knn.index")):
+        assert np.allclose(one.reconstruct(7), vectors[7], atol=1e-6)
+    assert index.search(np.float32(vectors[:1]), 2)[0][0, 0] == pytest.approx(0, abs=1e-6)
+    assert (infos["index_key"], index.metric_type) == ("IVF1,Flat", faiss.METRIC_L2)
+
+
+def test_an_interrupted_call_is_continued_by_the_same_call(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "data").mkdir()
+    np.save("data/x.npy", rows(50, 3))
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("indexer.export.write_faiss_file", killed)
+        with pytest.raises(KeyboardInterrupt):
+            build("data")
+    assert len(list(here.glob(".*"))) == 1
+    with monkeypatch.context() as patched:
+        patched.setattr("indexer.build.runners.InProcess.run", killed)  # all units are done
+        index, _ = build("data")
+    assert index.ntotal == 50
+    assert sorted(path.name for path in here.iterdir()) == ["data", "index_infos.json", "knn.index"]
+
+
+@pytest.mark.parametrize(
+    ("options", "next_step"),
+    [
+        ({"index_param": "nprobe=3"}, "set_index_parameters"),
+        ({"use_gpu": True}, "embq worker"),
+        ({"distributed": "pyspark"}, "redis://"),
+        ({"temporary_indices_folder": "hdfs://root/tmp/other"}, "folder of this machine"),
+        ({"index_path": "s3://bucket/knn.index"}, "path of this machine"),
+        ({"index_infos_path": "gs://bucket/infos.json"}, "path of this machine"),
+        ({"ids_path": "s3://bucket/ids", "id_columns": ["id"], "file_format": "parquet"}, "folder of this machine"),
+        ({"id_columns": ["id"]}, "file_format='parquet'"),
+        ({"ids_path": "ids"}, "file_format='parquet'"),
+        ({"index_path": None}, "give both"),
+        ({"nb_indices_to_keep": 2, "save_on_disk": False}, "save_on_disk"),
+        ({"nb_indices_to_keep": 2, "make_direct_map": True}, "make_direct_map"),
+        ({"metric_type": "cosine"}, "metric-type ip"),
+        ({"index_key": "HNSW32"}, "IVF1"),
+        ({"max_index_memory_usage": "1K"}, "max-index-memory-usage"),
+        ({"file_format": "parquet"}, "a folder with embeddings"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name_before_any_file_is_written(
+    here: Path, options: dict[str, Any], next_step: str
+) -> None:
+    (here / "data").mkdir()
+    np.save("data/x.npy", rows(50, 3))
+    with pytest.raises(EmbqError) as refused:
+        build("data", **options)
+    assert next_step in refused.value.next_step
+    assert [path.name for path in here.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize("array", [np.ones((4, 8), int), np.ones(8, np.float32), np.ones((0, 8), np.float32)])
+def test_an_array_that_is_no_matrix_of_floats_is_refused(array: np.ndarray) -> None:
+    with pytest.raises(InputError, match="rows of floats") as refused:
+        build(array)
+    assert refused.value.code == "not_vectors"
