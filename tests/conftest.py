@@ -30,6 +30,8 @@ from core.queue.keys import RUNS, run_key
 from core.run.run_info import RunInfo
 
 pytest.register_assert_rewrite("tests.support.outputs.run_case")
+# Half of the processor time of a collection is the compilation of the tests, in each process that runs them.
+sys.dont_write_bytecode = False
 
 from tests.support.fakes.clock import FakeClock  # noqa: E402
 from tests.support.outputs.run_case import MakeRun, RunCase, make_case, unit_of, write_run  # noqa: E402
@@ -99,6 +101,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def _reason(report: Any) -> str:
     why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     return why.removeprefix("Skipped: ").partition("\n")[0]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect tests without garbage collection, which takes a third of the processor time to free 2 % of the memory.
+
+    Imported modules and items are all that a collection makes, and they stay.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
