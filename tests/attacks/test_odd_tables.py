@@ -25,15 +25,14 @@ from e2e.session import ended
 from pyarrow import ipc
 
 from core.errors import Exit, InputError, SourceError
-from core.units import Sample, Unit
 from embq.verify.verification import verify
 from producer.enqueue import Request, prepare
 from producer.plan import plan
 from producer.upload import UploadedInputs, plan_upload
-from sources.kinds import SOURCES, detect
 from sources.reader_options import ReadOptions
 from sources.unit_reader import read
 from tests.support.outputs.build import build, write_folder, write_tar
+from tests.support.planning import samples_of, units_of
 
 POLARS = Path(__file__).parent / "polars.arrow"
 """Ten rows in batches of four, as polars 2.1 writes them: views of strings, a categorical, a schema without prefix."""
@@ -54,15 +53,6 @@ def write(path: Path, table: pa.Table) -> Path:
         with new(path, table.schema) as writer:
             writer.write_table(table)
     return path
-
-
-def units_of(path: Path, **options: Any) -> list[Unit]:
-    ((kind, found),) = detect(str(path))
-    return list(SOURCES[kind].split(found, ReadOptions(**options)))
-
-
-def samples_of(path: Path, **options: Any) -> list[Sample]:
-    return [sample for unit in units_of(path, **options) for sample in read(unit, ())]
 
 
 def metadata_of(path: Path, *columns: str) -> list[dict[str, Any]]:

@@ -31,6 +31,7 @@ from producer.enqueue import Planned, Request, prepare
 from producer.plan import plan
 from producer.selection import Selection
 from sources.reader_options import ReadOptions
+from tests.support.planning import run_at_once, snapshot
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,22 +47,6 @@ def images(folder: Path, *names: str) -> None:
         (folder / name).write_bytes(b"\xff\xd8" + name.encode())
 
 
-@pytest.fixture
-def request_(tmp_path: Path) -> Request:
-    write(tmp_path / "in" / "a.txt", 25)
-    write(tmp_path / "in" / "b.txt", 25)
-    return Request(
-        inputs=(str(tmp_path / "in" / "*.txt"),),
-        output=tmp_path / "out",
-        models=("stub:4",),
-        modalities=(),
-        precision="fp32",
-        part_rows=1000,
-        options=ReadOptions(unit_samples=10),
-        version="test",
-    )
-
-
 def of_folder(request: Request, folder: Path) -> Request:
     return replace(request, inputs=(str(folder),))
 
@@ -69,10 +54,6 @@ def of_folder(request: Request, folder: Path) -> Request:
 def described(root: Path) -> list[tuple[str, int, int | None, list[str]]]:
     units = Manifest(Layout(root))
     return [(Path(unit.source).name, unit.first, unit.samples, [path for path, _ in unit.items]) for unit in units]
-
-
-def snapshot(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 def violations(root: Path) -> list[str]:
@@ -356,7 +337,7 @@ def kill_at_random(inputs: str, output: Path, kills: int, rng: random.Random) ->
 
 
 def assert_whole(output: Path) -> None:
-    """Whatever was killed: there is no run, or all of its manifest can be read."""
+    """After a kill there is no run, or all of its manifest can be read."""
     if (output / "run.json").exists():
         ids, ends = _read_manifest(output)
         assert ends[-1] == len(ids) == load_run(output).units
@@ -393,19 +374,7 @@ def test_two_that_add_at_once_add_each_unit_once(request_: Request, tmp_path: Pa
     prepare(replace(request_, options=ReadOptions(unit_samples=2)))
     for number in range(20):
         write(tmp_path / "in" / f"later-{number:02d}.txt", 40)
-    command = [sys.executable, "-c", CHILD, request_.inputs[0], str(request_.output)]
-    pipe = subprocess.PIPE
-    processes = [subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) for _ in range(3)]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    for process in processes:
-        process.communicate(timeout=60)
-        assert process.returncode == 0
+    run_at_once([sys.executable, "-c", CHILD, request_.inputs[0], str(request_.output)], 3, cwd=ROOT)
     ids, ends = _read_manifest(request_.output)
     assert sorted(ids) == sorted(unit_list(tmp_path / "in", 2))
     assert len(ends) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -21,33 +20,12 @@ from core.run.run_info import WorkerDefaults, load_run
 from producer import enqueue
 from producer.announce import announce, record_of
 from producer.enqueue import Planned, Request, prepare
-from sources.reader_options import ReadOptions
 from tests.support.outputs.run_case import MakeRun
-
-
-@pytest.fixture
-def request_(tmp_path: Path) -> Request:
-    (tmp_path / "in").mkdir()
-    for name in ("a", "b"):
-        (tmp_path / "in" / f"{name}.txt").write_text("".join(f"{name} {n}\n" for n in range(25)))
-    return Request(
-        inputs=(str(tmp_path / "in" / "*.txt"),),
-        output=tmp_path / "out",
-        models=("stub:4",),
-        modalities=(),
-        precision="fp32",
-        part_rows=1000,
-        options=ReadOptions(unit_samples=10),
-        version="test",
-    )
+from tests.support.planning import run_at_once, snapshot
 
 
 def other_units(request: Request) -> Request:
     return replace(request, inputs=(request.inputs[0].replace("*", "a"),))
-
-
-def snapshot(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 def test_defaults_of_workers_stand_in_the_run_and_in_its_record(request_: Request) -> None:
@@ -195,17 +173,7 @@ def test_many_processes_make_one_run(request_: Request) -> None:
         " version='test')).new)\n"
     )
     command = [sys.executable, "-c", code, request_.inputs[0], str(request_.output)]
-    pipe = subprocess.PIPE
-    processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(3)]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    answers = [process.communicate(timeout=60)[0].strip() for process in processes]
-    assert sorted(answers) == ["False", "False", "True"]
+    assert sorted(run_at_once(command, 3)) == ["False", "False", "True"]
     assert len(Manifest(Layout(request_.output))) == load_run(request_.output).units == 6
 
 

@@ -7,9 +7,9 @@ import redis
 
 from core.broker.embedded import EmbeddedServer
 from core.service.health import Health, single_try_client
-from core.settings import Settings
 from tests.support.fakes.clock import FakeClock
-from worker.supervisor.slot import NEVER, Fleet
+from tests.support.fleet import fleet
+from worker.supervisor.slot import NEVER
 from worker.supervisor.supervisor import Supervisor
 from writer.lock import WEDGED_S, LockKeeper
 
@@ -56,21 +56,11 @@ def test_a_commit_that_sends_a_part_for_long_keeps_the_writer_well(clock: FakeCl
 
 
 def test_a_worker_is_well_as_long_as_one_device_has_a_process(own_client: redis.Redis) -> None:
-    fleet = Fleet(
-        devices=("sim:1", "cpu"),
-        run="",
-        prefetch=1,
-        threads=1,
-        batch_size=0,
-        transport="auto",
-        drain_s=1.0,
-        version="test",
-        settings=Settings(broker_url="redis://127.0.0.1:1"),
-    )
-    supervisor = Supervisor(own_client, fleet)
+    processes = fleet("sim:1", "cpu")
+    supervisor = Supervisor(own_client, processes)
     assert supervisor.complaint() == "no worker process is alive; it is started again on cpu, sim:1"
     slot = supervisor.slots[0]
-    slot.start(fleet)
+    slot.start(processes)
     try:
         assert supervisor.complaint() == ""
     finally:

@@ -11,14 +11,9 @@ import pytest
 from PIL import Image
 
 from core.errors import SampleError
+from tests.support.picture_files import encoded
 from worker.embedders.image import avif, headers, tiff
 from worker.embedders.image.decoding import open_image
-
-
-def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
-    data = io.BytesIO()
-    image.save(data, kind, **options)
-    return data.getvalue()
 
 
 def noise(width: int, height: int) -> Image.Image:

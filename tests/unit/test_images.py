@@ -12,16 +12,11 @@ import pytest
 from PIL import Image
 
 from core.errors import SampleError
+from tests.support.picture_files import encoded
 from worker.embedders.image import headers
 from worker.embedders.image.decoding import FORMATS, open_image, quiet_pillow
 from worker.embedders.image.pixels import _resized
 from worker.embedders.image.preprocess import Fit
-
-
-def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
-    data = io.BytesIO()
-    image.save(data, kind, **options)
-    return data.getvalue()
 
 
 def noise(mode: str = "RGB", size: tuple[int, int] = (80, 60)) -> Image.Image:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from core.errors import Exit
-from core.settings import Settings
-from worker.supervisor.slot import ALLOCATORS, KEPT_MEMORY, Fleet, PathMemory, _child_env
+from tests.support.fleet import fleet
+from worker.supervisor.slot import ALLOCATORS, KEPT_MEMORY, PathMemory, _child_env
 
 PASSES = """
 import resource, threading
@@ -33,22 +33,8 @@ thread.join()
 """
 
 
-def fleet() -> Fleet:
-    return Fleet(
-        devices=("cpu",),
-        run="",
-        prefetch=2,
-        threads=1,
-        batch_size=0,
-        transport="auto",
-        drain_s=1.0,
-        version="test",
-        settings=Settings.from_environment(),
-    )
-
-
 def test_a_worker_on_the_cpu_does_not_have_its_memory_cleared_again_for_each_pass() -> None:
-    environment = _child_env(fleet(), "cpu")
+    environment = _child_env(fleet("cpu"), "cpu")
     done = subprocess.run(
         [sys.executable, "-c", PASSES], env=environment, capture_output=True, text=True, check=True, timeout=100
     )
@@ -58,7 +44,7 @@ def test_a_worker_on_the_cpu_does_not_have_its_memory_cleared_again_for_each_pas
 
 @pytest.mark.parametrize("name", [*sorted(ALLOCATORS), ""])
 def test_a_gpu_has_expandable_segments_where_nobody_has_set_its_allocator(name: str) -> None:
-    environment = _child_env(fleet(), "cuda:0") | ({name: "max_split_size_mb:64"} if name else {})
+    environment = _child_env(fleet("cpu"), "cuda:0") | ({name: "max_split_size_mb:64"} if name else {})
     for given in ALLOCATORS - {name}:
         environment.pop(given, None)
     assert PathMemory().begin("cpu", environment) == environment
@@ -72,7 +58,7 @@ def test_torch_understands_what_the_allocator_is_told() -> None:
     if not hasattr(torch._C, "_accelerator_getAllocatorSettings"):
         pytest.skip("this torch does not tell its settings")
     code = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
-    environment = {name: value for name, value in _child_env(fleet(), "cuda:0").items() if name not in ALLOCATORS}
+    environment = {name: value for name, value in _child_env(fleet("cpu"), "cuda:0").items() if name not in ALLOCATORS}
     environment = PathMemory().begin("cuda:0", environment)
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
     assert (done.stdout, done.stderr) == ("expandable_segments:True\n", "")
@@ -88,7 +74,7 @@ def test_a_process_leaves_out_what_the_one_before_it_died_with() -> None:
     memory = PathMemory()
 
     def process(status: int, *paths: str) -> bool:
-        """Whether it had expandable segments."""
+        """True where it had expandable segments."""
         environment = memory.begin("cuda:0", {})
         memory.record_paths([])
         memory.record_paths(paths)
@@ -115,6 +101,6 @@ def test_who_sets_the_allocator_has_the_last_word_and_other_devices_keep_its_def
 ) -> None:
     name = next(iter(KEPT_MEMORY))
     monkeypatch.delenv(name, raising=False)
-    assert name not in _child_env(fleet(), "cuda:0")
+    assert name not in _child_env(fleet("cpu"), "cuda:0")
     monkeypatch.setenv(name, "7")
-    assert _child_env(fleet(), "cpu")[name] == "7"
+    assert _child_env(fleet("cpu"), "cpu")[name] == "7"

@@ -29,13 +29,6 @@ INFO = RunInfo(
 )
 
 
-@pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    layout = Layout(tmp_path / "out")
-    layout.make()
-    return layout
-
-
 @pytest.mark.parametrize("info", [INFO, replace(INFO, samples=7)])
 def test_a_run_survives_its_file(layout: Layout, info: RunInfo) -> None:
     info.publish(layout)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -26,13 +25,6 @@ def unit(number: int) -> Unit:
         items=((f"\udcfe{number}.jpg", 3), ("ä.jpg", 4)),
         options=(("a", "b"),),
     )
-
-
-@pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    layout = Layout(tmp_path / "out")
-    layout.make()
-    return layout
 
 
 def test_units_survive_the_manifest_with_names_that_are_not_utf8(layout: Layout) -> None:

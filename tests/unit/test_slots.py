@@ -11,13 +11,13 @@ import redis
 from core import wire
 from core.errors import EmbqError, Exit
 from core.queue.heartbeats import Device, Heard, Service
-from core.settings import Settings
 from embq.status.fleet import FleetStatus as Machines
+from tests.support.fleet import fleet
 from worker.context import WorkerOptions
 from worker.meter.progress_board import ProgressBoard, Span
 from worker.supervisor.devices import Gpu
 from worker.supervisor.report_pipe import FINISHED, Report
-from worker.supervisor.slot import Fleet, Slot, _child_env
+from worker.supervisor.slot import Slot, _child_env
 from worker.supervisor.supervisor import Supervisor
 
 H100, L4 = (
@@ -26,25 +26,10 @@ H100, L4 = (
 )
 
 
-def fleet(*devices: str) -> Fleet:
-    return Fleet(
-        devices=devices,
-        run="",
-        prefetch=1,
-        threads=1,
-        batch_size=0,
-        transport="auto",
-        drain_s=1.0,
-        version="test",
-        settings=Settings(broker_url="redis://127.0.0.1:1"),
-        gpus=(H100, L4),
-    )
-
-
 def test_a_process_sees_the_gpu_of_its_slot_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
-    supervisor = Supervisor(redis.Redis(), fleet("cuda:1", "cuda:0", "cpu"))
+    supervisor = Supervisor(redis.Redis(), fleet("cuda:1", "cuda:0", "cpu", gpus=(H100, L4)))
     environments = [_child_env(supervisor.fleet, slot.device, slot.gpu) for slot in supervisor.slots]
     assert [each["CUDA_VISIBLE_DEVICES"] for each in environments] == ["GPU-1", "GPU-0", "0,1"]
     assert [each.get("CUDA_DEVICE_ORDER") for each in environments] == ["PCI_BUS_ID", "PCI_BUS_ID", None]
@@ -115,7 +100,7 @@ def test_a_death_without_progress_counts_whatever_its_moment(
 
 
 def test_a_supervisor_ends_when_its_last_device_is_given_up_and_not_before() -> None:
-    supervisor = Supervisor(redis.Redis(), fleet("cuda:0", "cuda:1"))
+    supervisor = Supervisor(redis.Redis(), fleet("cuda:0", "cuda:1", gpus=(H100, L4)))
     first, second = supervisor.slots
     first.ended = ("there is no code for it", "install another torch")
     supervisor._give_up(first, Exit.CONFIG, "its process ended")

@@ -18,10 +18,10 @@ from core.errors import InputError, SourceError
 from core.units import Sample, Unit
 from embq.verify.verification import verify
 from producer.plan import plan
-from sources.kinds import SOURCES, detect
 from sources.reader_options import ReadOptions
 from sources.unit_reader import read
 from tests.support.outputs.build import build
+from tests.support.planning import samples_of, units_of
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -34,15 +34,6 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "xz": lzma.compress,
     "zst": zstd.compress,
 }
-
-
-def units_of(path: Path, **options: Any) -> list[Unit]:
-    ((kind, found),) = detect(str(path))
-    return list(SOURCES[kind].split(found, ReadOptions(**options)))
-
-
-def samples_of(path: Path, **options: Any) -> list[Sample]:
-    return [sample for unit in units_of(path, **options) for sample in read(unit, ())]
 
 
 def csv_samples(folder: Path, data: bytes, name: str = "t.csv", **options: Any) -> list[Sample]:

@@ -20,6 +20,7 @@ from sources.kinds import SOURCES, detect
 from sources.reader_options import ReadOptions
 from sources.unit_reader import read, read_here
 from tests.support.outputs.build import build
+from tests.support.planning import samples_of, units_of
 
 
 def write(path: Path, **columns: Any) -> Path:
@@ -34,21 +35,12 @@ def write(path: Path, **columns: Any) -> Path:
     return path
 
 
-def units_of(path: Path, **options: Any) -> list[Unit]:
-    ((kind, found),) = detect(str(path))
-    return list(SOURCES[kind].split(found, ReadOptions(**options)))
-
-
-def samples_of(path: Path, **options: Any) -> list[Sample]:
-    return [sample for unit in units_of(path, **options) for sample in read(unit, ())]
-
-
 def code(sample: Sample) -> str | None:
     return sample.error[0] if sample.error else None
 
 
 def failure(path: Path, **options: Any) -> SourceError:
-    """How every unit of a file fails."""
+    """Failure of every unit of a file."""
     units = units_of(path, **options)
     found = []
     for unit in units:

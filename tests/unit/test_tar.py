@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import lzma
 import os
 import random
@@ -20,8 +19,9 @@ from core.units import Sample, Unit
 from embq.verify.rereading import reread
 from sources.access.files import PIECE_BYTES
 from sources.formats.tar import TarSource, split_name
-from sources.formats.tar_headers import BLOCK, Member, parse_members
+from sources.formats.tar_headers import BLOCK, parse_members
 from sources.reader_options import ReadOptions
+from tests.support.archives import outcome_of, tar_of
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -37,23 +37,6 @@ SAMPLES = [
     ("c.png", b"p" * 512),
     ("c.txt", "dritte \u00e4".encode()),
 ]
-
-
-def archive(
-    members: list[tuple[str, bytes]], form: int = tarfile.USTAR_FORMAT, *, pad: bool = False, **fields: object
-) -> bytes:
-    """An archive of regular members, ending in exactly two zero blocks unless `pad`."""
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w", format=form) as tar:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            for field, value in fields.items():
-                setattr(info, field, value)
-            tar.addfile(info, io.BytesIO(content))
-        end = tar.offset
-    data = sink.getvalue()
-    return data if pad else data[: end + 2 * BLOCK]
 
 
 def block(name: str, flag: bytes, content: bytes = b"", **fields: object) -> bytes:
@@ -88,16 +71,8 @@ def code_of(folder: Path, data: bytes) -> str:
     return caught.value.code
 
 
-def outcome_of(data: bytes) -> list[Member] | str:
-    """The members, or the code of the error."""
-    try:
-        return parse_members(data, "s.tar")
-    except SourceError as error:
-        return error.code
-
-
 def test_a_shard_gives_its_samples_with_caption_and_metadata(tmp_path: Path) -> None:
-    a, b, c = read(tmp_path, archive(SAMPLES))
+    a, b, c = read(tmp_path, tar_of(SAMPLES))
     assert (a.key, a.image, a.text, a.metadata) == ("a", b"\xff\xd8" * 350, "first", None)
     assert (b.key, b.image, b.text, b.metadata) == ("b", b"", None, '{"n":1}')
     assert (c.key, c.image, c.text, c.ordinal) == ("c", b"p" * 512, "dritte \u00e4", 2)
@@ -105,9 +80,9 @@ def test_a_shard_gives_its_samples_with_caption_and_metadata(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("pad", [False, True])
 def test_a_shard_cut_anywhere_is_an_error_and_never_a_shorter_shard(pad: bool) -> None:
-    data = archive(SAMPLES, pad=pad)
+    data = tar_of(SAMPLES, pad=pad)
     whole = parse_members(data, "s.tar")
-    last_data = len(archive(SAMPLES)) - 2 * BLOCK
+    last_data = len(tar_of(SAMPLES)) - 2 * BLOCK
     codes = set()
     for length in range(0, len(data), 64):
         if length > last_data and length % BLOCK == 0:
@@ -121,13 +96,13 @@ def test_a_shard_cut_anywhere_is_an_error_and_never_a_shorter_shard(pad: bool) -
 
 
 def test_a_cut_between_two_members_says_that_the_end_marker_is_missing(tmp_path: Path) -> None:
-    assert code_of(tmp_path, archive(SAMPLES[:2])[: -2 * BLOCK]) == "shard_no_end_marker"
+    assert code_of(tmp_path, tar_of(SAMPLES[:2])[: -2 * BLOCK]) == "shard_no_end_marker"
     assert code_of(tmp_path, b"") == "shard_no_end_marker"
 
 
 @pytest.mark.parametrize("bit", [0x01, 0x40, 0x80])
 def test_a_flipped_bit_in_any_header_byte_is_seen_or_harmless(bit: int) -> None:
-    data = archive(SAMPLES)
+    data = tar_of(SAMPLES)
     whole = parse_members(data, "s.tar")
     at = whole[2].at
     harmless = []
@@ -144,7 +119,7 @@ def test_a_flipped_bit_in_any_header_byte_is_seen_or_harmless(bit: int) -> None:
 
 @pytest.mark.parametrize("end", [b"", END])
 def test_two_archives_in_one_file_are_an_error(tmp_path: Path, end: bytes) -> None:
-    first, second = archive(SAMPLES[:2])[: -2 * BLOCK], archive(SAMPLES[2:])
+    first, second = tar_of(SAMPLES[:2])[: -2 * BLOCK], tar_of(SAMPLES[2:])
     if end:
         assert code_of(tmp_path, first + end + second) == "shard_trailing_data"
     else:
@@ -152,21 +127,21 @@ def test_two_archives_in_one_file_are_an_error(tmp_path: Path, end: bytes) -> No
 
 
 def test_one_zero_block_at_the_end_is_enough_and_before_data_it_is_not(tmp_path: Path) -> None:
-    data = archive(SAMPLES)
+    data = tar_of(SAMPLES)
     assert len(read(tmp_path, data[:-BLOCK])) == 3
-    lost = data[:-BLOCK] + archive([("d.jpg", b"d")])
+    lost = data[:-BLOCK] + tar_of([("d.jpg", b"d")])
     assert code_of(tmp_path, lost) == "shard_trailing_data"
 
 
 def test_an_empty_archive_has_no_samples(tmp_path: Path) -> None:
-    assert read(tmp_path, archive([], pad=True)) == []
+    assert read(tmp_path, tar_of([], pad=True)) == []
     assert read(tmp_path, block("folder/", b"5") + END) == []
 
 
 def test_members_without_a_key_belong_to_no_sample_and_alone_they_are_an_error(tmp_path: Path) -> None:
     odd = [("README", b"r"), (".hidden", b"h")]
-    assert [s.key for s in read(tmp_path, archive([*odd, ("a.jpg", b"a")]))] == ["a"]
-    assert code_of(tmp_path, archive(odd)) == "shard_no_keys"
+    assert [s.key for s in read(tmp_path, tar_of([*odd, ("a.jpg", b"a")]))] == ["a"]
+    assert code_of(tmp_path, tar_of(odd)) == "shard_no_keys"
 
 
 @pytest.mark.parametrize(
@@ -192,13 +167,13 @@ def test_names_split_as_webdataset_splits_them(name: str, key: str, extension: s
 
 def test_interleaved_members_make_whole_samples_in_order_of_their_first(tmp_path: Path) -> None:
     names = ["a.jpg", "b.jpg", "b.txt", "a.txt"]
-    samples = read(tmp_path, archive([(name, name.encode()) for name in names]))
+    samples = read(tmp_path, tar_of([(name, name.encode()) for name in names]))
     assert [(s.key, s.image, s.text) for s in samples] == [("a", b"a.jpg", "a.txt"), ("b", b"b.jpg", "b.txt")]
 
 
 def test_the_first_of_equal_images_wins_and_each_later_one_is_a_failure(tmp_path: Path) -> None:
     names = ["a.jpg", "a.txt", "b.jpg", "a.jpg", "a.txt", "a.JPG", "c.txt", "c.txt"]
-    samples = read(tmp_path, archive([(name, b"%d" % at) for at, name in enumerate(names)]))
+    samples = read(tmp_path, tar_of([(name, b"%d" % at) for at, name in enumerate(names)]))
     assert [(s.key, s.error and s.error[0]) for s in samples] == [
         ("a", None),
         ("b", None),
@@ -211,7 +186,7 @@ def test_the_first_of_equal_images_wins_and_each_later_one_is_a_failure(tmp_path
 
 
 def test_of_several_image_formats_the_first_in_the_list_is_taken(tmp_path: Path) -> None:
-    (sample,) = read(tmp_path, archive([("a.webp", b"w"), ("a.png", b"p"), ("a.gif", b"g")]))
+    (sample,) = read(tmp_path, tar_of([("a.webp", b"w"), ("a.png", b"p"), ("a.gif", b"g")]))
     assert sample.image == b"p"
 
 
@@ -226,20 +201,20 @@ def test_of_several_image_formats_the_first_in_the_list_is_taken(tmp_path: Path)
     ],
 )
 def test_a_bad_text_or_metadata_fails_its_sample_only(tmp_path: Path, name: str, content: bytes, code: str) -> None:
-    a, b = read(tmp_path, archive([("a.jpg", b"a"), (name, content), ("b.jpg", b"b")]))
+    a, b = read(tmp_path, tar_of([("a.jpg", b"a"), (name, content), ("b.jpg", b"b")]))
     assert a.error is not None
     assert a.error[0] == code
     assert b.error is None
 
 
 def test_metadata_survives_nan_and_half_surrogates(tmp_path: Path) -> None:
-    (a,) = read(tmp_path, archive([("a.jpg", b"a"), ("a.json", b'{"x": NaN, "z": 1e999, "y": "\\ud800"}')]))
+    (a,) = read(tmp_path, tar_of([("a.jpg", b"a"), ("a.json", b'{"x": NaN, "z": 1e999, "y": "\\ud800"}')]))
     assert a.metadata == '{"x":null,"z":null,"y":"\\ud800"}'
 
 
 @pytest.mark.parametrize("flag", [b"1", b"2", b"3", b"4", b"6", b"S", b"Z"])
 def test_links_devices_and_unknown_types_are_failures_and_never_followed(tmp_path: Path, flag: bytes) -> None:
-    data = block("a.jpg", flag, linkname="/etc/passwd") + archive([("b.jpg", b"b")])
+    data = block("a.jpg", flag, linkname="/etc/passwd") + tar_of([("b.jpg", b"b")])
     a, b = read(tmp_path, data)
     assert (a.image, a.error and a.error[0]) == (None, "unsupported_member")
     assert (b.image, b.error) == (b"b", None)
@@ -249,7 +224,7 @@ def test_links_devices_and_unknown_types_are_failures_and_never_followed(tmp_pat
 def test_every_format_that_tarfile_writes_is_read(tmp_path: Path, form: int) -> None:
     names = ["a.jpg", "folder/" + "f" * 90 + "/" + "n" * 90 + ".jpg", "sub.dir/b.png"]
     names += [] if form == tarfile.USTAR_FORMAT else ["x" * 300 + ".jpg", "\u00fc" * 200 + ".jpg", "\udcff.jpg"]
-    data = archive([(name, os.fsencode(name)) for name in names], form, uname="user", mtime=1.5)
+    data = tar_of([(name, os.fsencode(name)) for name in names], form, uname="user", mtime=1.5)
     assert [(s.key, s.image) for s in read(tmp_path, data)] == [
         (name.rpartition(".")[0], os.fsencode(name)) for name in names
     ]
@@ -272,13 +247,13 @@ def test_pax_values_may_hold_newlines_and_pax_sizes_count(tmp_path: Path) -> Non
     "extension", [b"8 path=a\n", b"path=a\n", b"99 path=a.jpg\n", b"14 size=1_000\n", b"0 a=b\n", bytes(20)]
 )
 def test_a_damaged_pax_record_fails_the_shard(tmp_path: Path, extension: bytes) -> None:
-    assert code_of(tmp_path, block("pax", b"x", extension) + archive([("a.jpg", b"a")])) == "shard_bad_header"
+    assert code_of(tmp_path, block("pax", b"x", extension) + tar_of([("a.jpg", b"a")])) == "shard_bad_header"
 
 
 @pytest.mark.parametrize("name", [bytes(8), b"a\0.jpg\0", b""])
 def test_a_damaged_long_name_fails_the_shard(tmp_path: Path, name: bytes) -> None:
     """Falling back on the short name in the header would give the sample another key."""
-    assert code_of(tmp_path, block("long", b"L", name) + archive([("a.jpg", b"a")])) == "shard_bad_header"
+    assert code_of(tmp_path, block("long", b"L", name) + tar_of([("a.jpg", b"a")])) == "shard_bad_header"
 
 
 def test_an_extension_without_its_member_fails_the_shard(tmp_path: Path) -> None:
@@ -306,21 +281,21 @@ COMPRESSIONS = ("gzip", "zstd", "bzip2", "xz")
 
 @pytest.mark.parametrize("how", COMPRESSIONS)
 def test_a_compressed_shard_gives_the_same_samples(tmp_path: Path, how: str) -> None:
-    plain = archive(SAMPLES)
+    plain = tar_of(SAMPLES)
     wanted = read(tmp_path, plain)
     assert read(tmp_path, packed(plain, how)) == wanted
     assert [found.key for found in reread(unit_of(tmp_path), images=True)] == [sample.key for sample in wanted]
 
 
 def test_a_shard_in_several_gzip_members_is_read_to_its_end(tmp_path: Path) -> None:
-    plain = archive(SAMPLES)
+    plain = tar_of(SAMPLES)
     cut = 3 * BLOCK
     assert read(tmp_path, packed(plain[:cut], "gzip") + packed(plain[cut:], "gzip")) == read(tmp_path, plain)
 
 
 @pytest.mark.parametrize("how", COMPRESSIONS)
 def test_a_compressed_shard_that_is_cut_or_altered_is_never_short(tmp_path: Path, how: str) -> None:
-    plain = archive([(f"{n}.jpg", random.Random(n).randbytes(900)) for n in range(8)])
+    plain = tar_of([(f"{n}.jpg", random.Random(n).randbytes(900)) for n in range(8)])
     data = packed(plain, how)
     wanted = read(tmp_path, plain)
     chance = random.Random(0)
@@ -334,9 +309,9 @@ def test_a_compressed_shard_that_is_cut_or_altered_is_never_short(tmp_path: Path
 
 def test_a_compressed_shard_may_not_hold_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("core.process.limits.DECODED_MOST_BYTES", 1 << 20)
-    assert code_of(tmp_path, packed(archive([("a.jpg", bytes(2 << 20))]), "gzip")) == "too_large"
-    assert code_of(tmp_path, archive([("a.jpg", bytes(2 << 20))])) == "too_large"
-    assert code_of(tmp_path, archive([(f"{n}.jpg", b"") for n in range(700)])) == "too_large"
+    assert code_of(tmp_path, packed(tar_of([("a.jpg", bytes(2 << 20))]), "gzip")) == "too_large"
+    assert code_of(tmp_path, tar_of([("a.jpg", bytes(2 << 20))])) == "too_large"
+    assert code_of(tmp_path, tar_of([(f"{n}.jpg", b"") for n in range(700)])) == "too_large"
 
 
 def test_a_shard_written_by_webdataset_is_read_whole(tmp_path: Path) -> None:
@@ -382,7 +357,7 @@ class Storage:
         return list(TAR.read(self.unit, self.moved))
 
 
-WHOLE = archive(SAMPLES)
+WHOLE = tar_of(SAMPLES)
 
 
 def damaged_at(*offsets: int) -> bytes:
@@ -417,7 +392,7 @@ def test_readings_that_differ_are_the_storages_fault(tmp_path: Path) -> None:
 
 
 def test_a_large_shard_tells_of_each_piece(tmp_path: Path) -> None:
-    storage = Storage(tmp_path, archive([("a.jpg", b"x" * 5 * PIECE_BYTES), ("b.jpg", b"y")]))
+    storage = Storage(tmp_path, tar_of([("a.jpg", b"x" * 5 * PIECE_BYTES), ("b.jpg", b"y")]))
     assert [len(sample.image or b"") for sample in storage.read()] == [5 * PIECE_BYTES, 1]
     assert storage.readings >= 5
 
@@ -438,7 +413,7 @@ def test_extensions_of_images_and_captions_can_be_named(tmp_path: Path) -> None:
         ("d.PNG", b"d again"),
     ]
     path = tmp_path / "a.tar"
-    path.write_bytes(archive(members))
+    path.write_bytes(tar_of(members))
     options = ReadOptions(image_keys=("png", "jpg"), caption_keys=("cap",))
     (unit,) = TarSource().split(str(path), options)
     assert unit.options == (("caption_keys", "cap"), ("image_keys", "png;jpg"))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import tarfile
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from core.errors import SourceError
-from sources.formats.tar_headers import BLOCK, DAMAGE_CODES, Member, parse_members
+from sources.formats.tar_headers import BLOCK, DAMAGE_CODES, parse_members
+from tests.support.archives import outcome_of, tar_of
 
 EXACT = settings(
     max_examples=60,
@@ -26,30 +25,10 @@ MEMBERS = st.lists(st.tuples(NAMES, st.binary(max_size=1500)), max_size=8)
 FORMATS = st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 
 
-def archive(members: list[tuple[str, bytes]], form: int) -> bytes:
-    """An archive that ends in two zero blocks."""
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w", format=form, encoding="utf-8") as tar:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-        end = tar.offset
-    return sink.getvalue()[: end + 2 * BLOCK]
-
-
-def outcome(data: bytes) -> list[Member] | str:
-    """The members, or the code of the only error that there may be."""
-    try:
-        return parse_members(data, "s.tar")
-    except SourceError as error:
-        return error.code
-
-
 @EXACT
 @given(MEMBERS, FORMATS)
 def test_it_gives_the_names_and_contents_that_were_written(members: list[tuple[str, bytes]], form: int) -> None:
-    data = archive(members, form)
+    data = tar_of(members, form)
     assert [(found.name, data[found.start : found.stop]) for found in parse_members(data, "s.tar")] == members
 
 
@@ -58,9 +37,9 @@ def test_it_gives_the_names_and_contents_that_were_written(members: list[tuple[s
 def test_cut_anywhere_it_gives_all_members_or_an_error(
     members: list[tuple[str, bytes]], form: int, draw: st.DataObject
 ) -> None:
-    data = archive(members, form)
+    data = tar_of(members, form)
     length = draw.draw(st.integers(0, len(data) - 1))
-    found = outcome(data[:length])
+    found = outcome_of(data[:length])
     assert found in DAMAGE_CODES or found == parse_members(data, "s.tar")
 
 
@@ -69,10 +48,10 @@ def test_cut_anywhere_it_gives_all_members_or_an_error(
 def test_whatever_stands_in_it_members_lie_inside_and_errors_have_a_code(
     members: list[tuple[str, bytes]], form: int, draw: st.DataObject
 ) -> None:
-    data = bytearray(archive(members, form))
+    data = bytearray(tar_of(members, form))
     for _ in range(draw.draw(st.integers(1, 4))):
         data[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))
-    found = outcome(bytes(data))
+    found = outcome_of(bytes(data))
     if isinstance(found, str):
         assert found in DAMAGE_CODES
         return
@@ -86,5 +65,5 @@ def test_whatever_stands_in_it_members_lie_inside_and_errors_have_a_code(
 @EXACT
 @given(st.binary(max_size=4 * BLOCK))
 def test_noise_is_an_error_with_a_code(data: bytes) -> None:
-    found = outcome(data)
+    found = outcome_of(data)
     assert found in DAMAGE_CODES or (found == [] and not any(data))

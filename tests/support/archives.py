@@ -1,0 +1,35 @@
+"""Tar archives in memory, and what the strict reader makes of them."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Sequence
+
+from core.errors import SourceError
+from sources.formats.tar_headers import BLOCK, Member, parse_members
+
+
+def tar_of(
+    members: Sequence[tuple[str, bytes]], form: int = tarfile.USTAR_FORMAT, *, pad: bool = False, **fields: object
+) -> bytes:
+    """An archive of regular members, ending in exactly two zero blocks unless `pad`."""
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=form, encoding="utf-8") as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            for field, value in fields.items():
+                setattr(info, field, value)
+            tar.addfile(info, io.BytesIO(content))
+        end = tar.offset
+    data = sink.getvalue()
+    return data if pad else data[: end + 2 * BLOCK]
+
+
+def outcome_of(data: bytes) -> list[Member] | str:
+    """The members, or the code of the error."""
+    try:
+        return parse_members(data, "s.tar")
+    except SourceError as error:
+        return error.code
