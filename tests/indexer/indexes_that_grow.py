@@ -55,7 +55,7 @@ def add_part(data: Path, name: str, matrix: np.ndarray) -> None:
 
 
 def runner() -> InProcess:
-    """What does units here."""
+    """Runner in this process."""
     return InProcess(threads=1, memory_bytes=MEMORY)
 
 
@@ -111,7 +111,7 @@ def grown(index: Path, *, drop_invalid: bool = False) -> Grown:
 
 
 def litter(index: Path) -> list[str]:
-    """What is in the folder of an index and belongs to neither of its versions."""
+    """Entries in the folder of an index that belong to neither of its versions."""
     records = [json.loads((one / "version.json").read_text()) for one in index.glob("v*")]
     known = {"CURRENT", "_lock", "_work", "files", *(one.name for one in index.glob("v[0-9]*"))}
     found = [one.name for one in index.iterdir() if one.name not in known]

@@ -33,7 +33,7 @@ class Silent:
 
 
 def _no_report(spec: BuildSpec, version: Version, stages: Mapping[str, Sequence[Sidecar]], folder: Path) -> None:
-    """What a searcher does without."""
+    """No report: a searcher needs none."""
 
 
 def index_of(root: Path, *, output: str | None = None, to: Path | None = None, **wishes: object) -> Path:

@@ -45,7 +45,7 @@ CHANGES: dict[str, Callable[[Path], Any]] = {
 
 
 def answers(index: Path) -> list[np.ndarray]:
-    """What the current version answers, and the number of its rows."""
+    """Answers of the current version, and the number of its rows."""
     searcher = Searcher.open(index, memory="mmap")
     found = searcher.search(rows(50, 99).astype(np.float32), 10, nprobe=16, k_factor=4)
     return [found.ids, found.scores, np.array([searcher.n])]
@@ -57,12 +57,12 @@ def versions(index: Path) -> list[str]:
 
 
 def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
-    """Whether these are the same answers."""
+    """True where the answers are the same."""
     return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def die_at(moment: int, folder: Path) -> None:
-    """From now on, the process kills itself before the so-many-th change in a folder."""
+    """Make this process kill itself before the given change in a folder, counted from 1."""
     count = 0
 
     def look(event: str, args: tuple[Any, ...]) -> None:
@@ -91,7 +91,7 @@ def forked(work: Callable[[], None]) -> int:
 
 
 def look_after(index: Path, change: Callable[[Path], Any], allowed: list[list[np.ndarray]], wanted: Path) -> None:
-    """What a reader sees after the kill is one version or another; the change again finishes, and leaves no litter."""
+    """A reader sees one version or another after the kill; the change again finishes, and leaves no litter."""
     seen = answers(index)
     assert any(same(seen, one) for one in allowed), "a reader sees neither the old nor the new version"
     change(index)
@@ -103,7 +103,7 @@ def look_after(index: Path, change: Callable[[Path], Any], allowed: list[list[np
 
 
 def main(name: str, index: Path, folder: Path, every: int) -> int:
-    """Kill a change at every so-many-th moment; gives 1 where something was wrong at one of them."""
+    """Kill a change at every `every`-th moment; gives 1 where something was wrong at one of them."""
     change = CHANGES[name]
     wanted = copy_of(index, folder / "wanted")
     if forked(lambda: change(wanted)):

@@ -1,4 +1,4 @@
-"""What of an index goes to a GPU, to which one, and what happens where the GPU cannot do it.
+"""Parts of an index that go to a GPU, the choice of the GPU, and the search without it where it cannot do it.
 
 A stand-in for the entry points of faiss-gpu: copies are CPU indices that note where they were sent. It refuses what the
 real one refuses (faiss/gpu/GpuCloner.cpp of 1.15).

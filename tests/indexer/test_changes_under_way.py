@@ -32,7 +32,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def changed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """It with an addition, and with deleted rows."""
+    """The index with an addition, and with deleted rows."""
     index = copy_of(built, tmp_path_factory.mktemp("changed"))
     add_part(index.parent / "data", "q", rows(100, 60))
     grown(index)

@@ -22,7 +22,7 @@ def one_thread() -> Iterator[None]:
 
 
 def rows(count: int, dim: int, *, seed: int = 0) -> np.ndarray:
-    """Of unit length, in clusters, with less and less in each further dimension: as embeddings are, though made up."""
+    """Unit vectors in clusters, with less variance in each further dimension, as embeddings have."""
     rng = np.random.default_rng(seed)
     spread = 1 / np.sqrt(1 + np.arange(dim))
     centres = np.random.default_rng(99).normal(size=(40, dim)) * spread

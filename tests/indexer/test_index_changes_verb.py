@@ -20,7 +20,7 @@ from indexer.searcher import Searcher
 
 @dataclass(frozen=True)
 class Told:
-    """What a command said."""
+    """Output of a command."""
 
     exit_code: int
     stdout: str

@@ -36,7 +36,7 @@ def clustered(rows: int, seed: int = 0) -> np.ndarray:
 
 
 def work_ns(setting: Setting) -> int:
-    """Of one search: as for lists that are read and candidates whose vectors are."""
+    """Cost of one search: of the lists that are read, and of the candidates whose vectors are."""
     return 10_000 + 4_000 * setting.nprobe + (1_000 * setting.k_factor if setting.k_factor > 1 else 0)
 
 

@@ -26,7 +26,7 @@ MODEL_DIM = 64
 
 
 def unit_vector(text: str | bytes, dim: int = MODEL_DIM) -> np.ndarray:
-    """What the stub makes of a text or image, at length 1."""
+    """The stub's vector of a text or image, at length 1."""
     vector = stub_vector(text.encode() if isinstance(text, str) else text, dim).astype(np.float64)
     return vector / np.linalg.norm(vector)
 

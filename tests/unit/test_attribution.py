@@ -151,7 +151,7 @@ class Worker:
         self.attribution = Bottleneck(self.stats, modalities=(modality,), cores=cores, clock=clock)
 
     def work(self, seconds: int, *, device: float, rows: int = 0, reading: bool = False, full: bool = True) -> None:
-        """So long the device is at work for `device` of each second, and waits for decoding (or reading) else."""
+        """The device works for `device` of each second, and waits for decoding (or reading) else."""
         stages = self.stats.times
         for _ in range(seconds):
             with stages.at("read", "busy" if reading else "blocked"):
@@ -165,7 +165,7 @@ class Worker:
 
     @contextmanager
     def preparing(self, threads: int) -> Iterator[None]:
-        """So many threads are at work all the while."""
+        """This many threads work all the time."""
         with ExitStack() as stack:
             for _ in range(threads):
                 self.stats.times.submitted()

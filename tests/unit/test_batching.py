@@ -30,7 +30,7 @@ def model(*, batch_size: int = 8, token_budget: int = 0, window: int = 8, cost: 
 
 
 def of_speed(per_s: int) -> Throughput:
-    """As of a worker that embedded so many texts of one token in the last second."""
+    """Rate of a worker that embedded this many texts of one token in the last second."""
     clock = FakeClock()
     throughput = Throughput(clock)
     began = clock()

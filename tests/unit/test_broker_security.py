@@ -24,7 +24,7 @@ PASSWORD = "pw"
 
 @pytest.fixture(scope="module")
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `embq broker init` makes."""
+    """Folder that `embq broker init` makes."""
     folder = tmp_path_factory.mktemp("secrets")
     accounts.make(folder)
     make(folder, HOSTS, 825)

@@ -18,7 +18,7 @@ HOSTS = ("localhost", "127.0.0.1", "::1", "broker")
 
 
 def shaken(folder: Path, host: str) -> str:
-    """What a client that checks names says of the server's certificate; "" where it takes it."""
+    """Error of a client that checks names at the server's certificate; "" where it takes it."""
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     theirs.load_cert_chain(folder / "broker/tls/server.crt", folder / "broker/tls/server.key")
     ours = ssl.create_default_context(cafile=str(folder / "ca/ca.crt"))

@@ -38,7 +38,7 @@ def nodes() -> Iterator[ast.AST]:
 
 
 def section(text: str, heading: str) -> str:
-    """What stands below a heading, up to the next one of its level or above."""
+    """Text below a heading, up to the next one of its level or above."""
     level, _, _ = heading.partition(" ")
     found = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^#{{1,{len(level)}}} |\Z)", text, re.MULTILINE | re.DOTALL)
     assert found is not None, f"there is no heading {heading!r}"

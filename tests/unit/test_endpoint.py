@@ -16,7 +16,7 @@ from tests.support.waiting import wait_until
 
 
 class Told:
-    """What the service says at the moment."""
+    """State of the service, set by the test."""
 
     def __init__(self) -> None:
         self.complaint = ""

@@ -34,7 +34,7 @@ def workload(units: list[tuple[UnitSize, int]]) -> TokenEstimate:
 
 
 def error_after(units: list[tuple[UnitSize, int]], share: float) -> float:
-    """How far the estimate of the tokens that are left is off, once the first units are done."""
+    """Relative error of the estimate of the tokens that are left, once the first units are done."""
     made, done = workload(units), round(len(units) * share)
     for extent, tokens in units[:done]:
         made.committed(extent, tokens)

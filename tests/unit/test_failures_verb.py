@@ -21,7 +21,7 @@ def failing_run(folder: Path) -> Path:
 
 
 def groups(out: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
-    """What --json says."""
+    """The groups that --json prints."""
     assert run(["failures", str(out), "--json"]) == Exit.DONE
     report = json.loads(capsys.readouterr().out)
     assert report["schema"] == 1

@@ -92,7 +92,7 @@ def test_workers_that_choose_at_the_same_time_choose_different_models() -> None:
 
 
 def test_a_model_whose_loading_ends_its_worker_again_and_again_does_not_take_all_the_slices() -> None:
-    """What is booked for a slice stays booked where nobody is left to correct it."""
+    """The cost booked for a slice stays booked where its worker is gone."""
     turns, chosen = VirtualTimes(), []
     for _ in range(20):
         chosen.append(turns.next({"broken": 10, "good": 10}, slice_s=SLICE_S))

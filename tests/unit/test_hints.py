@@ -30,7 +30,7 @@ def hint(run: RunCase, u: int = 0) -> Hint:
 
 
 def put(run: RunCase, data: bytes, name: str = "evil", **fields: Any) -> str:
-    """What anybody who reaches the broker can put into a queue."""
+    """Put a job into a queue, as any client of the broker can."""
     job_id = f"{name}-1"
     run.client.hset(HintJob.key_for(job_id), mapping={"data": data, **fields})
     run.client.rpush(run.queue.key, job_id)

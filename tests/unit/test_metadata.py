@@ -221,7 +221,7 @@ def restored(columns: tuple[Column, ...], cells: list[Any], rest: str | None) ->
 
 
 def same(a: Any, b: Any) -> bool:
-    """As JSON: a number is its value, and true is none."""
+    """Equality of JSON: a number is its value, and true is none."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, float) and a == 0.0 == b:

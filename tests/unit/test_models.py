@@ -71,7 +71,7 @@ def test_runs_share_a_queue_exactly_where_they_can_share_a_loaded_model() -> Non
 
 
 def asked(*options: str) -> tuple[str, ...]:
-    """What the options of `embq run` make of the model specs."""
+    """Model specs from options of `embq run`."""
     context = run.make_context("run", ["in.txt", "-o", "out", *options])
     return request_from(("in.txt",), context.params).models
 

@@ -1,4 +1,4 @@
-"""From what a user types to the units of a run."""
+"""Planning: from the inputs that a user names to the units of a run."""
 
 from __future__ import annotations
 

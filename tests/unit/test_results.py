@@ -40,7 +40,7 @@ def encode(dtype: str = "float16", modalities: tuple[str, ...] = ("text",)) -> b
 
 
 def decode(data: Any, dtype: str = "float16", modalities: tuple[str, ...] = ("text",)) -> Result:
-    """Of a run whose vectors have lengths that nobody knows yet."""
+    """Decode a result of a run whose vector lengths are not known yet."""
     return decode_result(data, row_schema(modalities, dict.fromkeys(modalities, 9), RowSpec(dtype=dtype)))
 
 

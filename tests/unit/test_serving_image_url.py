@@ -24,7 +24,7 @@ LARGE = 3000
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of localhost, with its key, signed by itself."""
+    """Self-signed certificate of localhost, with its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -85,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def url(certificate: Path) -> Iterator[str]:
-    """Of a server on loopback that speaks TLS."""
+    """URL of a server on loopback that speaks TLS."""
 
     class Server(ThreadingHTTPServer):
         over = threading.Event()

@@ -126,7 +126,7 @@ def served(folder: Path, opened: dict[str, Closable]) -> ServedIndex:
 
 
 def publish(folder: Path, name: str) -> None:
-    """As versions are published: by a rename."""
+    """Publish a version as embq does, by a rename."""
     (folder / "new").write_text(name)
     (folder / "new").replace(folder / "CURRENT")
 

@@ -1,4 +1,4 @@
-"""Whose units the last ones of a run are."""
+"""The share of a worker in the last units of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPEEDS = st.lists(
 
 
 def one_after_the_other(left: int, workers: list[WorkerSpeed]) -> float:
-    """When all is done where each unit goes to the worker that has it done first."""
+    """Time at which all is done where each unit goes to the worker that finishes it first."""
     ends = [(worker.ahead_s + worker.unit_s, worker.unit_s) for worker in workers]
     heapq.heapify(ends)
     last = 0.0

@@ -23,7 +23,7 @@ def filled(slabs: SlabPool, *values: int) -> list[Row]:
 
 
 def values(pixels: torch.Tensor) -> list[int]:
-    """Of pixels of shape (rows, height, width, 3) the value of each row; -1 where it has several."""
+    """Value of each row of pixels of shape (rows, height, width, 3); -1 where it has several."""
     return [int(row.min()) if row.min() == row.max() else -1 for row in pixels]
 
 

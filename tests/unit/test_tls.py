@@ -40,7 +40,7 @@ def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(url: str, password: str = PASSWORD) -> EmbqError:
-    """What a command says that is to use this broker."""
+    """Error of a command that uses this broker."""
     with pytest.raises(EmbqError) as caught, connect(url, password=password) as client:
         check(client, url)
     assert caught.value.next_step

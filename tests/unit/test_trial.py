@@ -48,7 +48,7 @@ def found(clock: FakeClock, usual: Encode, *ways: Variant, exact: torch.Tensor |
 
 @pytest.fixture
 def paths(monkeypatch: pytest.MonkeyPatch) -> OptionalPaths:
-    """Those of the process, for this test alone."""
+    """The optional paths of the process, for this test alone."""
     paths = OptionalPaths()
     monkeypatch.setattr("worker.embedders.device.trial.PATHS", paths)
     return paths

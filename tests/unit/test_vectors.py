@@ -238,7 +238,7 @@ def test_vectors_that_fill_what_is_stored_of_them_are_not_refused() -> None:
 
 
 def asked(*options: str) -> RowSpec:
-    """What the options of `embq run` make of the spec."""
+    """Row spec from options of `embq run`."""
     context = run.make_context("run", ["in.txt", "-o", "out", "-m", "stub:16", *options])
     return request_from(("in.txt",), context.params).rows
 

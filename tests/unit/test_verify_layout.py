@@ -25,7 +25,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def layout_says(out: Path) -> list[str]:
-    """Where the layout is not what readers take it for."""
+    """Places where the layout is not the one that readers expect."""
     report = verify(out, mode="quick", readers="clip-retrieval")
     return [violation.where for violation in report.violations if violation.invariant == "layout"]
 
