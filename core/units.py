@@ -54,6 +54,10 @@ def id_of(description: bytes) -> str:
     return hashlib.sha256(description).hexdigest()[:32]
 
 
+DAMAGED_REST = "damaged_rest"
+"""Code of the failure that stands for all samples of a damaged shard that are not kept. It has the ordinal behind those
+that are."""
+
 MOST_SAMPLES = 10_000_000
 """Limit of one unit, because a few characters of a forged hint could fill a worker's memory."""
 
@@ -71,8 +75,10 @@ class Retry:
         record: number of the commit record that holds them.
         attempts: number of earlier attempts at these samples.
         replaces: number of failures that its result replaces.
-        only: ordinals of its samples, ascending, as ranges such as "0-3,7"; "" for a unit that failed as a whole.
-        keys: `key_digest` of its samples; "" where their positions identify them.
+        only: ordinals of its samples, ascending, as ranges such as "0-3,7"; "" for a unit that failed as a whole;
+            "12+" for the rest of a shard, from that ordinal to its end, in place of the one failure with this ordinal.
+        keys: `key_digest` of its samples; "" where their positions identify them. For the rest of a shard the
+            `SamplesDigest` of the samples before it, which have rows or failures already.
         samples: number of samples of the original unit, where known; a source with another number was not repaired
             but changed.
     """
@@ -87,12 +93,18 @@ class Retry:
     samples: Count | None = None
 
     def __post_init__(self) -> None:
-        from_ranges(self.only)
+        if len(self.ordinals) != 1 and self.is_rest:
+            raise ValueError(f"{self.only[:80]!r} is no rest of a shard")
+
+    @property
+    def is_rest(self) -> bool:
+        """True for the rest of a damaged shard."""
+        return self.only.endswith("+")
 
     @property
     def ordinals(self) -> list[int]:
-        """Ordinals of the samples, ascending; empty for the whole unit."""
-        return from_ranges(self.only)
+        """Ordinals of the failures that are retried, ascending; empty for the whole unit."""
+        return from_ranges(self.only.removesuffix("+"))
 
     @property
     def lifts(self) -> int:
@@ -197,8 +209,13 @@ class Unit:
 
     @property
     def wanted(self) -> list[int] | None:
-        """Ordinals of the samples that become rows or failures, ascending; None for all that the source has."""
-        return self.retry.ordinals if self.retry is not None and self.retry.only else None
+        """Ordinals of the samples that become rows or failures, ascending; None for all from `first_ordinal` on."""
+        return self.retry.ordinals if self.retry is not None and self.retry.only and not self.retry.is_rest else None
+
+    @property
+    def first_ordinal(self) -> int:
+        """Ordinal of the first sample that becomes a row or a failure, where `wanted` does not name them."""
+        return self.retry.ordinals[0] if self.retry is not None and self.retry.is_rest else 0
 
     @property
     def expected(self) -> int | None:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,11 +20,12 @@ from core.run.manifest import Manifest
 from core.run.run_info import RunInfo, load_run
 from core.run.standing_failures import Retries, by_unit, covered_by, standing_by_record
 from core.storage.paths import Place
-from core.units import UNIT_SPEC_MAX_BYTES, Retry, Unit, key_digest, to_ranges
+from core.units import DAMAGED_REST, UNIT_SPEC_MAX_BYTES, Retry, Unit, key_digest, to_ranges
 from producer.additions import FirstNames, PlanRecord, append_generation, planning_lock
 from producer.retry_planner import SourceCheck
 from sources.access.files import base_name
 from sources.access.listings import cached_listings
+from sources.damaged import digest_in, keeps_damaged
 
 RANGES_MIN_BYTES = 8_000
 """Room for ordinals where a description is as long as it may be without them; a hint has that much room beyond it."""
@@ -186,12 +188,21 @@ class _Planning:
                 yield replace(one, retry=alone if first else again)
             return
         samples = self._samples(unit, commit, u)
+        failures, rest = _without_rest(unit, commit, u, failures)
+        for failure in rest:
+            for one in self._sources.whole(u, unit):
+                self.found.samples[failure["code"]] += 1
+                only = f"{failure['ordinal']}+"
+                yield replace(one, retry=replace(again, only=only, keys=digest_in(failure["key"])))
+                number += 1
         named, placed = self._apart(unit, failures)
         for rows, by_key in ((named, True), (placed, False)):
             yield from self._narrowed(u, unit, replace(again, samples=samples), rows, by_key=by_key)
 
     def _samples(self, unit: Unit, commit: Commit, u: int) -> int | None:
         """Samples of the unit that was planned first, where they are known."""
+        if keeps_damaged(unit):  # a mended shard has more
+            return None
         if unit.retry is not None and unit.retry.only:
             return unit.retry.samples
         if unit.samples is not None or self.info.model.chunking is not None:
@@ -237,6 +248,19 @@ class _Planning:
                         keys=key_digest([key for _, key, _ in some]) if by_key else "",
                     ),
                 )
+
+
+def _without_rest(unit: Unit, commit: Commit, u: int, failures: pa.Table) -> tuple[pa.Table, list[dict[str, Any]]]:
+    """The failures of single samples, and the one that stands for the rest of a damaged shard.
+
+    Where a retry of such a rest failed as a whole, its failure has the key of the one before, and a code of its own.
+    """
+    rest = pc.equal(failures["code"], DAMAGED_REST)
+    if unit.retry is not None and unit.retry.is_rest:
+        (of_unit,) = (one for one in commit.units if one.u == u)
+        if (of_unit.rows, of_unit.failures) == (0, 1) and digest_in(failures["key"][0].as_py()) == unit.retry.keys:
+            return failures.slice(0, 0), failures.to_pylist()
+    return failures.filter(pc.invert(rest)), failures.filter(rest).to_pylist()
 
 
 def _cut(unit: Unit, rows: list[Row]) -> Iterator[list[Row]]:

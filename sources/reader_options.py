@@ -20,6 +20,7 @@ long the texts are."""
 
 _ROWS = ("parquet", "arrow", "csv", "jsonl")
 _IMAGE_FILES = ("tar", "files")
+_SHARDS = ("tar",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class ReaderOption:
         metavar: for `--help`.
         separator: between the values of a list in records and units; "" for a single value.
         always_recorded: whether a run records it also where it is empty.
+        choices: its values, the default first, which is recorded as ""; () for free text.
         name: the field of `ReadOptions`.
     """
 
@@ -42,6 +44,7 @@ class ReaderOption:
     metavar: str = "NAME"
     separator: str = ""
     always_recorded: bool = False
+    choices: tuple[str, ...] = ()
     name: str = ""
 
     @property
@@ -52,7 +55,7 @@ class ReaderOption:
     def parse(self, text: str) -> str | tuple[str, ...]:
         """The value of an argument on the command line."""
         if not self.separator:
-            return text
+            return "" if self.choices and text == self.choices[0] else text
         return comma_list(text) if self.separator == "," else extension_list(text)
 
     def format(self, value: str | Sequence[str]) -> str:
@@ -86,6 +89,7 @@ class ReadOptions:
         image_column: column that holds the image, or its path or URL; "" finds it.
         metadata_columns: columns or JSON fields that become metadata; `ALL` among them takes all others; () does so
             where rows are lines (.jsonl, .csv), and takes none elsewhere.
+        damaged: "keep" takes the samples of a damaged shard that are whole; "" fails all of it.
     """
 
     unit_samples: int = 1000
@@ -119,6 +123,13 @@ class ReadOptions:
         _ROWS,
         metavar="LIST",
         separator=",",
+    )
+    damaged: str = _option(
+        "",
+        "--damaged",
+        "Damaged shards: fail whole, or keep the samples before the damage, with one failure for the rest.",
+        _SHARDS,
+        choices=("fail", "keep"),
     )
 
     @classmethod
@@ -156,6 +167,11 @@ class ReadOptions:
         """The named extensions, as a unit of image files carries them; () where none is named."""
         return self._carried(EXTENSIONS)
 
+    @property
+    def of_shards(self) -> tuple[tuple[str, str], ...]:
+        """`extensions`, and how a damaged shard is read, as a unit of a shard carries them."""
+        return tuple(sorted((*self.extensions, *self._carried(SHARDS))))
+
     def _carried(self, options: Sequence[ReaderOption]) -> tuple[tuple[str, str], ...]:
         pairs = sorted((one.name, one.format(getattr(self, one.name))) for one in options)
         return tuple((name, text) for name, text in pairs if text)
@@ -181,7 +197,8 @@ def _declared() -> Iterator[ReaderOption]:
 DECLARED = tuple(_declared())
 """All options, in the order of `--help`."""
 EXTENSIONS = tuple(one for one in DECLARED if one.kinds == _IMAGE_FILES)
-COLUMNS = tuple(one for one in DECLARED if one not in EXTENSIONS)
+SHARDS = tuple(one for one in DECLARED if one.kinds == _SHARDS)
+COLUMNS = tuple(one for one in DECLARED if one not in (*EXTENSIONS, *SHARDS))
 
 
 def comma_list(text: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from core.units import Retry, Sample, Unit, key_digest
 from sources.access import urls
 from sources.access.files import source_errors
 from sources.access.urls import check_source
+from sources.damaged import rest
 from sources.interface import Moved, unwatched
 from sources.kinds import GUARDED, SOURCES, source_for
 from sources.reader_process import client
@@ -54,6 +55,8 @@ def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Itera
 def read_here(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Iterator[Sample]:
     """The result of `read`, in this process whatever the kind; nothing is checked before."""
     samples = source_for(unit.kind).read(within(unit, roots) if roots else unit, moved)
+    if unit.retry is not None and unit.retry.is_rest:
+        return rest(samples, unit, unit.retry)
     if unit.retry is None or unit.wanted is None:
         return samples
     if unit.kind == "files":  # it names each file, those that are repeated alone

@@ -22,8 +22,9 @@ from core.run.manifest import Manifest
 from core.run.run_info import RunInfo
 from core.run.standing_failures import failed_keys, record_failures
 from core.storage.hashing import read_hashed
-from core.units import Failure, Retry, Unit
+from core.units import DAMAGED_REST, Failure, Retry, Unit
 from core.wire import Count, ShortText, UnitId, Word
+from sources.damaged import keeps_damaged
 from writer.staging import is_staged
 
 
@@ -257,12 +258,15 @@ class Acceptor:
                 raise Rejected("wrong_count", f"unit {u} failed as a whole and has {rows} rows")
             return
         if "chunk" in result.rows.column_names:
-            _check_chunks(result, u, wanted, unit.expected)
+            _check_rest(result, unit, u)
+            _check_chunks(result, u, wanted, unit.expected, unit.first_ordinal)
             return
+        _check_rest(result, unit, u)
         if unit.expected not in (None, rows + failures):
             raise Rejected("wrong_count", f"unit {u} has {unit.expected} samples, the result {rows + failures}")
         seen = np.concatenate([result.rows["ordinal"].to_numpy(), result.failures["ordinal"].to_numpy()])
-        if not np.array_equal(np.sort(seen), np.arange(rows + failures) if wanted is None else wanted):
+        every = np.arange(rows + failures) + unit.first_ordinal if wanted is None else wanted
+        if not np.array_equal(np.sort(seen), every):
             raise Rejected("wrong_count", f"unit {u}: its ordinals are not each there once")
 
 
@@ -278,7 +282,23 @@ def _are_plain(failures: pa.Table) -> bool:
     )
 
 
-def _check_chunks(result: Result, u: int, wanted: Sequence[int] | None, expected: int | None) -> None:
+def _check_rest(result: Result, unit: Unit, u: int) -> None:
+    """A failure for the rest of a shard is the last of it: its retry gives all samples from that ordinal on."""
+    rest = pc.equal(result.failures["code"], DAMAGED_REST)
+    if not pc.any(rest).as_py():
+        return
+    ordinals = result.failures["ordinal"].filter(rest).to_pylist()
+    row, failure = (pc.max(table["ordinal"]).as_py() for table in (result.rows, result.failures))
+    if (
+        not keeps_damaged(unit)
+        or unit.wanted is not None
+        or ordinals != [failure]
+        or failure <= (-1 if row is None else row)
+    ):
+        raise Rejected("wrong_count", f"unit {u}: samples behind the damage of its shard, or no damage was to be kept")
+
+
+def _check_chunks(result: Result, u: int, wanted: Sequence[int] | None, expected: int | None, start: int) -> None:
     """Each text of the unit once, as many as are expected where that is known: as a failure, or as its chunks, each of
     which is a row or a failure.
 
@@ -289,7 +309,7 @@ def _check_chunks(result: Result, u: int, wanted: Sequence[int] | None, expected
     failed = failures["ordinal"].to_numpy()
     texts, first, chunks = np.unique(ordinals, return_index=True, return_counts=True)
     every = np.union1d(texts, failed)
-    if not np.array_equal(every, np.arange(len(every)) if wanted is None else wanted):
+    if not np.array_equal(every, np.arange(len(every)) + start if wanted is None else wanted):
         raise Rejected("wrong_count", f"unit {u}: a text has neither rows nor a failure")
     if expected not in (None, len(every)):
         raise Rejected("wrong_count", f"unit {u} has {expected} texts, the result {len(every)}")
@@ -298,7 +318,7 @@ def _check_chunks(result: Result, u: int, wanted: Sequence[int] | None, expected
         raise Rejected("wrong_count", f"unit {u}: a chunk is there twice, or has no number of its text")
     if not np.array_equal(counts, counts[first][np.searchsorted(texts, ordinals)]):
         raise Rejected("wrong_count", f"unit {u}: the rows of a text disagree on how many chunks it has")
-    of_texts = np.bincount(failed, minlength=len(every))[texts] if len(failed) else np.zeros(len(texts), dtype=int)
+    of_texts = np.bincount(failed, minlength=int(every[-1]) + 1)[texts] if len(every) else np.zeros(0, dtype=int)
     if not np.array_equal(chunks + of_texts, counts[first]):
         raise Rejected("wrong_count", f"unit {u}: a text has not as many rows and failures as chunks")
     if len(set(zip(failed.tolist(), failures["key"].to_pylist(), strict=True))) != len(failed):

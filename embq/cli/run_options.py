@@ -145,7 +145,17 @@ run_options = option_group(
         metavar="M",
         help="Maximum overlap of consecutive chunks in tokens; at most half of --chunk-tokens.",
     ),
-    *(click.option(one.flag, default="", metavar=one.metavar, help=one.help) for one in DECLARED),
+    *(
+        click.option(
+            one.flag,
+            type=click.Choice(one.choices) if one.choices else None,
+            default=one.choices[0] if one.choices else "",
+            show_default=bool(one.choices),
+            metavar=None if one.choices else one.metavar,
+            help=one.help,
+        )
+        for one in DECLARED
+    ),
     click.option(
         "--include",
         multiple=True,

@@ -6,18 +6,18 @@ shows up as a difference. Remote inputs are copied first; only their version is 
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import re
-import shutil
 import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from core.errors import InputError
 from core.storage.paths import is_url
@@ -179,13 +179,14 @@ def _tar(unit: Unit, images: bool) -> Iterator[SourceSample]:
     named = dict(unit.options)
     images_of = tuple(named.get("image_keys", ";".join(IMAGES)).split(";"))
     captions = tuple(named.get("caption_keys", "txt").split(";"))
+    keeps = named.get("damaged") == "keep"
     with (
-        _archive(unit.source) as file,
+        _archive(unit.source, to_cut=keeps) as file,
         tarfile.open(fileobj=file, mode="r:", tarinfo=_Member, encoding="utf-8", errors="surrogateescape") as tar,
     ):
         parts: dict[str, dict[str, tarfile.TarInfo]] = {}
         order: list[tuple[str, str]] = []
-        for member in tar:
+        for member in _members(tar, to_damage=keeps):
             # tarfile takes a slash off the end of names from PAX headers, of plain files too.
             headers = member.pax_headers
             name = headers.get("GNU.sparse.name") or headers.get("path") or member.name
@@ -214,16 +215,34 @@ def _tar(unit: Unit, images: bool) -> Iterator[SourceSample]:
             )
 
 
+def _members(tar: tarfile.TarFile, *, to_damage: bool) -> Iterator[tarfile.TarInfo]:
+    """The members; `to_damage`: those before the damage, where there is any."""
+    try:
+        yield from tar
+    except tarfile.TarError:
+        if not to_damage:
+            raise
+
+
 @contextmanager
-def _archive(path: str) -> Iterator[IO[bytes]]:
-    """A shard, decompressed into a temporary file, since members are not read in order."""
+def _archive(path: str, *, to_cut: bool) -> Iterator[IO[bytes]]:
+    """A shard, decompressed into a temporary file, since members are not read in order.
+
+    Args:
+        to_cut: of a compressed file that is cut, take what comes out before the cut.
+    """
     compression = compression_of(path)
     with opened(path, compression) as file:
         if not compression:
             yield file
             return
         with tempfile.TemporaryFile(prefix="embq-verify-") as whole:
-            shutil.copyfileobj(file, whole, 1 << 20)
+            try:
+                while piece := cast(io.BufferedIOBase, file).read1(1 << 20):  # read() drops what comes before a cut
+                    whole.write(piece)
+            except EOFError:
+                if not to_cut:
+                    raise
             whole.seek(0)
             yield whole
 

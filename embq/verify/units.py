@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from core.errors import OutputError
 from core.formats.base import vectors
@@ -15,7 +18,7 @@ from core.models import ModelConfig, ModelSpec
 from core.rows.results import embedding_columns
 from core.run.commits import CommittedUnit
 from core.run.run_info import RunInfo
-from core.units import Retry, Unit
+from core.units import DAMAGED_REST, Retry, Unit
 from embq.verify.chunks import Documents
 from embq.verify.findings import Findings
 from embq.verify.metadata import StoredMetadata
@@ -176,6 +179,7 @@ class Units:
         if self._chunking is not None:
             self._check_chunks(where, unit, rows, failures, Rows(rows, stored, metadata), again)
             return
+        failures, rest = self._without_rest(where, unit, rows, failures)
         samples = pairs(rows) + pairs(failures)
         ordinals = {ordinal for ordinal, _ in samples}
         if len(ordinals) != len(samples):
@@ -183,7 +187,7 @@ class Units:
         if unit is not None:
             retried = _retried(again, failures)
             samples = [pair for pair in samples if pair[0] not in retried]
-            self._compare(where, unit, samples, retried, Rows(rows, stored, metadata))
+            self._compare(where, unit, samples, retried, Rows(rows, stored, metadata), rest)
 
     def _check_ids(self, where: str, recorded: CommittedUnit, rows: pa.Table, failures: pa.Table) -> None:
         for name, table in (("row", rows), ("failure", failures)):
@@ -244,8 +248,26 @@ class Units:
             self._findings.add("whole_unit", where, "it failed whole and has rows or further failures")
         return whole
 
-    def _compare(self, where: str, unit: Unit, samples: list[tuple[int, str]], retried: Set[int], rows: Rows) -> None:
-        """Compare with an independent second reading of the source."""
+    def _without_rest(self, where: str, unit: Unit | None, rows: pa.Table, failures: pa.Table) -> tuple[pa.Table, int]:
+        """The failures of single samples, and the ordinal from which one failure stands for the rest of a shard."""
+        if not failures.num_rows:
+            return failures, sys.maxsize
+        of_rest = pc.equal(failures["code"], DAMAGED_REST)
+        if unit is not None and unit.retry is not None and unit.retry.is_rest and not rows.num_rows:
+            again = pc.match_substring_regex(failures["key"], f":{unit.retry.keys}#?$")  # failed as a whole
+            of_rest = pc.or_(of_rest, again)
+        ordinals = failures.filter(of_rest)["ordinal"].to_pylist()
+        failures = failures.filter(pc.invert(of_rest))
+        rest = min(ordinals, default=sys.maxsize)
+        behind = [pair for pair in pairs(rows) + pairs(failures) if pair[0] >= rest]
+        if len(ordinals) > 1 or behind:
+            self._findings.add("ordinals", where, f"samples behind the damage of its shard: {some(behind)}")
+        return failures, rest
+
+    def _compare(
+        self, where: str, unit: Unit, samples: list[tuple[int, str]], retried: Set[int], rows: Rows, rest: int
+    ) -> None:
+        """Compare with an independent second reading of the source, up to the ordinal `rest`."""
         keys: list[tuple[int, str]] = []
         count = 0
         changed: list[str] = []
@@ -253,9 +275,9 @@ class Units:
         images = any(stub.modality == "image" for stub in self._stubs)
         wanted = None if unit.wanted is None else frozenset(unit.wanted)
         try:
-            for ordinal, found in numbered(unit, images=images):
+            for ordinal, found in islice(numbered(unit, images=images), rest):
                 count += 1
-                if ordinal not in retried and (wanted is None or ordinal in wanted):
+                if ordinal not in retried and (ordinal >= unit.first_ordinal if wanted is None else ordinal in wanted):
                     keys.append((ordinal, found.key))
                 if ordinal not in rows.position:
                     continue
@@ -298,6 +320,7 @@ class Units:
         again: Sequence[Retry],
     ) -> None:
         """Compare the rows of cut texts with an independent second reading of the source."""
+        failures, rest = self._without_rest(where, unit, rows, failures)
         documents = Documents(rows, failures, self._chunking if self._stubs else None)
         if unit is None:
             return
@@ -306,9 +329,9 @@ class Units:
         count = 0
         retried, wanted = _retried(again, failures), None if unit.wanted is None else frozenset(unit.wanted)
         try:
-            for ordinal, found in numbered(unit, images=False):
+            for ordinal, found in islice(numbered(unit, images=False), rest):
                 count += 1
-                if ordinal in retried or (wanted is not None and ordinal not in wanted):
+                if ordinal in retried or (ordinal < unit.first_ordinal if wanted is None else ordinal not in wanted):
                     continue
                 if why := found.changed or documents.check(ordinal, found.key, found.text):
                     wrong.append(f"text {found.key!r}: {why}")

@@ -201,12 +201,28 @@ def unpack(data: Memory, path: str, moved: Moved, most: int) -> Memory:
 
     Raises SourceError `source_truncated`, `source_damaged`, `unsupported_compression`, or `too_large`.
     """
+    whole, cut = unpack_to_cut(data, path, moved, most)
+    if cut is not None:
+        raise cut
+    return whole
+
+
+def unpack_to_cut(data: Memory, path: str, moved: Moved, most: int) -> tuple[Memory, SourceError | None]:
+    """As `unpack`; of a file that is cut, what comes out before the cut, and the error `source_truncated`."""
     compression = compression_of(data[:HEAD_BYTES], path)
     if not compression:
-        return data
+        return data, None
     whole = io.BytesIO()
-    with memoryview(data) as view, io.BufferedReader(Members(_InMemory(view), compression, path)) as text:
-        while piece := text.read(OUTPUT_BYTES):
+    with memoryview(data) as view, Members(_InMemory(view), compression, path) as text:
+        while True:
+            try:
+                piece = text.read(OUTPUT_BYTES)
+            except SourceError as error:
+                if error.code != "source_truncated":
+                    raise
+                return whole.getvalue(), error
+            if not piece:
+                return whole.getvalue(), None
             moved()
             if whole.tell() + len(piece) > most:
                 raise SourceError(
@@ -216,7 +232,6 @@ def unpack(data: Memory, path: str, moved: Moved, most: int) -> Memory:
                     next_step="split it into smaller files, or give the worker more memory; then embq retry",
                 )
             whole.write(piece)
-    return whole.getvalue()
 
 
 def beginning(unit: Unit, most: int) -> bytes:

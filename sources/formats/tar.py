@@ -1,5 +1,5 @@
-"""Kind "tar": webdataset shards, plain or compressed. A shard passes whole or fails whole; no member is extracted,
-decoded or followed."""
+"""Kind "tar": webdataset shards, plain or compressed. A shard passes whole or fails whole, unless the samples before
+its damage are to be kept; no member is extracted, decoded or followed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import takewhile
 from typing import NamedTuple
 
 from core.errors import SampleError, SourceError
@@ -16,10 +17,11 @@ from core.service.log import Events
 from core.storage.paths import is_url
 from core.units import Sample, Unit
 from sources.access.files import forget_cached, load_unchanged, source_errors, stat_file
+from sources.damaged import SamplesDigest, keeps_damaged, rest_of
 from sources.decode import decode_file, decode_metadata
 from sources.extensions import ALL, Extensions, extensions_of
-from sources.formats.compressed import beginning, unpack
-from sources.formats.tar_headers import DAMAGE_CODES, Member, parse_first_members, parse_members
+from sources.formats.compressed import beginning, unpack_to_cut
+from sources.formats.tar_headers import BLOCK, Archive, Member, parse_first_members, parse_members, walk
 from sources.interface import SAMPLE_MAX_BYTES, Memory, Moved, Source, unwatched
 from sources.reader_options import ReadOptions
 
@@ -33,9 +35,6 @@ COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
 MEMBER_BYTES = 1500
 """Memory that a member takes beside its content: itself, its name, and its entry in a sample."""
-
-_AGAIN = DAMAGE_CODES | {"source_truncated", "source_damaged"}
-"""Codes after which a shard is read once more."""
 
 
 class TarSource(Source):
@@ -52,7 +51,7 @@ class TarSource(Source):
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """One unit, from the file's status alone."""
         status = stat_file(path)
-        yield Unit(kind=self.kind, source=path, stop=status.size, etag=status.version, options=options.extensions)
+        yield Unit(kind=self.kind, source=path, stop=status.size, etag=status.version, options=options.of_shards)
 
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
         """Images and captions. Where the user named their extensions, a plain local shard must have one of each.
@@ -68,14 +67,17 @@ class TarSource(Source):
 
         A shard that looks damaged is read once more: what was damaged may have been only the way to here.
         """
-        try:
-            data, members = _load(unit, moved)
-        except SourceError as damage:
-            if damage.code not in _AGAIN:
-                raise
-            log.warning("shard_read_again", source=unit.source, code=damage.code, why=damage.message)
-            data, members = _load_again(unit, moved, damage)
         wanted = extensions_of(unit.options)
+        data, archive = _load(unit, moved)
+        if archive.damage is not None:
+            log.warning("shard_read_again", source=unit.source, code=archive.damage.code, why=archive.damage.message)
+            damage = archive.damage
+            del data, archive
+            data, archive = _load_again(unit, moved, damage)
+        if archive.damage is not None:
+            yield from _kept(unit, data, archive, archive.damage, wanted)
+            return
+        members = archive.members
         entries = group(members, wanted)
         if members and not entries:
             raise SourceError(
@@ -122,8 +124,8 @@ def _require(path: str, options: ReadOptions) -> None:
             )
 
 
-def _load(unit: Unit, moved: Moved) -> tuple[Memory, list[Member]]:
-    """The shard and its members, all of them checked."""
+def _load(unit: Unit, moved: Moved) -> tuple[Memory, Archive]:
+    """The shard and its members, as far as it is whole."""
     data = load_unchanged(unit, "shard_changed", moved)
     if len(data) != unit.stop:
         raise SourceError(
@@ -132,7 +134,12 @@ def _load(unit: Unit, moved: Moved) -> tuple[Memory, list[Member]]:
             next_step="check the disk or the network share",
             transient=True,
         )
-    return unpacked(data, unit.source, moved)
+    try:
+        return _unpacked(data, unit.source, moved)
+    except SourceError as damage:
+        if damage.code != "source_damaged":
+            raise
+        return b"", Archive([], 0, damage, None, False)  # a checksum says that something before it is wrong, not what
 
 
 def unpacked(data: Memory, path: str, moved: Moved) -> tuple[Memory, list[Member]]:
@@ -140,30 +147,78 @@ def unpacked(data: Memory, path: str, moved: Moved) -> tuple[Memory, list[Member
 
     Raises SourceError as `unpack` and `walk`, and `too_large` where all of it is more than a reader may hold.
     """
+    whole, archive = _unpacked(data, path, moved)
+    if archive.damage is not None:
+        raise archive.damage
+    return whole, archive.members
+
+
+def _unpacked(data: Memory, path: str, moved: Moved) -> tuple[Memory, Archive]:
+    """As `unpacked`, up to where the shard is damaged."""
     most = decoded_bytes() - len(data)
-    whole = unpack(data, path, moved, most)
+    whole, cut = unpack_to_cut(data, path, moved, most)
     if whole is not data:
         most -= len(whole)
-    return whole, parse_members(whole, path, max(0, most) // MEMBER_BYTES)
+    archive = walk(whole, path, max(0, most) // MEMBER_BYTES)
+    return whole, archive if cut is None else archive._replace(damage=cut)
 
 
-def _load_again(unit: Unit, moved: Moved, damage: SourceError) -> tuple[Memory, list[Member]]:
-    """The shard as the storage has it, not this machine's memory; SourceError `damage` where it is damaged as before.
+def _load_again(unit: Unit, moved: Moved, damage: SourceError) -> tuple[Memory, Archive]:
+    """The shard as the storage has it, not this machine's memory.
 
-    Two reads that differ are an error of the storage, not of the shard.
+    Raises SourceError `source_unreadable` where it is damaged otherwise than before: an error of the storage, not of
+    the shard.
     """
     forget_cached(unit.source)
-    try:
-        return _load(unit, moved)
-    except SourceError as again:
-        if again.code not in _AGAIN or again.message == damage.message:
-            raise
-        raise SourceError(
-            f"{unit.source}: two reads of it differ: {damage.message}; {again.message}",
-            code="source_unreadable",
-            next_step="check the disk or the network share",
-            transient=True,
-        ) from again
+    data, archive = _load(unit, moved)
+    if archive.damage is None or archive.damage.message == damage.message:
+        return data, archive
+    raise SourceError(
+        f"{unit.source}: two reads of it differ: {damage.message}; {archive.damage.message}",
+        code="source_unreadable",
+        next_step="check the disk or the network share",
+        transient=True,
+    ) from archive.damage
+
+
+def _kept(unit: Unit, data: Memory, archive: Archive, damage: SourceError, wanted: Extensions) -> Iterator[Sample]:
+    """The samples of a damaged shard that ended before the damage, and a failure for the rest.
+
+    Raises SourceError `damage` where there is none, or none is to be kept.
+    """
+    entries = _ended(archive, wanted)
+    if not keeps_damaged(unit) or not entries:
+        raise damage
+    keys = {entry.key for entry in entries}
+    kept = SamplesDigest()
+    for ordinal, entry in enumerate(entries):
+        sample = _sample(ordinal, entry, data, wanted)
+        kept.add(sample)
+        yield sample
+    start = 0
+    for member in archive.members:
+        key, _ = split_name(member.name)
+        if key and key not in keys:
+            break
+        start = member.stop + -member.stop % BLOCK
+    stop = None if damage.code == "source_truncated" else len(data)
+    unread = "an unknown number of" if stop is None else f"{stop - start:,}"
+    message = f"{damage.message}; {len(entries):,} samples before byte {start} are kept, {unread} bytes are not read"
+    yield rest_of(unit, kept, message, start, stop)
+
+
+def _ended(archive: Archive, wanted: Extensions) -> list[Entry]:
+    """The samples in order, up to the first that may have had members at the damage or behind it.
+
+    A sample has ended where the header of a member of another one follows, as for readers that group neighbours.
+    """
+    entries = group(archive.members, wanted)
+    if archive.ended:
+        return entries
+    last = next((key for member in reversed(archive.members) if (key := split_name(member.name)[0])), "")
+    cut = "" if archive.cut is None else split_name(archive.cut.name)[0]
+    open_keys = {cut} if cut else {last}
+    return list(takewhile(lambda entry: entry.key not in open_keys, entries))
 
 
 class Entry(NamedTuple):

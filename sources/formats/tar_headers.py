@@ -53,12 +53,31 @@ class Member(NamedTuple):
     regular: bool
 
 
-class _DamageError(Exception):
-    """Damage of the current header; `walk` adds path and offset."""
+class Archive(NamedTuple):
+    """An archive as far as it could be walked.
 
-    def __init__(self, what: str, code: str = "shard_bad_header") -> None:
+    Attributes:
+        members: those that are there with all of their bytes, without folders.
+        at: byte at which the walk ended.
+        damage: why it ended there; None at the end of a whole archive.
+        cut: the member whose header is there, and not all of its bytes; else None.
+        ended: the end-of-archive marker was reached: no member is missing.
+    """
+
+    members: list[Member]
+    at: int
+    damage: SourceError | None
+    cut: Member | None
+    ended: bool
+
+
+class _DamageError(Exception):
+    """Damage of the current header; `walk` adds path and offset. `ended`: it is behind all members."""
+
+    def __init__(self, what: str, code: str = "shard_bad_header", *, ended: bool = False) -> None:
         super().__init__(what)
         self.code = code
+        self.ended = ended
 
 
 def parse_members(data: Memory, path: str, most: int = sys.maxsize) -> list[Member]:
@@ -70,14 +89,29 @@ def parse_members(data: Memory, path: str, most: int = sys.maxsize) -> list[Memb
     Raises SourceError `shard_truncated`, `shard_bad_header`, `shard_no_end_marker`, `shard_trailing_data` or
     `too_large`.
     """
+    archive = walk(data, path, most)
+    if archive.damage is not None:
+        raise archive.damage
+    return archive.members
+
+
+def walk(data: Memory, path: str, most: int = sys.maxsize) -> Archive:
+    """The archive `data` up to its end or its damage; arguments as for `parse_members`. Raises SourceError `too_large`.
+
+    The code of the damage is one of `DAMAGE_CODES`.
+    """
     members, at, damage = _walk(data, most)
-    if damage is not None:
-        raise SourceError(
-            f"{path}: {damage} (at byte {at} of {len(data)}, after {len(members)} whole members)",
-            code=damage.code,
-            next_step="copy or write the shard again; no row of it is written",
-        )
-    return members
+    if damage is None:
+        return Archive(members, at, None, None, True)
+    error = SourceError(
+        f"{path}: {damage} (at byte {at} of {len(data)}, after {len(members)} whole members)",
+        code=damage.code,
+        next_step="copy or write the shard again; no row of it is written",
+    )
+    if damage.code not in DAMAGE_CODES:
+        raise error
+    cut = members.pop() if members and members[-1].at == at else None
+    return Archive(members, at, error, cut, damage.ended)
 
 
 def parse_first_members(data: Memory) -> list[Member]:
@@ -240,12 +274,13 @@ def _check_end(data: Memory, at: int) -> None:
     zeros = len(data) - at
     odd = zeros % BLOCK
     if odd and zeros < 2 * BLOCK:
-        raise _DamageError("the shard ends inside its end-of-archive marker", "shard_truncated")
+        raise _DamageError("the shard ends inside its end-of-archive marker", "shard_truncated", ended=True)
     if odd:
         raise _DamageError(
             f"the last {odd} of {zeros} zero bytes are no whole block of {BLOCK}: all members are there, and bytes "
             "were added behind the end-of-archive marker, or cut off",
             "shard_trailing_data",
+            ended=True,
         )
 
 

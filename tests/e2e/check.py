@@ -139,8 +139,8 @@ def _read_retries(root: Path) -> dict[int, dict[str, Any]]:
 
 
 def _ordinals(ranges: str) -> set[int]:
-    """The numbers in a text such as "0-3,7"."""
-    pairs = [piece.split("-") for piece in ranges.split(",") if piece]
+    """The numbers in a text such as "0-3,7"; of "12+", the rest of a shard, that of the failure that stands for it."""
+    pairs = [piece.split("-") for piece in ranges.removesuffix("+").split(",") if piece]
     return {number for pair in pairs for number in range(int(pair[0]), int(pair[-1]) + 1)}
 
 

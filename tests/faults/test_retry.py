@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from e2e.check import check_complete, read_output
-from e2e.session import Ledger, await_in, committed, ended, logs, started, write_texts
+from e2e.session import Ledger, await_in, committed, ended, logs, started, write_shards, write_texts
 
-from faults.kit.cluster import alive, held_after, sabotaged
+from faults.kit.cluster import alive, held_after, let_go, sabotaged
+from faults.kit.table import Recovery
 from faults.test_kills import fences
 
 DIM = 16
@@ -61,6 +62,57 @@ def test_a_retry_of_which_everybody_is_killed_has_each_sample_once(short_tmp: Pa
     output = check_complete(root, expected, units=2 * UNITS, dim=DIM)
     assert output.keys[: len(before.keys)] == before.keys
     assert committed(root)[: len(done)] == done
+    assert "Traceback" not in logs(root)
+    status, stdout, stderr = ended("verify", root)
+    assert status == 0, stdout + stderr
+
+
+@pytest.mark.fault(
+    "D1", "`--damaged keep`: a worker is killed in the run over cut shards, and in the retry of the mended"
+)
+def test_what_is_kept_of_cut_shards_and_the_rest_of_the_mended_are_there_once(
+    short_tmp: Path, recovery: Recovery
+) -> None:
+    shards, samples, member_bytes = 24, 30, 1024
+    root, folder = short_tmp / "out", short_tmp / "in"
+    expected = write_shards(folder, shards, samples)
+    paths = sorted(folder.iterdir())
+    cuts = {path: path.read_bytes() for path in paths[1::3]}
+    kept = dict(expected)
+    for n, (path, whole) in enumerate(cuts.items()):
+        length = 3000 + n * 3511
+        path.write_bytes(whole[:length])
+        # A sample has ended where the header of the next one is whole.
+        ended_at = sum(number * member_bytes + 512 <= length for number in range(1, samples))
+        for key in [key for key in expected if key.startswith(f"{paths.index(path):03d}-")][ended_at:]:
+            del kept[key]
+
+    def with_a_kill(gate: Path, ahead: int, units: int, *command: str | Path) -> None:
+        ledger = Ledger(root)
+        with started(*command, "--quiet", environment=sabotaged(held_after(ahead, gate))) as run:
+            await_in(run, lambda: ledger.finished() >= units)
+            deaths = logs(root).count("worker_died")
+            run.workers()[0].kill()
+            recovery.injected()
+            await_in(run, lambda: logs(root).count("worker_died") > deaths)
+            let_go(gate)
+            run.wait()
+        ledger.close()
+
+    options = ["-o", root, "-m", f"stub:{DIM}", "--damaged", "keep", "--workers-per-device", "2"]
+    with_a_kill(short_tmp / "gate", AHEAD, AHEAD, "run", folder, *options)
+    rests = {key: code for _, ordinal, key, code in read_output(root).failures if ordinal is not None}
+    assert len(rests) == len(cuts)
+    assert set(rests.values()) == {"damaged_rest"}
+    before = check_complete(root, kept, units=shards, dim=DIM, failures=rests)
+    assert ended("verify", root)[0] == 0
+
+    for path, whole in cuts.items():
+        path.write_bytes(whole)
+    with_a_kill(short_tmp / "again", 1, shards + 1, "retry", root, "--workers-per-device", "2")
+
+    output = check_complete(root, expected, units=shards + len(cuts), dim=DIM)
+    assert output.keys[: len(before.keys)] == before.keys
     assert "Traceback" not in logs(root)
     status, stdout, stderr = ended("verify", root)
     assert status == 0, stdout + stderr

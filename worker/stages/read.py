@@ -246,11 +246,13 @@ def _is_held(lease: LeasedUnit) -> bool:
 
 def _error(lease: LeasedUnit, sample: Sample) -> SampleError | None:
     """Why a sample is not even looked at, if it is not."""
+    if sample.error is not None:  # nothing handles it, and a retry goes by its code
+        return SampleError(*sample.error)
     if sample.ordinal in lease.poison:
         return SampleError(
             "crash", "each worker that handled this sample died, or stood still; see the supervisor's log"
         )
-    return SampleError(*sample.error) if sample.error is not None else None
+    return None
 
 
 class EncodedAhead:

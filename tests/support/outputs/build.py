@@ -79,13 +79,14 @@ def build(
     only: int | None = None,
     loaded: Callable[[ModelConfig, str], Embedder] = load,
     metadata_columns: tuple[str, ...] = (),
+    damaged: str = "",
 ) -> Path:
     """An output folder as a run leaves it: a fence, the data, and, unless `only` that many units are done, a close.
 
     Args:
         loaded: gives the model on a device.
     """
-    options = ReadOptions(unit_samples=unit_samples, metadata_columns=metadata_columns)
+    options = ReadOptions(unit_samples=unit_samples, metadata_columns=metadata_columns, damaged=damaged)
     paths = tuple(str(path) for path in inputs)
     request = Request(
         inputs=paths,

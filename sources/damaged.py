@@ -1,0 +1,93 @@
+"""Damaged shards whose whole samples are kept: the failure that stands for the rest of one, and the retry of that rest.
+
+Committed rows are never replaced. So the key of the failure has a digest of the samples before the damage, and a retry
+embeds what is behind them where the mended shard begins with the very same samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+
+from core.errors import SourceError
+from core.units import DAMAGED_REST, Retry, Sample, Unit
+from sources.access.files import base_name
+
+_KEY = re.compile(r".*:bytes [0-9]+-[0-9]*:([0-9a-f]{32})", re.DOTALL)
+
+
+def keeps_damaged(unit: Unit) -> bool:
+    """True if the whole samples of a damaged shard become rows."""
+    return ("damaged", "keep") in unit.options
+
+
+class SamplesDigest:
+    """SHA-256 over samples in order: their keys, and all that rows and failures are made of."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._hash = hashlib.sha256()
+
+    def add(self, sample: Sample) -> None:
+        """The next sample. Of one that cannot be used its code counts: the message may have byte offsets."""
+        self.samples += 1
+        code = None if sample.error is None else sample.error[0]
+        for part in (sample.key, sample.image, sample.text, sample.metadata, code):
+            data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+            self._hash.update(b"-" if data is None else b"%d:" % len(data))
+            self._hash.update(data or b"")
+
+    def hexdigest(self) -> str:
+        """32 hex digits."""
+        return self._hash.hexdigest()[:32]
+
+
+def rest_of(unit: Unit, kept: SamplesDigest, message: str, start: int, stop: int | None) -> Sample:
+    """The failure that stands for all samples behind those that are `kept`.
+
+    Args:
+        message: what is damaged, and where.
+        start: first byte of what is not read, decompressed where the shard is compressed.
+        stop: byte behind the last of it; None where that cannot be told.
+    """
+    key = f"{base_name(unit.source)}:bytes {start}-{'' if stop is None else stop}:{kept.hexdigest()}"
+    return Sample(ordinal=kept.samples, key=key, error=("damaged_rest", message))
+
+
+def digest_in(key: str) -> str:
+    """The digest of the kept samples in the key of such a failure; "" for another key."""
+    found = _KEY.fullmatch(key.removesuffix("#"))  # as the key of a text without chunks
+    return found[1] if found else ""
+
+
+def rest(samples: Iterator[Sample], unit: Unit, retry: Retry) -> Iterator[Sample]:
+    """The samples of a mended shard behind those that were kept.
+
+    Raises SourceError `source_changed` where other samples are before them than were kept, and `damaged_rest` where
+    the shard is damaged before that place.
+    """
+    before = SamplesDigest()
+    proven = False
+    for sample in samples:
+        if sample.ordinal < unit.first_ordinal:
+            if sample.error is not None and sample.error[0] == DAMAGED_REST:
+                raise SourceError(sample.error[1], code="damaged_rest", next_step="copy or write the shard again")
+            before.add(sample)
+            continue
+        if not proven:
+            _prove(before, unit, retry)
+            proven = True
+        yield sample
+    if not proven:
+        _prove(before, unit, retry)
+
+
+def _prove(before: SamplesDigest, unit: Unit, retry: Retry) -> None:
+    if (before.samples, before.hexdigest()) != (unit.first_ordinal, retry.keys):
+        raise SourceError(
+            f"{unit.source}: its first {unit.first_ordinal:,} samples are not those that were kept of the damaged "
+            "shard, and their rows are not replaced",
+            code="source_changed",
+            next_step="put the shard back as it was first written, or make a new run of it",
+        )
