@@ -31,7 +31,6 @@ ENABLED = ("enable-image", "enable-text", "enable-metadata")
 """Switches for the modalities and metadata of a row."""
 
 _PARTS = "nothing is partitioned in advance; --write-batch-size bounds the rows of a part"
-_WANDB = "nothing is sent to wandb; `embq status --watch` and --json tell how far a run is"
 
 IGNORED = {
     "cache-path": "shards are read into memory; nothing is cached on a disk",
@@ -41,8 +40,6 @@ IGNORED = {
     "use-jit": "models are not traced; the vectors are the same",
     "wds-number-file-per-input-file": _PARTS,
     "output-partition-count": _PARTS,
-    "enable-wandb": _WANDB,
-    "wandb-project": _WANDB,
 }
 """Option without effect here -> why, as a note."""
 
@@ -74,7 +71,10 @@ NEUTRAL = ("false", "none")
 SWITCHES = ("use-jit", "use-mclip", "enable-wandb", *ENABLED)
 """May stand without a value, and with "no" before them."""
 
-NAMES = {"input-dataset", *(name[2:] for name in SECOND_NAMES.values()), *ENABLED, *IGNORED, *REFUSED}
+WANDB = ("enable-wandb", "wandb-project")
+"""What `--log wandb:PROJECT` does."""
+
+NAMES = {"input-dataset", *(name[2:] for name in SECOND_NAMES.values()), *ENABLED, *WANDB, *IGNORED, *REFUSED}
 """Names of clip-retrieval 2.45's `inference` and `inference.worker` that embq's own options do not have, and two that
 its documentation still has."""
 
@@ -139,7 +139,8 @@ def hidden_options() -> list[click.Option]:
     options = [_hidden("input-dataset", _keep_inputs, multiple=True)]
     options += [_hidden(name, _note_ignored) for name in IGNORED]
     options += [_hidden(name, _refuse) for name in REFUSED]
-    options += [_hidden(name, None, type=bool) for name in ENABLED]
+    options += [_hidden(name, None, type=bool) for name in (*ENABLED, "enable-wandb")]
+    options += [_hidden("wandb-project", None)]
     options += [_hidden(f"no{name}", None, switch=True, type=bool) for name in SWITCHES]
     return options
 
@@ -205,7 +206,7 @@ def _refuse(_ctx: click.Context, param: click.Parameter, value: str | None) -> N
 
 
 def apply_switches(ctx: click.Context, *, foreign: bool) -> None:
-    """Take `--enable-...` out of the parameters, and set the modality, metadata columns and layout by them.
+    """Take `--enable-...` out of the parameters, and set the modality, metadata columns, layout and log by them.
 
     `as_held` is set too: whether the modalities are those of `modality` that the inputs have.
 
@@ -215,10 +216,15 @@ def apply_switches(ctx: click.Context, *, foreign: bool) -> None:
     enabled: dict[str, bool] = {}
     for switch in SWITCHES:
         off, on = ctx.params.pop(f"no{hyphens(switch)}".replace("-", "_")), None
-        if switch in ENABLED:
+        if switch in (*ENABLED, "enable-wandb"):
             on = ctx.params.pop(switch.replace("-", "_"))
         if off or on is not None:
             enabled[switch.removeprefix("enable-")] = bool(on) and not off
+    project = ctx.params.pop("wandb_project") or "clip_retrieval"
+    if enabled.get("wandb") and "log" in ctx.params:
+        ctx.params["log"] = (*ctx.params["log"], f"wandb:{project}")
+    elif enabled.get("wandb"):
+        note(f"send the figures of the run from a machine that sees it: embq status OUT --watch --log wandb:{project}")
     if "metadata" in enabled and not _is_given(ctx, "metadata_columns"):
         if enabled["metadata"]:
             ctx.params["metadata_columns"] = "*"

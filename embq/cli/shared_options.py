@@ -67,6 +67,25 @@ def quiet_option(function: F) -> F:
     return click.option("--quiet", "-q", is_flag=True, help="Show no progress, only the summary at the end.")(function)
 
 
+def log_option(function: F) -> F:
+    """--log, for verbs that follow a run; () where it is not given."""
+    return click.option(
+        "--log",
+        multiple=True,
+        callback=_log_targets,
+        metavar="TARGET",
+        help="Send the figures of `embq status` to wandb[:PROJECT] or tensorboard[:FOLDER]; repeatable.  "
+        "[off; project embq, folder OUT/_logs/tensorboard]",
+    )(function)
+
+
+def _log_targets(_context: click.Context, _option: click.Parameter, targets: tuple[str, ...]) -> tuple[str, ...]:
+    for target in targets:
+        if target.partition(":")[0] not in ("wandb", "tensorboard"):
+            raise click.BadParameter(f"{target!r} is neither wandb[:PROJECT] nor tensorboard[:FOLDER]")
+    return targets
+
+
 def precision_option(function: F) -> F:
     """--precision, for verbs that embed; "auto" is resolved by `embq.cli.precision`."""
     return click.option(

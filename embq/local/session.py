@@ -28,6 +28,7 @@ from embq.cli.authorization import require
 from embq.cli.shared_options import settings_with
 from embq.local.service_process import ServiceProcess
 from embq.status.display import Display, stages_line
+from embq.status.run_log import RunLog
 from embq.status.run_monitor import RunMonitor
 from embq.status.run_progress import RunProgress
 from producer.announce import announce
@@ -71,6 +72,7 @@ class Session:
     drain_s: float
     stops: Callable[[], int]
     display: Display
+    log: RunLog
     server: EmbeddedServer | None = field(default=None, init=False)
     _last: RunProgress | None = field(default=None, init=False)
 
@@ -137,6 +139,7 @@ class Session:
             with suppress(redis.exceptions.RedisError, AwayError):
                 progress = monitor.look()
                 self.display.show(progress)
+                self.log.show(progress)
                 self._last = progress if progress.limits.so_far.name else self._last
                 if progress.state == "cancelled":
                     self.display.say("the run was cancelled: what is published is committed, the rest is left")
@@ -194,8 +197,12 @@ def run_locally(
     settings = replace(settings, private_hosts=(*settings.private_hosts, *hosts_named(inputs)))
     stopped = StopFlag()
     stopped.install()
-    with Display(quiet=quiet) as display:
-        return Session(
+    facts = {"model": info.model.spec, "precision": info.model.precision, "version": info.version}
+    with (
+        RunLog(options.get("log", ()), root, run=info.run, facts=facts, quiet=quiet) as log,
+        Display(quiet=quiet) as display,
+    ):
+        outcome = Session(
             info=info,
             layout=Layout(root),
             wishes=wishes,
@@ -204,7 +211,10 @@ def run_locally(
             drain_s=options["drain_timeout"],
             stops=lambda: stopped.count,
             display=display,
+            log=log,
         ).run()
+        log.show(outcome.progress, last=True)
+        return outcome
 
 
 def _worker_arguments(options: dict[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from embq.cli.shared_options import (
     batch_size_option,
     broker_option,
     json_option,
+    log_option,
     prepare_threads_option,
     priority_option,
     quiet_option,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 @priority_option
 @worker_options
 @broker_option
+@log_option
 @json_option
 @quiet_option
 def run(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **options: Any) -> int:
@@ -53,8 +55,10 @@ def run(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **opti
     from embq.cli.precision import precision_of_output, resolve_precision
     from embq.cli.run_options import request_from
     from embq.local.session import own_devices, print_summary, run_locally
+    from embq.status.run_log import check_targets
     from producer.enqueue import prepare
 
+    check_targets(options["log"])
     request, reason = resolve_precision(
         request_from(inputs, options), there=precision_of_output, devices=lambda: own_devices(options["devices"])
     )

@@ -6,8 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from core.errors import UsageError
 from core.storage.paths import is_folder, place
-from embq.cli.shared_options import broker_option, json_option, quiet_option, settings_with, worker_options
+from embq.cli.shared_options import (
+    broker_option,
+    json_option,
+    log_option,
+    quiet_option,
+    settings_with,
+    worker_options,
+)
 
 if TYPE_CHECKING:
     from core.run.run_info import RunInfo
@@ -36,6 +44,7 @@ def pause(run: str, broker: str, as_json: bool) -> None:
 @click.argument("run")
 @worker_options
 @broker_option
+@log_option
 @json_option
 @quiet_option
 def resume(run: str, broker: str, as_json: bool, quiet: bool, **options: Any) -> int:
@@ -55,15 +64,25 @@ def resume(run: str, broker: str, as_json: bool, quiet: bool, **options: Any) ->
         root = place(run)
         info = load_run(root)
         if settings.broker_url:
+            _refuse_log(run, options["log"])
             return _hand_over(info, root, settings, as_json=as_json)
         if not _is_paused(info.run, root):
             from embq.local.session import print_summary, run_locally
 
             outcome = run_locally(info, root, options, broker="", quiet=quiet or as_json)
             return print_summary(outcome, root, as_json=as_json)
+    _refuse_log(run, options["log"])
     result = control_run(run, broker, "running")
     result.print(f"goes on: {result.how_far}", as_json=as_json)
     return 0
+
+
+def _refuse_log(run: str, targets: tuple[str, ...]) -> None:
+    if targets:
+        raise UsageError(
+            "--log is for a run that goes on in this command, and this one goes on elsewhere",
+            next_step=f"leave it out, then: embq status {run} --watch --log {targets[0]}",
+        )
 
 
 def _hand_over(info: RunInfo, root: Place, settings: Settings, *, as_json: bool) -> int:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embq.cli.shared_options import broker_option, json_option, settings_with
+from core.errors import UsageError
+from embq.cli.shared_options import broker_option, json_option, log_option, settings_with
 
 if TYPE_CHECKING:
     from embq.status.resolve_run import ResolvedRun
@@ -21,14 +22,17 @@ WATCH_S = 1.0
 @click.argument("run", required=False, default="")
 @click.option("--watch", is_flag=True, help="Repeat until the run is done or cancelled; without RUN, until Ctrl-C.")
 @broker_option
+@log_option
 @json_option
-def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
+def command(run: str, watch: bool, broker: str, log: tuple[str, ...], as_json: bool) -> None:
     """Show the progress of RUN: a run id or its output folder.
 
     Without RUN, all runs that the broker knows, and the services that report to it.
     """
     from embq.status.resolve_run import resolve_run
 
+    if log and not (run and watch):
+        raise UsageError("--log is for one run and goes on until it is over", next_step="add RUN and --watch")
     if not run:
         _show_overview(broker, watch=watch, as_json=as_json)
         return
@@ -40,19 +44,28 @@ def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
         found = resolve_run(run, broker)
         monitor = found.monitor()
     if watch and monitor is not None:
-        _follow(monitor, as_json=as_json)
+        _follow(monitor, log, as_json=as_json)
     else:
         _show(found, monitor, as_json=as_json)
 
 
-def _follow(monitor: RunMonitor | RemoteRunMonitor, *, as_json: bool) -> None:
+def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *, as_json: bool) -> None:
     """Show the run until it is done or cancelled."""
+    from core.storage.paths import place
     from embq.status.display import Display
+    from embq.status.run_log import RunLog
 
-    with Display(quiet=as_json) as display:
+    progress = monitor.look()
+    facts = {"model": progress.model, "precision": progress.precision}
+    output = place(progress.output)
+    with (
+        RunLog(targets, output, run=progress.run, facts=facts, quiet=as_json) as log,
+        Display(quiet=as_json) as display,
+    ):
         while True:
             progress = monitor.look()
             display.show(progress)
+            log.show(progress, last=progress.state in ("done", "cancelled"))
             if as_json:
                 click.echo(json.dumps(progress.to_json()))
             if progress.state in ("done", "cancelled"):
