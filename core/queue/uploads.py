@@ -235,11 +235,16 @@ class State(Outcome):
     sent: Word = ""
 
 
+_OPTIONAL = (b"added", b"samples")
+"""Fields whose None is written as an empty text."""
+
+
 def state(client: redis.Redis, name: str) -> State:
     """The state of an upload; an empty one where it is malformed."""
     raw = cast("dict[bytes, bytes]", client.hgetall(upload_key(name, "state")))
     try:
-        return wire.read_hash(State, {part: value for part, value in raw.items() if value}, what="state of an upload")
+        given = {part: value for part, value in raw.items() if value or part not in _OPTIONAL}
+        return wire.read_hash(State, given, what="state of an upload")
     except MalformedError as error:
         wire.skipped("state of an upload", name, error)
         return State()

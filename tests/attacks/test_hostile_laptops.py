@@ -202,6 +202,15 @@ def test_what_is_no_record_is_skipped_and_the_others_are_read(own_client: redis.
     assert [run.run for run in foreign_runs(own_client)] == ["1" * 16]
 
 
+def test_an_empty_field_of_an_upload_is_malformed_unless_it_stands_for_nothing(own_client: redis.Redis) -> None:
+    name = "0" * 16
+    own_client.hset(upload_key(name, "state"), mapping={"end": "accepted", "units": "2", "added": "", "samples": ""})
+    assert uploads.outcome_of(own_client, name) == uploads.State(end="accepted", units=2)
+    for field in ("units", "taken"):
+        own_client.hset(upload_key(name, "state"), mapping={"end": "accepted", "units": "2", "taken": "2", field: ""})
+        assert uploads.state(own_client, name) == uploads.State(), field
+
+
 def test_what_is_no_upload_is_refused_by_its_name(own_client: redis.Redis) -> None:
     """Finding 2: the name of an upload was an unchecked field, and part of a path."""
     poison_names(own_client)
