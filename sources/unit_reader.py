@@ -104,9 +104,11 @@ def fetchable(unit: Unit, roots: Sequence[str]) -> bool:
     Args:
         roots: as for `read`.
     """
+    if unit.kind != "tar" or not is_url(unit.source):
+        return False
     try:
         check_source(unit.source)
-        return unit.kind == "tar" and is_url(unit.source) and _is_allowed(unit.source, roots)
+        return _is_allowed(unit.source, roots)
     except SourceError:  # reading it raises the same
         return False
 

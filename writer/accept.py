@@ -16,7 +16,7 @@ from core.errors import MalformedError, OutputError, OutsideError
 from core.process.limits import memory_bytes
 from core.queue.keys import VERSION
 from core.queue.result_stream import LIMIT_BYTES, QUARANTINE, Entry, Sender, read_fields
-from core.rows.results import Result, decode_result, failure_batch, row_schema, vector_widths
+from core.rows.results import Result, ResultDecoder, failure_batch, row_schema, vector_widths
 from core.run.layout import Layout
 from core.run.manifest import Manifest
 from core.run.run_info import RunInfo
@@ -121,7 +121,8 @@ class Acceptor:
         compared = tuple(info.model.compared) if info.rows.similarity else ()
         chunked = info.model.chunking is not None
         self._most_bytes = max(LIMIT_BYTES, memory_bytes() // 4)
-        self._schema = row_schema(outputs, lengths, info.rows, compared=compared, chunked=chunked)
+        schema = row_schema(outputs, lengths, info.rows, compared=compared, chunked=chunked)
+        self._decoder = ResultDecoder(schema)
 
     def accept(self, entry: Entry) -> Accepted:
         """The result in a stream entry; Rejected where it cannot be trusted."""
@@ -229,7 +230,7 @@ class Acceptor:
         else:
             data = entry.fields.get("data", b"")
         try:
-            return data, decode_result(data, self._schema)
+            return data, self._decoder.decode(data)
         except OutputError as error:
             raise Rejected(error.code, error.message) from error
 

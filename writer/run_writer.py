@@ -38,6 +38,10 @@ READ_BYTES = 64 * 1024 * 1024
 COMMIT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Bounds for the seconds of a commit: from a small part on a local disk to a large one on a slow store."""
 
+OVERFULL_S = 0.05
+"""Time for which a look at the size of the stream holds, which a read may exceed by what arrives in it. A look walks
+through all entries, and one before each read was a tenth of the writer's time with small units."""
+
 RECONCILE_S = 2.0
 
 ASKED_S = 0.5
@@ -124,7 +128,7 @@ class RunWriter:
             self.workload.count(self.manifest, state)
             self.workload.remember(self.manifest, log, state)
         self.queue = RunQueue(self.ledger, self.record, self.committer, self.workload, nonce=self.id)
-        self.inbox = Inbox(self.ledger.results)
+        self.inbox = Inbox(self.ledger.results, self._clock)
         self._reconciled = self._asked = self._clock()
         if rebuild:
             staging.sweep(self.layout, unfinished=True)
@@ -295,15 +299,20 @@ class RunWriter:
 class Inbox:
     """Results of one run in order of delivery; those delivered before and not acknowledged come first."""
 
-    def __init__(self, stream: ResultStream) -> None:
+    def __init__(self, stream: ResultStream, clock: Callable[[], float]) -> None:
         self._stream = stream
+        self._clock = clock
+        self._looked = float("-inf")
+        self._is_overfull = False
         self._count = 16
         self._delivered_after: str | None = "0"
 
     def read(self) -> list[Entry]:
         """The next results; empty where there are none now."""
         # Nobody but a hostile worker makes the stream so large that what is read at once could be too much to hold.
-        count = 1 if self._stream.is_overfull() else self._count
+        if (now := self._clock()) - self._looked > OVERFULL_S:
+            self._looked, self._is_overfull = now, self._stream.is_overfull()
+        count = 1 if self._is_overfull else self._count
         if self._delivered_after is not None:
             # What was delivered to us before a restart comes first, to its end.
             entries = self._stream.read(self._delivered_after, count=count, block_ms=None)
@@ -311,7 +320,7 @@ class Inbox:
             if entries:
                 return entries
         entries = self._stream.read(">", count=count, block_ms=None)
-        size = sum(len(entry.fields.get("data", b"")) for entry in entries)
+        size = sum(len(value) for entry in entries for value in entry.fields.values())
         if size > READ_BYTES:
             self._count = max(1, self._count // 2)
         elif size < READ_BYTES // 8 and len(entries) == self._count:

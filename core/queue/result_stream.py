@@ -61,8 +61,7 @@ MOST_TEXT_BYTES = 8_192
 
 def read_fields(form: type[T], entry: Entry) -> T:
     """The fields of an entry as a form; MalformedError where they do not fit."""
-    wanted = [field.name for field in msgspec.structs.fields(form)]
-    raw = {name.encode(): entry.fields[name] for name in wanted if name in entry.fields}
+    raw = {name.encode(): entry.fields[name] for name in form.__struct_fields__ if name in entry.fields}
     if sum(map(len, raw.values())) > MOST_TEXT_BYTES:
         raise wire.malformed("result", f"its fields have more than {MOST_TEXT_BYTES} bytes")
     return wire.read_hash(form, raw, what="result")

@@ -230,27 +230,34 @@ class Result:
     failures: pa.Table
 
 
-def decode_result(data: Any, schema: pa.Schema) -> Result:
-    """The result in a bytes-like object, without copying it; OutputError where it is not one.
+class ResultDecoder:
+    """Decodes results of one run. Not safe to share between threads.
 
-    The bytes may be hostile. Arrow verifies the metadata of each message; what it leaves to its caller is done here:
+    Their bytes may be hostile. Arrow verifies the metadata of each message; what it leaves to its caller is done here:
     the metadata is no longer than that of the schema that is expected, only the messages that `encode_result` writes
     are there, the schema is compared before rows are read, no body is compressed (a few bytes can say that they become
-    many), and all offsets, lengths and texts are validated. So reading takes no more memory than `data` itself.
+    many), and all offsets, lengths and texts are validated. So reading takes no more memory than the result itself.
 
     Args:
         schema: what `row_schema` gives for the run; lengths of vectors are not compared.
     """
-    try:
-        view = memoryview(data).cast("B")
-        stream = pa.BufferReader(data)
-        rows = _read_table(stream, view, schema)
-        failures = _read_table(stream, view, FAILURE_SCHEMA)
-        if stream.tell() != len(view):
-            raise _bad("there are bytes behind its end")
-    except (pa.ArrowException, ValueError, TypeError, OSError, EOFError, struct.error) as error:
-        raise _bad(error) from error
-    return Result(rows, failures)
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._rows = _TableReader(schema)
+        self._failures = _TableReader(FAILURE_SCHEMA)
+
+    def decode(self, data: Any) -> Result:
+        """The result in a bytes-like object, without copying it; OutputError where it is not one."""
+        try:
+            view = memoryview(data).cast("B")
+            stream = pa.BufferReader(data)
+            rows = self._rows.read(stream, view)
+            failures = self._failures.read(stream, view)
+            if stream.tell() != len(view):
+                raise _bad("there are bytes behind its end")
+        except (pa.ArrowException, ValueError, TypeError, OSError, EOFError, struct.error) as error:
+            raise _bad(error) from error
+        return Result(rows, failures)
 
 
 def _bad(why: object, code: str = "bad_result") -> OutputError:
@@ -261,25 +268,49 @@ _MESSAGE = struct.Struct("<Ii")
 _MARK = 0xFFFFFFFF
 
 
-def _read_table(stream: pa.BufferReader, view: memoryview, wanted: pa.Schema) -> pa.Table:
-    """The next stream of one schema, one batch and an end."""
-    most = 2 * wanted.serialize().size + 1024
-    written = pa.ipc.read_schema(_next_message(stream, view, "schema", most))
-    if differing := unlike(written, wanted):
-        raise _bad(f"its columns are not those of the run: {', '.join(differing)[:200]}", "wrong_schema")
-    schema = pa.schema([_with_width(field, written.field(i).type) for i, field in enumerate(wanted)])
-    message = _next_message(stream, view, "record batch", most)
-    if _is_compressed(memoryview(message.metadata)):
-        raise _bad("it is compressed")
-    batch = pa.ipc.read_record_batch(message, schema)
-    batch.validate(full=True)
-    for field, column in zip(schema, batch.columns, strict=True):
-        if (not field.nullable and column.null_count) or (_is_vector(field) and _has_nulls(column)):
-            raise _bad(f"its column {field.name} has nulls")
-    if _MESSAGE.unpack_from(view, stream.tell()) != (_MARK, 0):
-        raise _bad("there is no end behind its rows")
-    stream.seek(_MESSAGE.size, 1)
-    return pa.Table.from_batches([batch])
+class _TableReader:
+    """Reads streams of one schema, one batch and an end.
+
+    Args:
+        wanted: the schema; lengths of vectors are not compared.
+    """
+
+    def __init__(self, wanted: pa.Schema) -> None:
+        self._wanted = wanted
+        self._most_bytes = 2 * wanted.serialize().size + 1024
+        self._checked: tuple[bytes, pa.Schema] | None = None
+        self._required = [(i, field.name) for i, field in enumerate(wanted) if not field.nullable]
+        self._vectors = [(i, field.name) for i, field in enumerate(wanted) if _is_vector(field)]
+
+    def read(self, stream: pa.BufferReader, view: memoryview) -> pa.Table:
+        """The next stream as a table."""
+        schema = self._schema(_next_message(stream, view, "schema", self._most_bytes))
+        message = _next_message(stream, view, "record batch", self._most_bytes)
+        if _is_compressed(memoryview(message.metadata)):
+            raise _bad("it is compressed")
+        batch = pa.ipc.read_record_batch(message, schema)
+        batch.validate(full=True)
+        for i, name in self._required:
+            if batch.column(i).null_count:
+                raise _bad(f"its column {name} has nulls")
+        for i, name in self._vectors:
+            if _has_nulls(batch.column(i)):
+                raise _bad(f"its column {name} has nulls")
+        if _MESSAGE.unpack_from(view, stream.tell()) != (_MARK, 0):
+            raise _bad("there is no end behind its rows")
+        stream.seek(_MESSAGE.size, 1)
+        return pa.Table.from_batches([batch])
+
+    def _schema(self, message: pa.Message) -> pa.Schema:
+        """The wanted schema with the lengths that the message gives to vectors."""
+        written = message.metadata.to_pybytes()
+        if self._checked is None or self._checked[0] != written:  # the same in all results of one version of Arrow
+            schema = pa.ipc.read_schema(message)
+            if differing := unlike(schema, self._wanted):
+                raise _bad(f"its columns are not those of the run: {', '.join(differing)[:200]}", "wrong_schema")
+            fields = [_with_width(field, schema.field(i).type) for i, field in enumerate(self._wanted)]
+            self._checked = written, pa.schema(fields)
+        return self._checked[1]
 
 
 def _next_message(stream: pa.BufferReader, view: memoryview, type_: str, most: int) -> pa.Message:

@@ -9,6 +9,7 @@ import hashlib
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
 
 from core import wire
@@ -90,7 +91,7 @@ class CommittedUnit:
 
     def describe(self) -> dict[str, Any]:
         """The unit as a record holds it, without zeros in the fields of retries and of unknown tokens."""
-        described = asdict(self)
+        described: dict[str, Any] = msgspec.to_builtins(self)  # asdict takes 50 times as long
         for name in ("tokens", "supersedes", "lifts"):
             if not described[name]:
                 del described[name]

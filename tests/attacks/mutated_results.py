@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 
 from core.errors import OutputError
-from core.rows.results import decode_result, encode_result, row_schema
+from core.rows.results import ResultDecoder, encode_result, row_schema
 from core.rows.spec import Column, RowSpec
 from core.units import Failure, Sample
 
@@ -60,7 +60,7 @@ def read(seed: int, count: int) -> Counter[str]:
     seen: Counter[str] = Counter()
     for _ in range(count):
         try:
-            found = decode_result(mutated(data, random_), SCHEMA)
+            found = ResultDecoder(SCHEMA).decode(mutated(data, random_))
         except OutputError:
             seen["refused"] += 1
         else:

@@ -39,7 +39,7 @@ from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
 from producer.feeder import Feeder
 from tests.support.outputs.run_case import DIM, FINGERPRINT, LEASE_S, RunCase, make_case, sample
 from tests.support.servers.guarded import GuardedServer, guarded_server
-from writer.run_writer import RECONCILE_S, RunWriter
+from writer.run_writer import OVERFULL_S, RECONCILE_S, RunWriter
 from writer.service import WriterService
 
 GREATEST_ID = f"{2**64 - 1}-{2**64 - 1}"
@@ -443,9 +443,11 @@ def test_results_that_a_worker_trims_away_are_made_again(attacked: Attacked) -> 
 def test_more_than_the_stream_may_hold_is_read_one_by_one(attacked: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finding 5: a worker could fill the broker, and with the writer's next read its memory, again after each start."""
     writer = attacked.writer()
+    assert writer.inbox.read() == []
     monkeypatch.setattr("core.queue.result_stream.LIMIT_BYTES", 100_000)
     for _ in range(8):
         attacked.add({"u": "0", "token": "t", "data": b"x" * 50_000})
+    attacked.run.clock.advance(2 * OVERFULL_S)
     assert [len(writer.inbox.read()) for _ in range(2)] == [1, 1]
     second = attacked.writer()
     assert len(second.inbox.read()) == 1

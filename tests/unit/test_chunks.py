@@ -21,7 +21,7 @@ from core.queue.hints import Hint
 from core.queue.keys import VERSION
 from core.queue.result_stream import Entry
 from core.queue.runs import RunRecord
-from core.rows.results import decode_result, encode_result, row_schema
+from core.rows.results import ResultDecoder, encode_result, row_schema
 from core.rows.spec import RowSpec
 from core.run.layout import Layout
 from core.units import Failure, Passage, Retry, Sample, Unit, key_without_chunks
@@ -101,7 +101,7 @@ class Harness:
     def result(self, work: LeasedUnit) -> pa.Table:
         model, rows = work.record.model, work.record.rows
         schema = row_schema(model.output_names, self.publish.dims, rows, chunked=model.chunking is not None)
-        return decode_result(self.publish._encode(work), schema).rows
+        return ResultDecoder(schema).decode(self.publish._encode(work)).rows
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from core.errors import MalformedError
 from core.rows.metadata import MOST_COLUMNS, RESERVED, fill_columns, find_columns
-from core.rows.results import decode_result, encode_result, row_schema
+from core.rows.results import ResultDecoder, encode_result, row_schema
 from core.rows.spec import Column, RowSpec
 from core.units import Sample, json_text
 
@@ -160,7 +160,7 @@ def test_a_result_has_the_columns_of_its_run_between_caption_and_metadata() -> N
     schema = row_schema(("text",), {"text": 2}, rows)
     samples = [Sample(ordinal=0, key="a", metadata='{"n":7,"x":0.5,"s":"t","b":false,"j":[1],"o":{"p":2},"more":1}')]
     data = encode_result(samples, {"embedding": np.zeros((1, 2), "float16")}, [], schema, COLUMNS)
-    table = decode_result(data, schema).rows
+    table = ResultDecoder(schema).decode(data).rows
     assert table.schema.equals(schema)
     assert table.column_names[3:] == ["caption", "n", "x", "s", "b", "j", "o.p", "metadata"]
     assert [str(table.schema.field(name).type) for name in ("n", "x", "s", "b", "j")] == [
@@ -237,7 +237,7 @@ def test_any_object_comes_back_from_columns_and_metadata(first: list[Any], later
     schema = row_schema(("text",), {"text": 1}, rows)
     vectors = {"embedding": np.zeros((len(samples), 1), "float16")}
     encoded = [Sample(ordinal=i, key="", metadata=json_text(one)) for i, one in enumerate(samples)]
-    table = decode_result(encode_result(encoded, vectors, [], schema, columns), schema).rows
+    table = ResultDecoder(schema).decode(encode_result(encoded, vectors, [], schema, columns)).rows
     for row, one in zip(table.to_pylist(), samples, strict=True):
         fields = restored(columns, [row[column.name] for column in columns], row["metadata"])
         wanted = flat(one)

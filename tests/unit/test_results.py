@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from core.errors import OutputError
 from core.rows.results import (
     Result,
+    ResultDecoder,
     clean_text,
-    decode_result,
     embedding_columns,
     encode_result,
     failure_batch,
@@ -41,7 +41,8 @@ def encode(dtype: str = "float16", modalities: tuple[str, ...] = ("text",)) -> b
 
 def decode(data: Any, dtype: str = "float16", modalities: tuple[str, ...] = ("text",)) -> Result:
     """Decode a result of a run whose vector lengths are not known yet."""
-    return decode_result(data, row_schema(modalities, dict.fromkeys(modalities, 9), RowSpec(dtype=dtype)))
+    schema = row_schema(modalities, dict.fromkeys(modalities, 9), RowSpec(dtype=dtype))
+    return ResultDecoder(schema).decode(data)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

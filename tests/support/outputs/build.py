@@ -18,7 +18,7 @@ from core.errors import SampleError, SourceError
 from core.models import ModelConfig
 from core.queue.keys import VERSION
 from core.queue.result_stream import Entry
-from core.rows.results import decode_result, embedding_columns, encode_result, row_schema
+from core.rows.results import ResultDecoder, embedding_columns, encode_result, row_schema
 from core.rows.spec import RowSpec
 from core.rows.vectors import similarities, stored
 from core.run.commit_log import CommitLog
@@ -150,7 +150,7 @@ def published(u: int, unit: Unit, info: RunInfo, embedder: Embedder) -> Entry:
 def accepted(u: int, unit: Unit, info: RunInfo, embedder: Embedder) -> Accepted:
     """A unit's result, as a worker would publish it and the writer would accept it."""
     _, _, data, schema = embedded(unit, info, embedder)
-    result = decode_result(data, schema)
+    result = ResultDecoder(schema).decode(data)
     whole = result.failures["ordinal"].null_count > 0
     return Accepted(
         entry="0-1",
