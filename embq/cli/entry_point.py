@@ -57,8 +57,8 @@ MODULES = {
 """Verbs that share a file, and those of `training`, which nothing else of embq imports -> where they are, see
 `LazyGroup`. Any other verb is the `command` of `embq.verbs.VERB`."""
 
-FOREIGN_VERBS = {"inference": ["run"], "back": ["serve"]}
-"""Verbs of clip-retrieval -> ours, as suggestions."""
+FOREIGN_VERBS = {"inference": ["run"], "back": ["serve"], "build_index": ["index"]}
+"""Verbs of clip-retrieval and autofaiss -> ours, as suggestions."""
 
 HELP = ("-h", "--help")
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.errors import InputError, UsageError
+from core.errors import Exit, InputError, UsageError
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -141,8 +141,8 @@ def build_index(
         if make_direct_map:
             wanted = replace(wanted, max_index_memory_usage=wanted.max_index_memory_usage - 8 * collection.n)
         wanted = replace(wanted, index_key=index_key or _flat_key(collection, wanted))
-        runs = {"broker": distributed or "", "workers": 1, "nb_cores": nb_cores}
-        built = _built(workspace / "index", collection, wanted, runs, quiet=verbose > logging.INFO)
+        quiet = verbose > logging.INFO
+        built = _built(workspace / "index", collection, wanted, broker=distributed, nb_cores=nb_cores, quiet=quiet)
         path = Path(index_path).absolute() if save_on_disk and index_path else workspace / name
         from indexer.export import write_faiss_file
 
@@ -159,6 +159,24 @@ def build_index(
         if make_direct_map:
             _add_direct_map(index, path)
         return index, infos[str(path)]
+
+
+def index_as_autofaiss(arguments: Mapping[str, Any], *, as_json: bool, quiet: bool) -> int:
+    """Run `embq index` with arguments of autofaiss; returns the exit status."""
+    import click
+
+    from indexer.build.report import summary
+
+    level = logging.ERROR if quiet or as_json else logging.INFO
+    index, infos = build_index(**{"verbose": level, **arguments})
+    reports = list(infos.values()) if index is None else [infos]
+    if as_json:
+        click.echo(json.dumps({"schema": 1, "indices": reports}))
+    else:
+        click.echo(summary(reports[0]))
+        for one in reports:
+            click.echo(f"file       {one['index_path']}: {one['nb vectors']:,} rows")
+    return Exit.DONE if reports[0]["target_met"] is not False else Exit.SOME_FAILED
 
 
 def _refuse(name: str, value: object) -> None:
@@ -248,38 +266,19 @@ def _flat_key(collection: Collection, wanted: BuildOptions) -> str | None:
 
 
 def _built(
-    folder: Path, collection: Collection, wanted: BuildOptions, runs: Mapping[str, Any], *, quiet: bool
+    folder: Path, collection: Collection, wanted: BuildOptions, *, broker: str | None, nb_cores: int | None, quiet: bool
 ) -> Built:
     """Build the index in a folder of embq."""
-    from embq.indexing.build import FEW_ROWS, runner_of
-    from embq.indexing.progress import ConsoleProgress
-    from indexer.build.build import build
-    from indexer.build.report import write_report
-    from indexer.build.spec import BuildSpec
+    from embq.indexing.build import built_index
     from indexer.index_files.files import to_json
-    from indexer.plan.costs import measure_speeds
-    from indexer.plan.index_plan import make_plan
     from indexer.tune.queries import plan_queries
 
     # Tuning reads the target from these, under the names of `embq index`.
     asked = {**to_json(wanted), "recall": f"{wanted.recall}@{wanted.recall_at}", "current_memory_available": None}
     queries = plan_queries(collection, files={}, seed=wanted.seed)
-
-    def spec() -> BuildSpec:
-        # Inner products, also of vectors of length 1: callers sort by what faiss returns.
-        plan = make_plan(collection.n, collection.dim, wanted, unit_length=False, speeds=measure_speeds())
-        return BuildSpec(
-            collection=collection,
-            plan=plan,
-            asked=asked,
-            queries=queries,
-            held_out=() if collection.n < FEW_ROWS else tuple(queries.held_out(collection.n).tolist()),
-            drop_invalid=False,
-            memory_bytes=wanted.current_memory_available,
-        )
-
-    with runner_of(runs, wanted) as runner:
-        return build(folder, collection, asked, spec, runner, ConsoleProgress(quiet=quiet), write_report)
+    options = {"broker": broker or "", "workers": 1, "nb_cores": nb_cores, "drop_invalid": False, "rebuild": False}
+    # Inner products, also of vectors of length 1: callers sort by what faiss returns.
+    return built_index(folder, collection, wanted, asked, queries, options, unit_length=False, quiet=quiet)
 
 
 def _infos(built: Built, file: FaissFile, *, saved: bool) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from indexer.index_files.files import read_json, to_json
 from indexer.plan.build_options import BuildOptions, available_memory, parse_bytes, parse_recall
 from indexer.plan.costs import measure_speeds
 from indexer.plan.index_plan import IndexPlan, describe_plan, make_plan
-from indexer.tune.queries import plan_queries
+from indexer.tune.queries import QueryPlan, plan_queries
 
 FEW_ROWS = 1_000
 """Below this, search is exhaustive and nothing is trained, so that queries need not be held out."""
@@ -70,14 +70,9 @@ def index(options: Mapping[str, Any]) -> int:
     wanted = build_options(options)
     folder = index_folder(options["to"], options["sources"], collection)
 
-    def plan() -> IndexPlan:
-        return make_plan(
-            collection.n, collection.dim, wanted, unit_length=collection.unit_length, speeds=measure_speeds()
-        )
-
     if options["dry_run"]:
-        planned = plan()
-        click.echo(json.dumps(to_json(planned)) if options["as_json"] else describe_plan(planned))
+        plan = plan_of(collection, wanted, unit_length=collection.unit_length)
+        click.echo(json.dumps(to_json(plan)) if options["as_json"] else describe_plan(plan))
         return Exit.DONE
     if options["index_path"]:
         refuse_existing(
@@ -90,11 +85,40 @@ def index(options: Mapping[str, Any]) -> int:
         with runner_of(options, wanted) as runner:
             result = grown(folder, collection, options, runner, wanted.current_memory_available)
         return print_result(Built(result.version, fresh=result.rows > 0), collection, options)
+    built = built_index(
+        folder, collection, wanted, asked, queries, options, unit_length=collection.unit_length, quiet=quiet
+    )
+    return print_result(built, collection, options)
+
+
+def plan_of(collection: Collection, wanted: BuildOptions, *, unit_length: bool) -> IndexPlan:
+    """The plan of an index on this machine."""
+    return make_plan(collection.n, collection.dim, wanted, unit_length=unit_length, speeds=measure_speeds())
+
+
+def built_index(
+    folder: Path,
+    collection: Collection,
+    wanted: BuildOptions,
+    asked: Mapping[str, Any],
+    queries: QueryPlan,
+    options: Mapping[str, Any],
+    *,
+    unit_length: bool,
+    quiet: bool,
+) -> Built:
+    """Build the index of a collection, or resume an interrupted build.
+
+    Args:
+        asked: options that identify the build.
+        options: as of `runner_of`, and "drop_invalid" and "rebuild".
+        unit_length: whether vectors have length 1, so that cosines may be squared distances inside.
+    """
 
     def spec() -> BuildSpec:
         return BuildSpec(
             collection=collection,
-            plan=plan(),
+            plan=plan_of(collection, wanted, unit_length=unit_length),
             asked=asked,
             queries=queries,
             held_out=() if collection.n < FEW_ROWS else tuple(queries.held_out(collection.n).tolist()),
@@ -104,8 +128,7 @@ def index(options: Mapping[str, Any]) -> int:
 
     with runner_of(options, wanted) as runner:
         progress = ConsoleProgress(quiet=quiet)
-        built = build(folder, collection, asked, spec, runner, progress, write_report, rebuild=options["rebuild"])
-    return print_result(built, collection, options)
+        return build(folder, collection, asked, spec, runner, progress, write_report, rebuild=options["rebuild"])
 
 
 def build_options(options: Mapping[str, Any]) -> BuildOptions:

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from embq.cli.lazy_group import CommandWithVerbs
+from embq.cli.index_command import IndexCommand
+from embq.cli.run_command import InputsArgument
 from embq.cli.shared_options import json_option
 
 VERBS = {"export": ("embq.verbs.index:export", "Write an index as files that faiss and clip-retrieval read.")}
@@ -17,12 +18,13 @@ overwrite_option = click.option("--overwrite", is_flag=True, help="Replace expor
 
 @click.command(
     "index",
-    cls=CommandWithVerbs,
+    cls=IndexCommand,
     later=VERBS,
     epilog="Examples: embq index ./out | embq index ./out --recall 0.98@10 --max-index-memory-usage 4G | "
-    "embq index ./embeddings --to ./my-index --metric-type l2",
+    "embq index ./embeddings --to ./my-index --metric-type l2. The options of `autofaiss build_index` (--embeddings, "
+    "--index_path, --index_infos_path, ...) are accepted as well.",
 )
-@click.argument("sources", metavar="OUT...", type=click.Path(), nargs=-1, required=True)
+@click.argument("sources", cls=InputsArgument, metavar="OUT...", type=click.Path(), nargs=-1, required=True)
 @click.option(
     "--to", "to", type=click.Path(file_okay=False), default=None, help="Folder of the index.  [OUT/index/<output>]"
 )
@@ -138,12 +140,16 @@ def command(**options: Any) -> int:
     """Build a faiss index of the embeddings in OUT, tuned for the requested recall.
 
     OUT is an output folder of embq, or a folder of .npy, .parquet or .h5 files with embeddings; several of one kind
-    become one index, with --to. The plan is printed
-    before work starts. After an interruption, the same command continues. If OUT has more rows than its index, the new
-    rows are added. The report is in infos.json and report.png of the version that CURRENT names.
+    become one index, with --to. The plan is printed before work starts. After an interruption, the same command
+    continues. If OUT has more rows than its index, the new rows are added. The report is in infos.json and report.png
+    of the version that CURRENT names.
 
     Exit status: 0 the index is as requested, 3 it is built but misses the recall or the time, 65 it cannot be built.
     """
+    if arguments := options.pop("autofaiss"):
+        from embq.indexing.autofaiss import index_as_autofaiss
+
+        return index_as_autofaiss(arguments, as_json=options["as_json"], quiet=options["quiet"])
     from embq.indexing.build import index
 
     return index(options)

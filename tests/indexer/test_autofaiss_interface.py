@@ -9,6 +9,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import click
 import faiss
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,8 @@ import pytest
 from indexes_that_grow import rows
 
 import embq
-from core.errors import EmbqError, InputError, UsageError
+from core.errors import EmbqError, Exit, InputError, UsageError
+from embq.cli.entry_point import cli, run
 from embq.indexing.autofaiss import UNSUPPORTED
 
 NAMES = [
@@ -229,3 +231,50 @@ def test_an_array_that_is_no_matrix_of_floats_is_refused(array: np.ndarray) -> N
     with pytest.raises(InputError, match="rows of floats") as refused:
         build(array)
     assert refused.value.code == "not_vectors"
+
+
+# --- the command ---
+
+
+def test_the_command_of_its_documentation_runs_unedited(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (here / "embeddings").mkdir()
+    np.save("embeddings/part1.npy", RANDOM.random((100, 20)))
+    typed = (
+        "--embeddings=embeddings --index_path=my_index_folder/knn.index "
+        "--index_infos_path=my_index_folder/index_infos.json --metric_type=ip --json"
+    )
+    assert run(["index", *typed.split()]) == Exit.DONE
+    (infos,) = json.loads(capfd.readouterr().out)["indices"]
+    assert json.loads(Path("my_index_folder/index_infos.json").read_text()) == infos
+    assert faiss.read_index("my_index_folder/knn.index").metric_type == faiss.METRIC_INNER_PRODUCT
+    assert sorted(path.name for path in here.iterdir()) == ["embeddings", "my_index_folder"]
+
+
+def arguments(*typed: str) -> dict[str, Any] | None:
+    """Arguments of `build_index` for a command line of `embq index`."""
+    command = cli.get_command(click.Context(cli), "index")
+    assert command is not None
+    with command.make_context("index", list(typed)) as context:
+        found: dict[str, Any] | None = context.params["autofaiss"]
+        return found
+
+
+def test_options_are_understood_in_either_spelling_and_as_lists() -> None:
+    typed = "--embeddings=['a','b'] --save_on_disk --use-gpu=False --nb_cores 3 --verbose=30 --index_key=None"
+    assert arguments(*typed.split(), "--id_columns", '["id", "n"]', "--max_index_memory_usage=4G") == {
+        "embeddings": ["a", "b"],
+        "save_on_disk": True,
+        "use_gpu": False,
+        "nb_cores": 3,
+        "verbose": 30,
+        "id_columns": ["id", "n"],
+        "max_index_memory_usage": "4G",
+        "distributed": None,
+    }
+    found = arguments("a", "b", "--ids_path", "ids", "--broker", "redis://box")
+    assert found == {"embeddings": ["a", "b"], "ids_path": "ids", "distributed": "redis://box"}
+    assert arguments("out", "--index_path", "knn.index", "--max_memory", "4G") is None
+    with pytest.raises(UsageError, match="--recall is an option of embq"):
+        arguments("--embeddings=a", "--recall=0.9")
+    with pytest.raises(UsageError, match="pyspark"):
+        arguments("--embeddings=a", "--distributed=pyspark")

@@ -1,0 +1,91 @@
+"""Command class of `embq index`: arguments of `autofaiss build_index` on its command line."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from core.errors import UsageError
+from embq.cli.clip_retrieval import INPUTS, hyphens
+from embq.cli.lazy_group import CommandWithVerbs
+from embq.indexing.autofaiss import build_index
+
+ONLY_THERE: dict[str, click.ParamType[Any]] = {
+    "index-infos-path": click.STRING,
+    "ids-path": click.STRING,
+    "save-on-disk": click.BOOL,
+    "index-param": click.STRING,
+    "use-gpu": click.BOOL,
+    "nb-cores": click.INT,
+    "make-direct-map": click.BOOL,
+    "should-be-memory-mappable": click.BOOL,
+    "distributed": click.STRING,
+    "temporary-indices-folder": click.STRING,
+    "verbose": click.INT,
+}
+"""Arguments that `embq index` has not by itself; any of them, and `--embeddings`, asks for what autofaiss does."""
+
+ARGUMENTS = frozenset(inspect.signature(build_index).parameters)
+EVERYWHERE = frozenset({"sources", "broker", "overwrite", "as_json", "quiet"})
+"""Parameters of `embq index` that go with those of autofaiss."""
+
+
+class IndexCommand(CommandWithVerbs):
+    """`embq index`: options in either spelling, and those of autofaiss.
+
+    The parameter `autofaiss` holds the arguments of `build_index` where a name that only autofaiss has is given, else
+    None.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.context_settings["token_normalize_func"] = hyphens
+        self.params.append(
+            click.Option(["--embeddings"], multiple=True, hidden=True, expose_value=False, callback=_keep_inputs)
+        )
+        for name, type_ in ONLY_THERE.items():
+            flag: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if type_ is click.BOOL else {}
+            self.params.append(click.Option([f"--{name}"], type=type_, default=None, hidden=True, **flag))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does, and collect the arguments of autofaiss."""
+        given = [one for one in args if not (one.startswith("--") and one.endswith("=None"))]  # the default there
+        rest = super().parse_args(ctx, given)
+        own = {name.replace("-", "_"): ctx.params.pop(name.replace("-", "_")) for name in ONLY_THERE}
+        arguments = {name: value for name, value in own.items() if value is not None}
+        ctx.params["autofaiss"] = None
+        if arguments or ctx.meta.get(INPUTS):
+            ctx.params["autofaiss"] = _all_arguments(ctx, arguments)
+        return rest
+
+
+def _keep_inputs(ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> None:
+    ctx.meta[INPUTS] = tuple(name for value in values for name in (_names(value) if value[:1] == "[" else [value]))
+
+
+def _names(value: str) -> list[str]:
+    """Names of a list as autofaiss takes it, or separated by commas."""
+    return [name.strip(" '\"") for name in value.strip("[]() ").split(",") if name.strip(" '\"")]
+
+
+def _all_arguments(ctx: click.Context, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `build_index`; UsageError where an option of embq stands beside them."""
+    typed = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if further := [name for name in typed if name not in ARGUMENTS | EVERYWHERE]:
+        first = hyphens(next(iter(arguments), "embeddings"))
+        raise UsageError(
+            f"--{hyphens(further[0])} is an option of embq, and --{first} asks for an index as autofaiss makes it",
+            next_step="leave one of them out: `embq index OUT --to FOLDER --index-path FILE` has all options of embq",
+        )
+    if "distributed" in arguments:
+        raise UsageError(
+            f"--distributed={arguments['distributed']} is not supported",
+            next_step="start `embq worker` on the machines, and give their broker: --broker redis://HOST:6379",
+        )
+    arguments |= {name: ctx.params[name] for name in typed if name in ARGUMENTS}
+    if "id_columns" in arguments:
+        arguments["id_columns"] = _names(arguments["id_columns"])
+    return {**arguments, "embeddings": list(ctx.params["sources"]), "distributed": ctx.params["broker"] or None}
