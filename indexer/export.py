@@ -5,6 +5,9 @@ template    as `faiss.write_index` writes an index without rows, less its lists;
 lists       "ilar", number of lists, bytes of a code, "full", size of each list, then codes and ids list by list
 ```
 
+With vectors for re-ranking, this stands in a `faiss.IndexRefine`, and they stand behind it as the codes of a
+`faiss.IndexScalarQuantizer` with `QT_fp16`.
+
 Rows are copied from the lists files of a version in small pieces: memory is that of the template, whatever the rows.
 """
 
@@ -56,20 +59,23 @@ class FaissExport:
     Attributes:
         version: that was exported.
         nprobe: lists that a search looks at by default; it is written in the files.
-        k_factor: times k candidates that `embq search` re-ranks by stored vectors, which the files do not hold; 1
-            where it re-ranks nothing.
-        distance: of the answers of faiss: "squared distance", which is 2 - 2 cosine for metric "cosine", or "inner
-            product".
+        k_factor: times k candidates that `embq search` re-ranks by stored vectors; 1 where it re-ranks nothing.
+        refine: whether faiss re-ranks them too, by the vectors in the file.
+        distance: of the answers of faiss: "cosine", "inner product", or "squared distance", which is 2 - 2 cosine for
+            vectors of length 1.
     """
 
     version: Version
     files: tuple[FaissFile, ...]
     nprobe: int
     k_factor: int
+    refine: bool
     distance: str
 
 
-def write_faiss_file(index: Path, path: Path, *, shards: int = 1, overwrite: bool = False) -> FaissExport:
+def write_faiss_file(
+    index: Path, path: Path, *, shards: int = 1, overwrite: bool = False, refine: bool = False
+) -> FaissExport:
     """Write the current version of an index as a file that `faiss.read_index` opens, also with `IO_FLAG_MMAP`.
 
     Ids are those of `embq search`; deleted rows are left out, added rows are in their lists.
@@ -80,10 +86,15 @@ def write_faiss_file(index: Path, path: Path, *, shards: int = 1, overwrite: boo
         shards: number of files, each with a range of the lists and about as many rows: the best answers of all
             together are those of the whole. Fewer where there are not so many lists.
         overwrite: whether existing files are replaced.
+        refine: whether the vectors by which `embq search` re-ranks are in the file too, where the index keeps such:
+            faiss answers as exactly then, and holds 2 bytes per dimension and id more in memory. One file only.
+            Answers are cosines then, also of an index of whole vectors, `Flat`.
 
     Raises InputError `no_index` where there is no finished index, UsageError where a file exists, OutputError where a
     file of the index is damaged or the disk refuses.
     """
+    if refine and shards > 1:
+        raise UsageError("vectors for re-ranking are found by id, and go into one file only", next_step="--shards 1")
     refuse_existing(faiss_paths(path, shards), overwrite=overwrite)
     with ExitStack() as stack:
         source = open_current(index, lambda version: _Source(version, stack))
@@ -93,7 +104,7 @@ def write_faiss_file(index: Path, path: Path, *, shards: int = 1, overwrite: boo
         temporaries = [path.with_name(f".{path.name}.{secrets.token_hex(4)}") for _ in paths]
         try:
             for temporary, (first, last) in zip(temporaries, bounds, strict=True):
-                source.write(temporary, first, last)
+                source.write(temporary, first, last, refine=refine)
             refuse_existing(paths, overwrite=overwrite)
             for temporary, final in zip(temporaries, paths, strict=True):
                 publish(temporary, final)
@@ -112,13 +123,21 @@ def write_faiss_file(index: Path, path: Path, *, shards: int = 1, overwrite: boo
             )
             for final, (first, last) in zip(paths, bounds, strict=True)
         )
+    refines = refine and bool(source.version.rows)
     return FaissExport(
         version=source.version,
         files=files,
         nprobe=source.nprobe,
-        k_factor=source.version.search.get("k_factor", 1) if source.version.rows else 1,
-        distance="inner product" if source.version.plan.metric == "ip" else "squared distance",
+        k_factor=source.k_factor,
+        refine=refines,
+        distance=_distance(source.version.plan.metric, cosines=refines or (refine and source.cosines)),
     )
+
+
+def _distance(metric: str, *, cosines: bool) -> str:
+    if metric == "ip":
+        return "inner product"
+    return "cosine" if metric == "cosine" and cosines else "squared distance"
 
 
 def faiss_paths(path: Path, shards: int) -> list[Path]:
@@ -142,6 +161,8 @@ class _Source:
 
     Attributes:
         nprobe: lists that tuning chose to look at.
+        k_factor: times k candidates that tuning chose to re-rank; 1 where there are no vectors for that.
+        cosines: whether codes are the vectors themselves, of length 1, so that faiss can compare by cosines.
         sizes: rows of each list that are not deleted, int64 (lists,).
     """
 
@@ -154,6 +175,12 @@ class _Source:
             for group in version.groups
             for one in group
         ]
+        self._rows = [
+            opened.enter_context(open(one.check(version.index), "rb"))  # noqa: SIM115 - closed by the caller
+            for one in version.rows
+        ]
+        self.k_factor = version.search.get("k_factor", 1) if version.rows else 1
+        self.cosines = version.plan.metric == "cosine" and version.plan.codec == "Flat"
         self.nprobe = min(self._template.nlist, version.search.get("nprobe", 1))
         self.sizes = np.zeros(self._template.nlist, np.int64)
         for first, lists in self._files:
@@ -185,7 +212,7 @@ class _Source:
         cuts = sorted({int(cut) for cut in np.searchsorted(ends, wanted) + 1} - {len(ends)})
         return list(zip([0, *cuts], [*cuts, len(ends)], strict=True))
 
-    def write(self, path: Path, first: int, last: int) -> None:
+    def write(self, path: Path, first: int, last: int, *, refine: bool) -> None:
         """Write the index with the rows of some of the lists; the others are empty."""
         sizes = np.zeros_like(self.sizes)
         sizes[first:last] = self.sizes[first:last]
@@ -195,16 +222,23 @@ class _Source:
         template.ivf.nprobe = self.nprobe
         # Training leaves it unset where transforms come first: `embq search` calls what is behind them.
         template.index.is_trained = True
-        template.write(path)
+        if refine and self.cosines:
+            template.index.metric_type = template.ivf.metric_type = faiss().METRIC_INNER_PRODUCT
+        head, tail, end = self._refine_bytes() if refine and self._rows else (b"", b"", b"")
+        template.write(path, head=head)
         with open(path, "r+b", buffering=COPY_BYTES) as file:
             none = no_lists(template.nlist, template.code_size)
             start = file.seek(-len(none), os.SEEK_END)
             if file.read() != none:
-                raise OutputError(f"faiss {faiss().__version__} writes indexes in another form than embq knows")
+                raise _unknown_form()
             file.seek(start)
             file.write(lists_header(sizes, template.code_size))
             for number in range(first, last):
                 self._copy(number, file)
+            if tail:
+                file.write(tail)
+                self._copy_rows(file)
+                file.write(end)
 
     def _copy(self, number: int, file: IO[bytes]) -> None:
         """Copy the codes of a list from all files that hold some, then its ids."""
@@ -218,3 +252,38 @@ class _Source:
             file.write(np.ascontiguousarray(lists.codes(*piece)[self._kept(lists, *piece)]).data)
         for lists, *piece in pieces:
             file.write(np.ascontiguousarray(lists.ids(*piece)[self._kept(lists, *piece)]).data)
+
+    def _refine_bytes(self) -> tuple[bytes, bytes, bytes]:
+        """Bytes of an index that re-ranks: before the one that finds candidates, before the vectors, and behind."""
+        module, plan = faiss(), self.version.plan
+        metric = module.METRIC_L2 if plan.metric == "l2" else module.METRIC_INNER_PRODUCT
+        inner = module.IndexFlat(plan.dim, metric)
+        rows = module.IndexScalarQuantizer(plan.dim, module.ScalarQuantizer.QT_fp16, metric)
+        whole = module.IndexRefine(inner, rows)
+        # faiss compares ids with its number of rows, so that counts deleted ones.
+        whole.k_factor, whole.ntotal, rows.ntotal = self.k_factor, self.version.next_id, self.version.next_id
+        head, _, tail = module.serialize_index(whole).tobytes().partition(module.serialize_index(inner).tobytes())
+        # The last are the number of bytes of the vectors, none yet, and the factor.
+        if tail[-12:-4] != bytes(8):
+            raise _unknown_form()
+        return head, tail[:-12] + (2 * plan.dim * self.version.next_id).to_bytes(8, "little"), tail[-4:]
+
+    def _copy_rows(self, file: IO[bytes]) -> None:
+        """Copy the vectors of all ids; those of deleted rows are zeros."""
+        bits = deleted_bits(self.version) if self.version.deleted else None
+        width, id_ = 2 * self.version.plan.dim, 0
+        for part, source in sorted(zip(self.version.rows, self._rows, strict=True), key=lambda pair: pair[0].first_id):
+            if part.first_id != id_ or part.bytes != part.rows * width:
+                raise damaged(f"{part.path} does not hold the vectors of the ids from {id_:,} on")
+            while data := source.read(max(1, COPY_BYTES // width) * width):
+                rows = np.frombuffer(data, np.uint8).reshape(-1, width)
+                if bits is not None:
+                    rows = np.where(is_set(bits, np.arange(id_, id_ + len(rows)))[:, None], np.uint8(0), rows)
+                file.write(rows.data)
+                id_ += len(rows)
+        if id_ != self.version.next_id:
+            raise damaged(f"{self.version.path} holds vectors of {id_:,} ids of {self.version.next_id:,}")
+
+
+def _unknown_form() -> OutputError:
+    return OutputError(f"faiss {faiss().__version__} writes indexes in another form than embq knows")

@@ -115,15 +115,19 @@ def _write_metadata(
     notes: Mapping[str, str],
     model: ModelConfig,
 ) -> Draft:
-    last = [column for column in LAST if column in rest.column_names]
-    first = [column for column in rest.column_names if column not in last]
-    ordered = rest.select([*first, *last])
-    if "image" in model.modalities:
-        ordered = ordered.add_column(0, "image_path", ordered["key"])
+    ordered = clip_retrieval_columns(rest, images="image" in model.modalities)
     options = {"compression": "snappy", "row_group_size": ROW_GROUP_ROWS, "use_dictionary": ["unit_id"]}
     path = f"{METADATA}/{METADATA}_{name.number:08d}.parquet"
     noted = with_notes(ordered, {**notes, COLUMNS: json.dumps(names)})
     return write_parquet(noted, temporary, options, path=path, kind="rows", first_id=name.first_id)
+
+
+def clip_retrieval_columns(rows: pa.Table, *, images: bool) -> pa.Table:
+    """Rows with the columns in the order of clip-retrieval, `image_path` first where there are images: the key."""
+    last = [column for column in LAST if column in rows.column_names]
+    first = [column for column in rows.column_names if column not in last]
+    ordered = rows.select([*first, *last])
+    return ordered.add_column(0, "image_path", ordered["key"]) if images else ordered
 
 
 def _write_vectors(table: pa.Table, column: str, path: str, temporary: Path) -> Draft:

@@ -1,4 +1,4 @@
-"""`embq index export`: writes an index as files of other tools."""
+"""`embq index export`: writes indexes as files of other tools."""
 
 from __future__ import annotations
 
@@ -10,59 +10,70 @@ from typing import Any
 
 import click
 
-from core.errors import Exit
-from indexer.collection.opening import open_collection
+from core.errors import Exit, UsageError
+from embq.indexing.clip_back import write_clip_back
+from indexer.collection.opening import rows_now
 from indexer.export import FaissExport, write_faiss_file
-from indexer.index_files.version import Version, resolve_index
+from indexer.index_files.version import resolve_index
 
 
 def export(options: Mapping[str, Any]) -> int:
     """Export an index; returns the exit status."""
     source = Path(options["source"]).absolute()
-    index = resolve_index(source, options["output"])
-    path = Path(options["path"] or index.with_name(f"{index.name}.index"))
-    done = write_faiss_file(index, path, shards=options["shards"], overwrite=options["overwrite"])
-    _warn_of_growth(source, done.version)
-    if options["as_json"]:
-        click.echo(json.dumps({"schema": 1, "index": str(index), **export_json(done)}))
+    if options["form"] == "clip-back":
+        if options["shards"] > 1 or options["overwrite"]:
+            raise UsageError("--shards and --overwrite are for --to faiss", next_step="leave them out; name a new DIR")
+        folder = Path(options["path"] or f"{source}.clip-back").absolute()
+        done, notes = write_clip_back(source, folder, output=options["output"], refine=options["refine"])
     else:
-        click.echo(export_text(done))
+        index = resolve_index(source, options["output"])
+        path = Path(options["path"] or f"{index}.index")
+        file = write_faiss_file(
+            index, path, shards=options["shards"], overwrite=options["overwrite"], refine=bool(options["refine"])
+        )
+        done, notes = [file], []
+    for one in done:
+        now = rows_now(one.version.collection)
+        if now is not None and now > one.version.next_id:
+            notes.append(
+                f"{now - one.version.next_id:,} rows of {one.version.collection.root} are not in the index yet; "
+                "`embq index` adds them"
+            )
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+    if options["as_json"]:
+        click.echo(json.dumps({"schema": 1, "indexes": [export_json(one) for one in done], "notes": notes}))
+    else:
+        click.echo("\n".join(map(export_text, done)))
     return Exit.DONE
 
 
 def export_json(done: FaissExport) -> dict[str, Any]:
     """An export as it is printed with --json."""
     return {
+        "index": str(done.version.index),
         "version": done.version.name,
         "files": [{**asdict(one), "path": str(one.path)} for one in done.files],
         "rows": done.version.n,
         "nprobe": done.nprobe,
-        "re-ranking": done.k_factor > 1,
+        "k_factor": done.k_factor,
+        "refine": done.refine,
         "distance": done.distance,
     }
 
 
 def export_text(done: FaissExport) -> str:
     """An export as it is printed."""
-    plan = done.version.plan
+    version, cosine = done.version, done.version.plan.metric == "cosine"
     lines = [f"{one.path}: {one.rows:,} rows, {one.bytes / 1e6:,.1f} MB" for one in done.files]
-    distance = "squared distances: cosine = 1 - distance / 2" if plan.metric == "cosine" else f"{done.distance}s"
-    lines.append(
-        f"{plan.key}, {done.version.name} of {done.version.index}; searches look at {done.nprobe} lists by default"
-    )
-    lines.append(f"faiss answers with {distance}")
-    if done.k_factor > 1:
+    lines.append(f"{version.plan.key}, {version.name} of {version.index}; searches look at {done.nprobe} lists")
+    squared = cosine and done.distance == "squared distance"
+    lines.append(f"faiss answers with {done.distance}s" + (": cosine = 1 - distance / 2" if squared else ""))
+    if done.k_factor > 1 and done.refine:
+        lines.append(f"faiss re-ranks {done.k_factor} times k candidates by vectors in the file, as `embq search` does")
+    elif done.k_factor > 1:
         lines.append(
-            f"not in the file: re-ranking by stored vectors. `embq search` looks at {done.k_factor} times as many "
-            "candidates and re-ranks them, so its answers are more exact"
+            f"not in the file: `embq search` re-ranks {done.k_factor} times k candidates by stored vectors, so its "
+            "answers are more exact; --refine writes them into the file"
         )
     return "\n".join(lines)
-
-
-def _warn_of_growth(source: Path, version: Version) -> None:
-    """Print a note where the run has rows that are not in the index yet."""
-    if not (source / "run.json").exists():
-        return
-    rows = open_collection(source, output=version.collection.output).n - version.next_id
-    if rows > 0:
-        click.echo(f"note: {rows:,} rows are not in the index yet; `embq index {source}` adds them", err=True)

@@ -220,17 +220,10 @@ def modality_of(path: Path) -> str:
 
 def collection_rows(path: Path) -> int | None:
     """Rows of the collection of an index now; None where it is gone or of another kind."""
-    from indexer.collection.opening import open_collection
+    from indexer.collection.opening import rows_now
     from indexer.index_files.version import read_current
 
     try:
-        built = read_current(path).collection
-        now = open_collection(
-            *built.roots,
-            output=built.output if built.kind == "run" else None,
-            column=built.column if built.kind in ("parquet", "hdf5") else None,
-            file_format=built.kind if built.kind in ("npy", "parquet", "hdf5") else None,
-        )
+        return rows_now(read_current(path).collection)
     except (EmbqError, OSError):
         return None
-    return now.n

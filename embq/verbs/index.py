@@ -157,12 +157,18 @@ def command(**options: Any) -> int:
 
 @click.command(
     "export",
-    epilog="Examples: embq index export ./out | embq index export ./out knn.index --shards 4",
+    epilog="Examples: embq index export ./out | embq index export ./out knn.index --shards 4 | "
+    "embq index export ./out ./served --to clip-back",
 )
 @click.argument("source", metavar="OUT", type=click.Path())
-@click.argument("path", metavar="[FILE]", type=click.Path(), required=False)
+@click.argument("path", metavar="[FILE|DIR]", type=click.Path(), required=False)
 @click.option(
-    "--to", "form", type=click.Choice(["faiss"]), default="faiss", show_default=True, help="Form of the files."
+    "--to",
+    "form",
+    type=click.Choice(["faiss", "clip-back"]),
+    default="faiss",
+    show_default=True,
+    help="A file of faiss, or a folder that clip-retrieval's back end serves.",
 )
 @click.option(
     "--output", default=None, metavar="NAME", help="Output of the run: image, text or a model's name.  [the only one]"
@@ -174,6 +180,12 @@ def command(**options: Any) -> int:
     metavar="N",
     help="Write N files FILE0, FILE1, ... with a range of the lists each; searches merge their answers.",
 )
+@click.option(
+    "--refine/--no-refine",
+    default=None,
+    help="Write stored vectors too, for re-ranking and cosines as `embq search` has them; faiss holds them in memory.  "
+    "[clip-back: if there are any; faiss: no]",
+)
 @overwrite_option
 @json_option
 def export(**options: Any) -> int:
@@ -181,6 +193,9 @@ def export(**options: Any) -> int:
 
     FILE is by default the folder of the index with .index behind its name. Ids are those of `embq search`, deleted rows
     are left out. Memory is that of centroids and codebooks, whatever the rows.
+
+    With --to clip-back, DIR is a new folder, by default OUT.clip-back, with image.index, text.index, metadata and
+    indices_paths.json: clip-retrieval back --indices_paths DIR/indices_paths.json.
     """
     from embq.indexing.export import export as run
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from core.errors import InputError, UsageError
+from core.errors import EmbqError, InputError, UsageError
 from core.storage.paths import Place, place
 from indexer.collection.clip_retrieval import describe_layout, is_layout
 from indexer.collection.collection import Collection
@@ -76,6 +76,20 @@ def _shared_folder(places: Sequence[Place]) -> Place:
             code="no_embeddings",
         )
     return place("/".join(shared) or "/")
+
+
+def rows_now(built: Collection) -> int | None:
+    """Rows that the places of a collection have now; None where it is gone or of another kind."""
+    try:
+        now = open_collection(
+            *built.roots,
+            output=built.output if built.kind == "run" else None,
+            column=built.column if built.kind in ("parquet", "hdf5") else None,
+            file_format=built.kind if built.kind in ("npy", "parquet", "hdf5") else None,
+        )
+    except (EmbqError, OSError):
+        return None
+    return now.n
 
 
 def _below(folder: Place, root: Place) -> str:

@@ -125,7 +125,7 @@ def write_current(path: Path, data: bytes) -> None:
         raise disk_error(error, path) from error
 
 
-def write_by_faiss(path: Path, write: Callable[[Any], None]) -> None:
+def write_by_faiss(path: Path, write: Callable[[Any], None], *, head: bytes = b"") -> None:
     """Have faiss write a file; OSError where the disk refuses.
 
     Not by faiss's own writer: where a disk fills up with the last bytes of a file, that says so on stderr only, and the
@@ -133,8 +133,10 @@ def write_by_faiss(path: Path, write: Callable[[Any], None]) -> None:
 
     Args:
         write: is given the writer.
+        head: bytes before it.
     """
     with open(path, "wb", buffering=PIECE_BYTES) as file:
+        file.write(head)
         try:
             write(faiss().PyCallbackIOWriter(file.write, PIECE_BYTES))
         except RuntimeError as error:

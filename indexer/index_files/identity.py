@@ -7,7 +7,7 @@ An Arrow IPC file, not compressed, in which all batches but the last have `BATCH
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -158,6 +158,12 @@ class Identity:
                 for at in np.flatnonzero(pc.is_in(batch.column("key"), wanted).to_numpy(zero_copy_only=False)):
                     found[batch.column("key")[int(at)].as_py()].append(batch.column("id")[int(at)].as_py())
         return found
+
+    def tables(self) -> Iterator[pa.Table]:
+        """All rows in the order of their ids, `BATCH_ROWS` or fewer at a time."""
+        for file in self._files:
+            for number in range(file.batches):
+                yield pa.Table.from_batches([file.batch(number)]).cast(self.schema)
 
     def _find(self, row: int) -> tuple[pa.RecordBatch, int]:
         number = bisect_right(self._firsts, row) - 1

@@ -59,9 +59,9 @@ class Template:
         except RuntimeError as error:
             raise damaged(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
 
-    def write(self, path: Path) -> None:
-        """Write it without rows; OSError where the disk refuses."""
-        write_by_faiss(path, lambda writer: faiss().write_index(self.index, writer))
+    def write(self, path: Path, *, head: bytes = b"") -> None:
+        """Write it without rows, behind other bytes; OSError where the disk refuses."""
+        write_by_faiss(path, lambda writer: faiss().write_index(self.index, writer), head=head)
 
     def transformed(self, vectors: np.ndarray) -> np.ndarray:
         """Vectors after the transforms: float32 (n, dimension of the index)."""

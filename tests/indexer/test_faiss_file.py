@@ -9,17 +9,20 @@ from typing import Any
 
 import faiss
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from indexes_that_grow import DIM, add_part, grown, make_index, rows
 
 from core.errors import Exit, InputError, OutputError, UsageError
+from core.rows.spec import RowSpec
 from embq.cli import entry_point
 from indexer.change.deletes import delete
 from indexer.export import write_faiss_file
 from indexer.index_files.version import read_current
 from indexer.searcher import Searcher
-from tests.support.outputs.build import build, go_on, write_jsonl
+from tests.support.outputs.build import build, go_on, write_jsonl, write_tar
 from tests.support.outputs.index import build_index
+from worker.embedders.stub import stub_vector
 
 QUERIES = rows(50, 99).astype(np.float32)
 
@@ -58,6 +61,20 @@ def test_faiss_answers_from_the_file_as_a_search_does(index: Path, tmp_path: Pat
     assert (done.files[0].rows, done.distance) == (1297, "squared distance")
 
 
+def test_faiss_re_ranks_as_a_search_does_where_the_vectors_are_in_the_file(index: Path, tmp_path: Path) -> None:
+    done = write_faiss_file(index, tmp_path / "knn.index", refine=True)
+    found = Searcher.open(index, memory="mmap").search(QUERIES, 10)
+    cosines, ids = answers(tmp_path / "knn.index", flags=faiss.IO_FLAG_MMAP)
+    assert np.array_equal(ids, found.ids)
+    assert np.allclose(cosines, found.scores, atol=1e-6)
+    assert (done.refine, done.distance, done.k_factor > 1) == (True, "cosine", True)
+    read = faiss.read_index(str(tmp_path / "knn.index"))
+    deleted = faiss.downcast_index(read.refine_index).reconstruct(3)
+    assert (read.ntotal, float(np.abs(deleted).sum())) == (1300, 0.0)
+    with pytest.raises(UsageError, match="one file only"):
+        write_faiss_file(index, tmp_path / "more.index", shards=2, refine=True)
+
+
 @pytest.mark.parametrize(
     "key",
     ["IVF2,Flat", "IVF16,SQ8", "IVF16_HNSW32,SQfp16", "IVF16,RaBitQ", "IVF16,EDEN4", "PCAR16,IVF16(PCA8,Flat),PQ8x4"],
@@ -65,7 +82,10 @@ def test_faiss_answers_from_the_file_as_a_search_does(index: Path, tmp_path: Pat
 def test_every_kind_of_code_is_read_back(tmp_path: Path, key: str) -> None:
     index = make_index(tmp_path, key=key, refine="none", parts=2)
     done = write_faiss_file(index, tmp_path / "knn.index")
-    assert np.array_equal(answers(tmp_path / "knn.index")[1], expected(index)[1])
+    distances, ids = answers(tmp_path / "knn.index")
+    scores, wanted = expected(index)
+    assert np.array_equal(ids, wanted)
+    assert np.allclose(1 - distances / 2, scores, atol=1e-6)
     assert faiss.extract_index_ivf(faiss.read_index(str(tmp_path / "knn.index"))).nprobe == done.nprobe
     assert done.k_factor == 1
 
@@ -135,7 +155,7 @@ def test_the_verb_builds_an_index_and_its_files_and_exports_it_again(
     built = embq_index(capsys, data, *key, "--index-path", knn, "--nb-indices-to-keep", "2")
     assert [one["path"] for one in built["export"]["files"]] == [f"{knn}0", f"{knn}1"]
     done = embq_index(capsys, "export", data, "--to", "faiss")
-    assert [Path(one["path"]).name for one in done["files"]] == ["embedding.index"]
+    assert [Path(one["path"]).name for one in done["indexes"][0]["files"]] == ["embedding.index"]
     assert np.array_equal(answers(data / "index" / "embedding.index")[1], expected(data / "index" / "embedding")[1])
     assert entry_point.run(["index", str(data), *key, "--index-path", str(knn), "--nb-indices-to-keep", "2"]) == 2
     assert "knn.index0 exists" in capsys.readouterr().err
@@ -151,5 +171,37 @@ def test_rows_of_a_run_that_are_not_in_the_index_are_named(tmp_path: Path, capsy
     go_on(root)
     assert entry_point.run(["index", "export", str(root), str(tmp_path / "knn.index")]) == Exit.DONE
     told = capsys.readouterr()
-    assert "30 rows are not in the index yet" in told.err
+    assert f"30 rows of {root} are not in the index yet" in told.err
     assert "30 rows" in told.out
+
+
+def test_a_folder_for_the_back_end_of_clip_retrieval_has_a_row_of_metadata_for_each_id(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    members = [(f"s{i:02d}.{end}", f"{end} {i}".encode()) for i in range(20) for end in ("jpg", "txt")]
+    inputs = [write_tar(tmp_path / "a.tar", members)]
+    root = build(
+        tmp_path / "out", inputs, model=f"stub:{DIM}", modalities=("image", "text"), rows=RowSpec(normalize=True)
+    )
+    for output in ("image", "text"):
+        build_index(root, output=output)
+    delete(root / "index" / "image", ["s04"])
+    done = embq_index(capsys, "export", root, tmp_path / "served", "--to", "clip-back")
+    assert [(one["rows"], one["distance"]) for one in done["indexes"]] == [(19, "cosine"), (20, "cosine")]
+    folder = tmp_path / "served"
+    assert sorted(one.name for one in folder.iterdir()) == [
+        "image.index",
+        "indices_paths.json",
+        "metadata",
+        "text.index",
+    ]
+    rows = pq.read_table(folder / "metadata")
+    assert rows.column_names[:2] == ["image_path", "caption"]
+    assert rows["id"].to_pylist() == list(range(20))
+    assert rows["caption"].to_pylist() == [f"txt {i}" for i in range(20)]
+    options = json.loads((folder / "indices_paths.json").read_text())["out"]
+    assert (options["indice_folder"], options["columns_to_return"][:2]) == (str(folder), ["image_path", "caption"])
+    query = stub_vector(b"txt 7", DIM)[None].astype(np.float32)
+    cosines, ids = faiss.read_index(str(folder / "text.index")).search(query / np.linalg.norm(query), 1)
+    assert (ids[0, 0], round(float(cosines[0, 0]), 3)) == (7, 1.0)
+    assert entry_point.run(["index", "export", str(root), str(folder), "--to", "clip-back"]) == Exit.BAD_INPUT
