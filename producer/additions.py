@@ -26,6 +26,7 @@ from sources.access.files import exists, join
 from sources.access.listings import cached_listings
 from sources.formats.image_folder import cut
 from sources.reader_options import EXTENSIONS
+from sources.rows import KEYS_BY_DATASET, without_dataset_keys
 
 SHOWN = 3
 
@@ -122,6 +123,7 @@ class Additions:
                 self._sizes.update({(unit.source, path): size for path, size in unit.items})
             else:
                 self._retried[unit.source] = unit.etag
+        self._counted: set[str] = set()  # HDF5 files whose keys count rows through the file, as they did once
         self._firsts: Counter[str] = Counter()  # folder -> files of it in the manifest
         self._new_places: set[bytes] = set()
         self._new_versions: set[bytes] = set()
@@ -140,6 +142,8 @@ class Additions:
             again = self._manifest.unit(u).retry if self._manifest.is_retry(u) else None
             if again is not None and (again.only or kind == "files"):
                 continue
+            if kind == "hdf5" and KEYS_BY_DATASET not in (unit := self._manifest.unit(u)).options:
+                self._counted.add(unit.source)
             if kind == "files":
                 yield u, None
             elif self._retried and (unit := self._manifest.unit(u)).source in self._retried:
@@ -158,6 +162,8 @@ class Additions:
                 first = next(group)
                 items = self._new_items(source, chain([first], group))  # noqa: B031 - `first` was taken off it
                 yield from cut(first, items, unit_samples, first=self._firsts[source])
+            elif kind == "hdf5" and source in self._counted:
+                yield from self._new_units(source, map(without_dataset_keys, group))
             else:
                 yield from self._new_units(source, group)
 

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +27,7 @@ from producer.retry_planner import SourceCheck
 from sources.access.files import base_name
 from sources.access.listings import cached_listings
 from sources.damaged import digest_in, keeps_damaged
+from sources.rows import row_names
 
 RANGES_MIN_BYTES = 8_000
 """Room for ordinals where a description is as long as it may be without them; a hint has that much room beyond it."""
@@ -217,10 +219,11 @@ class _Planning:
             self.found.chunks += len(rows) - len(whole)
             rows = whole
         name = base_name(unit.source)
+        places = list(islice(row_names(unit), rows[-1][0] + 1)) if rows and unit.kind != "tar" else []
         named = [
             row
             for row in rows
-            if unit.kind == "tar" or (row[1] != f"{name}:{unit.first + row[0] + 1}" and row[2] not in UNNAMED_CODES)
+            if unit.kind == "tar" or (row[1] != f"{name}:{places[row[0]]}" and row[2] not in UNNAMED_CODES)
         ]
         kept = set(named)
         return named, [row for row in rows if row not in kept]

@@ -12,6 +12,7 @@ from core.units import Unit
 from sources.access.files import join, stat_file
 from sources.kinds import SOURCES
 from sources.reader_options import ReadOptions
+from sources.rows import KEYS_BY_DATASET, without_dataset_keys
 
 GONE_CODES = ("source_missing", "source_denied", "not_a_file")
 
@@ -65,6 +66,8 @@ class SourceCheck:
         if version == unit.etag and unit.samples is not None:
             return [planned]
         found = self._plan(u, unit)
+        if KEYS_BY_DATASET not in unit.options:
+            found = [without_dataset_keys(one) for one in found]
         if unit.samples is None:
             return found
         same = [one for one in found if (one.first, one.samples) == (unit.first, unit.samples)]

@@ -299,8 +299,10 @@ def hdf5_rows(unit: Unit, _images: bool) -> Iterator[Row]:
             low, high = max(unit.first - at, 0), min(stop - at, len(texts))
             if low < high:
                 ids = file[path].parent[named["ids"]][low:high] if "ids" in named else [None] * (high - low)
-                for number, (text, key) in enumerate(zip(texts[low:high], ids, strict=True), start=at + low + 1):
-                    yield key_of(key) or f"{os.path.basename(unit.source)}:{number}", None, bytes(text), None
+                name = os.path.basename(unit.source)
+                name, before = (f"{name}:{path}", 0) if named.get("keys") == "dataset" else (name, at)
+                for number, (text, key) in enumerate(zip(texts[low:high], ids, strict=True), start=before + low + 1):
+                    yield key_of(key) or f"{name}:{number}", None, bytes(text), None
             at += len(texts)
 
 

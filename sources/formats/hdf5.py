@@ -24,7 +24,7 @@ from sources.formats.tables import table_errors
 from sources.interface import FILE_UNITS_MAX, SAMPLE_MAX_BYTES, Moved, Source, unwatched
 from sources.reader_options import ReadOptions
 from sources.reader_process.client import inspect
-from sources.rows import RowSamples
+from sources.rows import KEYS_BY_DATASET, RowSamples
 from sources.unusable import failing_unit, readable_now, refuse_unreadable
 
 SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
@@ -39,8 +39,8 @@ _CACHE_BYTES = 64 << 20
 class Hdf5Source(Source):
     """Strings in units of at most `unit_samples`, each of which names its datasets and its first row.
 
-    The key is the value of a dataset of ids with as many rows beside the texts, else "<file name>:<row from 1>", where
-    rows are counted through the whole file.
+    The key is the value of a dataset of ids with as many rows beside the texts, else "<file name>:<dataset>:<row>" with
+    rows from 1. Units of older runs say "<file name>:<row>", where rows are counted through the whole file.
     """
 
     kind = "hdf5"
@@ -103,7 +103,8 @@ class Hdf5Source(Source):
                 start = 0
 
     def _whole(self, path: str, options: ReadOptions) -> Unit:
-        return Unit(kind=self.kind, source=path, etag=stat_file(path).version, options=options.columns)
+        named = tuple(sorted((*options.columns, KEYS_BY_DATASET)))
+        return Unit(kind=self.kind, source=path, etag=stat_file(path).version, options=named)
 
 
 def _cut(unit: Unit, datasets: Sequence[Dataset], most: int) -> Iterator[Unit]:

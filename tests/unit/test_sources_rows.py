@@ -12,15 +12,20 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from core.errors import InputError, SourceError
 from core.units import Sample, Unit
 from embq.verify.verification import verify
+from producer.enqueue import Request, prepare
 from producer.plan import plan
+from producer.retry import FailureFilter, retry
+from sources.formats.hdf5 import Hdf5Source
 from sources.reader_options import ReadOptions
+from sources.rows import without_dataset_keys
 from sources.unit_reader import read
-from tests.support.outputs.build import build
+from tests.support.outputs.build import build, go_on
 from tests.support.planning import samples_of, units_of
 
 if sys.version_info >= (3, 14):
@@ -204,7 +209,44 @@ def test_batches_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 
 def test_batches_may_be_datasets_themselves(tmp_path: Path) -> None:
     path = write_batches(tmp_path / "t.h5", {"batches": {"0": ["a", "b"], "1": ["c"]}})
-    assert [(s.key, s.text) for s in samples_of(path)] == [("t.h5:1", "a"), ("t.h5:2", "b"), ("t.h5:3", "c")]
+    for most in (1, 2, 100):
+        found = [(s.key, s.text) for s in samples_of(path, unit_samples=most)]
+        assert found == [("t.h5:batches/0:1", "a"), ("t.h5:batches/0:2", "b"), ("t.h5:batches/1:1", "c")]
+
+
+def test_units_of_older_runs_keep_their_keys_and_planning_again_or_a_retry_adds_none_with_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_batches(tmp_path / "t.h5", {f"batches/{n}": {"text": [f"{n}", "", f"{n}!"]} for n in range(2)})
+    with monkeypatch.context() as before:
+        whole = Hdf5Source._whole
+        before.setattr(Hdf5Source, "_whole", lambda *given: without_dataset_keys(whole(*given)))
+        old = build(tmp_path / "old", [path], unit_samples=4)
+    new = build(tmp_path / "new", [path], unit_samples=4)
+    for root, keys in (
+        (old, [f"t.h5:{n}" for n in (1, 3, 4, 6)]),
+        (new, [f"t.h5:batches/{n}/text:{row}" for n in (0, 1) for row in (1, 3)]),
+    ):
+        request = Request(
+            inputs=(str(path),),
+            output=root,
+            models=("stub:8",),
+            modalities=(),
+            precision="fp32",
+            part_rows=1000,
+            options=ReadOptions(unit_samples=4),
+            version="0",
+        )
+        assert prepare(request).added == 0
+        assert pq.read_table(root / "parts")["key"].to_pylist() == keys
+        assert verify(root).violations == ()
+    with h5py.File(path, "a") as file:
+        file["batches/0/text"][1] = file["batches/1/text"][1] = "mended"
+    for root, keys in ((old, ["t.h5:2", "t.h5:5"]), (new, ["t.h5:batches/0/text:2", "t.h5:batches/1/text:2"])):
+        assert retry(root, FailureFilter(), version="0").failures == 2
+        go_on(root)
+        assert pq.read_table(root / "parts")["key"].to_pylist()[4:] == keys
+        assert verify(root).violations == ()
 
 
 def test_any_dataset_can_be_named(tmp_path: Path) -> None:
