@@ -1,4 +1,4 @@
-"""Command class of `embq index`: arguments of `autofaiss build_index` on its command line."""
+"""Command class of `embq index`: arguments of `autofaiss build_index` and of `clip-retrieval index`."""
 
 from __future__ import annotations
 
@@ -28,16 +28,28 @@ ONLY_THERE: dict[str, click.ParamType[Any]] = {
 }
 """Arguments that `embq index` has not by itself; any of them, and `--embeddings`, asks for what autofaiss does."""
 
+CLIP_INDEX = {
+    "embeddings_folder": None,
+    "index_folder": None,
+    "image_subfolder": "img_emb",
+    "text_subfolder": "text_emb",
+    "copy_metadata": True,
+}
+"""Arguments of clip-retrieval's `index` that it does not share with autofaiss -> default."""
+
+SHARED = frozenset({"max_index_memory_usage", "current_memory_available", "nb_cores", "embeddings", "distributed"})
+"""Arguments of autofaiss that go with them."""
+
 ARGUMENTS = frozenset(inspect.signature(build_index).parameters)
 EVERYWHERE = frozenset({"sources", "broker", "overwrite", "as_json", "quiet"})
 """Parameters of `embq index` that go with those of autofaiss."""
 
 
 class IndexCommand(CommandWithVerbs):
-    """`embq index`: options in either spelling, and those of autofaiss.
+    """`embq index`: options in either spelling, and those of autofaiss and clip-retrieval.
 
     The parameter `autofaiss` holds the arguments of `build_index` where a name that only autofaiss has is given, else
-    None.
+    None; `clip_index` those of `CLIP_INDEX`, where one of its folders is given.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -45,6 +57,12 @@ class IndexCommand(CommandWithVerbs):
         self.context_settings["token_normalize_func"] = hyphens
         self.params.append(
             click.Option(["--embeddings"], multiple=True, hidden=True, expose_value=False, callback=_keep_inputs)
+        )
+        sources = click.Option(["--embeddings-folder", "--input-folder"], hidden=True, callback=_keep_input)
+        others = [["--index-folder", "--output-folder"], ["--image-subfolder"], ["--text-subfolder"]]
+        self.params += [sources, *(click.Option(names, hidden=True) for names in others)]
+        self.params.append(
+            click.Option(["--copy-metadata"], type=bool, is_flag=False, flag_value="true", hidden=True, default=None)
         )
         for name, type_ in ONLY_THERE.items():
             flag: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if type_ is click.BOOL else {}
@@ -56,14 +74,40 @@ class IndexCommand(CommandWithVerbs):
         rest = super().parse_args(ctx, given)
         own = {name.replace("-", "_"): ctx.params.pop(name.replace("-", "_")) for name in ONLY_THERE}
         arguments = {name: value for name, value in own.items() if value is not None}
-        ctx.params["autofaiss"] = None
+        typed = {name: ctx.params.pop(name) for name in CLIP_INDEX}
+        clip = CLIP_INDEX | {name: value for name, value in typed.items() if value is not None}
+        ctx.params |= {"autofaiss": None, "clip_index": None}
         if arguments or ctx.meta.get(INPUTS):
             ctx.params["autofaiss"] = _all_arguments(ctx, arguments)
+        if clip["embeddings_folder"] or clip["index_folder"]:
+            ctx.params["clip_index"] = _both_folders(clip, ctx.params["autofaiss"] or {})
         return rest
 
 
+def _keep_input(ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    if value is not None:
+        ctx.meta[INPUTS] = (value,)
+    return value
+
+
+def _both_folders(clip: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of clip-retrieval's `index`; UsageError where one of its folders is missing, or others stand beside."""
+    if not (clip["embeddings_folder"] and clip["index_folder"]):
+        raise UsageError(
+            "--embeddings_folder and --index_folder belong together",
+            next_step="give both, or `embq index OUT` for an index that grows, in OUT/index",
+        )
+    if further := sorted(arguments.keys() - SHARED):
+        raise UsageError(
+            f"--{further[0]} does not go with --embeddings_folder, whose indexes are image.index and text.index",
+            next_step=f"for one index: --embeddings={clip['embeddings_folder']}/{clip['image_subfolder']} in its place",
+        )
+    return clip
+
+
 def _keep_inputs(ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> None:
-    ctx.meta[INPUTS] = tuple(name for value in values for name in (_names(value) if value[:1] == "[" else [value]))
+    if values:
+        ctx.meta[INPUTS] = tuple(name for value in values for name in (_names(value) if value[:1] == "[" else [value]))
 
 
 def _names(value: str) -> list[str]:

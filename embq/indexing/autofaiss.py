@@ -242,8 +242,12 @@ def _written(array: Any, path: Path) -> str:
 
 def _collection(roots: Sequence[str], file_format: str, column: str, id_columns: Sequence[str]) -> Collection:
     from core.storage.paths import place
+    from indexer.collection.clip_retrieval import FOLDERS
     from indexer.collection.opening import open_collection
 
+    names = {name: output for output, name in FOLDERS.items()}
+    if len(roots) == 1 and (above := place(roots[0])).name in names and (above.parent / "run.json").exists():
+        return open_collection(above.parent, output=names[above.name])  # without what it has not committed
     if any((place(root) / "run.json").exists() for root in roots):
         return open_collection(*roots)  # a run says itself what its files are
     return open_collection(

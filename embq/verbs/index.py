@@ -22,7 +22,8 @@ overwrite_option = click.option("--overwrite", is_flag=True, help="Replace expor
     later=VERBS,
     epilog="Examples: embq index ./out | embq index ./out --recall 0.98@10 --max-index-memory-usage 4G | "
     "embq index ./embeddings --to ./my-index --metric-type l2. The options of `autofaiss build_index` (--embeddings, "
-    "--index_path, --index_infos_path, ...) are accepted as well.",
+    "--index_path, --index_infos_path, ...) and of `clip-retrieval index` (--embeddings_folder, --index_folder, ...) "
+    "are accepted as well.",
 )
 @click.argument("sources", cls=InputsArgument, metavar="OUT...", type=click.Path(), nargs=-1, required=True)
 @click.option(
@@ -146,7 +147,12 @@ def command(**options: Any) -> int:
 
     Exit status: 0 the index is as requested, 3 it is built but misses the recall or the time, 65 it cannot be built.
     """
-    if arguments := options.pop("autofaiss"):
+    arguments, clip = options.pop("autofaiss"), options.pop("clip_index")
+    if clip:
+        from embq.indexing.clip_index import index_as_clip_retrieval
+
+        return index_as_clip_retrieval(arguments, **clip, as_json=options["as_json"], quiet=options["quiet"])
+    if arguments:
         from embq.indexing.autofaiss import index_as_autofaiss
 
         return index_as_autofaiss(arguments, as_json=options["as_json"], quiet=options["quiet"])

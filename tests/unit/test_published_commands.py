@@ -9,7 +9,7 @@ from typing import Any
 import click
 import pytest
 
-from core.errors import EmbqError
+from core.errors import EmbqError, UsageError
 from embq.cli.entry_point import cli
 from embq.cli.run_options import request_from
 from producer.enqueue import Request
@@ -148,6 +148,41 @@ REFUSED = {
 """Origin -> arguments that are refused by name, and a part of the next step."""
 
 
+INDEX: dict[str, tuple[str, dict[str, Any]]] = {
+    "README": (
+        "--embeddings_folder embeddings_folder --index_folder index_folder",
+        {"embeddings_folder": "embeddings_folder", "index_folder": "index_folder"},
+    ),
+    "README, options": (
+        '--embeddings_folder e --index_folder i --max_index_memory_usage "16G" --current_memory_available 24G '
+        '--image_subfolder "img_emb" --text_subfolder "text_emb" --copy_metadata True --nb_cores 8',
+        {"max_index_memory_usage": "16G", "current_memory_available": "24G", "nb_cores": 8},
+    ),
+    "README of 2021": (
+        "--input_folder embeddings_folder --output_folder index_folder",
+        {"embeddings_folder": "embeddings_folder", "index_folder": "index_folder"},
+    ),
+    "getting started notebook": (
+        "--embeddings_folder=embedding_folder --index_folder=index_folder",
+        {"embeddings_folder": "embedding_folder"},
+    ),
+    "tests/test_index.sh": (
+        "--embeddings_folder=/tmp/folder/ --index_folder=/tmp/my_index",
+        {"embeddings_folder": "/tmp/folder/"},
+    ),
+    "laion-prepro, laion400m": (
+        '--embeddings_folder="laion400m-embeddings" --index_folder="index_folder" --max_index_memory_usage="16G" '
+        '--current_memory_available="22G" --copy_metadata True',
+        {"max_index_memory_usage": "16G", "current_memory_available": "22G"},
+    ),
+    "without metadata": (
+        "--embeddings-folder e --index-folder i --copy_metadata=False --text_subfolder none",
+        {"copy_metadata": False, "text_subfolder": "none"},
+    ),
+}
+"""Origin -> arguments after `clip-retrieval index`, and those of the build."""
+
+
 def planned(arguments: str, verb: str) -> tuple[Request, dict[str, Any]]:
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None
@@ -183,4 +218,33 @@ def test_a_published_command_that_embq_cannot_honour_is_told_what_to_do(origin: 
     arguments, hint = REFUSED[origin]
     with pytest.raises(EmbqError) as refused:
         planned(arguments, "run")
+    assert hint in refused.value.next_step
+
+
+def index_options(arguments: str) -> dict[str, Any]:
+    command = cli.get_command(click.Context(cli), "index")
+    assert command is not None
+    return command.make_context("index", shlex.split(arguments)).params
+
+
+@pytest.mark.parametrize("origin", INDEX)
+def test_a_published_command_for_an_index_is_understood(origin: str) -> None:
+    arguments, expected = INDEX[origin]
+    usual = {"image_subfolder": "img_emb", "text_subfolder": "text_emb", "copy_metadata": True}
+    options = index_options(arguments)
+    found = options["autofaiss"] | options["clip_index"]
+    assert usual | expected == {name: found[name] for name in usual | expected}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ("--embeddings_folder e", "give both"),
+        ("--embeddings_folder e --index_folder i --index_path k.index", "--embeddings=e/img_emb"),
+        ("--embeddings_folder e --index_folder i --recall 0.9", "leave one of them out"),
+    ],
+)
+def test_options_that_do_not_go_with_two_folders_are_refused(arguments: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        index_options(arguments)
     assert hint in refused.value.next_step
