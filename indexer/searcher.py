@@ -170,6 +170,7 @@ class Searcher:
     def _reranked(self, queries: np.ndarray, ids: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The best k of the candidates of each query, by their vectors."""
         assert self._rows is not None
+        set_threads(1)  # one query at a time: further threads would only be waited for
         most = min(k, ids.shape[1])
         best_ids = np.full((len(queries), most), -1, np.int64)
         best = np.full((len(queries), most), self._worst, np.float32)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from core.errors import InputError, UsageError
@@ -56,6 +57,7 @@ class ExportOptions:
             the 1 that suits vectors of length 1.
         rows_per_file: most rows of a file; 0 for as many as `FILE_BYTES` hold.
         columns: names of the columns to keep beside `ALWAYS` and the vectors; None for all.
+        without: int64 (n,), ascending: ids of the rows to leave out; None for no row.
     """
 
     format: str
@@ -64,6 +66,7 @@ class ExportOptions:
     int8_range: float | None = None
     rows_per_file: int = 0
     columns: Sequence[str] | None = None
+    without: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +127,7 @@ def export(
     notes = replace(info, rows=rows).notes(fingerprint=state.fingerprint, version=info.version)
     window_rows = _rows_within(FILE_BYTES, schema)
     with closing(_tables(root, places, options.order, window_rows)) as tables, new_folder(folder) as unfinished:
-        made = (converted(table.select(columns), info.rows, rows) for table in tables)
+        made = (converted(_without(table, options.without).select(columns), info.rows, rows) for table in tables)
         files: list[CommittedFile] = []
         for written in _files(made, Layout(unfinished), as_run, per_file, notes):
             files += written
@@ -134,6 +137,10 @@ def export(
         text = json.dumps({"schema": 1, **asdict(done)}, indent=1).encode() + b"\n"
         write_new(unfinished / ACCOUNT, text, temporary=unfinished / f"_{ACCOUNT}")
     return done
+
+
+def _without(table: pa.Table, ids: np.ndarray | None) -> pa.Table:
+    return table if ids is None else table.filter(pa.array(~np.isin(table["id"].to_numpy(), ids)))
 
 
 def _committed(root: Place, info: RunInfo, manifest: Manifest) -> tuple[LogState, Places]:

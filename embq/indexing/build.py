@@ -58,7 +58,7 @@ def index(options: Mapping[str, Any]) -> int:
     if options["delete"] or options["delete_from"] or options["compact"]:
         if options["index_path"]:
             raise UsageError("--index-path is for builds", next_step="change the index, then `embq index export` it")
-        return change(options, runner_of(options, build_options(options)))
+        return change(options, runner_of(options, build_options(options).current_memory_available))
     id_columns = [name.strip() for name in options["id_columns"].split(",") if name.strip()]
     collection = open_collection(
         *options["sources"],
@@ -82,7 +82,7 @@ def index(options: Mapping[str, Any]) -> int:
     asked = {name: options[name] for name in DECIDING}
     quiet = options["quiet"] or options["as_json"]
     if not options["rebuild"] and fits(folder, asked):
-        with runner_of(options, wanted) as runner:
+        with runner_of(options, wanted.current_memory_available) as runner:
             result = grown(folder, collection, options, runner, wanted.current_memory_available)
         return print_result(Built(result.version, fresh=result.rows > 0), collection, options)
     built = built_index(
@@ -126,7 +126,7 @@ def built_index(
             memory_bytes=wanted.current_memory_available,
         )
 
-    with runner_of(options, wanted) as runner:
+    with runner_of(options, wanted.current_memory_available) as runner:
         progress = ConsoleProgress(quiet=quiet)
         return build(folder, collection, asked, spec, runner, progress, write_report, rebuild=options["rebuild"])
 
@@ -179,16 +179,17 @@ def query_files(pairs: Sequence[str]) -> dict[str, str]:
 
 
 @contextmanager
-def runner_of(options: Mapping[str, Any], wanted: BuildOptions) -> Iterator[Runner]:
+def runner_of(options: Mapping[str, Any], memory_bytes: int) -> Iterator[Runner]:
     """The runner of the steps: local processes, or the workers of --broker.
+
+    Args:
+        memory_bytes: that all processes of a machine may take together.
 
     EMBQ_BROKER_URL is ignored: it is set wherever runs are enqueued, also for users of the broker without this right,
     and for folders that its workers cannot reach.
     """
     if not options["broker"]:
-        yield local(
-            options["workers"], threads=options.get("nb_cores") or cores(), memory_bytes=wanted.current_memory_available
-        )
+        yield local(options["workers"], threads=options.get("nb_cores") or cores(), memory_bytes=memory_bytes)
         return
     settings = settings_with(options["broker"])
     client = authorized_client(
@@ -197,7 +198,7 @@ def runner_of(options: Mapping[str, Any], wanted: BuildOptions) -> Iterator[Runn
     runner = QueueRunner(
         client,
         url=settings.broker_url,
-        memory_bytes=wanted.current_memory_available,
+        memory_bytes=memory_bytes,
         lease_s=settings.lease_s,
         say=lambda text: click.echo(text, err=True),
     )

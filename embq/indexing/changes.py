@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from core.errors import Exit, InputError, UsageError
 from embq.indexing.progress import ConsoleProgress
 from indexer.build.runners import Runner
 from indexer.change.compaction import Compaction, compact
-from indexer.change.deletes import NAMED, Deletion, delete
+from indexer.change.deletes import NAMED, NO_IDS, Deletion, delete
 from indexer.change.growth import Grown, grow
 from indexer.collection.opening import Collection
-from indexer.index_files.version import Version, resolve_index
+from indexer.dedup.dedup import duplicate_ids
+from indexer.index_files.version import Version, read_current, resolve_index
 
 
 def grown(index: Path, collection: Collection, options: Mapping[str, Any], runner: Runner, memory_bytes: int) -> Grown:
@@ -44,19 +46,32 @@ def change(options: Mapping[str, Any], runner: AbstractContextManager[Runner]) -
         raise UsageError("rows are deleted from one index, not from folders", next_step="name the index alone")
     where = Path(options["to"] or options["sources"][0])
     index = resolve_index(where.absolute(), None if options["to"] else options["output"])
-    keys = _keys(options)
-    if keys and options["compact"]:
+    groups = [name for name in options["delete_from"] if _is_parquet(name)]
+    keys = _keys(options, [name for name in options["delete_from"] if name not in groups])
+    if (keys or groups) and options["compact"]:
         raise UsageError("--delete and --compact cannot be combined", next_step="delete first, then compact")
     if options["compact"]:
         with runner as opened:
             result = compact(index, opened, ConsoleProgress(quiet=options["quiet"] or options["as_json"]))
         return _print_compaction(result, options)
-    return _print_deletion(delete(index, keys), options)
+    if not keys and not groups:
+        raise InputError(f"there is no key in {', '.join(options['delete_from'])}", code="bad_keys")
+    build = read_current(index).build
+    ids = np.concatenate([NO_IDS, *(duplicate_ids(name, build=build) for name in groups)])
+    return _print_deletion(delete(index, keys, ids), options)
 
 
-def _keys(options: Mapping[str, Any]) -> list[str]:
+def _is_parquet(name: str) -> bool:
+    try:
+        with open(name, "rb") as file:
+            return file.read(4) == b"PAR1"
+    except OSError:
+        return False  # "-" is stdin
+
+
+def _keys(options: Mapping[str, Any], files: Sequence[str]) -> list[str]:
     keys = list(options["delete"])
-    for name in options["delete_from"]:
+    for name in files:
         try:
             with click.open_file(name, encoding="utf-8") as file:
                 keys += [line.rstrip("\r\n") for line in file if line.strip()]
@@ -66,8 +81,6 @@ def _keys(options: Mapping[str, Any]) -> list[str]:
                 next_step="give a text file in UTF-8 with one key on each line",
                 code="bad_keys",
             ) from error
-    if not keys and not options["compact"]:
-        raise InputError(f"there is no key in {', '.join(options['delete_from'])}", code="bad_keys")
     return keys
 
 

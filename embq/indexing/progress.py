@@ -23,6 +23,9 @@ STAGE_WORDS = {
     "ask": "choosing new rows as queries",
     "retune": "measuring searches for new rows",
     "compact": "merging what was added",
+    "vectors": "reading vectors",
+    "dedup": "finding near duplicates",
+    "groups": "grouping them",
 }
 """Stage -> description."""
 

@@ -50,8 +50,15 @@ if TYPE_CHECKING:
     metavar="LIST",
     help="Columns to keep besides id, key and vectors, separated by commas.  [all]",
 )
+@click.option(
+    "--without",
+    type=click.Path(),
+    default=None,
+    metavar="FILE",
+    help="Leave out the duplicates in FILE, the groups.parquet of `embq index dedup`.",
+)
 @json_option
-def command(output: str, folder: str, columns: str | None, as_json: bool, **options: Any) -> int:
+def command(output: str, folder: str, columns: str | None, without: str | None, as_json: bool, **options: Any) -> int:
     """Write the committed rows of OUT as files in DIR, which is new or empty.
 
     Rows keep their ids and are ordered by id, or with --sorted in the order of the inputs. DIR appears when all files
@@ -59,6 +66,7 @@ def command(output: str, folder: str, columns: str | None, as_json: bool, **opti
     """
     from pathlib import Path
 
+    from core.run.run_info import load_run
     from core.service.progress_line import ProgressLine
     from core.storage.paths import place, refuse_unnameable
     from embq.export.export import ExportOptions, export
@@ -66,7 +74,14 @@ def command(output: str, folder: str, columns: str | None, as_json: bool, **opti
     kept = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
     if options["int8_range"] is not None and options["dtype"] != "int8":
         raise UsageError("--int8-range needs --dtype int8", next_step="add it, or leave --int8-range out")
-    wanted = ExportOptions(columns=kept, **{name: value for name, value in options.items() if value is not None})
+    left_out = None
+    if without is not None:
+        from indexer.dedup.dedup import duplicate_ids
+
+        left_out = duplicate_ids(without, run=load_run(place(output)).run)
+    wanted = ExportOptions(
+        columns=kept, without=left_out, **{name: value for name, value in options.items() if value is not None}
+    )
     refuse_unnameable(folder)
     with ProgressLine() as line:
 

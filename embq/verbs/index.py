@@ -10,7 +10,10 @@ from embq.cli.index_command import IndexCommand
 from embq.cli.run_command import InputsArgument
 from embq.cli.shared_options import json_option
 
-VERBS = {"export": ("embq.verbs.index:export", "Write an index as files that faiss and clip-retrieval read.")}
+VERBS = {
+    "dedup": ("embq.verbs.index:dedup", "Group near duplicates."),
+    "export": ("embq.verbs.index:export", "Write an index as files that faiss and clip-retrieval read."),
+}
 """Verb -> see `LazyGroup`."""
 
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace exported files that exist.")
@@ -117,7 +120,10 @@ overwrite_option = click.option("--overwrite", is_flag=True, help="Replace expor
 @click.option("--rebuild", is_flag=True, help="Rebuild even if the current index is up to date.")
 @click.option("--delete", multiple=True, metavar="KEY", help="Delete the rows with this key; repeatable.")
 @click.option(
-    "--delete-from", multiple=True, metavar="FILE", help="Delete the rows with the keys in FILE, one per line."
+    "--delete-from",
+    multiple=True,
+    metavar="FILE",
+    help="Delete the rows with the keys in FILE, one per line, or the duplicates in a groups.parquet of `dedup`.",
 )
 @click.option("--compact", is_flag=True, help="Merge added rows into the lists, and drop deleted rows.")
 @click.option(
@@ -206,3 +212,53 @@ def export(**options: Any) -> int:
     from embq.indexing.export import export as run
 
     return run(options)
+
+
+@click.command("dedup", epilog="Example: embq index dedup ./out --threshold 0.95")
+@click.argument("source", metavar="OUT", type=click.Path(file_okay=False))
+@click.option(
+    "--threshold",
+    type=click.FloatRange(0.0, 1.0, min_open=True),
+    default=0.95,
+    show_default=True,
+    metavar="X",
+    help="Least cosine of near duplicates.",
+)
+@click.option("--output", default=None, metavar="NAME", help="Output of the run that is indexed.  [the only one]")
+@click.option(
+    "--nprobe",
+    type=click.IntRange(min=1),
+    default=None,
+    metavar="N",
+    help="Lists that are searched for each row.  [those of a search]",
+)
+@click.option(
+    "--current-memory-available",
+    "--max-memory",
+    "current_memory_available",
+    default=None,
+    metavar="SIZE",
+    help="Memory limit on this machine.  [free memory, at most 32G]",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Processes on this machine; with --broker, the processes of `embq worker` on each machine.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the plan and exit.")
+@click.option("--broker", default="", metavar="URL", help="Search with the workers of this broker.  [this machine]")
+@json_option
+@click.option("--quiet", "-q", is_flag=True, help="Print only the result.")
+def dedup(**options: Any) -> int:
+    """Group near duplicates among the rows of the index of OUT: rows whose vectors have a cosine of at least X.
+
+    Rows that are connected through others are one group, and the row with the lowest id is kept. Nothing is deleted:
+    the groups are in dedup-X/groups.parquet in the folder of the index, which `embq index OUT --delete-from` and
+    `embq export --without` take. After an interruption, the same command continues.
+    """
+    from embq.indexing.dedup import run_dedup
+
+    return run_dedup(options)

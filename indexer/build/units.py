@@ -33,10 +33,14 @@ NEEDS: dict[str, tuple[str, ...]] = {
 CHANGES = ("grow", "ask", "retune", "compact")
 """The stages of changes to an index that is there; see `indexer.change.growth` and `indexer.change.compaction`."""
 
+DEDUP = ("vectors", "dedup", "groups")
+"""The stages of a deduplication; see `indexer.dedup.dedup`."""
+
 STAGE_MODULES = {
     **dict.fromkeys(STAGES, "indexer.build.stages"),
     "train": "indexer.build.training",
     **dict.fromkeys(CHANGES, "indexer.change.stages"),
+    **dict.fromkeys(DEDUP, "indexer.dedup.stages"),
 }
 """Stage -> module of its function, which has the name of the stage."""
 
@@ -52,7 +56,7 @@ class IndexUnit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Attributes:
         index: folder of the index, as the conductor names it; every worker must see it under that name.
         build: id of the build.
-        stage: one of `STAGES`, or of `CHANGES`.
+        stage: one of `STAGES`, of `CHANGES` or of `DEDUP`.
         number: of the unit in its stage, from 0.
         inputs: digest of what the stages before have made; names the file that lists it.
     """
@@ -66,7 +70,7 @@ class IndexUnit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         """ValueError where the unit names no stage, or a path outside of the folder of builds."""
         names = (self.build, self.inputs)
-        if self.stage not in (*STAGES, *CHANGES) or any("/" in name or name.startswith(".") for name in names):
+        if self.stage not in STAGE_MODULES or any("/" in name or name.startswith(".") for name in names):
             raise ValueError("no index unit")
 
     @property

@@ -21,6 +21,8 @@ from indexer.index_files.version import Version, read_current
 NAMED = 10
 """Unknown keys that are named to the user."""
 
+NO_IDS = np.empty(0, np.int64)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deletion:
@@ -39,25 +41,32 @@ class Deletion:
     unknown: tuple[str, ...]
 
 
-def delete(index: Path, keys: Sequence[str]) -> Deletion:
-    """Delete all rows that have one of the keys, in a new version; readers of the old one see them still.
+def delete(index: Path, keys: Sequence[str], ids: np.ndarray = NO_IDS) -> Deletion:
+    """Delete all rows that have one of the keys or ids, in a new version; readers of the old one see them still.
 
-    Raises InputError `no_such_key` where no row has any of the keys, and `no_index`; TryLaterError where another
-    process is at work on the index.
+    Args:
+        ids: int64 (n,).
+
+    Raises InputError `no_such_key` where no row has any of the keys, `no_such_id` for an id of no row, and `no_index`;
+    TryLaterError where another process is at work on the index.
     """
     with alone(index):
         base = read_current(index)
         spans = [(one.check(index), one.first_id, one.rows) for one in base.identity]
-        found = Identity.open(spans).ids_of(keys)
-        unknown = tuple(key for key, ids in found.items() if not ids)
-        if len(unknown) == len(found):
+        found = Identity.open(spans).ids_of(keys) if keys else {}
+        unknown = tuple(key for key, some in found.items() if not some)
+        if len(ids) and not 0 <= ids.min() <= ids.max() < base.next_id:
+            raise InputError(
+                f"there is no row with id {ids.max()}", next_step=f"{index} has {base.next_id:,}", code="no_such_id"
+            )
+        if len(unknown) == len(found) and not len(ids):
             raise InputError(
                 f"no row of {index} has {'the key' if len(unknown) == 1 else f'any of the {len(unknown):,} keys'} "
                 f"{', '.join(unknown[:NAMED])}{', ...' if len(unknown) > NAMED else ''}",
                 next_step="keys are those that `embq search` shows; nothing was deleted",
                 code="no_such_key",
             )
-        ids = np.unique(np.concatenate([np.asarray(some, np.int64) for some in found.values()]))
+        ids = np.unique(np.concatenate([ids, *(np.asarray(some, np.int64) for some in found.values())]))
         bits = deleted_bits(base)
         new = ids[~is_set(bits, ids)]
         if not len(new):

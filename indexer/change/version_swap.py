@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from indexer.build.report import INFOS, plain
-from indexer.build.units import CHANGES
+from indexer.build.units import CHANGES, DEDUP
 from indexer.index_files.files import WORK, read_json
 from indexer.index_files.publication import names_below, publish, sweep
 from indexer.index_files.sizes import sizes_of
@@ -42,7 +42,7 @@ def swap_version(base: Version, version: Version, changed: Mapping[str, Any]) ->
 
 
 def tidy(index: Path) -> None:
-    """Remove files of interrupted changes and of versions that are too old to be open.
+    """Remove files of interrupted changes and deduplications, and of versions that are too old to be open.
 
     What an interrupted build has made stays, for the same command to go on; one that was killed only after it had
     published its version is over. The caller holds the index's lock.
@@ -50,7 +50,7 @@ def tidy(index: Path) -> None:
     name = current_name(index)
     over = read_version(index, name).build if name else ""
     for build in names_below(index, WORK):
-        if build == over or build.partition("-")[0] in CHANGES:
+        if build == over or build.partition("-")[0] in (*CHANGES, *DEDUP):
             shutil.rmtree(index / WORK / build, ignore_errors=True)
     with suppress(OSError):  # it is there no more, or holds what is under way
         (index / WORK).rmdir()
