@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from e2e.check import check_complete
+from e2e.services import Services
 from e2e.session import ended, picture, succeed, write_shards
 
+from core.broker.embedded import EmbeddedServer
+from core.run.reader import row_tables
+from core.run.run_info import WorkerDefaults, load_run
+from core.storage.paths import place
+from tests.support.servers.storage import upload
+
 DIM = 16
+
+TUTORIAL = (
+    "--input_format=webdataset --enable_metadata=True --write_batch_size=1000000 --num_prepro_workers=3 "
+    "--batch_size=512 --cache_path=None --enable_wandb=True --distribution_strategy=pyspark"
+)
+"""Options of docs/distributed_clip_inference.md there."""
 
 
 @pytest.mark.parametrize("kind", ["files", pytest.param("webdataset", marks=pytest.mark.slow)])
@@ -61,3 +75,25 @@ def test_the_shortest_command_of_their_readme_runs(short_tmp: Path) -> None:
     succeed("verify", out, "--layout", "clip-retrieval")
     status, _, told = ended("inference", "--input_dataset", short_tmp / "shards")
     assert (status, "Did you mean run?" in told) == (2, True)
+
+
+def test_the_command_of_their_tutorial_for_spark_is_worked_off_by_the_workers(
+    s3: str, own_server: EmbeddedServer, short_tmp: Path
+) -> None:
+    """Shards and output in a bucket; workers take the batch size and the threads of the run."""
+    images = write_shards(short_tmp / "shards", 2, 5, captions=True)
+    bucket = upload(short_tmp / "shards", short_tmp.name)
+    out = f"{bucket}/my_test_embedding2"
+    with ExitStack() as stack:
+        services = Services(stack, own_server, workers=1)
+        services.call(
+            "enqueue",
+            f"--input_dataset=pipe:aws s3 cp --quiet {bucket}/{{00000..00001}}.tar -",
+            f"--output_folder={out}",
+            *TUTORIAL.split(),
+            f"--clip_model=stub:{DIM}",
+        )
+        services.until(lambda: services.status(out)["state"] == "done")
+    assert load_run(place(out)).workers == WorkerDefaults(batch_size=512, prepare_threads=3)
+    keys = [key for table in row_tables(place(out)) for key in table["key"].to_pylist()]
+    assert sorted(keys) == sorted(images)
