@@ -23,8 +23,9 @@ from sources.damaged import digest_in
 from sources.formats.tar import TarSource
 from sources.formats.tar_headers import BLOCK, parse_members
 from sources.reader_options import ReadOptions
+from tests.support.archives import tar_of
 from tests.support.outputs.build import build, go_on
-from tests.unit.test_tar import archive, block
+from tests.unit.test_tar import block
 from writer.accept import Rejected
 
 KEEP = ReadOptions(damaged="keep")
@@ -37,7 +38,7 @@ MEMBERS = [
     ("c.json", b'{"n": 1}'),
     ("d.jpg", b"D"),
 ]
-DATA = archive(MEMBERS)
+DATA = tar_of(MEMBERS)
 
 
 def read_kept(path: Path, data: bytes) -> tuple[list[Sample], Sample | str]:
@@ -104,10 +105,10 @@ def damaged(position: int, change: Callable[[bytes], bytes] = lambda byte: bytes
         (DATA[: -2 * BLOCK] + bytes(BLOCK) + b"x" * BLOCK, "abc", True),  # a header of zeros may have been d's next
         (DATA + bytes(100), "abcd", True),
         (DATA[:-100], "abcd", True),
-        (archive([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.txt", b"t" * 600)])[: -3 * BLOCK], "", False),  # a is cut
-        (archive([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.txt", b"t")])[: -2 * BLOCK], "", False),
-        (archive([("a.jpg", b"1"), ("a.jpg", b"2"), ("b.txt", b"t" * 600)])[: -3 * BLOCK], "aa", True),
-        (archive([("a.jpg", b"1")])[: -2 * BLOCK] + block("x", b"x", b"9 path=b\n")[:-1], "", False),
+        (tar_of([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.txt", b"t" * 600)])[: -3 * BLOCK], "", False),  # a is cut
+        (tar_of([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.txt", b"t")])[: -2 * BLOCK], "", False),
+        (tar_of([("a.jpg", b"1"), ("a.jpg", b"2"), ("b.txt", b"t" * 600)])[: -3 * BLOCK], "aa", True),
+        (tar_of([("a.jpg", b"1")])[: -2 * BLOCK] + block("x", b"x", b"9 path=b\n")[:-1], "", False),
     ],
 )
 def test_damage_elsewhere_keeps_the_samples_of_which_no_member_can_be_missing(
@@ -122,7 +123,7 @@ def test_damage_elsewhere_keeps_the_samples_of_which_no_member_can_be_missing(
 def test_a_compressed_shard_that_is_cut_keeps_what_comes_out_and_one_with_a_wrong_checksum_nothing(
     tmp_path: Path, compress: Callable[[bytes], bytes]
 ) -> None:
-    content = archive([(f"{n:03}.jpg", bytes((n * n + k * 31) % 256 for k in range(997))) for n in range(400)])
+    content = tar_of([(f"{n:03}.jpg", bytes((n * n + k * 31) % 256 for k in range(997))) for n in range(400)])
     packed, path = compress(content), tmp_path / "s.tar.gz"
     kept, rest = read_kept(path, packed[:-3])
     assert len(kept) in (399, 400) or compress is bz2.compress
@@ -215,9 +216,9 @@ def state_of_without_source(root: Path) -> tuple[int, int, list[tuple[int | None
 @pytest.mark.parametrize(
     "other",
     [
-        archive([("a.jpg", b"other" * 120), *MEMBERS[1:]]),
-        archive([*MEMBERS, ("b.txt", b"late")]),  # one that was kept goes on behind the damage
-        archive(MEMBERS[:2]),
+        tar_of([("a.jpg", b"other" * 120), *MEMBERS[1:]]),
+        tar_of([*MEMBERS, ("b.txt", b"late")]),  # one that was kept goes on behind the damage
+        tar_of(MEMBERS[:2]),
     ],
 )
 def test_a_shard_whose_kept_samples_are_others_now_is_not_mixed_with_them(tmp_path: Path, other: bytes) -> None:
@@ -233,7 +234,7 @@ def test_a_shard_whose_kept_samples_are_others_now_is_not_mixed_with_them(tmp_pa
 
 def test_single_samples_and_the_rest_are_retried_apart(tmp_path: Path) -> None:
     members = [("a.txt", b"1"), ("b.txt", b"\xff"), ("c.txt", b"3"), ("d.txt", b"\xfe"), ("e.txt", b"5")]
-    data = archive(members)
+    data = tar_of(members)
     shard = tmp_path / "s.tar"
     shard.write_bytes(data[: parse_members(data, "")[3].at + BLOCK])
     root = build(tmp_path / "out", [shard], modalities=("text",), damaged="keep")
@@ -244,7 +245,7 @@ def test_single_samples_and_the_rest_are_retried_apart(tmp_path: Path) -> None:
     go_on(root)
     assert state_of(root) == (3, 2, [(1, "text_not_utf8"), (3, "text_not_utf8")])
 
-    shard.write_bytes(archive([(name, b"m" if name in ("b.txt", "d.txt") else one) for name, one in members]))
+    shard.write_bytes(tar_of([(name, b"m" if name in ("b.txt", "d.txt") else one) for name, one in members]))
     retried(root)
     assert state_of(root) == (5, 0, [])
 
