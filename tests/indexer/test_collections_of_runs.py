@@ -189,15 +189,21 @@ def test_a_run_on_an_object_store_is_read_there(tmp_path: Path, s3: str, monkeyp
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     object_clients.connect.cache_clear()
     out = run_of("parquet")(tmp_path)
-    prefix, bucket = tmp_path.name, boto3.resource("s3").Bucket("bucket")
+    prefix, other = f"{tmp_path.name}/run", f"{tmp_path.name}/second"
+    bucket = boto3.resource("s3").Bucket("bucket")
     for path in out.rglob("*"):
         if path.is_file():
             bucket.upload_file(str(path), f"{prefix}/{path.relative_to(out)}")
+            bucket.upload_file(str(path), f"{other}/{path.relative_to(out)}")
     near, far = open_collection(out), open_collection(f"s3://bucket/{prefix}")
     assert far.root == f"s3://bucket/{prefix}"
     assert far.digest == near.digest
     assert (read(far) == read(near)).all()
     assert identity(far).equals(identity(near))
+    two = open_collection(f"s3://bucket/{other}", far.root)
+    assert (two.root, two.folders) == (f"s3://bucket/{tmp_path.name}", ("run", "second"))
+    assert (read(two) == np.concatenate([read(near), read(near)])).all()
+    assert identity(two)["source"].to_pylist() == 2 * identity(near)["source"].to_pylist()
     gone = far.parts[0].files[0].path
     bucket.Object(f"{prefix}/{gone}").delete()
     with pytest.raises(InputError, match=os.path.basename(gone)) as caught:
