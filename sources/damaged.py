@@ -1,4 +1,5 @@
-"""Damaged shards whose whole samples are kept: the failure that stands for the rest of one, and the retry of that rest.
+"""Damaged shards: the failure that stands for the rest of one whose whole samples are kept, the retry of that rest, and
+how many samples there should be.
 
 Committed rows are never replaced. So the key of the failure has a digest of the samples before the damage, and a retry
 embeds what is behind them where the mended shard begins with the very same samples.
@@ -7,19 +8,77 @@ embeds what is behind them where the mended shard begins with the very same samp
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
-from core.errors import SourceError
+import msgspec
+
+from core.errors import MalformedError, SampleError, SourceError
+from core.storage.paths import is_url
 from core.units import DAMAGED_REST, Retry, Sample, Unit
-from sources.access.files import base_name
+from core.wire import Count, read
+from sources.access.files import base_name, read_inside
+from sources.access.ranged_reads import fetch_all
+from sources.interface import SAMPLE_MAX_BYTES, unwatched
 
+_SHARD = re.compile(r"(.+?)\.(tar|tgz)(\.[a-z0-9]+)?", re.IGNORECASE)
+_INDEX = re.compile(rb"v1\.[0-9] ([0-9]{1,9})\s")
 _KEY = re.compile(r".*:bytes [0-9]+-[0-9]*:([0-9a-f]{32})", re.DOTALL)
 
 
 def keeps_damaged(unit: Unit) -> bool:
     """True if the whole samples of a damaged shard become rows."""
     return ("damaged", "keep") in unit.options
+
+
+class _Stats(msgspec.Struct, frozen=True):
+    """`_stats.json` of a shard by img2dataset, as far as it is used: images that were downloaded."""
+
+    successes: Count
+
+
+def with_samples(error: SourceError, source: str) -> SourceError:
+    """The error of a shard, with the number of its samples where a file beside it tells.
+
+    Read are `<shard>_stats.json` of img2dataset, `sizes.json`, and `<shard>.idx` (the first line of DALI's wds2idx).
+    """
+    name = base_name(source)
+    shard = _SHARD.fullmatch(name)
+    counts: dict[str, Callable[[bytes], int]] = (
+        {
+            f"{shard[1]}_stats.json": lambda data: read(_Stats, data, what="_stats.json").successes,
+            "sizes.json": lambda data: read(dict[str, Count], data, what="sizes.json", most_bytes=SAMPLE_MAX_BYTES)[
+                name
+            ],
+            f"{shard[1]}.idx": lambda data: int(found[1]) if (found := _INDEX.match(data)) else _none(),
+        }
+        if shard
+        else {}
+    )
+    for beside, count in counts.items():
+        with suppress(SampleError, SourceError, MalformedError, LookupError):
+            samples = count(_beside(source.removesuffix(name), beside))
+            return SourceError(
+                f"{error.message}; {beside} says that it has {samples:,} samples",
+                code=error.code,
+                next_step=error.next_step,
+            )
+    return error
+
+
+def _none() -> int:
+    raise LookupError
+
+
+def _beside(folder: str, name: str) -> bytes:
+    if not is_url(folder):
+        return read_inside(os.path.realpath(folder), name, None, unwatched)
+    (data,) = fetch_all([folder + name], [None], unwatched)
+    if isinstance(data, SourceError):
+        raise data
+    return data
 
 
 class SamplesDigest:

@@ -17,7 +17,7 @@ from core.service.log import Events
 from core.storage.paths import is_url
 from core.units import Sample, Unit
 from sources.access.files import forget_cached, load_unchanged, source_errors, stat_file
-from sources.damaged import SamplesDigest, keeps_damaged, rest_of
+from sources.damaged import SamplesDigest, keeps_damaged, rest_of, with_samples
 from sources.decode import decode_file, decode_metadata
 from sources.extensions import ALL, Extensions, extensions_of
 from sources.formats.compressed import beginning, unpack_to_cut
@@ -67,6 +67,14 @@ class TarSource(Source):
 
         A shard that looks damaged is read once more: what was damaged may have been only the way to here.
         """
+        try:
+            yield from self._read(unit, moved)
+        except SourceError as error:
+            if error.transient:
+                raise
+            raise with_samples(error, unit.source) from error
+
+    def _read(self, unit: Unit, moved: Moved) -> Iterator[Sample]:
         wanted = extensions_of(unit.options)
         data, archive = _load(unit, moved)
         if archive.damage is not None:
@@ -203,7 +211,8 @@ def _kept(unit: Unit, data: Memory, archive: Archive, damage: SourceError, wante
         start = member.stop + -member.stop % BLOCK
     stop = None if damage.code == "source_truncated" else len(data)
     unread = "an unknown number of" if stop is None else f"{stop - start:,}"
-    message = f"{damage.message}; {len(entries):,} samples before byte {start} are kept, {unread} bytes are not read"
+    why = with_samples(damage, unit.source).message
+    message = f"{why}; {len(entries):,} samples before byte {start} are kept, {unread} bytes are not read"
     yield rest_of(unit, kept, message, start, stop)
 
 

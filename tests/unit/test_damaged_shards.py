@@ -276,3 +276,34 @@ def test_the_writer_refuses_a_result_with_samples_behind_its_rest(
         return
     with pytest.raises(Rejected, match="behind the damage"):
         go_on(root)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "samples"),
+    [
+        ("s_stats.json", '{"count": 9, "successes": 4, "status_dict": {}}', "4"),
+        ("sizes.json", '{"s.tar": 10000, "t.tar": 1}', "10,000"),
+        ("s.idx", "v1.2 4\njpg 512 600 a.jpg\n", "4"),
+        ("s.idx", "512 600", ""),
+        ("s_stats.json", '{"successes": -1}', ""),
+        ("s_stats.json", "x" * 100, ""),
+        ("sizes.json", '{"t.tar": 1}', ""),
+    ],
+)
+def test_a_failure_of_a_shard_has_the_samples_that_a_file_beside_it_tells(
+    tmp_path: Path, name: str, content: str, samples: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    told = f"; {name} says that it has {samples} samples" if samples else ""
+    _, rest = read_kept(tmp_path / "s.tar", DATA[:CUT])
+    assert isinstance(rest, Sample)
+    assert rest.error is not None
+    assert f"whole members){told}; 2 samples" in rest.error[1]
+    (unit,) = TarSource().split(str(tmp_path / "s.tar"), ReadOptions())
+    with pytest.raises(SourceError) as caught:
+        list(TarSource().read(unit))
+    assert caught.value.message.endswith(told or "whole members)")
+    (tmp_path / "s.tar").unlink()
+    with pytest.raises(SourceError) as caught:
+        list(TarSource().read(unit))
+    assert (caught.value.code, caught.value.message.endswith(told)) == ("source_missing", True)
