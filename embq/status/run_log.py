@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -46,8 +46,12 @@ def check_targets(targets: Sequence[str]) -> None:
     """ConfigError where the package of a target of `--log` is not installed."""
     for target in targets:
         package = target.partition(":")[0]
-        if find_spec(package) is None:
-            raise ConfigError(f"--log {target} needs the package {package}", next_step=f"pip install 'embq[{package}]'")
+        try:
+            distribution(package)  # and not `find_spec`, which takes the folder `wandb` that wandb makes for a package
+        except PackageNotFoundError:
+            raise ConfigError(
+                f"--log {target} needs the package {package}", next_step=f"pip install 'embq[{package}]'"
+            ) from None
 
 
 class RunLog:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -107,14 +108,20 @@ def test_figures_are_sent_at_intervals_and_at_the_end(
     assert capsys.readouterr().err == "warning: no more figures are sent: the disk is full\n"
 
 
-def test_a_missing_package_and_unusable_targets_are_refused_at_once(tmp_path: Path) -> None:
+def test_a_missing_package_and_unusable_targets_are_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wandb").mkdir()  # of an earlier run
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def missing(name: str) -> None:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(run_log, "distribution", missing)
     for target in ("wandb:mine", "tensorboard"):
-        if target.partition(":")[0] not in sys.modules:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(run_log, "find_spec", lambda name: None)
-                with pytest.raises(ConfigError, match="needs the package") as refused:
-                    check_targets([target])
-                assert f"'embq[{target.partition(':')[0]}]'" in refused.value.next_step
+        with pytest.raises(ConfigError, match="needs the package") as refused:
+            check_targets([target])
+        assert f"'embq[{target.partition(':')[0]}]'" in refused.value.next_step
     command = cli.get_command(click.Context(cli), "run")
     assert command is not None
     with pytest.raises(click.BadParameter, match="neither"):
