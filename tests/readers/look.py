@@ -119,6 +119,39 @@ def clip_back(root):
     }
 
 
+def faiss_file(root):
+    """An exported index: ids of the nearest rows, loaded and memory-mapped."""
+    import faiss
+
+    vectors = np.load(root / "queries.npy")
+    flags = {"ids": 0, "mapped": faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY}
+    path = str(root / "knn.index")
+    return {name: faiss.read_index(path, flag).search(vectors, 10)[1].tolist() for name, flag in flags.items()}
+
+
+def index_combiner(root):
+    """Exported shards, merged by clip-retrieval: ids of the nearest rows."""
+    import faiss
+    from clip_server import leave_out_models
+
+    leave_out_models()
+    from clip_retrieval.clip_back_prepro.index_combiner import index_combiner as combine
+
+    combine(str(root / "shards"), str(root / "combined"))
+    index = faiss.read_index(str(root / "combined" / "populated.index"))
+    return {"ids": index.search(np.load(root / "queries.npy"), 10)[1].tolist(), "rows": index.ntotal}
+
+
+def autofaiss_score(root):
+    """Scores of an exported index over the vectors that it was made of."""
+    from autofaiss import score_index
+
+    infos = score_index(
+        str(root / "knn.index"), str(root / "embeddings"), save_on_disk=False, current_memory_available="1G"
+    )
+    return {"scores": {name: float(value) for name, value in infos.items() if isinstance(value, (int, float))}}
+
+
 def duckdb_parquet(root):
     """A query over all parts."""
     import duckdb
