@@ -63,6 +63,7 @@ class FaissExport:
         refine: whether faiss re-ranks them too, by the vectors in the file.
         distance: of the answers of faiss: "cosine", "inner product", or "squared distance", which is 2 - 2 cosine for
             vectors of length 1.
+        read_since: the oldest version of faiss that was found to read the files.
     """
 
     version: Version
@@ -71,6 +72,7 @@ class FaissExport:
     k_factor: int
     refine: bool
     distance: str
+    read_since: str
 
 
 def write_faiss_file(
@@ -131,7 +133,17 @@ def write_faiss_file(
         k_factor=source.k_factor,
         refine=refines,
         distance=_distance(source.version.plan.metric, cosines=refines or (refine and source.cosines)),
+        read_since=_read_since(source.version.plan.codec),
     )
+
+
+def _read_since(codec: str) -> str:
+    """The oldest of faiss 1.7.4, 1.9.0, 1.11.0, 1.13.2, 1.14.3 and 1.15.1 that reads files with a codec (measured)."""
+    if codec.startswith("EDEN"):
+        return "1.15.1"
+    if codec.startswith("RaBitQ"):
+        return "1.11.0" if codec in ("RaBitQ", "RaBitQ1") else "1.13.2"
+    return "1.7.4"
 
 
 def _distance(metric: str, *, cosines: bool) -> str:

@@ -59,6 +59,7 @@ def export_json(done: FaissExport) -> dict[str, Any]:
         "k_factor": done.k_factor,
         "refine": done.refine,
         "distance": done.distance,
+        "read_since": done.read_since,
     }
 
 
@@ -68,8 +69,11 @@ def export_text(done: FaissExport) -> str:
     lines = [f"{one.path}: {one.rows:,} rows, {one.bytes / 1e6:,.1f} MB" for one in done.files]
     lines.append(f"{version.plan.key}, {version.name} of {version.index}; searches look at {done.nprobe} lists")
     squared = cosine and done.distance == "squared distance"
-    lines.append(f"faiss answers with {done.distance}s" + (": cosine = 1 - distance / 2" if squared else ""))
-    if done.k_factor > 1 and done.refine:
+    lines.append(
+        f"faiss {done.read_since} and later answer with {done.distance}s"
+        + (": cosine = 1 - distance / 2" if squared else "")
+    )
+    if done.refine:
         lines.append(f"faiss re-ranks {done.k_factor} times k candidates by vectors in the file, as `embq search` does")
     elif done.k_factor > 1:
         lines.append(

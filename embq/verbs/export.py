@@ -63,6 +63,8 @@ def command(output: str, folder: str, columns: str | None, without: str | None, 
 
     Rows keep their ids and are ordered by id, or with --sorted in the order of the inputs. DIR appears when all files
     are written, with a summary in export.json. Of an unfinished run, the committed rows are exported.
+
+    For files of faiss and of clip-retrieval's back end: embq index export.
     """
     from pathlib import Path
 

@@ -41,7 +41,9 @@ def look(reader: str, folder: Path) -> dict[str, Any]:
         [PYTHON, HERE / "look.py", reader, folder], capture_output=True, text=True, env=ENVIRONMENT, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    # faiss itself prints to stdout, which its library flushes behind the answer.
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("{"))
+    answer: dict[str, Any] = json.loads(line)
     return answer
 
 
