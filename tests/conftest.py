@@ -139,7 +139,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture
 def bf16_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever CPU this is, it may be asked for bf16: torch computes in it everywhere, without instructions slowly."""
+    """Any CPU may be asked for bf16: torch computes in it everywhere, slowly without instructions for it."""
     monkeypatch.setattr("worker.embedders.device.placement.cpu_flags", lambda: frozenset({"avx512_bf16"}))
 
 

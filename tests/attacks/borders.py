@@ -51,7 +51,7 @@ from worker.embedders.registry import load
 from writer.accept import Acceptor, Rejected, Sender, read_fields
 
 REFUSALS = (EmbqError, SampleError, Rejected, NoSuchJobError)
-"""What a reader may raise, whatever it is given."""
+"""Exceptions that a reader may raise, whatever it is given."""
 RUN = "0123456789abcdef"
 
 
@@ -69,7 +69,7 @@ class Border:
 
 
 def survives(border: Border, data: bytes) -> bool:
-    """Whether the reader takes the data; any exception but a refusal is an error of the reader."""
+    """True if the reader takes the data; any exception but a refusal is an error of the reader."""
     try:
         border.read(data)
     except REFUSALS:

@@ -82,7 +82,7 @@ def _fuzzed(name: str, corpus: Path, seconds: int) -> dict[str, Any]:
 
 
 def _ended(command: Sequence[str], environment: dict[str, str]) -> tuple[str, int]:
-    """What a command said, and its status."""
+    """Output of a command, and its status."""
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     return done.stdout.decode(errors="replace"), done.returncode
 

@@ -48,7 +48,7 @@ LIMIT = 640 * MB
 DECODED = LIMIT // 2
 UNIT = LIMIT // 16
 BEYOND = DECODED + 100 * MB
-"""What most bombs hold, so that one that is read whole does not fit."""
+"""Content of most bombs in bytes, so that one that is read whole does not fit."""
 
 READER = """
 import json, sys
@@ -89,7 +89,7 @@ class Reader:
         self._process: subprocess.Popen[str] | None = None
 
     def codes_of(self, path: Path, **options: Any) -> dict[str, int]:
-        """How often each code came, "row" for what has none and "unit CODE" for a unit; {} where the process died."""
+        """Number of times that each code came, "row" for none and "unit CODE" for a unit; {} if the process died."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", READER],

@@ -29,7 +29,7 @@ from tests.support.waiting import wait_until
 
 IDLE = 1100
 LARGE = 64 * 2**20
-"""Of an answer: more than the buffers of two sockets hold."""
+"""Bytes of an answer: more than the buffers of two sockets hold."""
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def connected(url: str) -> socket.socket:
 
 
 def closed(client: socket.socket) -> bool:
-    """Whether the server has closed a connection; what it has sent before is thrown away."""
+    """True if the server has closed a connection; bytes that it sent before are dropped."""
     client.setblocking(False)
     with suppress(BlockingIOError):
         try:

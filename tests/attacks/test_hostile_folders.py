@@ -163,7 +163,7 @@ def private(tmp_path: Path) -> Path:
 
 
 def untouched(private: Path) -> bool:
-    """Whether all of it is still there, and nothing else."""
+    """True if all of it is still there, and nothing else."""
     return len([path for path in private.iterdir() if path.read_text() == "mine"]) == len(list(private.iterdir())) == 4
 
 

@@ -136,7 +136,7 @@ UPLOADS_TEXTS = (
     *(upload_text(priority=priority) for priority in (0, 101, "10", 2**70)),
     upload_text(),
 )
-"""What is no upload, or none of the name that it stands under."""
+"""Values that are no upload, or none of the name under which they stand."""
 
 STATES: tuple[dict[str | bytes, str | bytes], ...] = (
     {"taken": "x"},
@@ -344,7 +344,7 @@ class Box:
         await_in(self.services["writer"], predicate)
 
     def skipped(self, verb: str) -> dict[str, float]:
-        """What a service says that it has skipped, by noun."""
+        """Number of skipped records that a service reports, by noun."""
         service = self.services[verb]
         await_in(service, lambda: "metrics_served" in service.stderr)
         found = re.search(r"url=(http://\S+/metrics)", service.stderr)

@@ -32,7 +32,7 @@ from tests.support.servers.storage import serving
 
 TEXTS = b'{"id": "a", "text": "the secret of the worker\'s network"}\n'
 MOST = 100_000
-"""Of a sample, so that endless ones are few bytes."""
+"""Most bytes of a sample, so that endless ones are small."""
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

@@ -260,7 +260,7 @@ def a_failure(code: str, message: str = "m") -> bytes:
 
 
 def messages(run: RunCase) -> list[str]:
-    """Of the committed failures."""
+    """Messages of the committed failures."""
     files = [file for commit in CommitLog(run.layout).read() for file in commit.files if file.kind == "failures"]
     return [text for file in files for text in pq.read_table(run.layout.root / file.path)["message"].to_pylist()]
 

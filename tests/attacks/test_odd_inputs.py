@@ -83,7 +83,7 @@ def read_twice(path: Path) -> list[Sample]:
 
 
 def refusal_of(path: Path) -> SourceError:
-    """What is said of a file that fails as a whole."""
+    """Error of a file that fails as a whole."""
     (unit,) = units_of(path)
     with pytest.raises(SourceError) as caught:
         list(SOURCES[unit.kind].read(unit))

@@ -60,7 +60,7 @@ def metadata_of(path: Path, *columns: str) -> list[dict[str, Any]]:
 
 
 def refusal(path: Path, **options: Any) -> InputError:
-    """How a plan of this file alone is refused; every unit of it, in a larger plan, fails with the same code."""
+    """Refusal of a plan of this file alone; every unit of it, in a larger plan, fails with the same code."""
     with pytest.raises(InputError) as refused:
         plan([str(path)], ReadOptions(**options))
     for unit in units_of(path, **options):
@@ -73,7 +73,7 @@ def refusal(path: Path, **options: Any) -> InputError:
 
 
 def checked(output: Path) -> int:
-    """How many rows and failures of an output `embq verify` has compared with the inputs and found to be right."""
+    """Number of rows and failures of an output that `embq verify` has compared with the inputs and found right."""
     report = verify(output)
     assert report.violations == ()
     return report.samples_checked
@@ -530,7 +530,7 @@ def test_a_file_that_cannot_be_read_cannot_be_sent(tmp_path: Path) -> None:
 
 
 def without_the_rights_of_root() -> list[str]:
-    """What to put in front of a command so that it may not read every file."""
+    """Prefix of a command that may not read every file."""
     rights = "-dac_override,-dac_read_search"
     prefix = ["setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}"] if os.getuid() == 0 else []
     if prefix and (not shutil.which("setpriv") or subprocess.run([*prefix, "true"], check=False).returncode):

@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def account() -> Iterator[dict[str, Any]]:
-    """What the tests measured; written and printed at the end."""
+    """Measurements of the tests; written and printed at the end."""
     found: dict[str, Any] = {}
     yield found
     text = json.dumps(found, indent=2)

@@ -32,7 +32,7 @@ def outside() -> dict[str, str]:
 
 
 def compose_command() -> list[str]:
-    """How Compose is called here: of the second generation, else of the first; empty where none, or no engine, is."""
+    """Command of Compose, the second generation if it is there, else the first; empty without it or an engine."""
     for command in (["docker", "compose"], ["docker-compose"]):
         if shutil.which(command[0]) and _works(*command, "version") and _works("docker", "info"):
             return command
@@ -74,7 +74,7 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 
 def own_ids() -> tuple[int, int]:
-    """Whose files the containers are to make: those of who runs the tests, or of the usual user where that is root."""
+    """Owner of files that containers make: the user who runs the tests, or user 1000 if that is root."""
     return (os.getuid(), os.getgid()) if os.getuid() else (1000, 1000)
 
 
@@ -107,7 +107,7 @@ class Stack:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of Compose: nothing of embq's from outside of the tests but where torch comes from and base images."""
+        """Environment of Compose: of embq's variables only the source of torch and the base images."""
         given = ("EMBQ_TORCH_INDEX", "EMBQ_PYTHON_IMAGE", "EMBQ_NGINX_IMAGE", "EMBQ_BROKER_IMAGE")
         uid, gid = own_ids()
         return {
@@ -153,7 +153,7 @@ class Stack:
             time.sleep(1)
 
     def logs(self, *services: str) -> str:
-        """What services have logged."""
+        """Log of services."""
         return self.compose("logs", "--no-color", *services)[-12000:]
 
     def embq(self, *arguments: str | Path, role: str = "laptop", status: int = 0, **changes: str) -> str:
@@ -218,7 +218,7 @@ def ip_of(stack: Stack, service: str) -> str:
 
 
 def published(stack: Stack) -> set[str]:
-    """What the engine publishes for the stack."""
+    """Ports that the engine publishes for the stack."""
     label = f"label=com.docker.compose.project={stack.project}"
     lines = docker("ps", "--format", "{{.Ports}}", "--filter", label).splitlines()
     return {port for line in lines for port in line.split(", ") if "->" in port}

@@ -64,7 +64,7 @@ def done_units(stack: Stack, run: str) -> int:
 
 
 def works(action: Callable[[], object]) -> bool:
-    """Whether an action gives something, and does not fail: for what is away for a while, or not there yet."""
+    """True if an action gives something and does not fail, for targets that are away or not there yet."""
     try:
         return bool(action())
     except AssertionError:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from compose.engine import docker, image_of
 
 PORT_NUMBERS = (1234, 6379, 6380, 8080, 9101, 9102, 9103)
-"""What services of the stack listen on, inside of their containers."""
+"""Ports on which services of the stack listen, inside of their containers."""
 
 SCAN = """
 import json, socket, sys

@@ -80,7 +80,7 @@ def test_a_run_of_a_laptop_that_has_left_survives_killed_containers(
 
 
 def restarts_of(stack: Stack, service: str) -> list[int]:
-    """How often Docker has started each container of a service again."""
+    """Number of restarts of each container of a service."""
     return sorted(int(docker("inspect", "--format", "{{.RestartCount}}", one)) for one in stack.containers(service))
 
 

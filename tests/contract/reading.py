@@ -19,7 +19,7 @@ from sources.unit_reader import read
 CPU_S = 5
 
 Ended = int | str
-"""How a unit ended: its samples, or the code of the error; "died" where it ended the process."""
+"""End of a unit: its samples, or the code of the error; "died" where it ended the process."""
 
 UNNAMED = "an error that does not name its source"
 
@@ -40,7 +40,7 @@ class Reading:
         self._process: subprocess.Popen[str] | None = None
 
     def of(self, units: Sequence[Unit]) -> list[Ended]:
-        """How the units of one file end."""
+        """Ends of the units of one file."""
         if self._process is None:
             command = [sys.executable, __file__]
             pipe = subprocess.PIPE

@@ -78,7 +78,7 @@ def rows_table(schema: pa.Schema, rows: int, offset: int = 0) -> pa.Table:
 
 
 def float32_schema(dim: int) -> pa.Schema:
-    """Of rows with one long vector."""
+    """Schema of rows with one long vector."""
     return row_schema(("text",), {"text": dim}, RowSpec(dtype="float32"))
 
 
@@ -147,7 +147,7 @@ class Output:
         return pa.concat_tables(self.committed)
 
     def files(self) -> set[str]:
-        """What stands in the folders of rows and of unfinished files."""
+        """Names in the folders of rows and of unfinished files."""
         folders = (*row_folders(self.layout, self.info), self.layout.temporary)
         return {f"{folder.name}/{path.name}" for folder in folders for path in folder.iterdir()}
 

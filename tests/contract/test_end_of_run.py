@@ -21,14 +21,14 @@ from worker.supervisor.supervisor import Death, LeaseFreer
 
 
 def report(case: RunCase, name: str, tokens_per_s: float, *begun: tuple[int, str, int]) -> None:
-    """What a worker says of itself."""
+    """Report of a worker."""
     share = {"tokens_per_s": tokens_per_s, "units": 1, "size": 9, "begun": begun, "in_batch": 0}
     said = {"name": name, "model": case.info.model.spec, "runs": {case.info.run: share}}
     WORKER_REPORTS.report(case.client, said, life_s=60, scripts=load_scripts(case.client))
 
 
 def look(case: RunCase) -> dict[str, Any]:
-    """How far the run is: the same from its folder and from the broker alone."""
+    """Progress of the run: the same from its folder and from the broker alone."""
     folder = RunMonitor(case.layout.root, case.client).look().to_json()
     broker = RemoteRunMonitor(case.record, case.client).look().to_json()
     for name in ("tokens", "tokens_total", "tokens_per_s", "eta_s", "eta_basis"):

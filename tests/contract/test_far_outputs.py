@@ -66,7 +66,7 @@ def run(client: redis.Redis, root: ObjectPath) -> RunCase:
 
 
 def keys(root: ObjectPath) -> list[str]:
-    """What the bucket holds of the output, as the store itself lists it."""
+    """Keys of the output in the bucket, as the store itself lists them."""
     bucket, _, prefix = str(root).removeprefix("s3://").partition("/")
     listed = boto3.client("s3").list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/")
     return [one["Key"].removeprefix(f"{prefix}/") for one in listed.get("Contents", ())]
@@ -85,7 +85,7 @@ def assert_exact(run: RunCase, root: ObjectPath, folder: Path, **wanted: Any) ->
 
 
 def begin_upload(root: ObjectPath, name: str) -> None:
-    """What a writer leaves that is killed while it sends a large part."""
+    """Begin an upload, as a writer leaves it that is killed while it sends a large part."""
     bucket, _, prefix = str(root).removeprefix("s3://").partition("/")
     boto3.client("s3").create_multipart_upload(Bucket=bucket, Key=f"{prefix}/{name}")
 

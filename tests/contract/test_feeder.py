@@ -210,7 +210,7 @@ def steady(run: RunCase, clock: FakeClock) -> Feeder:
 
 
 def reaps(run: RunCase, feeder: Feeder, u: int = 0) -> bool:
-    """Whether the next tick takes away a lease that has run out."""
+    """True if the next tick takes away a lease that has run out."""
     assert run.pop() is not None
     token = run.claim(u)
     run.age()

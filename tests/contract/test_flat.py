@@ -104,7 +104,7 @@ def events(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
 
 @pytest.fixture
 def paths(monkeypatch: pytest.MonkeyPatch) -> OptionalPaths:
-    """Those of the process, for this test alone."""
+    """Optional paths of the process, for this test alone."""
     paths = OptionalPaths()
     monkeypatch.setattr("worker.embedders.text.forward.PATHS", paths)
     return paths

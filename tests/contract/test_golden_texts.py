@@ -216,7 +216,7 @@ def _words() -> st.WordEmbeddings:
 
 
 WORDY = ("the quick brown fox", "over the lazy dog", "return the base two", "the text is computed")
-"""Of words that are known, and all of four words: a CNN reads the padding, also in sentence-transformers."""
+"""Texts of four known words each: a CNN reads the padding, also in sentence-transformers."""
 
 MODULES: dict[str, Callable[[Path], Sequence[Any]]] = {
     "dense with tanh": lambda trunk: [st.Transformer(str(trunk)), *_dense()],

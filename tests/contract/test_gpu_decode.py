@@ -104,7 +104,7 @@ def pictures_of(images: Sequence[bytes]) -> list[Picture]:
 
 
 def taken(data: bytes) -> bool:
-    """Whether a file is one that the device is asked to decode."""
+    """True if the device is asked to decode the file."""
     with Picture(Sample(ordinal=0, key="", image=data)) as picture:
         return picture.frame is not None and suits(picture.data, picture.frame)
 

@@ -37,7 +37,7 @@ from worker.embedders.base import Embedder
 from worker.meter.meter import Throughput
 
 SAMPLES = 3
-"""Of a unit."""
+"""Samples of a unit."""
 
 
 class Holder:

@@ -43,7 +43,7 @@ FITS: Mapping[str, dict[str, Any]] = {
 USUAL = "224 shortest bicubic"
 
 LARGE = ("jpeg large", "20,000x400 jpeg")
-"""What the decoder makes smaller, where at least twice as much is left as the model reads."""
+"""Images that the decoder makes smaller, if at least twice as much is left as the model reads."""
 
 
 def is_row(file: PictureFile) -> bool:

@@ -59,7 +59,7 @@ def scheduler(
 
 
 def looked(chooser: Scheduler) -> object:
-    """What a process serves that looks once."""
+    """Builds that a process serves at one look."""
     looks = iter([False, True])
     turn = chooser.wait(lambda: next(looks))
     return turn.model if turn is not None else None

@@ -117,6 +117,6 @@ def test_a_writer_that_opens_a_finished_run_makes_a_missing_one(make_run) -> Non
 
 
 def _identity(path: Path) -> tuple[int, int, int]:
-    """What a file that is written again changes; reading it changes the time of access, too."""
+    """Fields that change when a file is written again; reading it changes the time of access alone."""
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns

@@ -1082,7 +1082,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert all(int(attempts) >= 0 for attempts in table(self.run, "att").values())
 
     def teardown(self) -> None:
-        """Whatever happened, the run now goes to its end, and every unit is done once."""
+        """The run goes to its end, whatever happened, and every unit is done once."""
         self.held = {"w1": [], "w2": []}
         self.hints.clear()
         for _ in range(60):

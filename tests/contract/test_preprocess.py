@@ -1,4 +1,4 @@
-"""What models want of images: the geometry, the filter and the numbers are those that open_clip configures, for all of
+"""Preprocessing of images: the geometry, the filter and the numbers are those that open_clip configures, for all of
 its models, and the fast paths give its pixels.
 """
 
@@ -44,7 +44,7 @@ SIZES = [(255, 383), (333, 251), (224, 225), (227, 224), (1, 1), (150, 113), (64
 
 
 def configured(arch: str, tag: str) -> dict[str, Any]:
-    """What open_clip's factory makes the evaluation transform of (`open_clip.factory.create_model`)."""
+    """Settings from which open_clip's factory makes the evaluation transform (`open_clip.factory.create_model`)."""
     vision = open_clip.get_model_config(arch)["vision_cfg"]
     made = merge_preprocess_dict(asdict(PreprocessCfg()), {"size": vision.get("image_size", 224)})
     told = open_clip.get_pretrained_cfg(arch, tag) or {}

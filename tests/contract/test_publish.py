@@ -47,7 +47,7 @@ def embedded_unit(run: RunCase, leases: Leases, u: int) -> LeasedUnit:
 
 
 def lead_its_file_to(run: RunCase, work: LeasedUnit, target: str) -> None:
-    """What is written to the unit's temporary staging file goes elsewhere, the first time."""
+    """Redirect the first write to the unit's temporary staging file to `target`."""
     name = f".{work.unit_id}.{work.token.replace(':', '_')}.arrow"
     (run.layout.staging / name).symlink_to(target)
 

@@ -64,7 +64,7 @@ def shard(root: Path, bad: frozenset[int]) -> Path:
 
 
 def jsonl(root: Path, bad: frozenset[int]) -> Path:
-    """Of the bad lines one is blank, so that its id is not known until it is mended."""
+    """One of the bad lines is blank, so that its id is not known until it is mended."""
     good = [json.dumps({"id": f"k{n}", "text": f"text {n}"}) for n in range(SAMPLES)]
     cut = [json.dumps({"id": f"k{n}"}) if n != 4 else "" for n in range(SAMPLES)]
     (root / "t.jsonl").write_text("".join(f"{cut[n] if n in bad else good[n]}\n" for n in range(SAMPLES)))

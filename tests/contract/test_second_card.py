@@ -133,7 +133,7 @@ def check_vectors(made: dict[str, np.ndarray], expected: dict[str, np.ndarray], 
 
 
 def _often(case: str) -> object:
-    """Of images in fp32 only: `text flat` computes in bf16, and the trials and broken cards in both."""
+    """Images in fp32 only: `text flat` computes in bf16, and the trials and broken cards in both."""
     return pytest.param(case, marks=pytest.mark.slow if case in ("image in bf16", "both in fp16") else ())
 
 

@@ -42,14 +42,14 @@ TAKEN: dict[str, Callable[[Outputs], Any]] = {
 """Kind -> the vector that is documented for it; of all others the pooler's."""
 
 FRACTIONS = ("dinov3",)
-"""Whose processors resize fractions: their numbers are not those of whole bytes."""
+"""Kinds whose processors resize fractions: their numbers are not those of whole bytes."""
 
 PHOTOGRAPHS = 8
 
 
 @pytest.fixture(scope="module")
 def pictures() -> list[bytes]:
-    """Of several shapes; gray ones are among them."""
+    """Photographs of several shapes, some of them gray."""
     found = [data for _, data in photographs(PHOTOGRAPHS, seed=3)]
     assert {Image.open(io.BytesIO(data)).mode for data in found} == {"RGB", "L"}
     return found
@@ -66,7 +66,7 @@ def vectors_of(embedder: Any, images: list[bytes]) -> np.ndarray:
 
 
 def given_by_transformers(folder: Path, kind: str, images: list[bytes]) -> tuple[Any, Any]:
-    """What the library's own classes give, and the model."""
+    """Outputs of the library's own classes, and the model."""
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     auto = transformers.CLIPVisionModelWithProjection if kind == "clip projection" else transformers.AutoModel
     model = auto.from_pretrained(folder).eval()

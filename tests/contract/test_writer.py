@@ -717,7 +717,7 @@ def test_a_writer_that_cannot_open_its_run_lets_go_of_the_lock(run: RunCase, num
 
 
 def lock_of(run: RunCase) -> tuple[str, int]:
-    """Who holds the run's lock, and for how many ms more."""
+    """Holder of the run's lock, and its remaining time in ms."""
     key = f"embq:{{{run.info.run}}}:writer"
     return (run.client.get(key) or b"").decode(), int(run.client.pttl(key))
 

@@ -16,7 +16,7 @@ SHORT = ["--seconds", "0.3", "--replicates", "2"]
 
 @pytest.fixture(autouse=True)
 def temporary(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the command keeps what is temporary."""
+    """Folder of the command's temporary files."""
     folder = short_tmp / "t"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))

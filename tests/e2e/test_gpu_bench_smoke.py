@@ -128,7 +128,7 @@ def test_each_word_of_its_texts_is_a_token() -> None:
 
 
 def test_operations_are_counted_with_attention() -> None:
-    """Of ViT-B/32 open_clip says 8.82 billion for an image (`docs/model_profile.csv`)."""
+    """open_clip gives 8.82 billion for an image through ViT-B/32 (`docs/model_profile.csv`)."""
     forward = CASES[0].forward("cpu", torch.float32, (1,), 0.01)
     assert forward.flops == pytest.approx(8.82e9, rel=0.01)
     assert {"ViT-B-32", "ViT-L-14", "DistilBERT"} <= {case.name for case in CASES}

@@ -72,7 +72,7 @@ def store_that_signs() -> Iterator[str]:
 
 
 class ProcessList:
-    """What `ps` shows of the processes below a command, looked at again and again."""
+    """Command lines of the processes below a command, as `ps` shows them, looked at again and again."""
 
     def __init__(self, command: Command) -> None:
         self.seen: set[str] = set()

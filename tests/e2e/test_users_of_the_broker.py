@@ -61,7 +61,7 @@ def box(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[Box]:
 
 
 def metrics_of(service: Command) -> str:
-    """What a service tells Prometheus."""
+    """Metrics of a service."""
     await_in(service, lambda: "metrics_served" in service.stderr)
     found = re.search(r"url=(http://\S+/metrics)", service.stderr)
     assert found is not None, service.said

@@ -38,13 +38,13 @@ QUICK = {"EMBQ_LEASE_S": "2", "EMBQ_BEAT_S": "0.5", "EMBQ_STALL_S": "4"}
 """So that what takes a minute in earnest takes seconds here; nothing else is different."""
 
 GOOD_ENDS = (0, 69, 75, -9, -15)
-"""How a service may end: as asked, for want of a broker at its start, taken over, killed, stopped before it was up."""
+"""Exit statuses of a service: as asked, no broker at its start, taken over, killed, stopped before it was up."""
 
 LEAST_FAULTS, MOST_FAULTS = 6, 9
 ENOUGH_FAULTS, PACES = 5, (1.0, 1.5, 2.5)
 """A seed whose work was over before so many faults is played again with devices that are slower by the next factor."""
 QUIET_S, REPLACE_S, RESTART_S = 2.0, 2.0, 0.8
-"""What the devices of a seed take together: so much with nothing going wrong, and so much more for each fault, so that
+"""Work of a seed's devices together: seconds with nothing going wrong, and more for each fault, so that
 the work is not over before the last one."""
 DEADLINE_S = 120.0
 FORGOTTEN_S = 5.0
@@ -246,7 +246,7 @@ class Stage:
         self._announce_where_nobody_can()
 
     def _announce_where_nobody_can(self) -> None:
-        """Where the broker lost everything while neither writer nor producer knew the run, a user has to resume it."""
+        """Resume, as a user has to, a run that the broker lost while neither writer nor producer knew it."""
         try:
             known = self.cluster.broker.running and self._client.hexists(RUNS, self.cluster.run())
         except redis.exceptions.RedisError:
@@ -429,7 +429,7 @@ CHARGING = ("kill worker", "kill machine", "suspend worker", "suspend machine", 
 
 @dataclass(slots=True)
 class Result:
-    """What became of a seed."""
+    """Outcome of a seed."""
 
     schedule: Schedule
     seconds: float = 0.0

@@ -41,7 +41,7 @@ DAMAGE = frozenset({"shard_truncated", "shard_no_end_marker", "shard_bad_header"
 
 @dataclass(slots=True, kw_only=True)
 class Truth:
-    """What must become of one input.
+    """Expected rows and failures of one input.
 
     Attributes:
         rows: key -> bytes that its row is computed from.

@@ -72,6 +72,6 @@ def test_a_disk_that_fills_up_in_mid_part_ends_the_run_with_one_message_and_noth
 
 
 def verified(root: Path) -> dict[str, object]:
-    """What `embq verify` says of a sound output."""
+    """Report of `embq verify` on a sound output."""
     report: dict[str, object] = json.loads(succeed("verify", root, "--json"))
     return report

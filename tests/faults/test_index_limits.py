@@ -18,7 +18,7 @@ from indexer.index_files.lists import empty_lists, write_lists
 
 CGROUP = Path("/sys/fs/cgroup/memory")
 MEMORY = 300 << 20
-"""What is stated. The libraries take a third of it; the vectors would take two thirds, the lists some more."""
+"""Stated limit in bytes. The libraries take a third of it; the vectors would take two thirds, the lists some more."""
 ROWS, DIM = 400_000, 128
 LEFT = (150_000, 100_000, 60_000)
 """Bytes that are free at each attempt. All stages write some 600 kB; each attempt goes on where the last one ended."""

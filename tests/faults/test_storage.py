@@ -126,7 +126,7 @@ def records(cluster: Cluster) -> int:
 
 
 def assert_readable(cluster: Cluster) -> None:
-    """What is committed is whole."""
+    """Check that all committed files are whole."""
     status, stdout, stderr = ended("verify", cluster.root, deadline_s=DEADLINE_S)
     assert status == 0, stdout + stderr
     assert "ok so far" in stdout

@@ -51,7 +51,7 @@ def a_busy_process(cluster: Cluster, machine: Service) -> tuple[psutil.Process, 
 
 
 def runs_again(cluster: Cluster, units: Mapping[int, str]) -> bool:
-    """Whether each of these units (unit -> token of its former attempt) is finished, or begun under another token."""
+    """True when each of these units (unit -> token of its former attempt) is finished, or begun under another token."""
     busy = cluster.busy()
     return all(cluster.is_finished(u) or busy.get(u, token) != token for u, token in units.items())
 

@@ -233,17 +233,17 @@ def test_a_failed_fsync_is_not_tried_again_and_loses_nothing(sweep: Sweep, recov
 
 
 def fences(cluster: Cluster) -> int:
-    """How many writers have begun so far."""
+    """Number of writers that have begun so far."""
     return sum(record["kind"] == "fence" for record in cluster.records())
 
 
 def data_of(cluster: Cluster, epoch: int) -> int:
-    """How many records with results the writer with this epoch has written."""
+    """Number of records with results of the writer with this epoch."""
     return sum(record["kind"] == "data" and record["epoch"] >= epoch for record in cluster.records())
 
 
 def waits(writer: Service) -> bool:
-    """Whether a writer has come as far as talking to the broker."""
+    """True when a writer talks to the broker."""
     return bool(psutil.Process(writer.pid).net_connections("tcp"))
 
 

@@ -46,7 +46,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def asked(url: str, client: dict[str, object], *queries: dict[str, object]) -> dict[str, Any]:
-    """What the class answers."""
+    """Answer of the class."""
     done = subprocess.run(
         [PYTHON, CLIENT, url],
         input=json.dumps({"client": client, "queries": queries}),

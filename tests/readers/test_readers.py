@@ -29,7 +29,7 @@ pytestmark = [
 
 
 def look(reader: str, folder: Path) -> dict[str, Any]:
-    """What a program finds in a folder."""
+    """Findings of a program in a folder."""
     environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
     done = subprocess.run(
         [PYTHON, LOOK, reader, folder], capture_output=True, text=True, timeout=240, env=environment, check=False

@@ -91,7 +91,7 @@ class WallClock:
 
     @property
     def environment(self) -> dict[str, str | None]:
-        """What a process needs in its environment."""
+        """Environment of a process under this clock."""
         return {"LD_PRELOAD": str(self._library), "EMBQ_TEST_CLOCK": str(self._page)}
 
     @property
@@ -112,7 +112,7 @@ class WallClock:
             os.close(descriptor)
 
     def _check(self) -> None:
-        """That it works here: the shell's clock goes wrong, its uptime does not."""
+        """Fail unless the shell's clock goes wrong while its uptime does not."""
         self.set(3600.0)
         told = subprocess.run([*self.prefix, "date", "+%s"], capture_output=True, text=True, timeout=10).stdout
         true = subprocess.run(["date", "+%s"], capture_output=True, text=True, timeout=10).stdout

@@ -29,10 +29,10 @@ from embq.cli.entry_point import VERBS
 from faults.kit.table import Recovery
 
 SEED = int(os.environ.get("EMBQ_TEST_SEED") or "20240611")
-"""Of everything that is left to chance in these tests."""
+"""Seed of all random choices in these tests."""
 
 SERVER = os.environ.get("EMBQ_TEST_SERVER") or "valkey"
-"""Which server the whole suite runs on: "valkey" or "redis"."""
+"""Server of the whole suite: "valkey" or "redis"."""
 
 SABOTAGE = Path(__file__).parent / "sabotage"
 """Folder to put on PYTHONPATH of a process that is to be sabotaged."""
@@ -40,10 +40,10 @@ SABOTAGE = Path(__file__).parent / "sabotage"
 DIM = 16
 MODEL = f"stub:{DIM}?ms_per_sample=5"
 SAMPLES = 10
-"""Of one unit."""
+"""Samples of one unit."""
 
 QUICK_LEASES = {"EMBQ_LEASE_S": "4", "EMBQ_BEAT_S": "1"}
-"""Where nobody sees a worker die, its units wait for the end of the lease; most tests have no 20 seconds for that."""
+"""Units of a worker whose death nobody sees wait for the end of the lease, 20 s by default."""
 
 DEADLINE_S = 120.0
 
@@ -161,7 +161,7 @@ class Broker:
 
     @property
     def running(self) -> bool:
-        """Whether the process is alive."""
+        """True while the process is alive."""
         return self.process is not None and self.process.poll() is None
 
     def client(self) -> redis.Redis:
@@ -248,11 +248,11 @@ class Service(Command):
         return self.stderr + self.stdout
 
     def said_times(self, event: str) -> int:
-        """How often an event stands in its log."""
+        """Number of times that an event stands in its log."""
         return len(re.findall(rf"^\S+ \w+ \w+ {event}\b", self.log, flags=re.MULTILINE))
 
     def alive(self) -> bool:
-        """Whether it runs."""
+        """True while it runs."""
         return self.process.poll() is None
 
     def processes(self) -> list[psutil.Process]:
@@ -315,7 +315,7 @@ def _stop(process: psutil.Process) -> None:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether it has not ended, which it may do at any moment."""
+    """True while it has not ended, which it may do at any moment."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -459,7 +459,7 @@ class Cluster:
         return list(self.busy())
 
     def is_finished(self, u: int) -> bool:
-        """Whether a result of unit `u` is published or committed."""
+        """True when a result of unit `u` is published or committed."""
         client = self.ledger.client()
         assert client is not None
         published = client.hexists(self.ledger.key("pub"), str(u))
@@ -495,7 +495,7 @@ class Cluster:
         return [json.loads(path.read_bytes()) for path in sorted((self.root / "commits").glob("*.json"))]
 
     def closed(self) -> bool:
-        """Whether the commit log has its last record."""
+        """True when the commit log has its last record."""
         last = max((self.root / "commits").glob("*.json"), default=None)
         return last is not None and json.loads(last.read_bytes())["kind"] == "close"
 
@@ -572,7 +572,7 @@ class Cluster:
                 path.unlink()
 
     def state(self) -> str:
-        """What the broker and the folder say, for the text of a failed assertion."""
+        """State of the broker and the folder, for the text of a failed assertion."""
         try:
             parts = {"meta": self.meta(), "owner": self.owners(), "att": self.attempts()}
         except redis.exceptions.RedisError as error:

@@ -19,7 +19,7 @@ READ_BYTES = 256 * 1024
 
 
 def message_end(data: bytes | bytearray, start: int = 0) -> int:
-    """Where the RESP message that begins at `start` ends; -1 where it is not complete."""
+    """End of the RESP message that begins at `start`; -1 if it is not complete."""
     line = data.find(b"\r\n", start)
     if line < 0:
         return -1
@@ -237,7 +237,7 @@ class Proxy:
                 out.put_nowait((self._loop.time() + self.delay_s, message))
 
     def _choose(self) -> None:
-        """Whether the request that begins with the command that has just come is lost, or the reply to it."""
+        """True if the request that begins with the latest command is lost, or its reply."""
         self._requested += 1
         if self.every and self._requested % self.every == 0:
             before = self._requested // self.every % 2

@@ -66,11 +66,11 @@ class Call:
 
     @property
     def changes(self) -> bool:
-        """Whether it can change anything that outlives the process."""
+        """True if it can change anything that outlives the process."""
         return self.name != "openat" or "O_CREAT" in self.text or "O_TRUNC" in self.text
 
     def kill(self) -> str:
-        """What makes strace kill the process as it is about to make this call."""
+        """Option with which strace kills the process as it is about to make this call."""
         return f"{self.name}:signal=KILL:when={self.number}"
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ def attached(
 
 
 def _is_traced(pid: int) -> bool:
-    """Whether all threads are; one that ends while it is looked at is not."""
+    """True if all threads are; one that ends during the look is not."""
     try:
         told = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
     except (FileNotFoundError, ProcessLookupError):
@@ -218,7 +218,7 @@ class Fork:
                 os.kill(self.pid, number)
 
     def alive(self) -> bool:
-        """Whether it has not ended yet. A process that has ended keeps its id until `wait` has told how."""
+        """True while it has not ended. A process that has ended keeps its id until `wait` has told how."""
         try:
             return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:

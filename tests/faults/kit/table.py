@@ -25,7 +25,7 @@ class Note:
 
 @dataclass(slots=True)
 class Recovery:
-    """What one test injected and measured.
+    """Faults that one test injected, and the times that it measured.
 
     Attributes:
         slack: how many times a bar a measured time may be. `make test` runs beside other tests and on busy machines;
@@ -48,7 +48,7 @@ class Recovery:
 
 @dataclass(slots=True)
 class Outcome:
-    """How one test ended."""
+    """Outcome of one test."""
 
     fault: str
     sentence: str

@@ -145,7 +145,7 @@ def _used():
 
 
 def _allowed(entry):
-    """Whether it may happen here and now, over all processes."""
+    """True if it may happen here and now, over all processes."""
     device = entry.get("device")
     if device is not None and ("--device", device) not in itertools.pairwise(sys.orig_argv):
         return False
