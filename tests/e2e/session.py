@@ -29,6 +29,8 @@ from embq.cli import entry_point
 
 LOOK_S = 0.05
 """Between two looks: each takes milliseconds from the processes that are looked at."""
+DESCENDANTS_S = 0.25
+"""Between two lists of the processes below a command: each reads all of /proc, which takes 2 to 5 ms."""
 DEADLINE_S = 150.0
 """For what takes seconds: only a test that fails takes so long, and a machine that is busy with others may."""
 
@@ -146,13 +148,16 @@ class Command:
     def wait(self, deadline_s: float = DEADLINE_S) -> int:
         """Its exit status; fails the test where it takes longer, or leaves a process behind."""
         end = time.monotonic() + deadline_s
-        while self.process.poll() is None:
+        while True:
             self.descendants()
-            if time.monotonic() > end:
-                raise AssertionError(f"did not end within {deadline_s} s: {self.said}")
-            time.sleep(LOOK_S)
-        self._assert_gone()
-        return self.process.returncode
+            try:
+                status = self.process.wait(DESCENDANTS_S)
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > end:
+                    raise AssertionError(f"did not end within {deadline_s} s: {self.said}") from None
+            else:
+                self._assert_gone()
+                return status
 
     def _assert_gone(self) -> None:
         _, alive = psutil.wait_procs(self._seen, timeout=DEADLINE_S)
@@ -197,7 +202,7 @@ def started(*arguments: str | Path, **options: Any) -> Iterator[Command]:
 
 def ended(*arguments: str | Path, deadline_s: float = DEADLINE_S, **options: Any) -> tuple[int, str, str]:
     """Run a command to its end, in this process if it is a short one: (exit status, stdout, stderr)."""
-    if arguments and arguments[0] in SHORT and not options.keys() - {"environment"}:
+    if arguments and (arguments[0] in SHORT or "--dry-run" in arguments) and not options.keys() - {"environment"}:
         environment = options.get("environment") or {}
         if not environment.keys() - {"EMBQ_BROKER_URL"}:
             return called(*arguments, environment=environment)
@@ -306,11 +311,15 @@ class Ledger:
 
     def client(self) -> redis.Redis | None:
         """A client, or None while no server answers."""
-        url = self._url or EmbeddedServer.find(self.root / "_broker")
-        if url and (self._client is None or not self._url):
-            self.close()
-            self._client = connect(url)
-        return self._client if url else None
+        if self._client is not None and not self._url:
+            try:
+                self._client.ping()
+            except redis.exceptions.RedisError:
+                self.close()
+        if self._client is None:
+            url = self._url or EmbeddedServer.find(self.root / "_broker")
+            self._client = connect(url) if url else None
+        return self._client
 
     def key(self, part: str) -> str:
         return f"embq:{{{run_of(self.root)}}}:{part}"
