@@ -39,7 +39,7 @@ from core.queue.runs import RunRecord, foreign_runs, registered
 from core.queue.uploads import Upload, UploadFile
 from core.storage.paths import Outputs
 from tests.e2e.check import check_complete
-from tests.e2e.session import Command, await_in, closed, process_ended, run_of, started, write_texts
+from tests.e2e.session import Command, await_in, called, closed, run_of, started, write_texts
 from tests.support.servers.guarded import GuardedServer, guarded_server
 from tests.support.waiting import wait_until
 from writer.uploads import Receiver
@@ -331,7 +331,7 @@ class Box:
         return self.stack.enter_context(started(*arguments, environment={**self.server.environment(user), **changes}))
 
     def laptop(self, *arguments: str | Path) -> tuple[int, str, str]:
-        return process_ended(*arguments, environment=self.server.environment("laptop"))
+        return called(*arguments, environment=self.server.environment("laptop"))
 
     def ask(self, *arguments: str | Path) -> str:
         status, said, wrong = self.laptop(*arguments)

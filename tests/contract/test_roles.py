@@ -19,7 +19,7 @@ from core.queue.hints import Hint, hint_queue
 from core.queue.ledger import Ledger, new_token
 from core.queue.scripts import LOOK_S, Loader, load_scripts
 from embq.cli.authorization import NEEDS, require
-from tests.e2e.session import process_ended
+from tests.e2e.session import called
 from tests.support.outputs.run_case import FINGERPRINT, LEASE_S, unit_of
 from tests.support.servers.guarded import SERVERS, GuardedServer, guarded_server
 from tests.unit.test_docs import ROOT, section, table
@@ -312,7 +312,7 @@ def test_the_admin_may_use_every_verb(verb: str, as_user: Callable[..., redis.Re
     ("verb", "user"), [("worker", "laptop"), ("producer", "worker"), ("writer", "monitor"), ("worker", "writer")]
 )
 def test_a_service_of_another_user_ends_at_once(verb: str, user: str, guarded: GuardedServer) -> None:
-    status, _, said = process_ended(verb, environment=guarded.environment(user))
+    status, _, said = called(verb, environment=guarded.environment(user))
     assert status == Exit.CONFIG
     assert f"error[role]: the broker's user {user} may not" in said
     assert "next:  log in as" in said
@@ -322,7 +322,7 @@ def test_a_service_of_another_user_ends_at_once(verb: str, user: str, guarded: G
 def test_a_wrong_password_names_the_user(guarded: GuardedServer, tmp_path: Path) -> None:
     (tmp_path / "password").write_text("guess\n")
     environment = {**guarded.environment("worker"), "EMBQ_BROKER_PASSWORD_FILE": str(tmp_path / "password")}
-    status, _, said = process_ended("worker", environment=environment)
+    status, _, said = called("worker", environment=environment)
     assert status == Exit.CONFIG
     assert "'worker'" in said
     assert "EMBQ_BROKER_PASSWORD_FILE" in said

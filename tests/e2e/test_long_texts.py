@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 from e2e.check import check_complete
-from e2e.session import Command, Ledger, await_in, committed, ended, started, succeed
+from e2e.session import Command, Ledger, await_in, called, committed, ended, started, succeed
 from faults.kit.cluster import alive, held_after, let_go, sabotaged
 
 DIM = 8
@@ -85,7 +85,7 @@ def test_every_chunk_is_there_once_although_workers_are_killed(short_tmp: Path) 
 
     # More texts, cut alike, are added; cut in another way they are refused, and nothing happens.
     more, more_failures = write_documents(second, 8, name="b")
-    status, _, stderr = ended("run", second, "-o", root, "-m", options[1], "--chunk-tokens", "21", "--quiet")
+    status, _, stderr = called("run", second, "-o", root, "-m", options[1], "--chunk-tokens", "21", "--quiet")
     assert status == 65, stderr
     assert "error[other_run]" in stderr
     assert committed(root) == before

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from e2e.check import check_complete, read_output
-from e2e.session import ended, started, succeed, write_tar, write_texts
+from e2e.session import called, ended, started, succeed, write_tar, write_texts
 from PIL import Image
 
 from core.broker.client import connect
@@ -97,7 +97,7 @@ def test_corrupt_images_are_mended_in_their_place_and_retried(images: int, corru
     report = json.loads(succeed("verify", root, "--json"))
     assert (report["rows"], report["failures"], report["vectors_recomputed"]) == (images, 0, images)
     assert json.loads(succeed("failures", root, "--json"))["groups"] == []
-    assert "nothing to retry" in ended("retry", root)[2]
+    assert "nothing to retry" in called("retry", root)[2]
 
 
 def test_a_shard_that_was_cut_is_retried_as_a_whole_and_what_still_fails_is_told(short_tmp: Path) -> None:

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from e2e.session import Command, await_in, process_ended, started, write_shards
+from e2e.session import Command, await_in, called, process_ended, started, write_shards
 
 from core.errors import Exit
 from embq.broker_admin.certificates import make
@@ -137,10 +137,10 @@ def test_no_planted_secret_is_found_after_a_run(server: TlsServer, tmp_path: Pat
         with started(*arguments, environment=environment) as command, ProcessList(command) as shown:
             assert command.wait() == Exit.SOME_FAILED, command.said
             said = command.stdout + command.stderr
-    failed = [process_ended("failures", out, *options, environment=environment) for options in ([], ["--json"])]
+    failed = [called("failures", out, *options, environment=environment) for options in ([], ["--json"])]
     assert "source_denied" in failed[0][1], "the store's refusal was met"
     assert "X-Amz-Signature=****" in str(failed[1]), "and told of, without what was signed"
-    status = [process_ended("status", out, *options, environment=environment) for options in ([], ["--json"])]
+    status = [called("status", out, *options, environment=environment) for options in ([], ["--json"])]
     doctor = process_ended("doctor", "-o", out, environment=environment)
     for text in (said, *map(str, failed), *map(str, status), str(doctor), *shown.seen):
         assert found_in(text.encode()) == [], text

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 
 import pytest
-from e2e.session import Command, await_in, process_ended, started
+from e2e.session import Command, await_in, called, process_ended, started
 
 from core.broker.embedded import EmbeddedServer
 from core.errors import Exit
@@ -88,13 +88,13 @@ def test_a_service_is_well_until_its_broker_stands_still_or_is_gone_and_well_aga
     service.command.signal(signal.SIGSTOP)
     try:
         assert ask(f"{service.url}/healthz", timeout_s=1.0)[0] == 0, "who stands still cannot answer"
-        status, _, told = process_ended("health", "--url", f"{service.url}/healthz")
+        status, _, told = called("health", "--url", f"{service.url}/healthz")
         assert (status, "error[unwell]" in told) == (Exit.UNAVAILABLE, True)
     finally:
         service.command.signal(signal.SIGCONT)
     service.says(200, "ok")
 
-    status, told, _ = process_ended("health", environment={"EMBQ_METRICS": service.url.rpartition(":")[2]})
+    status, told, _ = called("health", environment={"EMBQ_METRICS": service.url.rpartition(":")[2]})
     assert (status, told) == (Exit.DONE, "ok\n")
     service.command.signal(signal.SIGTERM)
     assert service.command.wait() == Exit.DONE
@@ -105,7 +105,7 @@ def test_a_port_that_is_taken_is_said_at_once_and_nothing_is_started(verb: str) 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         # No broker either: the port comes first.
-        status, _, told = process_ended(
+        status, _, told = called(
             verb, *SERVICES[verb], "--metrics", str(port), environment={"EMBQ_BROKER_URL": "redis://127.0.0.1:1"}
         )
     assert status == Exit.TRY_LATER
@@ -128,7 +128,7 @@ def test_a_port_that_is_taken_is_said_at_once_and_nothing_is_started(verb: str) 
 def test_a_health_check_that_cannot_be_made_says_why(
     arguments: list[str], environment: dict[str, str], status: Exit, said: str
 ) -> None:
-    ended = process_ended("health", *arguments, environment={"EMBQ_METRICS": None, **environment})
+    ended = called("health", *arguments, environment={"EMBQ_METRICS": None, **environment})
     assert ended[0] == status
     assert said in ended[2]
     assert "  next:  " in ended[2]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import redis
 from e2e.check import check_complete
-from e2e.session import await_in, closed, committed, ended, process_ended, started, write_texts
+from e2e.session import await_in, called, closed, committed, process_ended, started, write_texts
 
 from core.errors import Exit
 from embq.broker_admin.certificates import make
@@ -115,11 +115,11 @@ def test_services_with_what_embq_broker_init_made_for_each(tmp_path: Path) -> No
             service = stack.enter_context(started(verb, environment=role(user)))
         out = tmp_path / "out"
         arguments = ["enqueue", tmp_path / "texts.jsonl", "-o", out, "-m", f"stub:{DIM}", "--unit-size", "5"]
-        status, _, said = process_ended(*arguments, environment=role("laptop"))
+        status, _, said = called(*arguments, environment=role("laptop"))
         assert status == Exit.DONE, said
         await_in(service, lambda: closed(out))
         wrong = {**role("laptop"), "EMBQ_BROKER_PASSWORD_FILE": str(secrets / "worker" / "password")}
-        status, _, said = process_ended("status", environment=wrong)
+        status, _, said = called("status", environment=wrong)
         assert status == Exit.CONFIG
         assert "does not take this password for the user 'laptop'" in said
     check_complete(out, expected, units=20, dim=DIM)
@@ -131,7 +131,7 @@ def test_a_service_says_what_is_wrong_with_the_certificate_and_ends(
 ) -> None:
     make(tmp_path / "other", HOSTS, 825)
     foreign = {**environment(server, tmp_path), "EMBQ_BROKER_CA": str(tmp_path / "other/ca/ca.crt")}
-    status, _, said = process_ended(verb, environment=foreign)
+    status, _, said = called(verb, environment=foreign)
     assert status == Exit.CONFIG
     assert re.search(r"error\[tls\]: localhost:\d+ shows a certificate of an authority that is not known here", said)
     assert "next:  EMBQ_BROKER_CA=" in said
@@ -140,7 +140,7 @@ def test_a_service_says_what_is_wrong_with_the_certificate_and_ends(
 
 def test_doctor_says_what_is_wrong_with_the_password(server: TlsServer, tmp_path: Path) -> None:
     (tmp_path / "password").write_text("another")
-    status, said, _ = ended("doctor", environment=environment(server, tmp_path))
+    status, said, _ = called("doctor", environment=environment(server, tmp_path))
     assert status == Exit.UNAVAILABLE
     assert "does not take this password" in said
     assert "EMBQ_BROKER_PASSWORD_FILE" in said

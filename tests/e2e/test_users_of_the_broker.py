@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.check import check_complete
-from tests.e2e.session import Command, await_in, closed, committed, process_ended, started, write_shards, write_texts
+from tests.e2e.session import Command, await_in, called, closed, committed, started, write_shards, write_texts
 from tests.support.servers.guarded import SERVERS_OF_WHOLE_RUNS, GuardedServer, guarded_server
 from tests.support.waiting import wait_until
 
@@ -45,7 +45,7 @@ class Box:
 
     def laptop(self, *arguments: str | Path) -> tuple[int, str, str]:
         """A command from beginning to end."""
-        return process_ended(*arguments, environment=self.server.environment("laptop"))
+        return called(*arguments, environment=self.server.environment("laptop"))
 
     def ask(self, *arguments: str | Path) -> str:
         """A command that must succeed; gives its stdout."""
@@ -162,7 +162,7 @@ def test_outputs_outside_of_where_they_may_lie_are_refused(box: Box) -> None:
     assert (status, "the broker's user laptop may not remove what runs have left" in out + said) == (0, True)
     status, _, said = box.laptop("gc", allowed / "out", "--broker", box.server.url("laptop"))
     assert (status, "log in as admin" in said) == (78, True)
-    assert process_ended("gc", allowed / "out", environment=box.server.environment("admin"))[0] == 0
+    assert called("gc", allowed / "out", environment=box.server.environment("admin"))[0] == 0
 
 
 def test_a_secret_in_an_input_goes_nowhere(box: Box) -> None:

@@ -198,7 +198,7 @@ def test_the_users_of_a_guarded_broker_report_see_the_fleet_and_check_themselves
             wait_until(lambda: admin.llen(f"rq:queue:{worker_hints}") > 0)
         (texts.with_suffix(".out") / "manifest").rename(texts.with_suffix(".hidden"))
         arguments = ("worker", "--check", "--devices", "sim:1")
-        status, told, _ = process_ended(*arguments, environment=server.environment("worker"))
+        status, told, _ = called(*arguments, environment=server.environment("worker"))
         assert status == Exit.UNAVAILABLE, told
         assert [line.split()[1] for line in told.splitlines() if line.startswith("fail")] == ["model"]
         assert f"{texts} is read, as it was planned" in told
