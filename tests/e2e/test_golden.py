@@ -47,6 +47,7 @@ def in_order(rows: Mapping[str, np.ndarray], keys: list[str]) -> np.ndarray:
     return np.stack([rows[key] for key in keys])
 
 
+@pytest.mark.slow  # test_examples compares texts through the same command, test_golden_texts those that are cut
 @pytest.mark.timeout(600)
 def test_docstrings_get_the_vectors_of_sentence_transformers(tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
