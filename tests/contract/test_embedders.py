@@ -7,6 +7,7 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,11 +35,11 @@ CASES: dict[str, tuple[str | tuple[str, ...], tuple[str, ...]]] = {
     "open_clip image": ("open_clip:local-dir:{clip}", ("image",)),
     "open_clip text": ("open_clip:local-dir:{clip}", ("text",)),
     "open_clip both": ("open_clip:local-dir:{clip}", ("image", "text")),
-    "open_clip random": ("open_clip:ViT-S-32-alt?init=random&seed=3", ("image", "text")),
+    "open_clip random": ("open_clip:tiny-random?init=random&seed=3", ("image", "text")),
     "hf image": ("hf:{vision}?normalize=true", ("image",)),
     "hf image of two poolings": ("hf:{vision}?pooling=cls+mean&batch_size=3", ("image",)),
     "hf image of a joint space": ("hf:{dual}", ("image",)),
-    "several of texts": (("hf:{encoder}", "minilm"), ("text",)),
+    "several of texts": (("hf:{encoder}", "st:{sentence}"), ("text",)),
     "several of both": (("open_clip:local-dir:{clip}", "hf:{encoder}?pooling=cls", "stub:12"), ("image", "text")),
     "several of images": (
         ("hf:{vision}?embeds=image", "hf:{dual}?pooling=mean", "open_clip:local-dir:{clip}"),
@@ -60,8 +61,12 @@ TEXTS = (
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Tiny random models in the three folder layouts."""
+    """Tiny random models in the three folder layouts, and one that open_clip knows by its name."""
+    import open_clip
+
     root = tmp_path_factory.mktemp("models")
+    (root / "tiny-random.json").write_text(json.dumps(clip_config(image_size=64)))
+    open_clip.add_model_config(root / "tiny-random.json")
     return {
         "encoder": str(make_encoder(root / "encoder", seed=1)),
         "sentence": str(make_sentence_model(root / "sentence", seed=2)),
@@ -101,17 +106,22 @@ def make_sentence_model(folder: Path, seed: int) -> Path:
     return folder
 
 
+def clip_config(image_size: int) -> dict[str, Any]:
+    """The configuration of a model of open_clip with two small towers."""
+    tower = {"layers": 2, "width": 64}
+    return {
+        "embed_dim": 40,
+        "vision_cfg": {"image_size": image_size, "patch_size": 16, "head_width": 32, **tower},
+        "text_cfg": {"context_length": 77, "vocab_size": 49408, "heads": 2, **tower},
+    }
+
+
 def make_clip(folder: Path, seed: int, image_size: int = 64) -> Path:
     """An open_clip folder with two small towers."""
     import open_clip
     from safetensors.torch import save_file
 
-    tower = {"layers": 2, "width": 64}
-    model_cfg = {
-        "embed_dim": 40,
-        "vision_cfg": {"image_size": image_size, "patch_size": 16, "head_width": 32, **tower},
-        "text_cfg": {"context_length": 77, "vocab_size": 49408, "heads": 2, **tower},
-    }
+    model_cfg = clip_config(image_size)
     folder.mkdir()
     (folder / "open_clip_config.json").write_text(
         json.dumps({"model_cfg": model_cfg, "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}})

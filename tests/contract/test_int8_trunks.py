@@ -96,5 +96,6 @@ def test_an_encoder_in_int8_is_near_the_one_in_fp32(architecture: str, tmp_path:
         lengths = np.linalg.norm(expected, axis=1) * np.linalg.norm(found, axis=1)
         assert ((expected * found).sum(1) / lengths).min() > 0.98
         assert np.abs(expected - found).max() > 1e-6
-    again = load(ModelConfig(spec=spec, modalities=("text",), precision="int8"), "cpu")
-    assert again.fingerprint == rounded.fingerprint
+    if architecture == "MPNet":  # quantised again, which takes seconds, a model of any architecture is the same
+        again = load(ModelConfig(spec=spec, modalities=("text",), precision="int8"), "cpu")
+        assert again.fingerprint == rounded.fingerprint

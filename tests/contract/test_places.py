@@ -21,14 +21,6 @@ from tests.support.servers.storage import Server, environment, gcs_server, s3_pr
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # aiohttp, of what gcsfs does
 
 
-@pytest.fixture(autouse=True)
-def fresh_clients() -> Iterator[None]:
-    """Clients take their endpoint from the environment when they are made."""
-    object_clients.connect.cache_clear()
-    yield
-    object_clients.connect.cache_clear()
-
-
 @pytest.fixture(scope="module")
 def gcs() -> Iterator[Server]:
     with gcs_server() as server:
@@ -204,7 +196,6 @@ def test_a_store_that_is_busy_is_asked_again_and_then_said_to_be_away(s3: str, t
         assert proxy.asked["PUT busy"] == 2
     with environment({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}), pytest.MonkeyPatch.context() as patch:
         patch.setattr(object_clients, "ATTEMPTS", 1)
-        object_clients.connect.cache_clear()
         with pytest.raises(AwayError, match="does not answer") as away:
             (root / "record").read_bytes()
     assert away.value.exit_code == 69

@@ -327,16 +327,22 @@ def gcs_server() -> Iterator[Server]:
 
 @contextmanager
 def environment(variables: dict[str, str]) -> Iterator[None]:
-    """Variables of this process and its children until the block ends."""
+    """Variables of this process and its children until the block ends.
+
+    What was started with other variables is closed: the reader process, and the clients of object stores.
+    """
+    from core.storage.object_clients import connect
     from sources.reader_process import client
 
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
-    client.close()  # or one that was started before would look with other variables
+    client.close()
+    connect.cache_clear()
     try:
         yield
     finally:
         client.close()
+        connect.cache_clear()
         for name, value in before.items():
             os.environ.pop(name, None)
             if value is not None:
