@@ -1,35 +1,35 @@
-"""Runs whose output is on an object store; killed ones are in `faults/test_bucket.py`."""
+"""Runs whose inputs and output are on an object store; killed ones are in `faults/test_bucket.py`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
 import pytest
-from e2e.session import called, succeed, write_texts
+from e2e.check import check_complete
+from e2e.session import called, succeed, write_shards, write_texts
 
-from core.storage.object_clients import connect
-from tests.support.servers.storage import environment, s3_proxy
+from tests.support.servers.storage import environment, s3_proxy, upload
 
-
-@pytest.fixture(autouse=True)
-def _no_client_outlives_its_server() -> Iterator[None]:
-    connect.cache_clear()
-    yield
-    connect.cache_clear()
+DIM = 16
 
 
-def test_a_run_ends_in_the_bucket_and_everything_reads_it_there(s3: str, short_tmp: Path) -> None:
-    write_texts(short_tmp / "texts.jsonl", 40)
-    url = f"s3://bucket/{short_tmp.name}"
+def test_shards_of_a_bucket_become_rows_of_another_and_everything_reads_them_there(s3: str, short_tmp: Path) -> None:
+    expected = write_shards(short_tmp / "in" / "shards", 6, 20, captions=True)
+    source = upload(short_tmp / "in", "inputs") + "/shards/{00000..00005}.tar"
+    url, copy = f"s3://bucket/{short_tmp.name}", short_tmp / "copy"
     with environment({"XDG_STATE_HOME": str(short_tmp / "s")}):
-        succeed("run", short_tmp / "texts.jsonl", "-o", url, "-m", "stub:4", "--unit-size", "10")
+        succeed("run", source, "-o", url, "-m", f"stub:{DIM}")
         report = json.loads(succeed("verify", url, "--json"))
-        assert (report["ok"], report["state"], report["rows"]) == (True, "complete", 40)
+        assert (report["ok"], report["state"], report["rows"]) == (True, "complete", 120)
         status = json.loads(succeed("status", url, "--json"))
-        assert (status["state"], status["rows"], status["output"]) == ("done", 40, url)
+        assert (status["state"], status["rows"], status["output"]) == ("done", 120, url)
+    for listed in boto3.client("s3").list_objects_v2(Bucket="bucket", Prefix=f"{short_tmp.name}/")["Contents"]:
+        path = copy / listed["Key"].removeprefix(f"{short_tmp.name}/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        boto3.client("s3").download_file("bucket", listed["Key"], str(path))
+    check_complete(copy, expected, units=6, dim=DIM)
 
 
 @pytest.mark.parametrize(
