@@ -17,7 +17,7 @@ from core.storage.paths import place
 from embq.cli.authorization import authorized_client
 from embq.cli.shared_options import settings_with
 from embq.indexing.changes import change, grown, print_json
-from embq.indexing.export import export_json, export_text
+from embq.indexing.export import export_json, export_text, file_path
 from embq.indexing.progress import ConsoleProgress
 from indexer.build.build import Built, build
 from indexer.build.queue_runner import QueueRunner
@@ -76,7 +76,7 @@ def index(options: Mapping[str, Any]) -> int:
         return Exit.DONE
     if options["index_path"]:
         refuse_existing(
-            faiss_paths(Path(options["index_path"]), wanted.nb_indices_to_keep), overwrite=options["overwrite"]
+            faiss_paths(file_path(options["index_path"]), wanted.nb_indices_to_keep), overwrite=options["overwrite"]
         )
     queries = plan_queries(collection, files=query_files(options["queries"]), seed=wanted.seed)
     asked = {name: options[name] for name in DECIDING}
@@ -215,7 +215,7 @@ def print_result(built: Built, collection: Collection, options: Mapping[str, Any
     if options["index_path"]:
         exported = write_faiss_file(
             built.version.index,
-            Path(options["index_path"]),
+            file_path(options["index_path"]),
             shards=options["nb_indices_to_keep"],
             overwrite=options["overwrite"],
         )

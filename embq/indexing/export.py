@@ -11,6 +11,8 @@ from typing import Any
 import click
 
 from core.errors import Exit, UsageError
+from core.storage.objects import ObjectPath
+from core.storage.paths import place
 from embq.indexing.clip_back import write_clip_back
 from indexer.collection.opening import rows_now
 from indexer.export import FaissExport, write_faiss_file
@@ -23,11 +25,11 @@ def export(options: Mapping[str, Any]) -> int:
     if options["form"] == "clip-back":
         if options["shards"] > 1 or options["overwrite"]:
             raise UsageError("--shards and --overwrite are for --to faiss", next_step="leave them out; name a new DIR")
-        folder = Path(options["path"] or f"{source}.clip-back").absolute()
+        folder = file_path(options["path"] or f"{source}.clip-back").absolute()
         done, notes = write_clip_back(source, folder, output=options["output"], refine=options["refine"])
     else:
         index = resolve_index(source, options["output"])
-        path = Path(options["path"] or f"{index}.index")
+        path = file_path(options["path"] or f"{index}.index")
         file = write_faiss_file(
             index, path, shards=options["shards"], overwrite=options["overwrite"], refine=bool(options["refine"])
         )
@@ -46,6 +48,14 @@ def export(options: Mapping[str, Any]) -> int:
     else:
         click.echo("\n".join(map(export_text, done)))
     return Exit.DONE
+
+
+def file_path(text: str) -> Path:
+    """The path of an export; UsageError where it is on an object store."""
+    where = place(text)
+    if isinstance(where, ObjectPath):
+        raise UsageError(f"{where}: exports are written on this machine", next_step="write it here, and copy it")
+    return where
 
 
 def export_json(done: FaissExport) -> dict[str, Any]:

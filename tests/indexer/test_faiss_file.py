@@ -161,6 +161,8 @@ def test_the_verb_builds_an_index_and_its_files_and_exports_it_again(
     assert "knn.index0 exists" in capsys.readouterr().err
     assert entry_point.run(["index", "export", str(data)]) == Exit.USAGE
     assert "--overwrite" in capsys.readouterr().err
+    assert entry_point.run(["index", "export", str(data), "s3://bucket/knn.index"]) == Exit.USAGE
+    assert "on this machine" in capsys.readouterr().err
 
 
 def test_rows_of_a_run_that_are_not_in_the_index_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
