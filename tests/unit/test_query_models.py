@@ -25,7 +25,6 @@ pytest.importorskip("torch")
 from tests.support.models.text import WIDTH, save_sentence_model, save_trunk
 
 TEXTS = ("How does a bicycle stay upright?", "naïve café 漢字 🙂", "word " * 500, "-")
-CLIP = "open_clip:ViT-S-32-alt?init=random&seed=0"
 
 
 def config(spec: str, *modalities: str, precision: str = "fp32", **more: object) -> ModelConfig:
@@ -233,11 +232,12 @@ def test_a_query_is_computed_in_fp32_and_has_the_fingerprint_of_a_run_in_half_pr
     ("modalities", "asking"), [(("image",), ("image", "text")), (("image", "text"), ("text",))], ids=["image", "both"]
 )
 def test_texts_and_images_ask_the_rows_of_a_joint_model_whatever_it_embedded(
-    modalities: tuple[str, ...], asking: tuple[str, ...]
+    modalities: tuple[str, ...], asking: tuple[str, ...], tmp_path: Path
 ) -> None:
+    from contract.test_embedders import make_clip
     from PIL import Image
 
-    rows = config(CLIP, *modalities, decode="cpu-fast")
+    rows = config(f"open_clip:local-dir:{make_clip(tmp_path / 'clip', seed=0)}", *modalities, decode="cpu-fast")
     run = load(rows, "cpu")
     picture = io.BytesIO()
     Image.new("RGB", (40, 30), (200, 30, 90)).save(picture, "png")
