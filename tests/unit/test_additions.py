@@ -303,6 +303,7 @@ def unit_list(folder: Path, most: int) -> list[str]:
 
 CHILD = (
     "import sys\nfrom pathlib import Path\nimport core.run.manifest\ncore.run.manifest.SEGMENT_UNITS = 50\n"
+    "from core.process.libraries import leave_out_pandas\nleave_out_pandas()\n"
     "from producer.enqueue import Request, prepare\nfrom sources.reader_options import ReadOptions\n"
     "print('ready', flush=True)\nsys.stdin.readline()\n"
     "prepare(Request(inputs=(sys.argv[1],), output=Path(sys.argv[2]), models=('stub:4',), modalities=(),"

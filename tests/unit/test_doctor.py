@@ -164,13 +164,6 @@ def test_a_clock_that_is_far_from_the_brokers_is_a_warning(
 # --- devices and models ---
 
 
-def test_torch_is_tried_in_a_process_of_its_own() -> None:
-    checks = list(devices(None))
-
-    assert all(check.state in ("ok", "warn") for check in checks)
-    assert importlib.metadata.version("torch").partition("+")[0] in checks[0].detail
-
-
 CARDS = (Card(name="NVIDIA H200", uuid="GPU-1"), Card(name="NVIDIA GeForce GTX 1070", uuid="GPU-2"))
 
 
@@ -264,8 +257,11 @@ def test_a_model_embeds_one_sample_and_says_its_dimension() -> None:
 
 
 @pytest.mark.parametrize("modality", ["image", pytest.param("text", marks=pytest.mark.slow)])
-def test_a_model_of_transformers_embeds_what_its_configuration_says(tmp_path: Path, modality: str) -> None:
+def test_a_model_of_transformers_embeds_what_its_configuration_says(
+    tmp_path: Path, modality: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torch")
+    from embq.doctor import probe_process
     from tests.support.models.text import save_trunk
     from tests.support.models.vision import save_vision
 
@@ -273,6 +269,8 @@ def test_a_model_of_transformers_embeds_what_its_configuration_says(tmp_path: Pa
         save_vision(tmp_path / "model", "siglip")
     else:
         save_trunk(tmp_path / "model", "bert")
+    # In this process, which has imported transformers: the processes of other probes are like that of this one.
+    monkeypatch.setattr(probes, "child", lambda *arguments, timeout_s: probe_process.model(arguments[-1]))
     check = list(models(f"hf:{tmp_path / 'model'}"))[-1]
 
     assert f"dimensions: {modality} 32" in check.detail
@@ -392,5 +390,8 @@ def test_doctor_looks_at_everything_and_passes_here(tmp_path: Path, capsys: pyte
     assert run(["doctor", "--output", str(tmp_path), "--model", "stub:8", "--json"]) == Exit.DONE
 
     report = json.loads(capsys.readouterr().out)
+    torch = [check for check in report["checks"] if check["name"] == "devices" or check["name"].startswith("cuda:")]
+    assert all(check["state"] in ("ok", "warn") for check in torch)
+    assert importlib.metadata.version("torch").partition("+")[0] in torch[0]["detail"], "from a process of its own"
     names = [check["name"] for check in report["checks"]]
     assert {"python", "packages", "broker", "queue", "clock", "models", "model", "storage", "machine"} <= set(names)

@@ -167,6 +167,7 @@ def test_a_plan_that_comes_late_does_not_replace_the_manifest_of_the_run(
 def test_many_processes_make_one_run(request_: Request) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom producer.enqueue import Request, prepare\n"
+        "from core.process.libraries import leave_out_pandas\nleave_out_pandas()\n"
         "from sources.reader_options import ReadOptions\nprint('ready', flush=True)\nsys.stdin.readline()\n"
         "print(prepare(Request(inputs=(sys.argv[1],), output=Path(sys.argv[2]), models=('stub:4',), modalities=(),"
         " precision='fp32', part_rows=1000, options=ReadOptions(unit_samples=10),"

@@ -6,6 +6,7 @@ import argparse
 import inspect
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import pytest
@@ -166,6 +167,16 @@ def test_a_text_of_too_many_chunks_is_refused_before_they_fill_the_memory(tokeni
 # --- texts that are not cut into chunks ---
 
 
+@cache
+def tokens_cut_at(side: str) -> Any:
+    """Tokens of texts as a model reads them, which leaves out the left or the right of a long one."""
+    from transformers import AutoTokenizer
+
+    from worker.embedders.text.tokens import Tokens
+
+    return Tokens(AutoTokenizer.from_pretrained(MODEL_DIR, truncation_side=side), LIMIT)
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(
     ("text", "is_cut"),
@@ -181,13 +192,9 @@ def test_a_text_of_too_many_chunks_is_refused_before_they_fill_the_memory(tokeni
     ],
 )
 def test_a_text_counts_as_truncated_where_the_model_does_not_read_all_of_it(text: str, is_cut: bool, side: str) -> None:
-    from transformers import AutoTokenizer
-
     from worker.embedders.base import Truncated
-    from worker.embedders.text.tokens import Tokens
 
-    tokens = Tokens(AutoTokenizer.from_pretrained(MODEL_DIR, truncation_side=side), LIMIT)
-    short, row = tokens.rows(["short", text])
+    short, row = tokens_cut_at(side).rows(["short", text])
     assert (isinstance(short, Truncated), isinstance(row, Truncated)) == (False, is_cut)
     assert len(row["input_ids"]) <= LIMIT
 
