@@ -256,8 +256,8 @@ def dedup(**options: Any) -> int:
     """Group near duplicates among the rows of the index of OUT: rows whose vectors have a cosine of at least X.
 
     Rows that are connected through others are one group, and the row with the lowest id is kept. Nothing is deleted:
-    the groups are in dedup-X/groups.parquet in the folder of the index, which `embq index OUT --delete-from` and
-    `embq export --without` take. After an interruption, the same command continues.
+    the groups are in dedup-X-VERSION/groups.parquet in the folder of the index, which `embq index OUT --delete-from`
+    and `embq export --without` take. After an interruption, the same command continues.
     """
     from embq.indexing.dedup import run_dedup
 

@@ -98,6 +98,7 @@ def plan_dedup(base: Version, spec: DedupSpec, *, threads: int, memory_bytes: in
     ids = np.random.default_rng(0).choice(base.next_id, min(SAMPLE, base.next_id), replace=False)
     ids = np.sort(ids[~is_set(deleted_bits(base), ids)]).astype(np.int64)
     rows = searcher.vectors(ids) if base.rows else base.collection.read_rows_at(ids)
+    searcher.search(rows[:50], NEIGHBOURS, nprobe=spec.nprobe, k_factor=spec.k_factor)  # memory and threads are made
     began = time.monotonic()
     found = searcher.search(rows, NEIGHBOURS, nprobe=spec.nprobe, k_factor=spec.k_factor)
     took = time.monotonic() - began
@@ -143,7 +144,7 @@ def dedup(
         stages.run("dedup", blocks, needs)
         (grouped,) = stages.run("groups", 1, (*needs, "dedup"))
         report = _report(base, spec, stages.sidecars)
-        folder = index / f"dedup-{spec.threshold:g}"
+        folder = index / f"dedup-{spec.threshold:g}-{base.name}"
         try:
             folder.mkdir(exist_ok=True)
             publish(grouped.files["groups"].check(index), folder / GROUPS)

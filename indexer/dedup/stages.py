@@ -90,7 +90,7 @@ def dedup(task: Task) -> Made:
     """
     spec, version = task.spec_as(DedupSpec), _version(task)
     block = spec.blocks(version)[task.unit.number]
-    searcher = Searcher(version, memory=memory_of(version, task.memory_bytes), threads=task.threads)
+    searcher = _searcher(task, version)
     bits = deleted_bits(version)
     found, rows, saturated = [np.empty((0, 2), np.int64)], 0, 0
     for first_id in range(block.first_id, block.stop_id, BATCH_ROWS):
@@ -106,6 +106,18 @@ def dedup(task: Task) -> Made:
     with open(path, "wb") as file:
         np.save(file, spanning(np.concatenate(found)))
     return Made(work={"pairs": path}, stats={"rows": rows, "saturated": saturated})
+
+
+_opened: dict[tuple[str, str], Searcher] = {}
+"""The searcher of the last unit: units of a deduplication have the same, and faiss 1.15 leaks the lists of each."""
+
+
+def _searcher(task: Task, version: Version) -> Searcher:
+    key = task.unit.index, task.unit.build
+    if key not in _opened:
+        _opened.clear()
+        _opened[key] = Searcher(version, memory=memory_of(version, task.memory_bytes), threads=task.threads)
+    return _opened[key]
 
 
 def memory_of(version: Version, memory_bytes: int) -> str:

@@ -64,8 +64,8 @@ def dedup(index: Path, *words: object) -> int:
 
 
 def groups_of(index: Path) -> Path:
-    """The file that it writes."""
-    return index / f"dedup-{THRESHOLD:g}" / "groups.parquet"
+    """The file that it writes for the current version."""
+    return index / f"dedup-{THRESHOLD:g}-{read_current(index).name}" / "groups.parquet"
 
 
 def test_groups_are_those_of_all_pairs_and_the_lowest_id_is_kept(base: Path, tmp_path: Path) -> None:
@@ -92,12 +92,13 @@ def test_duplicates_that_are_deleted_are_found_no_more(
     assert dedup(index) == Exit.DONE
     gone = duplicate_ids(groups_of(index))
     capsys.readouterr()
-    assert run(["index", str(index), "--delete-from", str(groups_of(index)), "--json"]) == Exit.DONE
+    assert run(["index", str(index), "--delete-from", str(first := groups_of(index)), "--json"]) == Exit.DONE
     assert json.loads(capsys.readouterr().out)["deleted"] == len(gone)
     found = Searcher.open(index).search(near(rows(400, 0)[:50], 3).astype(np.float32), 20, nprobe=16)
     assert not np.isin(found.ids, gone).any()
     assert dedup(index) == Exit.DONE
     assert not pq.read_table(groups_of(index)).num_rows
+    assert np.array_equal(duplicate_ids(first), gone)  # of the version before, for an export
     add_part(index.parent / "data", "r", near(rows(400, 0)[20:21], 4))
     grown(index)
     assert dedup(index) == Exit.DONE
