@@ -41,10 +41,12 @@ def fingerprint(
 
 def without_volatile(value: Any) -> Any:
     """`value` as JSON-ready data without the keys in `VOLATILE_KEYS`, at any depth; keys become text."""
+    if isinstance(value, (str, int, float, bool, type(None))):  # first: nearly all values of a vocabulary
+        return value
     if isinstance(value, Mapping):
         return {str(key): without_volatile(item) for key, item in value.items() if key not in VOLATILE_KEYS}
     if isinstance(value, (list, tuple)):
         return [without_volatile(item) for item in value]
     if isinstance(value, (set, frozenset)):
         return sorted(str(item) for item in value)
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+    return str(value)

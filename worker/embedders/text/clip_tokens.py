@@ -26,7 +26,8 @@ class ClipTokens:
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int | None) -> None:
-        self._copies = PerThread(tokenizer)
+        own = isinstance(tokenizer, SimpleTokenizer)  # writes to its cache of words alone
+        self._copies = PerThread(tokenizer, (tokenizer.encoder, tokenizer.decoder, tokenizer.bpe_ranks) if own else ())
         self._vocabulary = vocabulary
 
     def row(self, text: str) -> torch.Tensor:
