@@ -32,12 +32,12 @@ from embq.verify.findings import Findings
 from embq.verify.manifest import Coverage
 from embq.verify.rereading import reread
 from embq.verify.verification import verify
-from producer.enqueue import Request, prepare
+from producer.enqueue import prepare
 from producer.retry import FailureFilter, retry
 from sources.kinds import SOURCES, kind_of
 from sources.reader_options import ReadOptions
 from tests.support.models.text import word_pieces
-from tests.support.outputs.build import build, go_on
+from tests.support.outputs.build import build, go_on, request_of
 from worker.embedders.base import Embedder
 from worker.embedders.image.decoding import Picture, open_image
 from worker.embedders.image.pixels import pixels_of
@@ -118,17 +118,7 @@ def test_what_was_mended_and_got_more_lines_passes_its_verification(name: str, t
     path.write_bytes(packed(more))
     assert retry(out, FailureFilter(), version="0").failures == 1
     go_on(out)
-    request = Request(
-        inputs=(str(path),),
-        output=out,
-        models=(MODEL,),
-        modalities=(),
-        precision="fp32",
-        part_rows=1000,
-        options=ReadOptions(unit_samples=3),
-        version="0",
-    )
-    assert prepare(request).added == 2
+    assert prepare(request_of(out, path, models=(MODEL,))).added == 2
     go_on(out)
     report = verify(out)
     assert (report.violations, report.failures, report.rows) == ((), 0, 15)

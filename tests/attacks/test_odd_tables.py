@@ -26,12 +26,12 @@ from pyarrow import ipc
 
 from core.errors import Exit, InputError, SourceError
 from embq.verify.verification import verify
-from producer.enqueue import Request, prepare
+from producer.enqueue import prepare
 from producer.plan import plan
 from producer.upload import UploadedInputs, plan_upload
 from sources.reader_options import ReadOptions
 from sources.unit_reader import read
-from tests.support.outputs.build import build, write_folder, write_tar
+from tests.support.outputs.build import build, request_of, write_folder, write_tar
 from tests.support.planning import samples_of, units_of
 
 POLARS = Path(__file__).parent / "polars.arrow"
@@ -511,16 +511,7 @@ def test_a_file_that_cannot_be_read_cannot_be_sent(tmp_path: Path) -> None:
     (tmp_path / "in" / "x.jsonl").mkdir(parents=True)
     (tmp_path / "in" / "z.jsonl").write_text('{"text": "x"}\n')
     inputs = UploadedInputs("/out")
-    request = Request(
-        inputs=(str(tmp_path / "in"),),
-        output=tmp_path / "run",
-        models=("stub:8",),
-        modalities=("text",),
-        precision="fp32",
-        part_rows=1000,
-        options=ReadOptions(),
-        version="0",
-    )
+    request = request_of(tmp_path / "run", tmp_path / "in", modalities=("text",), options=ReadOptions())
     assert prepare(request, relocate=inputs.relocate).info.units == 2
     with pytest.raises(SourceError, match=r"x\.jsonl: cannot be read"):
         plan_upload(tmp_path / "run", "/out", inputs)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
-import io
 import json
 import lzma
 import os
 import sys
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import h5py
@@ -23,6 +22,7 @@ from pyarrow import feather, ipc
 from core.units import Unit
 from sources.kinds import SOURCES
 from sources.reader_options import ReadOptions
+from tests.support.outputs.build import write_tar
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -60,15 +60,9 @@ class Case:
         return list(SOURCES[self.kind].split(str(path), OPTIONS))
 
 
-def write_tar(folder: Path) -> Path:
-    path = folder / "shard.tar"
-    with tarfile.open(path, "w") as tar:
-        for key, text in ROWS.items():
-            for extension, content in (("jpg", key.encode()), ("txt", text.encode())):
-                info = tarfile.TarInfo(f"{key}.{extension}")
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-    return path
+def write_shard(folder: Path) -> Path:
+    members = [[(f"{key}.jpg", key.encode()), (f"{key}.txt", text.encode())] for key, text in ROWS.items()]
+    return write_tar(folder / "shard.tar", chain(*members))
 
 
 def write_files(folder: Path) -> Path:
@@ -169,7 +163,7 @@ def _zstd(data: bytes) -> bytes:
 
 
 CASES = [
-    Case(kind="tar", write=write_tar, change=touch, listing=IMAGES_AND_TEXTS),
+    Case(kind="tar", write=write_shard, change=touch, listing=IMAGES_AND_TEXTS),
     Case(
         kind="files",
         write=write_files,
@@ -191,7 +185,7 @@ CASES = [
     Case(
         kind="tar",
         form="gz",
-        write=packed(write_tar, ".gz", gzip.compress),
+        write=packed(write_shard, ".gz", gzip.compress),
         change=touch,
         listing=IMAGES_AND_TEXTS,
     ),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from contract.inputs import CASES, ROWS, Case, write_tar
+from contract.inputs import CASES, ROWS, Case, write_shard
 from contract.reading import CPU_S, UNNAMED, Ended, Reading, ended, reading
 
 import sources.reader_process.client
@@ -96,7 +96,7 @@ def places_of(data: bytes) -> dict[str, range]:
 
 
 def test_a_shard_cut_at_500_places_or_with_200_flipped_bytes_loses_nothing_unsaid(tmp_path: Path) -> None:
-    shard = Damaged(Case(kind="tar", write=write_tar, change=Path.touch, listing=[]), tmp_path)
+    shard = Damaged(Case(kind="tar", write=write_shard, change=Path.touch, listing=[]), tmp_path)
     rng = random.Random(500)
     places = places_of(shard.whole)
     borders = [border + by for border in range(0, places["end marker"].stop + BLOCK, BLOCK) for by in (-1, 0, 1)]

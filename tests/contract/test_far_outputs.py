@@ -26,14 +26,13 @@ from core.run.reader import committed, row_tables
 from core.run.run_info import load_run
 from core.run.standing_failures import standing_failures
 from core.settings import Settings
-from core.storage import object_clients
 from core.storage.objects import ObjectPath, unfinished
 from embq.gc.collect import collect
 from embq.verify.verification import verify
 from producer.enqueue import Request, prepare
 from producer.retry import FailureFilter, preview, retry
 from sources.reader_options import ReadOptions
-from tests.support.outputs.build import go_on
+from tests.support.outputs.build import go_on, request_of
 from tests.support.outputs.run_case import RunCase, make_case
 from writer.run_writer import RunWriter
 
@@ -46,12 +45,9 @@ def server() -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What belongs to this machine goes into the test's folder; clients are of the server that is there now."""
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state of this machine goes into the test's folder."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    object_clients.connect.cache_clear()
-    yield
-    object_clients.connect.cache_clear()
 
 
 @pytest.fixture
@@ -211,16 +207,7 @@ def test_a_store_that_lets_a_name_be_created_twice_holds_nothing_of_a_run(
 def texts(root: ObjectPath, tmp_path: Path) -> Request:
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text("".join(f"{name} {n}\n" for n in range(25)))
-    return Request(
-        inputs=(str(tmp_path / "a.txt"),),
-        output=root,
-        models=("stub:4",),
-        modalities=(),
-        precision="fp32",
-        part_rows=1000,
-        options=ReadOptions(unit_samples=10),
-        version="test",
-    )
+    return request_of(root, tmp_path / "a.txt", models=("stub:4",), options=ReadOptions(unit_samples=10))
 
 
 def test_a_run_is_made_found_and_added_to(texts: Request, root: ObjectPath, tmp_path: Path) -> None:

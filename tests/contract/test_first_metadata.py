@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import json
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +21,30 @@ from core.errors import SourceError
 from core.run.run_info import load_run
 from core.units import Unit
 from producer import plan
-from producer.enqueue import Request, prepare
+from producer.enqueue import prepare
 from sources import unit_reader
 from sources.interface import Source
 from sources.kinds import SOURCES
 from sources.reader_options import ReadOptions
 from sources.reader_process import client
 from sources.unit_reader import first_metadata, may_have_metadata, read
+from tests.support.outputs.build import request_of as request
+from tests.support.outputs.build import write_tar
 from tests.support.servers.storage import http_server
 
 METADATA: list[dict[str, Any]] = [{"n": number, "tags": ["a", "b"], "name": f"ä{number}"} for number in range(6)]
 OPTIONS = ReadOptions(unit_samples=4, metadata_columns=("n", "tags", "name"))
 
 
-def write_tar(folder: Path) -> Path:
-    path = folder / "shard.tar"
-    with tarfile.open(path, "w") as tar:
-        for number, metadata in enumerate(METADATA):
-            for extension, content in (("jpg", b"image"), ("json", json.dumps(metadata).encode()), ("txt", b"a text")):
-                info = tarfile.TarInfo(f"{number}.{extension}")
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-    return path
+def write_shard(folder: Path) -> Path:
+    sidecars = [{"jpg": b"image", "json": json.dumps(metadata).encode(), "txt": b"a text"} for metadata in METADATA]
+    members = [(f"{number}.{kind}", data) for number, one in enumerate(sidecars) for kind, data in one.items()]
+    return write_tar(folder / "shard.tar", members)
 
 
 def write_packed_tar(folder: Path) -> Path:
     path = folder / "packed.tar.gz"
-    path.write_bytes(gzip.compress(write_tar(folder).read_bytes()))
+    path.write_bytes(gzip.compress(write_shard(folder).read_bytes()))
     return path
 
 
@@ -100,7 +96,7 @@ def write_arrow(folder: Path) -> Path:
 
 
 WRITERS: dict[str, tuple[str, Callable[[Path], Path]]] = {
-    "tar": ("tar", write_tar),
+    "tar": ("tar", write_shard),
     "tar.gz": ("tar", write_packed_tar),
     "files": ("files", write_files),
     "jsonl": ("jsonl", write_jsonl),
@@ -162,7 +158,7 @@ def test_columns_that_nobody_named_are_not_looked_at(tmp_path: Path) -> None:
     assert not any(map(may_have_metadata, SOURCES["files"].split(str(tmp_path / "bare"), ReadOptions())))
 
 
-@pytest.mark.parametrize("write", [write_tar, write_packed_tar])
+@pytest.mark.parametrize("write", [write_shard, write_packed_tar])
 def test_of_a_shard_only_the_first_bytes_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], Path]
 ) -> None:
@@ -173,13 +169,8 @@ def test_of_a_shard_only_the_first_bytes_are_read(
 
 
 def test_samples_that_will_fail_say_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "shard.tar"
-    with tarfile.open(path, "w") as tar:
-        for name, content in (("a.json", b"{"), ("b.json", b"[1]"), ("c.json", b'{"n":1}'), ("c.jpg", b"i")):
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    (unit,) = split("tar", path)
+    members = [("a.json", b"{"), ("b.json", b"[1]"), ("c.json", b'{"n":1}'), ("c.jpg", b"i")]
+    (unit,) = split("tar", write_tar(tmp_path / "shard.tar", members))
     assert look(unit, 100) == [{"n": 1}]
 
 
@@ -197,20 +188,7 @@ def test_a_remote_unit_is_looked_at_as_well(tmp_path: Path, kind: str) -> None:
 # --- when a run is made ---
 
 
-FOUR = ReadOptions(unit_samples=4)
-
-
-def request_of(output: Path, *inputs: Path, options: ReadOptions = FOUR) -> Request:
-    return Request(
-        inputs=tuple(map(str, inputs)),
-        output=output,
-        models=("stub:4",),
-        modalities=(),
-        precision="fp32",
-        part_rows=1000,
-        options=options,
-        version="test",
-    )
+request_of = partial(request, options=ReadOptions(unit_samples=4))
 
 
 def named(output: Path) -> dict[str, str]:
@@ -240,7 +218,7 @@ def test_columns_are_no_part_of_what_a_run_is(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_damaged_first_shard_holds_up_nothing(tmp_path: Path) -> None:
-    shards = [write_tar(tmp_path).rename(tmp_path / f"{name}.tar") for name in "ab" if not (tmp_path / name).exists()]
+    shards = [write_shard(tmp_path).rename(tmp_path / f"{name}.tar") for name in "ab" if not (tmp_path / name).exists()]
     shards[0].write_bytes(b"\1" * 10_000)
     assert prepare(request_of(tmp_path / "out", *shards)).info.units == 2
     assert named(tmp_path / "out") == FOUND

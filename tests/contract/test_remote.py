@@ -17,13 +17,14 @@ from core.run.layout import Layout
 from core.run.manifest import Manifest
 from core.units import Sample, Unit
 from producer.additions import Additions
-from producer.enqueue import Request, prepare
+from producer.enqueue import prepare
 from producer.plan import plan
 from sources.access import listings, ranged_reads
 from sources.access.files import match
 from sources.access.filesystems import filesystem
 from sources.kinds import SOURCES, detect
 from sources.unit_reader import read
+from tests.support.outputs.build import request_of
 from tests.support.servers.storage import HttpServer, http_server, s3_server, upload
 
 KINDS = [case for case in CASES if not case.form]
@@ -67,19 +68,6 @@ def requests_to_s3() -> Iterator[list[tuple[str, str]]]:
         yield seen
     finally:
         events.unregister("before-send.s3", note)
-
-
-def request_of(inputs: tuple[str, ...], output: Path) -> Request:
-    return Request(
-        inputs=inputs,
-        output=output,
-        models=("stub:4",),
-        modalities=(),
-        precision="fp32",
-        part_rows=1000,
-        options=OPTIONS,
-        version="test",
-    )
 
 
 def samples_of(kind: str, source: str) -> list[Sample]:
@@ -212,7 +200,7 @@ def test_what_is_gone_from_a_bucket_is_named_by_one_listing_and_what_is_there_is
         (tmp_path / "in" / f"{number:02d}.txt").parent.mkdir(exist_ok=True)
         (tmp_path / "in" / f"{number:02d}.txt").write_text(f"text {number}\n")
     url = upload(tmp_path / "in", "shrunk")
-    asked = request_of((f"{url}/*.txt",), tmp_path / "out")
+    asked = request_of(tmp_path / "out", f"{url}/*.txt", options=OPTIONS)
     prepare(asked)
     for number in range(20):
         boto3.client("s3").delete_object(Bucket="shrunk", Key=f"{number:02d}.txt")
@@ -224,7 +212,7 @@ def test_what_is_gone_from_a_bucket_is_named_by_one_listing_and_what_is_there_is
     assert len(seen) <= 2 * listings.LISTED_AFTER + 1, seen
     (told,) = prepare(asked).warnings
     assert f"not there any more: {url}/00.txt, {url}/01.txt, {url}/02.txt and 17 more;" in told
-    assert prepare(request_of((f"{url}/20.txt",), tmp_path / "out")).warnings == ()
+    assert prepare(request_of(tmp_path / "out", f"{url}/20.txt", options=OPTIONS)).warnings == ()
 
 
 def test_an_image_that_is_gone_from_a_bucket_is_named_once(s3: None, tmp_path: Path) -> None:
@@ -233,7 +221,7 @@ def test_an_image_that_is_gone_from_a_bucket_is_named_once(s3: None, tmp_path: P
     case = next(case for case in CASES if case.kind == "files")
     case.write(tmp_path)
     url = upload(tmp_path, "fewer")
-    asked = request_of((f"{url}/images",), tmp_path / "out")
+    asked = request_of(tmp_path / "out", f"{url}/images", options=OPTIONS)
     prepare(asked)
     key = case.listing[3][0]
     boto3.client("s3").delete_object(Bucket="fewer", Key=f"images/{key}")

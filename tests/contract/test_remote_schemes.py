@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from contract.inputs import CASES, OPTIONS, Case
-from contract.test_remote import content, request_of, samples_of
+from contract.test_remote import content, quick, samples_of
 
 from core.errors import InputError, SourceError
 from core.units import Unit
@@ -20,17 +20,13 @@ from sources.access.files import match
 from sources.access.filesystems import bare, filesystem
 from sources.kinds import SOURCES, detect
 from sources.unit_reader import read
+from tests.support.outputs.build import request_of
 from tests.support.servers.storage import Server, gcs_server, webhdfs_server
 
 TAR = next(case for case in CASES if case.kind == "tar")
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses between attempts are shorter, and ranges small, so that small files have several."""
-    monkeypatch.setattr(ranged_reads, "PAUSES_S", (0.01, 0.01, 0.01, 0.01))
-    monkeypatch.setattr(ranged_reads, "SMALL_BYTES", 1000)
-    monkeypatch.setattr(ranged_reads, "LARGE_BYTES", 4000)
+__all__ = ["quick"]  # a fixture of every test here as well
 
 
 @dataclass
@@ -205,7 +201,7 @@ def test_a_folder_that_may_not_be_listed_is_no_empty_one(webhdfs: Server, tmp_pa
 
 def test_what_is_gone_is_named_and_what_is_there_is_not(store: Store, tmp_path: Path) -> None:
     store.upload(dict.fromkeys(("a.txt", "b.txt", "c.txt"), b"one text\n"))
-    asked = request_of((f"{store.url}/*.txt",), tmp_path / "out")
+    asked = request_of(tmp_path / "out", f"{store.url}/*.txt", options=OPTIONS)
     prepare(asked)
     store.remove("b.txt")
     (told,) = prepare(asked).warnings

@@ -21,7 +21,6 @@ from core.errors import InputError, TryLaterError, UsageError
 from core.models import Chunking
 from core.queue.result_stream import Entry
 from core.rows.results import failure_batch
-from core.rows.spec import RowSpec
 from core.run.commit_log import CommitLog
 from core.run.control import Control, save_control
 from core.run.layout import Layout
@@ -33,10 +32,9 @@ from core.units import UNIT_SPEC_MAX_BYTES, Failure, Unit, key_digest
 from embq.status.run_monitor import RunMonitor
 from embq.verify.verification import verify
 from producer.additions import PlanRecord, append_generation
-from producer.enqueue import Planned, Request, prepare
+from producer.enqueue import Planned, prepare
 from producer.retry import FailureFilter, RetryResult, preview, retry
-from sources.reader_options import ReadOptions
-from tests.support.outputs.build import build, go_on, rewrite, write_folder, write_tar
+from tests.support.outputs.build import build, go_on, request_of, rewrite, write_folder, write_tar
 from writer.accept import Accepted, Acceptor
 from writer.commit import Committer
 
@@ -152,22 +150,7 @@ def assert_verified(root: Path) -> None:
 def enqueued(root: Path, source: Path) -> Planned:
     """The same inputs planned for the same output once more."""
     info = load_run(root)
-    return prepare(request_for(root, source, info.model.spec, info.model.modalities))
-
-
-def request_for(root: Path, source: Path, model: str, modalities: tuple[str, ...]) -> Request:
-    return Request(
-        inputs=(str(source),),
-        output=root,
-        models=(model,),
-        modalities=modalities,
-        precision="fp32",
-        rows=RowSpec(),
-        format="parquet",
-        part_rows=1000,
-        options=ReadOptions(unit_samples=3),
-        version="0",
-    )
+    return prepare(request_of(root, source, models=(info.model.spec,), modalities=info.model.modalities))
 
 
 # --- mended and done again ---
@@ -443,7 +426,7 @@ def test_more_ordinals_than_one_description_holds_make_several_units(tmp_path: P
 
 def test_a_text_that_failed_as_a_whole_is_cut_again_and_a_single_chunk_is_left_alone(tmp_path: Path) -> None:
     out, path = tmp_path / "out", jsonl(tmp_path, frozenset())
-    info = prepare(replace(request_for(out, path, "stub:8", ("text",)), chunking=Chunking(tokens=16, overlap=0))).info
+    info = prepare(request_of(out, path, modalities=("text",), chunking=Chunking(tokens=16, overlap=0))).info
     log = CommitLog(Layout(out))
     committer = Committer(Layout(out), info, log, log.replay(info.units), writer="w", version="0")
     committer.take_epoch()

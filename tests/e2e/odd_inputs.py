@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import tarfile
@@ -40,16 +39,6 @@ def texts(path: Path, **columns: object) -> Path:
     """A parquet file."""
     path.parent.mkdir(exist_ok=True)
     pq.write_table(pa.table(columns), path)
-    return path
-
-
-def tar_of(path: Path, members: Mapping[str, bytes]) -> Path:
-    """A shard whose names may be anything."""
-    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
     return path
 
 
@@ -95,13 +84,13 @@ def a_link_that_leaves_the_folder(folder: Path) -> Odd:
 def names_in_a_shard_that_leave_it(folder: Path) -> Odd:
     """They are keys and nothing else: nothing is ever written or opened under them."""
     names = ["../../up", "/etc/passwd", "a/../b", "good"]
-    tar_of(folder / "s.tar", {f"{name}.jpg": picture(name) for name in names})
+    write_tar(folder / "s.tar", {f"{name}.jpg": picture(name) for name in names}.items())
     return Odd(source=folder / "s.tar", rows={name: picture(name) for name in names}, units=1)
 
 
 def names_with_newlines(folder: Path) -> Odd:
     names = ["a\nb", "c\r\n", "\td", "good"]
-    tar_of(folder / "s.tar", {f"{name}.jpg": picture(name) for name in names})
+    write_tar(folder / "s.tar", {f"{name}.jpg": picture(name) for name in names}.items())
     return Odd(source=folder / "s.tar", rows={name: picture(name) for name in names}, units=1)
 
 
@@ -115,7 +104,7 @@ def files_with_newlines(folder: Path) -> Odd:
 
 def keys_of_4_kb(folder: Path) -> Odd:
     long = "k" * 4092
-    tar_of(folder / "s.tar", {f"{long}.jpg": picture("long"), "good.jpg": picture("good")})
+    write_tar(folder / "s.tar", {f"{long}.jpg": picture("long"), "good.jpg": picture("good")}.items())
     return Odd(source=folder / "s.tar", rows={long: picture("long"), "good": picture("good")}, units=1)
 
 
@@ -128,8 +117,8 @@ def ids_of_4_kb(folder: Path) -> Odd:
 def a_name_longer_than_any_path(folder: Path) -> Odd:
     root = folder / "shards"
     root.mkdir()
-    tar_of(root / "long.tar", {f"{'k' * 5000}.jpg": picture("long"), "x.jpg": picture("x")})
-    tar_of(root / "good.tar", {"good.jpg": picture("good")})
+    write_tar(root / "long.tar", {f"{'k' * 5000}.jpg": picture("long"), "x.jpg": picture("x")}.items())
+    write_tar(root / "good.tar", {"good.jpg": picture("good")}.items())
     return Odd(source=root, rows={"good": picture("good")}, failures={"": "shard_bad_header"}, units=2)
 
 
@@ -143,7 +132,8 @@ def names_that_are_not_utf8(folder: Path) -> Odd:
 
 
 def members_that_are_not_utf8(folder: Path) -> Odd:
-    write_tar(folder / "s.tar", [(os.fsdecode(b"caf\xe9.jpg"), picture("cafe")), ("good.jpg", picture("good"))])
+    members = [(os.fsdecode(b"caf\xe9.jpg"), picture("cafe")), ("good.jpg", picture("good"))]
+    write_tar(folder / "s.tar", members, tarfile.USTAR_FORMAT)
     return Odd(source=folder / "s.tar", rows={"caf\\udce9": picture("cafe"), "good": picture("good")}, units=1)
 
 
@@ -159,7 +149,7 @@ def files_of_zero_bytes(folder: Path) -> Odd:
 def shards_of_zero_bytes(folder: Path) -> Odd:
     root = folder / "shards"
     root.mkdir()
-    tar_of(root / "good.tar", {"good.jpg": picture("good")})
+    write_tar(root / "good.tar", {"good.jpg": picture("good")}.items())
     (root / "nothing.tar").touch()
     return Odd(source=root, rows={"good": picture("good")}, failures={"": "shard_no_end_marker"}, units=2)
 

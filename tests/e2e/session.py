@@ -8,11 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +25,7 @@ from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
 from core.process.children import die_with_parent
 from embq.cli import entry_point
+from tests.support.outputs.build import write_tar
 
 LOOK_S = 0.05
 """Between two looks: each takes milliseconds from the processes that are looked at."""
@@ -379,15 +379,6 @@ def write_texts(path: Path, samples: int, *, name: str = "k") -> dict[str, bytes
     texts = {f"{name}{number}": f"{name}: the text with the number {number}" for number in range(samples)}
     path.write_text("".join(json.dumps({"id": key, "text": text}) + "\n" for key, text in texts.items()))
     return {key: text.encode() for key, text in texts.items()}
-
-
-def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
-    """A shard with exactly these members."""
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
 
 
 def picture(name: str) -> bytes:

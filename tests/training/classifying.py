@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from small_shards import CLASSES, write_shards
+
+from training.launch.ssh_probe import free_port
 
 PRELOADED = ["timm", "torchvision", "webdataset", "safetensors.torch", "training.classify.loop", "training.data.epochs"]
 
@@ -114,13 +115,6 @@ def server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _kill(process: BaseProcess) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 _SBATCH = """#!/bin/bash
@@ -43,11 +42,3 @@ def commands(folder: Path) -> Path:
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     return folder
-
-
-def free_port() -> int:
-    """A port at which the tasks of a job may meet."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

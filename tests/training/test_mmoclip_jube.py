@@ -18,6 +18,7 @@ import yaml
 from mmoclip_logs import line, whole, write
 
 from tests.support.waiting import wait_until
+from training.launch.ssh_probe import free_port
 from training.mmoclip import folder, required
 from training.mmoclip.judgement import judge
 
@@ -183,7 +184,7 @@ def test_a_queue_that_returns_at_once_is_polled_until_the_job_is_done(bench: Ben
 
     bench.edit(on_a_cluster)
     job = bench.place / "submit.job.in"
-    job.write_text(job.read_text().replace("12802", str(emulated_slurm.free_port())))
+    job.write_text(job.read_text().replace("12802", str(free_port())))
     bench.jube("run", "default.yaml", "--tag", "cpu")
     (work,) = bench.work()
     assert [row["total_time_secs"] for row in bench.rows()] == ["nan"]

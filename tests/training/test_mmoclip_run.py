@@ -16,6 +16,7 @@ import psutil
 import pytest
 from e2e.session import Command, await_in, ended, started
 
+from training.launch.ssh_probe import free_port
 from training.mmoclip import folder
 from training.mmoclip.judgement import UNFINISHED
 
@@ -190,7 +191,7 @@ def test_a_training_that_cannot_begin_says_what_open_clip_said(tmp_path: Path) -
 @pytest.mark.slow
 def test_inside_a_slurm_allocation_srun_starts_the_tasks(tmp_path: Path) -> None:
     path = f"{emulated_slurm.commands(tmp_path / 'bin')}:{os.environ['PATH']}"
-    port = str(emulated_slurm.free_port())
+    port = str(free_port())
     allocation = {"PATH": path, "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "localhost", "MASTER_PORT": port}
     arguments = [*ON_CPU, "--launcher", "srun", "--processes", "2", "--samples", "96", "--json", "--out"]
     status, stdout, stderr = ended("bench", "mmoclip", *arguments, tmp_path / "out", environment=allocation)
@@ -203,7 +204,7 @@ def test_inside_a_slurm_allocation_srun_starts_the_tasks(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_torchrun_on_two_nodes_has_one_table(tmp_path: Path) -> None:
-    meet = ["--launcher", "torchrun", "--nodes", "2", "--rendezvous", f"localhost:{emulated_slurm.free_port()}"]
+    meet = ["--launcher", "torchrun", "--nodes", "2", "--rendezvous", f"localhost:{free_port()}"]
     arguments = ["bench", "mmoclip", *ON_CPU, *meet, "--samples", "96", "--json", "--out"]
     with started(*arguments, tmp_path / "a") as one, started(*arguments, tmp_path / "b") as other:
         assert (one.wait(), other.wait()) == (0, 0), one.said + other.said

@@ -6,9 +6,10 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,9 +40,9 @@ from writer.commit import Committer
 # --- inputs ---
 
 
-def write_tar(path: Path, members: Sequence[tuple[str, bytes]]) -> Path:
-    """A shard of regular members."""
-    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+def write_tar(path: Path, members: Iterable[tuple[str, bytes]], format_: int = tarfile.PAX_FORMAT) -> Path:
+    """A shard of regular members, whose names may be anything in the PAX format."""
+    with tarfile.open(path, "w", format=format_) as tar:
         for name, content in members:
             info = tarfile.TarInfo(name)
             info.size = len(content)
@@ -66,6 +67,19 @@ def write_jsonl(path: Path, lines: Sequence[object]) -> Path:
 # --- outputs ---
 
 
+def request_of(root: Place, *inputs: Path | str, **changes: Any) -> Request:
+    """A request for units of 3 samples through the stub model in fp32, with what `changes` asks for otherwise."""
+    usual: dict[str, Any] = {
+        "models": ("stub:8",),
+        "modalities": (),
+        "precision": "fp32",
+        "part_rows": 1000,
+        "options": ReadOptions(unit_samples=3),
+        "version": "0",
+    }
+    return Request(inputs=tuple(map(str, inputs)), output=root, **usual | changes)
+
+
 def build(
     root: Path,
     inputs: Sequence[Path],
@@ -86,19 +100,14 @@ def build(
     Args:
         loaded: gives the model on a device.
     """
-    options = ReadOptions(unit_samples=unit_samples, metadata_columns=metadata_columns, damaged=damaged)
-    paths = tuple(str(path) for path in inputs)
-    request = Request(
-        inputs=paths,
-        output=root,
+    request = request_of(
+        root,
+        *inputs,
         models=(model,) if isinstance(model, str) else model,
         modalities=modalities,
-        precision="fp32",
         rows=rows,
         format=format,
-        part_rows=1000,
-        options=options,
-        version="0",
+        options=ReadOptions(unit_samples=unit_samples, metadata_columns=metadata_columns, damaged=damaged),
     )
     info = prepare(request).info
     layout, manifest = Layout(root), Manifest(Layout(root))
