@@ -297,13 +297,18 @@ class RunWriter:
 
 
 class Inbox:
-    """Results of one run in order of delivery; those delivered before and not acknowledged come first."""
+    """Results of one run in order of delivery; those delivered before and not acknowledged come first.
+
+    Attributes:
+        has_more: whether more results may wait: the last read gave as many as it asked for.
+    """
 
     def __init__(self, stream: ResultStream, clock: Callable[[], float]) -> None:
         self._stream = stream
         self._clock = clock
         self._looked = float("-inf")
         self._is_overfull = False
+        self.has_more = True
         self._count = 16
         self._delivered_after: str | None = "0"
 
@@ -318,8 +323,10 @@ class Inbox:
             entries = self._stream.read(self._delivered_after, count=count, block_ms=None)
             self._delivered_after = entries[-1].id if entries else None
             if entries:
+                self.has_more = True
                 return entries
         entries = self._stream.read(">", count=count, block_ms=None)
+        self.has_more = len(entries) == count
         size = sum(len(value) for entry in entries for value in entry.fields.values())
         if size > READ_BYTES:
             self._count = max(1, self._count // 2)

@@ -87,8 +87,10 @@ class WriterService:
                 if receiving and self._receiver is not None:
                     # As long as pieces come, more are looked for at once.
                     receiving = self._receiver.step()
-                worked = sum(self._attend(run, writer, writer.step) or 0 for run, writer in list(self.runs.items()))
-                if not worked and not receiving:
+                for run, writer in list(self.runs.items()):
+                    self._attend(run, writer, writer.step)
+                # Also after results were read: a step costs as much for eight of them as for one.
+                if not receiving and not any(writer.inbox.has_more for writer in self.runs.values()):
                     time.sleep(IDLE_S)
             for run, writer in list(self.runs.items()):
                 self._attend(run, writer, writer.drain)
@@ -102,29 +104,28 @@ class WriterService:
         """Runs that the broker knows, that could not be written when they were last tried, or may not be."""
         return len(({*list(self._retry_at), *list(self._outside)} & self._known) - {*list(self.runs)})
 
-    def _attend(self, run: str, writer: RunWriter, action: Callable[[], int | None]) -> int | None:
+    def _attend(self, run: str, writer: RunWriter, action: Callable[[], object]) -> None:
         """Do something for one run; a run that fails, is finished or was cancelled is let go."""
         self._keeper.moved()
         try:
-            answer = action()
+            action()
             if writer.cancelled:
                 writer.drain()  # what was published before is kept
         except (EmbqError, OSError) as error:
             self._give_up(run, error, writer.layout.root)
-            return 0
+            return
         except Exception as error:  # noqa: BLE001 - boundary of one run: the others go on
             self._isolate(run, error)
-            return 0
+            return
         if self.only:
-            return answer
+            return
         if writer.finished:
             self._finished[run] = writer.info.units
         elif writer.cancelled:
             self._cancelled.add(run)
         else:
-            return answer
+            return
         self.runs.pop(run).release()
-        return answer
 
     def _open_new_runs(self) -> None:
         now = time.monotonic()

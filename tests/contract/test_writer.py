@@ -214,6 +214,16 @@ def test_a_unit_larger_than_a_part_is_not_split(make_run: MakeRun) -> None:
     run.assert_exact()
 
 
+def test_the_writer_knows_whether_more_results_wait(run: RunCase) -> None:
+    """It rests after a read that has emptied the stream, and goes on at once after any other."""
+    inbox = run.writer().inbox
+    for _ in range(17):
+        run.client.xadd(run.key("res"), {"x": "y"})
+    assert [(len(inbox.read()), inbox.has_more) for _ in range(3)] == [(16, True), (1, False), (0, False)]
+    inbox.read_again()
+    assert [(len(inbox.read()), inbox.has_more) for _ in range(2)] == [(17, True), (0, False)]
+
+
 def test_results_are_committed_when_the_oldest_is_old_enough(run: RunCase) -> None:
     writer = run.writer()
     run.work_one(0)
