@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -62,11 +63,13 @@ def change(options: Mapping[str, Any], runner: AbstractContextManager[Runner]) -
 
 
 def _is_parquet(name: str) -> bool:
+    if not os.path.isfile(name):  # a pipe, of which no byte may be lost, or "-" for stdin
+        return False
     try:
         with open(name, "rb") as file:
             return file.read(4) == b"PAR1"
     except OSError:
-        return False  # "-" is stdin
+        return False  # reading its keys says why
 
 
 def _keys(options: Mapping[str, Any], files: Sequence[str]) -> list[str]:

@@ -103,14 +103,21 @@ class RunLog:
             try:
                 log.send(sent, progress.rows)
             except log.errors as error:
-                click.echo(f"warning: no more figures are sent: {error}", err=True)
+                _warn(error)
                 self._logs.remove(log)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for log in self._logs:
-            log.close()
+            try:
+                log.close()
+            except log.errors as error_of_log:
+                _warn(error_of_log)
+
+
+def _warn(error: Exception) -> None:
+    click.echo(f"warning: no more figures are sent: {masked(str(error))}", err=True)
 
 
 def figures(progress: RunProgress, workers: int) -> dict[str, float]:

@@ -59,7 +59,7 @@ def delete(index: Path, keys: Sequence[str], ids: np.ndarray = NO_IDS) -> Deleti
             raise InputError(
                 f"there is no row with id {ids.max()}", next_step=f"{index} has {base.next_id:,}", code="no_such_id"
             )
-        if len(unknown) == len(found) and not len(ids):
+        if unknown and len(unknown) == len(found) and not len(ids):
             raise InputError(
                 f"no row of {index} has {'the key' if len(unknown) == 1 else f'any of the {len(unknown):,} keys'} "
                 f"{', '.join(unknown[:NAMED])}{', ...' if len(unknown) > NAMED else ''}",

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from core import wire
@@ -29,6 +30,7 @@ from indexer.dedup.stages import (
     BATCH_ROWS,
     BINS,
     CANDIDATES,
+    GROUP_SCHEMA,
     LEAST_FACTOR,
     NEIGHBOURS,
     NOTE,
@@ -122,7 +124,7 @@ def dedup(
 ) -> tuple[Path, dict[str, Any]]:
     """Group the rows of the current version that are near each other; gives the folder of the result, and its report.
 
-    The folder has the groups (see `indexer.dedup.stages.GROUPS`), the report, and where matplotlib is installed a
+    The folder has the groups (see `indexer.dedup.stages.GROUP_SCHEMA`), the report, and where matplotlib is installed a
     picture. Interrupted, the same call goes on.
 
     Raises TryLaterError where another process is at work on the index, or has changed it since `base` was read, and
@@ -232,11 +234,14 @@ def duplicate_ids(path: str | Path, *, build: str | None = None, run: str | None
     try:
         with pq.ParquetFile(path) as file:
             note = wire.read(_Note, (file.schema_arrow.metadata or {}).get(NOTE, b""), what="metadata of the groups")
-            found = [
-                batch["id"].filter(pa.compute.invert(batch["kept"])).to_numpy(zero_copy_only=False)
-                for batch in file.iter_batches(columns=["id", "kept"])
-            ]
-        ids = np.concatenate([*found, np.empty(0, np.int64)]).astype(np.int64)
+            if not file.schema_arrow.equals(GROUP_SCHEMA):
+                raise ValueError(f"its columns are not {', '.join(GROUP_SCHEMA.names)}")
+            found = []
+            for batch in file.iter_batches(columns=["id", "kept"]):
+                if batch["id"].null_count or batch["kept"].null_count:
+                    raise ValueError("there are nulls in its columns id and kept")
+                found.append(batch["id"].filter(pc.invert(batch["kept"])).to_numpy(zero_copy_only=False))
+        ids = np.concatenate([*found, np.empty(0, np.int64)])
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException, MalformedError) as error:
         raise _bad_groups(f"{path} cannot be read: {error}") from error
     if (build is not None and note.build != build) or (run is not None and note.run != run):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from core.storage.durable import drop
@@ -40,7 +41,7 @@ PIECE = 65_536
 BINS = 200
 """Bars of the histogram of cosines, from -1 to 1 in equal steps."""
 
-GROUPS = pa.schema(
+GROUP_SCHEMA = pa.schema(
     [("id", pa.int64()), ("key", pa.string()), ("group", pa.int64()), ("kept", pa.bool_()), ("cosine", pa.float32())]
 )
 """Columns of the groups: `group` is the id of the row that is kept, and `cosine` that to it."""
@@ -232,10 +233,10 @@ def groups(task: Task) -> Made:
         note = {"build": version.build, "run": run_of(version), "threshold": spec.threshold}
         bars = np.zeros(BINS, np.int64)
         rows = duplicates = 0
-        with pq.ParquetWriter(path, GROUPS.with_metadata({NOTE: json.dumps(note).encode()})) as writer:
+        with pq.ParquetWriter(path, GROUP_SCHEMA.with_metadata({NOTE: json.dumps(note).encode()})) as writer:
             for table in _tables(version, labels, sizes):
                 writer.write_table(table.cast(writer.schema))
-                others = table.filter(pa.compute.invert(table["kept"]))["cosine"].to_numpy()
+                others = table.filter(pc.invert(table["kept"]))["cosine"].to_numpy()
                 bars += np.histogram(others, BINS, (-1.0, 1.0 + 1e-6))[0]
                 rows, duplicates = rows + table.num_rows, duplicates + len(others)
         return Made(
@@ -265,7 +266,8 @@ def _tables(version: Version, labels: np.ndarray, sizes: np.ndarray) -> Iterator
             cosine = np.ones(len(ids), np.float32)
             cosine[~kept] = cosines(read, ids[~kept], group[~kept])
             keys = identity.rows(ids, ["key"])["key"].cast(pa.string())
-            yield pa.Table.from_arrays([pa.array(ids), keys, *map(pa.array, (group, kept, cosine))], schema=GROUPS)
+            columns = [pa.array(ids), keys, *map(pa.array, (group, kept, cosine))]
+            yield pa.Table.from_arrays(columns, schema=GROUP_SCHEMA)
 
 
 def _count_sizes(sizes: np.ndarray) -> dict[str, int]:

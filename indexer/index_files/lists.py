@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from core.errors import OutputError
 from indexer.faiss_module import faiss
 from indexer.index_files.files import damaged, write_by_faiss
 
@@ -131,6 +132,9 @@ The numbers, uint64, are the size of each list, or the number and size of each t
 after list follow.
 """
 
+_MOST_CODE_BYTES = 1 << 24
+"""Limit of one code; that of whole vectors of 65,536 dimensions is a 64th of it."""
+
 
 def no_lists(lists: int, code_size: int) -> bytes:
     """Lists as faiss writes them while all are empty: the end of the file of an index without rows."""
@@ -161,21 +165,30 @@ class ListsBytes:
             self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by the caller
         except OSError as error:
             raise damaged(f"{path} cannot be read: {error.strerror}") from error
+        try:
+            self._read_sizes(lists)
+        except OutputError:
+            self._file.close()
+            raise
+
+    def _read_sizes(self, lists: int) -> None:
         kind, count, self.code_size, form, numbers = self._header()
         whole = os.fstat(self._file.fileno()).st_size
-        if kind != b"ilar" or count != lists or form not in (b"full", b"sprs") or 8 * numbers > whole:
-            raise damaged(f"{path} does not hold {lists:,} lists")
-        table = np.frombuffer(self._read(_HEADER.size, 8 * numbers), "<u8").astype(np.int64)
-        if form == b"full":
-            self.sizes = table
-        else:
-            self.sizes = np.zeros(lists, np.int64)
-            self.sizes[table[::2]] = table[1::2]
+        known = kind == b"ilar" and form in (b"full", b"sprs") and self.code_size <= _MOST_CODE_BYTES
+        if not known or count != lists or 8 * numbers > whole:
+            raise damaged(f"{self.path} does not hold {lists:,} lists")
+        table = np.frombuffer(self._read(_HEADER.size, 8 * numbers), "<u8")
+        listed, of_them = (np.arange(lists), table) if form == b"full" else (table[::2], table[1::2])
+        if len(listed) != len(of_them) or (len(listed) and listed.max() >= lists):
+            raise damaged(f"{self.path} does not hold {lists:,} lists")
         entry = self.code_size + 8
-        starts = _HEADER.size + 8 * numbers + entry * np.concatenate([[0], np.cumsum(self.sizes)])
-        if len(self.sizes) != lists or starts[-1] != whole:
-            raise damaged(f"{path} has {whole:,} bytes, its lists have {starts[-1]:,}")
-        self._starts = starts.tolist()
+        before = _HEADER.size + 8 * numbers
+        total = before + entry * sum(of_them.tolist())  # of any length: sums of numpy would wrap
+        if total != whole:
+            raise damaged(f"{self.path} has {whole:,} bytes, its lists have {total:,}")
+        self.sizes = np.zeros(lists, np.int64)
+        np.add.at(self.sizes, listed, of_them.astype(np.int64))
+        self._starts = (before + entry * np.concatenate([[0], np.cumsum(self.sizes)])).tolist()
 
     def _header(self) -> tuple[bytes, int, int, bytes, int]:
         header: tuple[bytes, int, int, bytes, int] = _HEADER.unpack(self._read(0, _HEADER.size))

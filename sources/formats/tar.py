@@ -70,9 +70,10 @@ class TarSource(Source):
         try:
             yield from self._read(unit, moved)
         except SourceError as error:
-            if error.transient:
+            counted = error if error.transient else with_samples(error, unit.source)
+            if counted is error:
                 raise
-            raise with_samples(error, unit.source) from error
+            raise counted from error
 
     def _read(self, unit: Unit, moved: Moved) -> Iterator[Sample]:
         wanted = extensions_of(unit.options)

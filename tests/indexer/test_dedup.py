@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from indexes_that_grow import add_part, copy_of, grown, litter, make_index, rows
@@ -99,6 +100,7 @@ def test_duplicates_that_are_deleted_are_found_no_more(
     assert dedup(index) == Exit.DONE
     assert not pq.read_table(groups_of(index)).num_rows
     assert np.array_equal(duplicate_ids(first), gone)  # of the version before, for an export
+    assert run(["index", str(index), "--delete-from", str(groups_of(index))]) == Exit.DONE  # nothing is to be done
     add_part(index.parent / "data", "r", near(rows(400, 0)[20:21], 4))
     grown(index)
     assert dedup(index) == Exit.DONE
@@ -147,6 +149,12 @@ def test_a_file_of_groups_is_for_its_own_rows_only(base: Path, tmp_path: Path) -
     (tmp_path / "cut.parquet").write_bytes(groups_of(index).read_bytes()[:500])
     with pytest.raises(InputError, match="cannot be read"):
         duplicate_ids(tmp_path / "cut.parquet")
+    whole = pq.read_table(groups_of(index))
+    unknown = pa.array([None] * len(whole), pa.int64())
+    for wrong in (whole.drop(["cosine"]), whole.set_column(0, "id", unknown)):
+        pq.write_table(wrong, tmp_path / "wrong.parquet")
+        with pytest.raises(InputError, match="columns"):
+            duplicate_ids(tmp_path / "wrong.parquet")
 
 
 KILLED = """

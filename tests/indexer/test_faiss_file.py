@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from core.rows.spec import RowSpec
 from embq.cli import entry_point
 from indexer.change.deletes import delete
 from indexer.export import write_faiss_file
+from indexer.index_files.lists import ListsBytes
 from indexer.index_files.version import read_current
 from indexer.searcher import Searcher
 from tests.support.outputs.build import build, go_on, write_jsonl, write_tar
@@ -112,6 +114,18 @@ def test_lists_are_copied_in_pieces(index: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("indexer.export.COPY_BYTES", 100)
     write_faiss_file(index, tmp_path / "pieces.index")
     assert (tmp_path / "pieces.index").read_bytes() == (tmp_path / "whole.index").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("form", "numbers"),
+    [(b"sprs", [1]), (b"sprs", [7, 1]), (b"full", [2, 2**64 - 1]), (b"full", [2**62, 2**62]), (b"full", [1])],
+)
+def test_lists_with_impossible_sizes_are_damage(tmp_path: Path, form: bytes, numbers: list[int]) -> None:
+    header = struct.pack("<4sQQ4sQ", b"ilar", 2, 4, form, len(numbers))
+    (tmp_path / "lists").write_bytes(header + np.array(numbers, np.uint64).tobytes() + bytes(12))
+    with pytest.raises(OutputError, match="lists") as refused:
+        ListsBytes(tmp_path / "lists", 2)
+    assert refused.value.code == "index_damaged"
 
 
 def test_a_file_is_replaced_only_where_that_is_asked_for(index: Path, tmp_path: Path) -> None:

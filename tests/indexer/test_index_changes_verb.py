@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,15 @@ def test_keys_are_deleted_by_name_and_from_a_file(data: Path, tmp_path: Path) ->
     assert json.loads(told.stdout)["deleted"] == 3
     found = Searcher.open(index_of(data)).search(rows(5, 1).astype(np.float32), 800, nprobe=16)
     assert not np.isin(found.ids, [0, 1, 2]).any()
+
+
+def test_keys_from_a_pipe_are_deleted_all(data: Path) -> None:
+    read, write = os.pipe()
+    os.write(write, b"p0.npy:3\np0.npy:4\n")
+    os.close(write)
+    told = embq_index(data, "--delete-from", f"/dev/fd/{read}", "--json")
+    os.close(read)
+    assert json.loads(told.stdout)["deleted"] == 2
 
 
 def test_a_key_that_nobody_has_is_told_by_the_status(data: Path) -> None:

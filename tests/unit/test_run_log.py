@@ -108,6 +108,22 @@ def test_figures_are_sent_at_intervals_and_at_the_end(
     assert capsys.readouterr().err == "warning: no more figures are sent: the disk is full\n"
 
 
+def test_figures_that_cannot_be_finished_end_no_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Unfinished(Recorder):
+        def close(self) -> None:
+            raise OSError("the disk is full")
+
+    logs: list[Recorder] = [Unfinished(), whole := Recorder()]
+    monkeypatch.setattr(run_log, "_TensorBoard", lambda folder: logs.pop(0))
+    monkeypatch.setattr(run_log, "check_targets", lambda targets: None)
+    with RunLog(["tensorboard:a", "tensorboard:b"], Path("out"), run="r1", facts={}):
+        pass
+    assert whole.closed
+    assert capsys.readouterr().err == "warning: no more figures are sent: the disk is full\n"
+
+
 def test_a_missing_package_and_unusable_targets_are_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
