@@ -24,6 +24,10 @@ from core.wire import Count, RunId, ShortText, UnitCount, Word
 
 SCHEMA = 1
 
+MOST_BATCH_SIZE = 1 << 20
+MOST_PREPARE_THREADS = 1_024
+"""Limits of what a run may ask of its workers: samples per batch, and threads per process."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDefaults:
@@ -34,8 +38,8 @@ class WorkerDefaults:
         prepare_threads: decoding and tokenising threads per process; 0 leaves it to the worker.
     """
 
-    batch_size: Annotated[int, Meta(ge=0, le=2**20)] = 0
-    prepare_threads: Annotated[int, Meta(ge=0, le=1_024)] = 0
+    batch_size: Annotated[int, Meta(ge=0, le=MOST_BATCH_SIZE)] = 0
+    prepare_threads: Annotated[int, Meta(ge=0, le=MOST_PREPARE_THREADS)] = 0
 
 
 class _Planned(msgspec.Struct, frozen=True, kw_only=True):

@@ -162,17 +162,20 @@ def _keep_inputs(ctx: click.Context, _param: click.Parameter, value: tuple[str, 
 def location(text: str) -> str:
     """The path or URL of an input: of `file:///PATH`, and of a `pipe:` that prints one object; else the text itself.
 
-    Nothing is executed. A command of another shape stays as it is, for `sources.access.urls.check_source` to refuse.
+    Nothing is executed. A command of another shape, or with operators or variables of a shell, stays as it is, for
+    `sources.access.urls.check_source` to refuse.
     """
     if text.startswith("file:///"):
         return text.removeprefix("file://")
     if not text.startswith("pipe:"):
         return text
+    parser = shlex.shlex(text.removeprefix("pipe:"), posix=True, punctuation_chars=True)
+    parser.commenters, parser.whitespace_split = "", True
     try:
-        words = [word for word in shlex.split(text.removeprefix("pipe:")) if not QUIET_FLAGS.fullmatch(word)]
+        words = [word for word in parser if not QUIET_FLAGS.fullmatch(word)]
     except ValueError:  # a quotation mark without its second one
         return text
-    if (found := PIPES.fullmatch(" ".join(words))) is None:
+    if set("$`") & set(text) or (found := PIPES.fullmatch(" ".join(words))) is None:
         return text
     url: str = next(filter(None, found.groups()))
     note(f"the input is read by embq itself: {masked(url)}")

@@ -70,8 +70,7 @@ class IndexCommand(CommandWithVerbs):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does, and collect the arguments of autofaiss."""
-        given = [one for one in args if not (one.startswith("--") and one.endswith("=None"))]  # the default there
-        rest = super().parse_args(ctx, given)
+        rest = super().parse_args(ctx, [one for one in args if not _is_default(one)])
         own = {name.replace("-", "_"): ctx.params.pop(name.replace("-", "_")) for name in ONLY_THERE}
         arguments = {name: value for name, value in own.items() if value is not None}
         typed = {name: ctx.params.pop(name) for name in CLIP_INDEX}
@@ -82,6 +81,13 @@ class IndexCommand(CommandWithVerbs):
         if clip["embeddings_folder"] or clip["index_folder"]:
             ctx.params["clip_index"] = _both_folders(clip, ctx.params["autofaiss"] or {})
         return rest
+
+
+def _is_default(argument: str) -> bool:
+    """True for an argument of theirs with the value None, as Fire takes it."""
+    name, _, value = argument.partition("=")
+    known = name[:2] == "--" and name[2:].replace("-", "_") in ARGUMENTS | CLIP_INDEX.keys()
+    return known and value == "None"
 
 
 def _keep_input(ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:

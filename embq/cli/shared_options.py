@@ -12,6 +12,7 @@ from core.errors import ConfigError
 from core.models import DECODES, PRECISIONS
 from core.networks import Address
 from core.redaction import masked
+from core.run.run_info import MOST_BATCH_SIZE, MOST_PREPARE_THREADS
 from core.settings import Settings
 from embq.cli.precision import AUTO
 
@@ -126,7 +127,7 @@ def batch_size_option(function: F) -> F:
     """--batch-size, for verbs that embed; 0 where it is not given."""
     return click.option(
         "--batch-size",
-        type=click.IntRange(min=0),
+        type=click.IntRange(min=0, max=MOST_BATCH_SIZE),
         default=0,
         metavar="N",
         help="Samples per batch.  [by model and device]",
@@ -137,7 +138,7 @@ def prepare_threads_option(function: F) -> F:
     """--prepare-threads, for verbs that embed; 0 where it is not given."""
     return click.option(
         "--prepare-threads",
-        type=click.IntRange(min=0),
+        type=click.IntRange(min=0, max=MOST_PREPARE_THREADS),
         default=0,
         metavar="N",
         help="Decoding and tokenising threads per process.  [by cores]",

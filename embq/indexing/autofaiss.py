@@ -119,6 +119,8 @@ def build_index(
             f"{nb_indices_to_keep} indices are files, and are opened one by one",
             next_step="leave save_on_disk at True, and call make_direct_map() on those that you open",
         )
+    if ids_path:
+        _refuse_used(Path(ids_path))  # and not after hours of building
     from indexer.plan.build_options import BuildOptions, available_memory, parse_bytes
 
     wanted = BuildOptions(
@@ -195,21 +197,25 @@ def _workspace(parent: Path, name: str, *, resumable: bool) -> Iterator[Path]:
 
     Args:
         resumable: the same folder each time, kept where the work is interrupted, so that the same call continues.
+
+    Raises TryLaterError where another process is at work in it.
     """
     from core.storage.durable import output_error
+    from indexer.index_files.files import alone
 
     try:
         parent.mkdir(parents=True, exist_ok=True)
         folder = parent / f".{name}.embq" if resumable else Path(tempfile.mkdtemp(prefix=f".{name}.", dir=parent))
     except OSError as error:
         raise output_error(error, parent) from error
-    try:
-        yield folder
-    except BaseException as error:
-        if not resumable or isinstance(error, InputError | UsageError):
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    shutil.rmtree(folder, ignore_errors=True)
+    with alone(folder):
+        try:
+            yield folder
+        except BaseException as error:
+            if not resumable or isinstance(error, InputError | UsageError):
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _paths(embeddings: Any) -> list[str]:
@@ -313,6 +319,18 @@ def _write_infos(infos_path: Path, path: Path, exported: FaissExport, infos: Map
         raise output_error(error, infos_path) from error
 
 
+def _refuse_used(folder: Path) -> None:
+    """Raise UsageError where the folder of ids holds other files, which would be read with them."""
+    from core.storage.durable import output_error
+
+    try:
+        names = [one.name for one in folder.iterdir()] if folder.exists() else []
+    except OSError as error:
+        raise output_error(error, folder) from error
+    if others := [name for name in names if name not in (IDS_FILE, f".{IDS_FILE}")]:
+        raise UsageError(f"ids_path {folder} holds {others[0]}", next_step="give a new folder, or empty this one")
+
+
 def _write_ids(collection: Collection, columns: Sequence[str], folder: Path) -> None:
     """Write the columns and `i`, the id, of all rows as a parquet file."""
     import numpy as np
@@ -325,8 +343,6 @@ def _write_ids(collection: Collection, columns: Sequence[str], folder: Path) -> 
     final, writer, first = folder.absolute() / IDS_FILE, None, 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if others := [one.name for one in folder.iterdir() if one.name not in (IDS_FILE, f".{IDS_FILE}")]:
-            raise UsageError(f"ids_path {folder} holds {others[0]}", next_step="give a new folder, or empty this one")
         temporary = final.with_name(f".{IDS_FILE}")
         for part in collection.parts:
             path = Path(collection.root) / part.files[0].path

@@ -6,6 +6,7 @@ import glob
 import inspect
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ import pytest
 from indexes_that_grow import rows
 
 import embq
-from core.errors import EmbqError, Exit, InputError, UsageError
+from core.errors import EmbqError, Exit, InputError, TryLaterError, UsageError
 from embq.cli.entry_point import cli, run
 from embq.indexing.autofaiss import UNSUPPORTED
+from indexer.index_files.files import alone
 
 NAMES = [
     "embeddings",
@@ -147,8 +149,13 @@ def test_columns_of_parquet_files_are_written_with_the_ids(here: Path) -> None:
     found = pq.read_table("ids").to_pylist()
     assert found == [{"id": f"k{row}", "n": row, "i": row} for row in range(60)]
     (here / "ids" / "mine").touch()
+    (here / "knn.index").write_bytes(b"mine")
     with pytest.raises(UsageError, match="ids holds mine"):
         build("data", **options)
+    assert (here / "knn.index").read_bytes() == b"mine", "it is refused before it builds"
+    with alone(here / ".knn.index.embq"), pytest.raises(TryLaterError, match="another embq process"):
+        build("missing")
+    shutil.rmtree(here / ".knn.index.embq")
     assert sorted(path.name for path in here.iterdir()) == ["data", "ids", "index_infos.json", "knn.index"]
 
 
@@ -276,5 +283,7 @@ def test_options_are_understood_in_either_spelling_and_as_lists() -> None:
     assert arguments("out", "--index_path", "knn.index", "--max_memory", "4G") is None
     with pytest.raises(UsageError, match="--recall is an option of embq"):
         arguments("--embeddings=a", "--recall=0.9")
+    with pytest.raises(click.NoSuchOption, match="--index-kye"):
+        arguments("--embeddings=a", "--index_kye=None")
     with pytest.raises(UsageError, match="pyspark"):
         arguments("--embeddings=a", "--distributed=pyspark")

@@ -23,6 +23,7 @@ from embq.cli.clip_retrieval import (
     model_spec,
 )
 from embq.cli.entry_point import cli
+from embq.cli.index_command import CLIP_INDEX, SHARED
 from producer.plan import plan
 from sources.reader_options import ReadOptions
 
@@ -157,6 +158,8 @@ def test_no_switch_is_left_among_the_parameters() -> None:
 def test_options_of_workers_are_taken(verb: str) -> None:
     found = parsed(*PASTED, "--batch_size=64", "--num_prepro_workers", "8", verb=verb)
     assert (found["batch_size"], found["prepare_threads"]) == (64, 8)
+    with pytest.raises(click.BadParameter, match="1048576"):  # more could not be read back from run.json
+        parsed("--input_dataset", "photos", "-o", "out", "--batch_size", "2000000", verb=verb)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +169,7 @@ def test_options_of_workers_are_taken(verb: str) -> None:
         ("aws s3 cp 's3://b/a.tar' - --only-show-errors", "s3://b/a.tar"),
         ("gsutil -q cat gs://b/a.tar", "gs://b/a.tar"),
         ("curl -s -L --fail https://host/{0..9}.tar", "https://host/{0..9}.tar"),
+        ("curl 'https://host/a.tar?a=1&b=2'", "https://host/a.tar?a=1&b=2"),
         ("wget -qO- https://host/a.tar", "https://host/a.tar"),
         ("hdfs dfs -cat hdfs://node:8020/a.tar", "hdfs://node:8020/a.tar"),
     ],
@@ -180,6 +184,8 @@ def test_a_command_that_prints_one_object_is_read_as_its_url(command: str, url: 
     [
         "cat a.tar",
         "aws s3 cp s3://b/a.tar - | head -c 10",
+        "curl https://host/a.tar.gz|gunzip",
+        "curl https://host/$DAY.tar",
         "aws s3 cp s3://b/a.tar a.tar",
         "aws s3 cp s3://b/a.tar s3://b/b.tar -",
         "aws s3 cp --endpoint-url http://host s3://b/a.tar -",
@@ -244,10 +250,19 @@ def test_a_model_that_is_not_read_comes_with_another(model: str, hint: str) -> N
     assert hint in refused.value.next_step
 
 
+def _rows(section: str) -> dict[str, str]:
+    """Option -> what its row says of it."""
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| `")]
+    return {name.replace("_", "-"): row[1] for row in rows for name in re.findall(r"`--(\w+)`", row[0])}
+
+
 def test_every_option_there_has_its_row_in_the_operations_page() -> None:
     section = OPERATIONS.partition("## Coming from clip-retrieval\n")[2].partition("\n## ")[0]
-    rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| `")]
-    told = {name.replace("_", "-"): row[1] for row in rows for name in re.findall(r"`--(\w+)`", row[0])}
+    inference, _, index = section.partition("`embq index` understands")
+    told = _rows(inference)
+    assert _rows(index).keys() == {name.replace("_", "-") for name in CLIP_INDEX.keys() | SHARED} - {
+        *("embeddings", "distributed")
+    }
     same = {second[2:]: own for own, second in SECOND_NAMES.items()}
     same |= {name: f"--{name}" for name in ("input-format", "write-batch-size", "batch-size")}
     assert told.keys() == NAMES | same.keys()
