@@ -21,6 +21,7 @@ from core.units import DAMAGED_REST, Retry, Sample, Unit
 from core.wire import Count, read
 from sources.access.files import base_name, read_inside
 from sources.access.ranged_reads import fetch_all
+from sources.access.urls import path_of
 from sources.interface import SAMPLE_MAX_BYTES, unwatched
 
 _SHARD = re.compile(r"(.+?)\.(tar|tgz)(\.[a-z0-9]+)?", re.IGNORECASE)
@@ -59,7 +60,7 @@ def with_samples(error: SourceError, source: str) -> SourceError:
     )
     for beside, count in counts.items():
         with suppress(SampleError, SourceError, MalformedError, LookupError):
-            samples = count(_beside(source.removesuffix(name), beside))
+            samples = count(_beside(path_of(source).removesuffix(name), beside))
             return SourceError(
                 f"{error.message}; {beside} says that it has {samples:,} samples",
                 code=error.code,

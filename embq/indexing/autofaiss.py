@@ -157,9 +157,9 @@ def build_index(
             _write_infos(Path(index_infos_path), path, exported, infos)
         if nb_indices_to_keep > 1:
             return None, infos
-        index = _opened(path, mapped=should_be_memory_mappable and save_on_disk, threads=nb_cores)
         if make_direct_map:
-            _add_direct_map(index, path)
+            _add_direct_map(path)
+        index = _opened(path, mapped=should_be_memory_mappable and save_on_disk, threads=nb_cores)
         return index, infos[str(path)]
 
 
@@ -370,12 +370,22 @@ def _opened(path: Path, *, mapped: bool, threads: int | None) -> Any:
     return faiss().read_index(str(path), flags)
 
 
-def _add_direct_map(index: Any, path: Path) -> None:
-    """Make a direct map, and write the index with it."""
-    from core.storage.durable import publish
-    from indexer.faiss_module import faiss
+def _add_direct_map(path: Path) -> None:
+    """Write the index in a file with a direct map.
 
+    It is read whole: of lists that are mapped faiss would write the name of their file alone.
+    """
+    from core.storage.durable import drop, output_error, publish
+    from indexer.faiss_module import faiss
+    from indexer.index_files.files import write_by_faiss
+
+    index = faiss().read_index(str(path))
     faiss().extract_index_ivf(index).make_direct_map()
     temporary = path.with_name(f".{path.name}.map")
-    faiss().write_index(index, str(temporary))
-    publish(temporary, path)
+    try:
+        write_by_faiss(temporary, lambda writer: faiss().write_index(index, writer))
+        publish(temporary, path)
+    except OSError as error:
+        raise output_error(error, path) from error
+    finally:
+        drop(temporary)

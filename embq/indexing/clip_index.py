@@ -18,7 +18,8 @@ import click
 from core.errors import Exit, InputError, UsageError
 from core.formats.files import METADATA
 from core.run.reader import committed_parts
-from core.storage.durable import output_error
+from core.storage.durable import fsync_file
+from core.storage.new_folder import new_folder
 from embq.indexing.autofaiss import index_as_autofaiss
 from indexer.collection.clip_retrieval import FOLDERS
 from indexer.collection.opening import open_collection
@@ -78,13 +79,8 @@ def _copy(source: Path, metadata: Path) -> None:
     if (source / "run.json").exists():
         names = {file.path for part in committed_parts(source) for file in part}
         files = [file for file in files if str(file.relative_to(source)) in names]
-    unfinished = metadata.with_name(f".{metadata.name}.unfinished")
-    try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
+    with new_folder(metadata) as unfinished:
         for file in files:
             shutil.copyfile(file, unfinished / file.name)
-        unfinished.rename(metadata)
-    except OSError as error:
-        raise output_error(error, metadata) from error
+            fsync_file(unfinished / file.name)
     click.echo(f"metadata   {metadata}: {len(files):,} files", err=True)

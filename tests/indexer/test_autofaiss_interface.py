@@ -175,8 +175,10 @@ def test_several_indices_answer_together_as_one(here: Path) -> None:
 
 def test_vectors_are_reconstructed_by_a_direct_map(here: Path) -> None:
     vectors = np.asfortranarray(rows(300, 2), dtype=np.float64)
-    index, infos = build(vectors, index_key="Flat", make_direct_map=True, metric_type="l2", nb_cores=1)
-    for one in (index, faiss.read_index("knn.index")):
+    options = {"index_key": "Flat", "metric_type": "l2", "nb_cores": 1, "make_direct_map": True}
+    index, infos = build(vectors, **options)
+    mapped, _ = build(vectors, should_be_memory_mappable=True, index_path="mapped.index", **options)
+    for one in (index, faiss.read_index("knn.index"), mapped, faiss.read_index("mapped.index")):
         assert np.allclose(one.reconstruct(7), vectors[7], atol=1e-6)
     assert index.search(np.float32(vectors[:1]), 2)[0][0, 0] == pytest.approx(0, abs=1e-6)
     assert (infos["index_key"], index.metric_type) == ("IVF1,Flat", faiss.METRIC_L2)

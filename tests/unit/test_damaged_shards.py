@@ -19,7 +19,7 @@ from core.units import DAMAGED_REST, Retry, Sample, Unit
 from embq.verify.rereading import reread
 from embq.verify.verification import verify
 from producer.retry import FailureFilter, retry
-from sources.damaged import digest_in
+from sources.damaged import digest_in, with_samples
 from sources.formats.tar import TarSource
 from sources.formats.tar_headers import BLOCK, parse_members
 from sources.reader_options import ReadOptions
@@ -307,3 +307,16 @@ def test_a_failure_of_a_shard_has_the_samples_that_a_file_beside_it_tells(
     with pytest.raises(SourceError) as caught:
         list(TarSource().read(unit))
     assert (caught.value.code, caught.value.message.endswith(told)) == ("source_missing", True)
+
+
+def test_files_beside_a_url_are_asked_for_without_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def missing(folder: str, name: str) -> bytes:
+        asked.append(folder + name)
+        raise SourceError("it is not there", code="source_missing")
+
+    monkeypatch.setattr("sources.damaged._beside", missing)
+    error = SourceError("cut", code="shard_truncated")
+    assert with_samples(error, "https://host/d/s.tar?download=1") is error
+    assert asked == [f"https://host/d/{name}" for name in ("s_stats.json", "sizes.json", "s.idx")]
