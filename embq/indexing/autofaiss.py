@@ -9,7 +9,7 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -101,10 +101,11 @@ def build_index(
     folder = None if str(temporary_indices_folder) == SPARK_FOLDER else temporary_indices_folder
     _refuse_urls(temporary_indices_folder=folder, index_path=index_path, index_infos_path=index_infos_path)
     _refuse_urls(ids_path=ids_path)
-    if index_param:
-        _refuse("index_param", index_param)
-    if use_gpu:
-        _refuse("use_gpu", use_gpu)
+    for argument, value in (("index_param", index_param), ("use_gpu", use_gpu)):
+        if value:
+            _refuse(argument, value)
+    if nb_cores is not None and nb_cores < 0:
+        raise UsageError(f"nb_cores is {nb_cores}", next_step="give a number of threads, or None for all cores")
     if distributed and not distributed.startswith(BROKERS):
         _refuse("distributed", distributed)
     if bool(ids_path) != bool(id_columns) or (id_columns and file_format != "parquet"):
@@ -136,7 +137,7 @@ def build_index(
     wanted.check()
     parent = folder or (Path(index_path or "").absolute().parent if save_on_disk else tempfile.gettempdir())
     name = Path(index_path).name if save_on_disk and index_path else "embq"
-    is_array = hasattr(embeddings, "__array__")
+    is_array = hasattr(embeddings, "__array__") and not isinstance(embeddings, str)
     with _workspace(Path(parent).absolute(), name, resumable=save_on_disk and not is_array) as workspace:
         roots = [_written(embeddings, workspace / "embeddings.npy")] if is_array else _paths(embeddings)
         collection = _collection(roots, file_format, embedding_column_name, id_columns or ())
@@ -159,8 +160,7 @@ def build_index(
             return None, infos
         if make_direct_map:
             _add_direct_map(path)
-        index = _opened(path, mapped=should_be_memory_mappable and save_on_disk, threads=nb_cores)
-        return index, infos[str(path)]
+        return _opened(path, mapped=should_be_memory_mappable and save_on_disk, threads=nb_cores), infos[str(path)]
 
 
 def index_as_autofaiss(arguments: Mapping[str, Any], *, as_json: bool, quiet: bool) -> int:
@@ -169,8 +169,7 @@ def index_as_autofaiss(arguments: Mapping[str, Any], *, as_json: bool, quiet: bo
 
     from indexer.build.report import summary
 
-    level = logging.ERROR if quiet or as_json else logging.INFO
-    index, infos = build_index(**{"verbose": level, **arguments})
+    index, infos = build_index(**{"verbose": logging.ERROR if quiet or as_json else logging.INFO, **arguments})
     reports = list(infos.values()) if index is None else [infos]
     if as_json:
         click.echo(json.dumps({"schema": 1, "indices": reports}))
@@ -219,8 +218,12 @@ def _workspace(parent: Path, name: str, *, resumable: bool) -> Iterator[Path]:
 
 
 def _paths(embeddings: Any) -> list[str]:
-    found = [embeddings] if isinstance(embeddings, str) or hasattr(embeddings, "__fspath__") else list(embeddings)
-    return [str(one) for one in found]
+    several = list(embeddings) if isinstance(embeddings, Iterable) and not isinstance(embeddings, str) else [embeddings]
+    if not several or not all(isinstance(one, str) or hasattr(one, "__fspath__") for one in several):
+        raise UsageError(
+            "embeddings is neither an array nor paths", next_step="give numpy.float32(vectors), a path, or several"
+        )
+    return [str(one) for one in several]
 
 
 def _written(array: Any, path: Path) -> str:
@@ -229,6 +232,12 @@ def _written(array: Any, path: Path) -> str:
 
     from core.storage.durable import output_error
 
+    try:
+        array = np.asarray(array)
+    except (TypeError, ValueError, RuntimeError) as error:  # of torch: on a device, or with a gradient
+        raise InputError(
+            f"embeddings is no array of numpy: {error}", next_step="give numpy.float32(vectors)", code="not_vectors"
+        ) from error
     if array.ndim != 2 or array.dtype.kind != "f" or 0 in array.shape:
         raise InputError(
             f"embeddings is an array of {array.dtype} and shape {tuple(array.shape)}, and not one of rows of floats",
@@ -296,13 +305,12 @@ def _infos(built: Built, file: FaissFile, *, saved: bool) -> dict[str, Any]:
     from indexer.index_files.files import read_json
 
     infos = read_json(built.version.path / "infos.json")
-    raw = 4 * file.rows * infos["vectors dimension"]
     return {
         **infos,
         "index_path": str(file.path) if saved else "",
         "size in bytes": file.bytes,
         "nb vectors": file.rows,
-        "compression ratio": raw / file.bytes,
+        "compression ratio": 4 * file.rows * infos["vectors dimension"] / file.bytes,
     }
 
 

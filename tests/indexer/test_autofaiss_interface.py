@@ -222,6 +222,7 @@ def test_an_interrupted_call_is_continued_by_the_same_call(here: Path, monkeypat
         ({"index_key": "HNSW32"}, "IVF1"),
         ({"max_index_memory_usage": "1K"}, "max-index-memory-usage"),
         ({"file_format": "parquet"}, "a folder with embeddings"),
+        ({"nb_cores": -1}, "threads"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name_before_any_file_is_written(
@@ -240,6 +241,31 @@ def test_an_array_that_is_no_matrix_of_floats_is_refused(array: np.ndarray) -> N
     with pytest.raises(InputError, match="rows of floats") as refused:
         build(array)
     assert refused.value.code == "not_vectors"
+
+
+@pytest.mark.parametrize("embeddings", [None, [], [[1.0, 2.0]]])
+def test_what_is_neither_array_nor_path_is_refused(here: Path, embeddings: Any) -> None:
+    with pytest.raises(UsageError, match="neither an array nor paths"):
+        build(embeddings)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_tensors_and_frames_are_taken_as_arrays(here: Path, refuses: bool) -> None:
+    class Tensor:
+        """As one of torch, whose dtype is none of numpy's."""
+
+        dtype = "torch.float32"
+
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+            if refuses:
+                raise RuntimeError("it requires a gradient")
+            return np.float32(rows(50, 3))
+
+    if refuses:
+        with pytest.raises(InputError, match="it requires a gradient"):
+            build(Tensor())
+    else:
+        assert build(Tensor())[0].ntotal == 50
 
 
 # --- the command ---
