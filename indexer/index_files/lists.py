@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -34,9 +35,12 @@ def read_lists(path: Path, *, mapped: bool) -> Lists:
     try:
         reader = module.FileIOReader(str(path))
         flags = module.IO_FLAG_MMAP | module.IO_FLAG_READ_ONLY if mapped else 0
-        lists = module.downcast_InvertedLists(module.read_InvertedLists(reader, flags))
+        read = module.read_InvertedLists(reader, flags)
+        lists = module.downcast_InvertedLists(read)
     except RuntimeError as error:
         raise damaged(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+    # faiss frees what it has read only for an index that owns it; setting `thisown` breaks its Python types (1.15).
+    weakref.finalize(lists, type(lists).__swig_destroy__, read).atexit = False
     if mapped:
         # By itself faiss starts 32 threads for each search, to read ahead: most of the time of a search here.
         lists.prefetch_nthread = 0
