@@ -222,10 +222,14 @@ def groups(task: Task) -> Made:
     paths = [task.file("dedup", number, "pairs") for number in range(len(task.before["dedup"]))]
     temporary = task.temporary("labels"), task.temporary("sizes")
     try:
-        labels = np.memmap(temporary[0], np.int64, "w+", shape=(version.next_id,))
-        sizes = np.memmap(temporary[1], np.int32, "w+", shape=(version.next_id,))
-        for start in range(0, len(labels), PIECE):
-            labels[start : start + PIECE] = np.arange(start, min(start + PIECE, len(labels)))
+        # Written before they are mapped: a full disk is an error here, and SIGBUS in a sparse file that is mapped.
+        with temporary[0].open("wb") as of_labels, temporary[1].open("wb") as of_sizes:
+            for start in range(0, version.next_id, PIECE):
+                ids = np.arange(start, min(start + PIECE, version.next_id), dtype=np.int64)
+                of_labels.write(ids.data)
+                of_sizes.write(np.zeros(len(ids), np.int32).data)
+        labels = np.memmap(temporary[0], np.int64, "r+")
+        sizes = np.memmap(temporary[1], np.int32, "r+")
         connect(labels, lambda: _pieces(paths))
         for start in range(0, len(labels), PIECE):
             np.add.at(sizes, labels[start : start + PIECE], 1)

@@ -6,7 +6,9 @@ import json
 import os
 from pathlib import Path
 
+import faiss
 import numpy as np
+import psutil
 import pytest
 from indexes_that_grow import ASKED, DIM, PART_ROWS, Quiet, add_part, copy_of, grown, litter, make_index, rows, runner
 
@@ -14,7 +16,7 @@ from core.errors import InputError
 from indexer.change.compaction import compact, due
 from indexer.change.deletes import delete, deleted_bits
 from indexer.change.growth import fits
-from indexer.index_files.lists import is_set
+from indexer.index_files.lists import empty_lists, is_set, read_lists, write_lists
 from indexer.index_files.version import read_current
 from indexer.searcher import Searcher
 
@@ -42,6 +44,21 @@ def answers(index: Path, *, memory: str = "ram", count: int = 200, refine: bool 
 def infos(index: Path) -> dict:
     """The report of the current version."""
     return json.loads((read_current(index).path / "infos.json").read_text())
+
+
+# --- files of lists ---
+
+
+def test_lists_in_memory_are_freed_with_what_holds_them(tmp_path: Path) -> None:
+    lists, codes = empty_lists(1, 1_000), np.ones((20_000, 1_000), np.uint8)
+    ids = np.arange(len(codes))
+    lists.add_entries(0, len(codes), faiss.swig_ptr(ids), faiss.swig_ptr(codes))
+    write_lists(lists, tmp_path / "lists")
+    read_lists(tmp_path / "lists", mapped=False)
+    before = psutil.Process().memory_info().rss
+    for _ in range(5):
+        assert read_lists(tmp_path / "lists", mapped=False).list_size(0) == len(codes)
+    assert psutil.Process().memory_info().rss - before < 2 * codes.nbytes
 
 
 # --- growth ---
