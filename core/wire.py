@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -83,6 +84,7 @@ def read(form: type[T], data: bytes | str, *, what: str, most_bytes: int = MOST_
 
 def convert(form: type[T], value: object, *, what: str) -> T:
     """`value`, made of plain JSON values, as type `form`; MalformedError where it does not fit."""
+    prepare(form)
     try:
         return msgspec.convert(value, form)
     except (ValueError, RecursionError, OverflowError) as error:
@@ -91,11 +93,28 @@ def convert(form: type[T], value: object, *, what: str) -> T:
 
 def read_hash(form: type[T], raw: Mapping[bytes, bytes], *, what: str) -> T:
     """A hash of the broker as type `form`; values are texts or decimal numbers, unknown fields are ignored."""
+    prepare(form)
     try:
         texts = {name.decode(): value.decode() for name, value in raw.items()}
         return msgspec.convert(texts, form, strict=False)
     except (ValueError, RecursionError, OverflowError) as error:
         raise malformed(what, error) from error
+
+
+def prepare(form: Any) -> None:
+    """Have msgspec look at the annotations of a form, one thread at a time.
+
+    It does so at the first conversion, and ends the process where two threads are at it (msgspec 0.22): the second
+    finds what the first has half made.
+    """
+    if form not in _prepared:
+        with _preparing, suppress(msgspec.ValidationError):
+            msgspec.convert(None, form)
+        _prepared.add(form)
+
+
+_prepared: set[Any] = set()
+_preparing = threading.Lock()
 
 
 def read_text(data: bytes, *, what: str, most_bytes: int = MOST_BYTES) -> str:

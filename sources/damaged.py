@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from copy import copy
 
 import msgspec
 
@@ -41,7 +42,7 @@ class _Stats(msgspec.Struct, frozen=True):
 
 
 def with_samples(error: SourceError, source: str) -> SourceError:
-    """The error of a shard, with the number of its samples where a file beside it tells.
+    """A copy of the error of a shard, with the number of its samples where a file beside it tells.
 
     Read are `<shard>_stats.json` of img2dataset, `sizes.json`, and `<shard>.idx` (the first line of DALI's wds2idx).
     """
@@ -66,7 +67,7 @@ def with_samples(error: SourceError, source: str) -> SourceError:
                 code=error.code,
                 next_step=error.next_step,
             )
-    return error
+    return copy(error)
 
 
 def _none() -> int:

@@ -111,6 +111,7 @@ def from_json(form: type[T], described: object, what: str, *, strict: bool = Tru
         what: noun for the message, such as "sidecar of an index".
         strict: False where keys of a mapping are numbers, which JSON holds as text.
     """
+    wire.prepare(form)
     try:
         return msgspec.convert(described, form, strict=strict, dec_hook=lambda type_, value: type_(value))
     except (ValueError, RecursionError, OverflowError) as error:

@@ -11,6 +11,7 @@ import lzma
 import sys
 import zlib
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -203,12 +204,15 @@ def unpack(data: Memory, path: str, moved: Moved, most: int) -> Memory:
     """
     whole, cut = unpack_to_cut(data, path, moved, most)
     if cut is not None:
-        raise cut
+        raise copy(cut)
     return whole
 
 
 def unpack_to_cut(data: Memory, path: str, moved: Moved, most: int) -> tuple[Memory, SourceError | None]:
-    """As `unpack`; of a file that is cut, what comes out before the cut, and the error `source_truncated`."""
+    """As `unpack`; of a file that is cut, what comes out before the cut, and the error `source_truncated`.
+
+    An error that was raised holds the frames that it passed, and they all data: what is kept of one is a copy.
+    """
     compression = compression_of(data[:HEAD_BYTES], path)
     if not compression:
         return data, None
@@ -220,7 +224,7 @@ def unpack_to_cut(data: Memory, path: str, moved: Moved, most: int) -> tuple[Mem
             except SourceError as error:
                 if error.code != "source_truncated":
                     raise
-                return whole.getvalue(), error
+                return whole.getvalue(), copy(error)
             if not piece:
                 return whole.getvalue(), None
             moved()

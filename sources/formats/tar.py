@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from copy import copy
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -70,10 +71,9 @@ class TarSource(Source):
         try:
             yield from self._read(unit, moved)
         except SourceError as error:
-            counted = error if error.transient else with_samples(error, unit.source)
-            if counted is error:
+            if error.transient:
                 raise
-            raise counted from error
+            raise with_samples(error, unit.source) from error
 
     def _read(self, unit: Unit, moved: Moved) -> Iterator[Sample]:
         wanted = extensions_of(unit.options)
@@ -148,7 +148,7 @@ def _load(unit: Unit, moved: Moved) -> tuple[Memory, Archive]:
     except SourceError as damage:
         if damage.code != "source_damaged":
             raise
-        return b"", Archive([], 0, damage, None, False)  # a checksum says that something before it is wrong, not what
+        return b"", Archive([], 0, copy(damage), None, False)  # a checksum says that something before it is wrong, not what
 
 
 def unpacked(data: Memory, path: str, moved: Moved) -> tuple[Memory, list[Member]]:
@@ -158,7 +158,7 @@ def unpacked(data: Memory, path: str, moved: Moved) -> tuple[Memory, list[Member
     """
     whole, archive = _unpacked(data, path, moved)
     if archive.damage is not None:
-        raise archive.damage
+        raise copy(archive.damage)
     return whole, archive.members
 
 
@@ -197,7 +197,7 @@ def _kept(unit: Unit, data: Memory, archive: Archive, damage: SourceError, wante
     """
     entries = _ended(archive, wanted)
     if not keeps_damaged(unit) or not entries:
-        raise damage
+        raise copy(damage)
     keys = {entry.key for entry in entries}
     kept = SamplesDigest()
     for ordinal, entry in enumerate(entries):

@@ -7,6 +7,7 @@ passes as a small one. Here every header is checked, and the end-of-archive mark
 from __future__ import annotations
 
 import sys
+from copy import copy
 from typing import NamedTuple
 from zlib import adler32
 
@@ -91,7 +92,7 @@ def parse_members(data: Memory, path: str, most: int = sys.maxsize) -> list[Memb
     """
     archive = walk(data, path, most)
     if archive.damage is not None:
-        raise archive.damage
+        raise copy(archive.damage)
     return archive.members
 
 
@@ -109,7 +110,7 @@ def walk(data: Memory, path: str, most: int = sys.maxsize) -> Archive:
         next_step="copy or write the shard again; no row of it is written",
     )
     if damage.code not in DAMAGE_CODES:
-        raise error
+        raise copy(error)  # one that this frame holds would keep the frame, and the data
     cut = members.pop() if members and members[-1].at == at else None
     return Archive(members, at, error, cut, damage.ended)
 

@@ -318,5 +318,5 @@ def test_files_beside_a_url_are_asked_for_without_its_query(monkeypatch: pytest.
 
     monkeypatch.setattr("sources.damaged._beside", missing)
     error = SourceError("cut", code="shard_truncated")
-    assert with_samples(error, "https://host/d/s.tar?download=1") is error
+    assert with_samples(error, "https://host/d/s.tar?download=1").message == "cut"
     assert asked == [f"https://host/d/{name}" for name in ("s_stats.json", "sizes.json", "s.idx")]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -183,3 +185,32 @@ def test_the_log_of_what_is_skipped_has_a_bound(caplog: pytest.LogCaptureFixture
         skips.add("record", "the next", "it is none")
     assert skips.counts() == {"record": 20_001}
     assert caplog.records[-1].fields["others_unnamed"] == 20_000 - Skips.LINES_A_MINUTE
+
+
+# --- threads ---
+
+FORMS_OF_THREADS = """
+import sys, threading
+from typing import Annotated
+import msgspec
+from core import wire
+
+sys.setswitchinterval(1e-6)
+for number in range(300):
+    fields = [(name, Annotated[int, msgspec.Meta(ge=0)] | None, None) for name in "abcdefgh"]
+    inner = msgspec.defstruct(f"Inner{number}", fields)
+    form = msgspec.defstruct(f"Form{number}", [*fields, ("inner", inner | None, None)])
+    start = threading.Barrier(4)
+    def convert():
+        start.wait()
+        assert wire.convert(form, {"inner": {"a": 1}}, what="form").inner.a == 1
+    threads = [threading.Thread(target=convert) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+print("done")
+"""
+
+
+def test_threads_may_convert_to_a_new_form_at_once() -> None:
+    done = subprocess.run([sys.executable, "-c", FORMS_OF_THREADS], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
