@@ -148,7 +148,7 @@ def _load(unit: Unit, moved: Moved) -> tuple[Memory, Archive]:
     except SourceError as damage:
         if damage.code != "source_damaged":
             raise
-        return b"", Archive([], 0, copy(damage), None, False)  # a checksum says that something before it is wrong, not what
+        return b"", Archive([], 0, copy(damage), None, False)  # a checksum says that something before it is wrong
 
 
 def unpacked(data: Memory, path: str, moved: Moved) -> tuple[Memory, list[Member]]:
