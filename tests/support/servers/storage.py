@@ -331,18 +331,22 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
 
     What was started with other variables is closed: the reader process, and the clients of object stores.
     """
-    from core.storage.object_clients import connect
+    from core.storage import object_clients
+    from sources.access import filesystems
     from sources.reader_process import client
+
+    def close() -> None:
+        client.close()
+        object_clients.connect.cache_clear()
+        filesystems._connect.cache_clear()
 
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
-    client.close()
-    connect.cache_clear()
+    close()
     try:
         yield
     finally:
-        client.close()
-        connect.cache_clear()
+        close()
         for name, value in before.items():
             os.environ.pop(name, None)
             if value is not None:
