@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from indexer.build.build import Built
     from indexer.collection.opening import Collection
-    from indexer.export import FaissExport, FaissFile
+    from indexer.faiss_file import FaissExport, FaissFile
     from indexer.plan.build_options import BuildOptions
 
 SPARK_FOLDER = "hdfs://root/tmp/distributed_autofaiss_indices"
@@ -147,7 +147,7 @@ def build_index(
         quiet = verbose > logging.INFO
         built = _built(workspace / "index", collection, wanted, broker=distributed, nb_cores=nb_cores, quiet=quiet)
         path = Path(index_path).absolute() if save_on_disk and index_path else workspace / name
-        from indexer.export import write_faiss_file
+        from indexer.faiss_file import write_faiss_file
 
         path.parent.mkdir(parents=True, exist_ok=True)
         exported = write_faiss_file(built.version.index, path, shards=nb_indices_to_keep, overwrite=True)

@@ -17,7 +17,7 @@ from core.storage.paths import place
 from embq.cli.authorization import authorized_client
 from embq.cli.shared_options import settings_with
 from embq.indexing.changes import change, grown, print_json
-from embq.indexing.export import export_json, export_text, file_path
+from embq.indexing.faiss_export import export_json, export_text, file_path
 from embq.indexing.progress import ConsoleProgress
 from indexer.build.build import Built, build
 from indexer.build.queue_runner import QueueRunner
@@ -26,7 +26,7 @@ from indexer.build.runners import Runner, local
 from indexer.build.spec import BuildSpec
 from indexer.change.growth import fits
 from indexer.collection.opening import Collection, open_collection
-from indexer.export import faiss_paths, refuse_existing, write_faiss_file
+from indexer.faiss_file import faiss_paths, refuse_existing, write_faiss_file
 from indexer.index_files.files import read_json, to_json
 from indexer.plan.build_options import BuildOptions, available_memory, parse_bytes, parse_recall
 from indexer.plan.costs import measure_speeds

@@ -24,7 +24,7 @@ from core.formats.parquet import ROW_GROUP_ROWS
 from core.formats.part import Cursor
 from core.storage.durable import fsync_file
 from core.storage.new_folder import new_folder
-from indexer.export import FaissExport, write_faiss_file
+from indexer.faiss_file import FaissExport, write_faiss_file
 from indexer.index_files.identity import Identity
 from indexer.index_files.version import CURRENT, Version, read_current, resolve_index
 

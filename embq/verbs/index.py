@@ -209,7 +209,7 @@ def export(**options: Any) -> int:
     With --to clip-back, DIR is a new folder, by default OUT.clip-back, with image.index, text.index, metadata and
     indices_paths.json: clip-retrieval back --indices_paths DIR/indices_paths.json.
     """
-    from embq.indexing.export import export as run
+    from embq.indexing.faiss_export import export as run
 
     return run(options)
 

@@ -192,7 +192,7 @@ def test_an_interrupted_call_is_continued_by_the_same_call(here: Path, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("indexer.export.write_faiss_file", killed)
+        patched.setattr("indexer.faiss_file.write_faiss_file", killed)
         with pytest.raises(KeyboardInterrupt):
             build("data")
     assert len(list(here.glob(".*"))) == 1

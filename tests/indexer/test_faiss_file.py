@@ -18,7 +18,7 @@ from core.errors import Exit, InputError, OutputError, UsageError
 from core.rows.spec import RowSpec
 from embq.cli import entry_point
 from indexer.change.deletes import delete
-from indexer.export import write_faiss_file
+from indexer.faiss_file import write_faiss_file
 from indexer.index_files.lists import ListsBytes
 from indexer.index_files.version import read_current
 from indexer.searcher import Searcher
@@ -111,7 +111,7 @@ def test_there_are_no_more_shards_than_lists_with_rows(tmp_path: Path) -> None:
 
 def test_lists_are_copied_in_pieces(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_faiss_file(index, tmp_path / "whole.index")
-    monkeypatch.setattr("indexer.export.COPY_BYTES", 100)
+    monkeypatch.setattr("indexer.faiss_file.COPY_BYTES", 100)
     write_faiss_file(index, tmp_path / "pieces.index")
     assert (tmp_path / "pieces.index").read_bytes() == (tmp_path / "whole.index").read_bytes()
 

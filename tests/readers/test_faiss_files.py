@@ -17,7 +17,7 @@ import pytest
 from core.rows.spec import RowSpec
 from embq.cli import entry_point
 from indexer.change.deletes import delete
-from indexer.export import write_faiss_file
+from indexer.faiss_file import write_faiss_file
 from indexer.index_files.version import read_current
 from indexer.searcher import Searcher
 from tests.support.outputs.build import build, write_tar

@@ -15,7 +15,7 @@ from core.storage.objects import ObjectPath
 from core.storage.paths import place
 from embq.indexing.clip_back import write_clip_back
 from indexer.collection.opening import rows_now
-from indexer.export import FaissExport, write_faiss_file
+from indexer.faiss_file import FaissExport, write_faiss_file
 from indexer.index_files.version import resolve_index
 
 
