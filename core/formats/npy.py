@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tokenize import TokenError
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -69,6 +70,24 @@ def mapped(path: Path) -> np.ndarray:
     except TokenError as error:  # numpy reads the header with Python's own tokeniser
         raise ValueError(f"{path.name} has a damaged header: {error}") from error
     return array
+
+
+def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether in Fortran order, and type of the array in an open file, which is at its first number afterwards.
+
+    ValueError where the header is damaged. Nothing that the file holds is executed.
+    """
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"the version of its header is {version}")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    try:
+        shape, fortran, dtype = read(file)
+    except TokenError as error:
+        raise ValueError(f"a damaged header: {error}") from error
+    if dtype.hasobject or min(shape, default=0) < 0:
+        raise ValueError(f"it holds {dtype} of shape {shape}")
+    return shape, fortran, dtype
 
 
 def read_matrix(path: Path, matrix: np.ndarray, start: int, stop: int) -> Iterator[np.ndarray]:

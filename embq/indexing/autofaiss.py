@@ -256,14 +256,15 @@ def _written(array: Any, path: Path) -> str:
 
 
 def _collection(roots: Sequence[str], file_format: str, column: str, id_columns: Sequence[str]) -> Collection:
-    from core.storage.paths import place
     from indexer.collection.clip_retrieval import FOLDERS
     from indexer.collection.opening import open_collection
+    from indexer.collection.remote import RemotePath, located
 
     names = {name: output for output, name in FOLDERS.items()}
-    if len(roots) == 1 and (above := place(roots[0])).name in names and (above.parent / "run.json").exists():
+    places = [place for root in roots if not isinstance(place := located(root), RemotePath)]
+    if len(roots) == 1 and places and (above := places[0]).name in names and (above.parent / "run.json").exists():
         return open_collection(above.parent, output=names[above.name])  # without what it has not committed
-    if any((place(root) / "run.json").exists() for root in roots):
+    if any((place / "run.json").exists() for place in places):
         return open_collection(*roots)  # a run says itself what its files are
     return open_collection(
         *roots,
@@ -347,13 +348,14 @@ def _write_ids(collection: Collection, columns: Sequence[str], folder: Path) -> 
 
     from core.storage.durable import output_error, publish
     from indexer.collection.parquet import rows_of
+    from indexer.collection.parts import path_of
 
     final, writer, first = folder.absolute() / IDS_FILE, None, 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = final.with_name(f".{IDS_FILE}")
         for part in collection.parts:
-            path = Path(collection.root) / part.files[0].path
+            path = path_of(collection.root, part.files[0])
             for table in rows_of(path, part, columns, 0, part.rows):
                 table = table.append_column("i", pa.array(np.arange(first, first + table.num_rows)))
                 writer = writer or pq.ParquetWriter(temporary, table.schema)

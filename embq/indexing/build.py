@@ -12,8 +12,6 @@ import click
 
 from core.errors import Exit, UsageError
 from core.process.limits import cores
-from core.storage.objects import ObjectPath
-from core.storage.paths import place
 from embq.cli.authorization import authorized_client
 from embq.cli.shared_options import settings_with
 from embq.indexing.changes import change, grown, print_json
@@ -26,6 +24,7 @@ from indexer.build.runners import Runner, local
 from indexer.build.spec import BuildSpec
 from indexer.change.growth import fits
 from indexer.collection.opening import Collection, open_collection
+from indexer.collection.remote import located
 from indexer.faiss_file import faiss_paths, refuse_existing, write_faiss_file
 from indexer.index_files.files import read_json, to_json
 from indexer.plan.build_options import BuildOptions, available_memory, parse_bytes, parse_recall
@@ -156,10 +155,10 @@ def index_folder(to: str | None, sources: Sequence[str], collection: Collection)
     """The folder of the index."""
     if to is None and len(sources) > 1:
         raise UsageError(f"one index of {len(sources)} folders has no folder of its own", next_step="add --to FOLDER")
-    where = place(to if to is not None else sources[0])
-    if isinstance(where, ObjectPath):
+    where = located(to if to is not None else sources[0])
+    if not isinstance(where, Path):
         raise UsageError(
-            f"the files of an index are memory-mapped, and {where} is on an object store",
+            f"the files of an index are memory-mapped, and {where} is on no disk",
             next_step="add --to with a folder of this machine, or one that all workers share",
         )
     if to is not None:

@@ -16,19 +16,20 @@ from indexer.collection.listing import Listing, Shape, file_ref, noted, same_sha
 from indexer.collection.npy import look
 from indexer.collection.parquet import opened
 from indexer.collection.parts import no_embeddings
+from indexer.collection.remote import FilePath, each
 
 FOLDERS = {"image": "img_emb", "text": "text_emb"}
 """Modality -> folder of its vectors, whose name is also that of their column."""
 METADATA = "metadata"
 
 
-def is_layout(root: Path) -> bool:
+def is_layout(root: FilePath) -> bool:
     """True for a folder with this layout."""
     return any((root / folder).is_dir() for folder in FOLDERS.values())
 
 
 def describe_layout(
-    folder: Path, roots: Sequence[Path], *, output: str | None, id_columns: Sequence[str]
+    folder: FilePath, roots: Sequence[FilePath], *, output: str | None, id_columns: Sequence[str]
 ) -> dict[str, Any]:
     """The fields of the collection that such folders are, see `Collection`.
 
@@ -49,20 +50,27 @@ def describe_layout(
                 next_step="bring back what is missing, or index them apart",
                 code="mixed_embeddings",
             )
-    schemas: list[tuple[Path, pa.Schema]] = []
+    schemas: list[tuple[FilePath, pa.Schema]] = []
     shapes: dict[str, Shape] = {}
+    remote = not isinstance(folder, Path)
+    vectors = [path for one in layouts for files in one.vectors.values() for path in files.values()]
+    looks = dict(zip(vectors, each(look, vectors, remote=remote), strict=True))
+    metadata = [path for one in layouts for path in (one.metadata or {}).values()]
+    footers = dict(zip(metadata, each(_footer, metadata, remote=remote), strict=True))
     for one, number, first in _files(layouts):
-        rows, refs = look(first).rows, []
+        rows, refs = looks[first].rows, []
         for name, files in one.vectors.items():
             path = files[number]
-            found = look(path)
+            found = looks[path]
             _same_rows(first, rows, path, found.rows)
             if found.shape is not None:
                 shapes[name] = same_shape(shapes.get(name), found.shape)
             refs.append(file_ref(folder, path, kind="vectors", column=FOLDERS[name]))
         if one.metadata is not None:
             path = one.metadata[number]
-            schemas.append((path, _schema(path, first, rows)))
+            count, schema = footers[path]
+            _same_rows(first, rows, path, count)
+            schemas.append((path, schema))
             notes = noted(schemas[-1][1].metadata or {})
             shapes[METADATA] = same_shape(shapes.get(METADATA), Shape(path=path, dim=0, dtype="", **notes))
             refs.append(file_ref(folder, path))
@@ -83,7 +91,7 @@ def describe_layout(
     }
 
 
-def _files(layouts: Sequence[_Layout]) -> Iterator[tuple[_Layout, str, Path]]:
+def _files(layouts: Sequence[_Layout]) -> Iterator[tuple[_Layout, str, FilePath]]:
     return ((layout, *file) for layout in layouts for file in layout.vectors[layout.output].items())
 
 
@@ -98,8 +106,8 @@ class _Layout:
     """
 
     output: str
-    vectors: dict[str, dict[str, Path]]
-    metadata: dict[str, Path] | None
+    vectors: dict[str, dict[str, FilePath]]
+    metadata: dict[str, FilePath] | None
 
     @property
     def partners(self) -> list[str]:
@@ -107,7 +115,7 @@ class _Layout:
         return [name for name in self.vectors if name != self.output]
 
 
-def _layout(root: Path, output: str | None) -> _Layout:
+def _layout(root: FilePath, output: str | None) -> _Layout:
     """Files of the folders; InputError where the requested output is missing, or a file lacks its partner."""
     there = {name: _numbered(root / folder, ".npy") for name, folder in FOLDERS.items() if (root / folder).is_dir()}
     if output is not None and output not in there:
@@ -125,18 +133,18 @@ def _layout(root: Path, output: str | None) -> _Layout:
     return _Layout(output=chosen, vectors={chosen: there[chosen], **partners}, metadata=metadata)
 
 
-def _schema(path: Path, vectors: Path, rows: int) -> pa.Schema:
-    """The columns of a file of metadata, which has as many rows as that of vectors."""
+def _footer(path: FilePath) -> tuple[int, pa.Schema]:
+    """Rows and columns of a file of metadata."""
     with opened(path) as file:
-        _same_rows(vectors, rows, path, file.metadata.num_rows)
-        return file.schema_arrow
+        return file.metadata.num_rows, file.schema_arrow
 
 
-def _numbered(folder: Path, suffix: str) -> dict[str, Path]:
+def _numbered(folder: FilePath, suffix: str) -> dict[str, FilePath]:
     """Number, as it is written -> file, in the order of their names."""
-    found: dict[str, Path] = {}
-    values: dict[int, Path] = {}
-    for path in sorted(folder.glob(f"[!.]*{suffix}"), key=str):
+    found: dict[str, FilePath] = {}
+    values: dict[int, FilePath] = {}
+    files: Iterator[FilePath] = folder.glob(f"[!.]*{suffix}")
+    for path in sorted(files, key=str):
         match = re.search(r"(\d+)$", path.stem)
         number = match[1] if match else path.stem
         if match and (twin := values.setdefault(int(number), path)) != path:
@@ -149,7 +157,7 @@ def _numbered(folder: Path, suffix: str) -> dict[str, Path]:
     return found
 
 
-def _pair(folder: Path, files: dict[str, Path], others: dict[Path, dict[str, Path]]) -> None:
+def _pair(folder: FilePath, files: dict[str, FilePath], others: dict[FilePath, dict[str, FilePath]]) -> None:
     """Raise InputError where a file of one folder has none with its number in another."""
     for other, theirs in others.items():
         for have, lack, where in ((files, theirs, other), (theirs, files, folder)):
@@ -161,7 +169,7 @@ def _pair(folder: Path, files: dict[str, Path], others: dict[Path, dict[str, Pat
                 )
 
 
-def _same_rows(path: Path, rows: int, other: Path, count: int) -> None:
+def _same_rows(path: FilePath, rows: int, other: FilePath, count: int) -> None:
     if count != rows:
         raise InputError(
             f"{path} has {rows:,} rows and {other} has {count:,}: they do not belong together",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +14,7 @@ import pyarrow as pa
 from core.errors import InputError
 from core.units import content_hash
 from indexer.collection.columns import Columns
-from indexer.collection.parts import Block, PartReader, PartRef, blocks_of, check_unchanged, rows_at
+from indexer.collection.parts import Block, PartReader, PartRef, blocks_of, check_all, check_unchanged, rows_at
 from indexer.collection.plain import FORMATS, PlainReader
 from indexer.collection.run import RunReader
 
@@ -150,8 +149,7 @@ class Collection:
 
     def check(self) -> None:
         """Raise InputError where a file is missing, or is not what it was; none is read."""
-        for part in self.parts:
-            check_unchanged(self.root, part)
+        check_all(self.root, self.parts)
 
     def _pieces(self, first_id: int, stop_id: int) -> Iterator[tuple[PartRef, int, int]]:
         """(part, start, stop) of a range of ids, each part as it was listed."""
@@ -170,7 +168,7 @@ class Collection:
             return RunReader(root=self.root, folders=self.folders, rows_spec=self.rows_spec, id_columns=self.id_columns)
         columns = Columns(types=self.id_types, named=self.named)
         format_ = FORMATS["npy" if self.kind == "clip-retrieval" else self.kind]
-        return PlainReader(format=format_, root=Path(self.root), dim=self.dim, columns=columns)
+        return PlainReader(format=format_, root=self.root, dim=self.dim, columns=columns)
 
     def _known(self, column: str | None) -> str:
         if column is not None and column not in (self.column, *self.query_columns.values()):
@@ -186,8 +184,8 @@ class Collection:
         """
         self._check_kind(old)
         there = {part.files: part for part in self.parts}
+        check_all(self.root, old.parts)
         for part in old.parts:
-            check_unchanged(self.root, part)
             if part.files not in there or there[part.files].rows != part.rows:
                 raise InputError(
                     f"{part.files[0].path} is in the index and is no part of {self.root} any more",

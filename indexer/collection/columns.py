@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from core.formats.base import READ_ROWS
 from core.rows.results import COLUMN_ARROW
 from indexer.collection.listing import rows_of_file
 from indexer.collection.parts import IDENTITY, FileRef
+from indexer.collection.remote import FilePath
 
 KEYS = ("key", "image_path", "url", "id")
 """Columns that can name a row, the best first, in whatever case."""
@@ -54,7 +54,7 @@ class Columns:
 
 
 def find_columns(
-    schemas: Iterable[tuple[Path, pa.Schema]], wanted: Sequence[str] | None, vectors: Sequence[str]
+    schemas: Iterable[tuple[FilePath, pa.Schema]], wanted: Sequence[str] | None, vectors: Sequence[str]
 ) -> Columns:
     """The columns that are taken, with types that hold for all files.
 

@@ -16,9 +16,10 @@ from core.formats.hdf5 import h5py_module
 from indexer.collection.columns import without_columns
 from indexer.collection.listing import FileLook, Shape, choose_column, noted
 from indexer.collection.parts import PartRef, damaged
+from indexer.collection.remote import FilePath
 
 
-def look(path: Path, column: str | None) -> FileLook:
+def look(path: FilePath, column: str | None) -> FileLook:
     """Content of an HDF5 file; InputError where it has no dataset of vectors, or not the one that is named."""
     with opened(path) as file:
         if column is None:
@@ -34,9 +35,10 @@ def look(path: Path, column: str | None) -> FileLook:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def opened(path: FilePath) -> Iterator[Any]:
     """An open file for the length of the block; InputError where it cannot be read, also in the block."""
     h5py = h5py_module()
+    assert isinstance(path, Path), "remote files are refused when they are listed"
     try:
         with h5py.File(path, "r") as file:
             yield file
@@ -48,7 +50,7 @@ def _is_vectors(dataset: Any) -> bool:
     return getattr(dataset, "ndim", 0) == 2 and dataset.dtype.kind == "f"
 
 
-def _vectors(path: Path, file: Any, column: str) -> Any:
+def _vectors(path: FilePath, file: Any, column: str) -> Any:
     if column not in file:
         raise InputError(
             f"{path} has no dataset {column!r}", next_step=f"it has {', '.join(file) or 'none'}", code="no_column"
@@ -74,7 +76,7 @@ def _schema(file: Any, rows: int) -> pa.Schema:
     return pa.schema(found)
 
 
-def vectors(path: Path, part: PartRef, column: str, dim: int, start: int, stop: int) -> Iterator[np.ndarray]:
+def vectors(path: FilePath, part: PartRef, column: str, dim: int, start: int, stop: int) -> Iterator[np.ndarray]:
     """See `indexer.collection.plain.PlainFormat`."""
     with opened(path) as file:
         dataset = _vectors(path, file, column)
@@ -84,7 +86,7 @@ def vectors(path: Path, part: PartRef, column: str, dim: int, start: int, stop: 
             yield dataset[first : min(first + READ_ROWS, stop)].astype(np.float32)
 
 
-def rows_of(path: Path, part: PartRef, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
+def rows_of(path: FilePath, part: PartRef, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
     """The rows from `start` up to `stop` of those datasets that the file has, a bounded number at a time."""
     with opened(path) as file:
         known = _schema(file, part.rows).names

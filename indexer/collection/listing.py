@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from core.errors import InputError
 from indexer.collection.parts import IDENTITY, FileRef, PartRef, no_embeddings
+from indexer.collection.remote import FilePath, RemotePath, each, name_below
 
 EMBEDDING = "embedding"
 """The column of vectors, where none is named."""
@@ -28,7 +29,7 @@ class Shape:
         fingerprint: of the model that made them, and `model` its spec, where the file is an export of a run; else "".
     """
 
-    path: Path
+    path: FilePath
     dim: int
     dtype: str
     fingerprint: str = ""
@@ -50,7 +51,7 @@ class FileLook:
     column: str | None
     shape: Shape | None = None
     schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
-    shown: frozenset[Path] = frozenset()
+    shown: frozenset[FilePath] = frozenset()
 
 
 class Listing:
@@ -103,7 +104,7 @@ def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def choose_column(path: Path, there: Sequence[str], columns: Sequence[str]) -> str:
+def choose_column(path: FilePath, there: Sequence[str], columns: Sequence[str]) -> str:
     """The column of vectors where none is named: "embedding", or the only one; InputError where there is no such.
 
     Args:
@@ -123,25 +124,33 @@ def choose_column(path: Path, there: Sequence[str], columns: Sequence[str]) -> s
     )
 
 
-def files_below(root: Path, suffixes: Sequence[str]) -> list[Path]:
+def files_below(root: FilePath, suffixes: Sequence[str]) -> list[FilePath]:
     """The files in a folder that end so, at any depth, sorted by their paths.
 
     Where `root` is such a file itself, it is the only one. Hidden files and folders are passed over, those whose
     names begin with "_", and folders that hold an index. InputError `no_embeddings` where there is none.
     """
     if root.is_file():
-        return [root]
+        return [_with_status(root)]
     found = [path for path in all_below(root) if path.name.endswith(tuple(suffixes))]
     if not found:
         raise no_embeddings(
             f"{root} holds no files that end in {' or '.join(suffixes)}",
             "name a folder with embeddings, or the output of a run",
         )
-    return sorted(found, key=str)
+    found.sort(key=str)
+    return list(each(_with_status, found, remote=not isinstance(root, Path)))
 
 
-def all_below(root: Path) -> Iterator[Path]:
+def _with_status(path: FilePath) -> FilePath:
+    return path if isinstance(path, Path) else path.resolved()
+
+
+def all_below(root: FilePath) -> Iterator[FilePath]:
     """All files below a folder, in any order, but for what `files_below` passes over."""
+    if not isinstance(root, Path):
+        yield from _all_below_url(root)
+        return
     for folder, folders, names in os.walk(root):
         folders[:] = [
             name
@@ -151,11 +160,21 @@ def all_below(root: Path) -> Iterator[Path]:
         yield from (Path(folder) / name for name in names if not name.startswith("."))
 
 
-def file_ref(folder: Path, path: Path, *, kind: str = "rows", column: str = "") -> FileRef:
+def _all_below_url(root: RemotePath) -> Iterator[RemotePath]:
+    files = {name_below(root, path): path for path in root.all_below()}
+    indices = tuple(name.removesuffix("CURRENT") for name in files if name.endswith("/CURRENT"))
+    for relative, path in files.items():
+        *folders, name = relative.split("/")
+        hidden = name.startswith(".") or any(folder.startswith((".", "_")) for folder in folders)
+        if not hidden and not relative.startswith(indices):
+            yield path
+
+
+def file_ref(folder: FilePath, path: FilePath, *, kind: str = "rows", column: str = "") -> FileRef:
     """A file as it is now."""
-    status = path.stat()
+    status = path.stat() if isinstance(path, Path) else path.status()
     return FileRef(
-        path=path.relative_to(folder).as_posix(),
+        path=name_below(folder, path),
         bytes=status.st_size,
         mtime_ns=status.st_mtime_ns,
         kind=kind,

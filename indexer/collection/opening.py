@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from core.errors import EmbqError, InputError, UsageError
-from core.storage.paths import Place, place
+from core.errors import EmbqError, InputError, SourceError, UsageError
+from core.storage.objects import ObjectPath
+from core.storage.paths import Place, is_url
 from indexer.collection.clip_retrieval import describe_layout, is_layout
 from indexer.collection.collection import Collection
 from indexer.collection.listing import all_below
 from indexer.collection.parquet import has_vectors
 from indexer.collection.parts import Block, FileRef, PartRef, no_embeddings
 from indexer.collection.plain import FORMATS, describe_files
+from indexer.collection.remote import FilePath, RemotePath, located
 from indexer.collection.run import describe_run, describe_runs
 
 __all__ = ["Block", "Collection", "FileRef", "PartRef", "open_collection"]
@@ -29,7 +31,7 @@ UNIT_LENGTH_WITHIN = 1e-2
 
 
 def open_collection(
-    *roots: Path | str | Place,
+    *roots: Path | str | Place | RemotePath,
     output: str | None = None,
     column: str | None = None,
     file_format: str | None = None,
@@ -39,7 +41,7 @@ def open_collection(
 
     Args:
         roots: output folder of a run, here or on an object store; or a folder of .npy, .parquet or .h5 files, or one
-            such file. Several are all of one kind; rows have ids in the order of their paths.
+            such file, also behind http. Several are all of one kind; rows have ids in the order of their paths.
         output: whose vectors, where a run has several (its "image" or "text", or the name of a model).
         column: name of the column of vectors; "embedding" for plain folders unless it is given.
         file_format: "npy", "parquet" or "hdf5" for plain folders; None finds out.
@@ -47,11 +49,22 @@ def open_collection(
 
     Raises InputError: `no_embeddings`, `which_output`, `mixed_embeddings`, `not_vectors`, `part_damaged`.
     """
-    places = sorted({place(root) for root in roots}, key=lambda root: f"{root}/")
-    folder = _shared_folder(places)
-    described = _described(
-        folder, places, output=output, column=column, file_format=file_format, id_columns=tuple(id_columns)
-    )
+    places: list[Place | RemotePath] = sorted({located(root) for root in roots}, key=lambda root: f"{root}/")
+    shared = _shared_folder(places) if len(places) > 1 else None
+    runs = [where for where in places if not isinstance(where, RemotePath) and _is_run(where)]
+    if runs:
+        if file_format is not None or id_columns:
+            raise UsageError(f"{runs[0]} is the output of a run, which says itself what its files and columns are")
+        _all_of_them(places, runs, "outputs of runs")
+        folder = runs[0] if shared is None else shared
+        described = _described_runs(folder, runs, output=output, column=column)
+    else:
+        paths = [_plain(where) for where in places]
+        alone = paths[0].parent if shared is None and paths[0].is_file() else paths[0]
+        folder = alone if shared is None else _plain(shared)
+        described = _described_files(
+            folder, paths, output=output, column=column, file_format=file_format, id_columns=tuple(id_columns)
+        )
     if len(places) > 1:
         described["folders"] = tuple(_below(folder, root) for root in places)
     known = described.pop("unit_length", None)
@@ -59,27 +72,29 @@ def open_collection(
     return collection if known is not None else replace(collection, unit_length=_unit_length(collection))
 
 
-def _shared_folder(places: Sequence[Place]) -> Place:
-    """The folder that paths of parts are relative to: what all are in, or the only one."""
+def _shared_folder(places: Sequence[Place | RemotePath]) -> Place | RemotePath:
+    """The folder or bucket that all are in, which paths of parts are relative to."""
     for one, other in pairwise(places):
         if f"{other}/".startswith(f"{one}/"):
             raise InputError(f"{other} is in {one}: its rows would be indexed twice", next_step="leave one out")
-    bases = [one.parent if isinstance(one, Path) and one.is_file() else one for one in places]
-    if len(bases) == 1:
-        return bases[0]
-    columns = zip(*(str(base).split("/") for base in bases), strict=False)
+    columns = zip(*(str(one).split("/") for one in places), strict=False)
     shared = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, columns)]
-    if len(shared) < (1 if isinstance(bases[0], Path) else 3):
+    if len(shared) < (1 if isinstance(places[0], Path) else 3):
         raise InputError(
             f"{places[0]} and {places[-1]} are in no folder or bucket together",
             next_step="copy one of them beside the other",
             code="no_embeddings",
         )
-    return place("/".join(shared) or "/")
+    return located("/".join(shared) or "/")
 
 
 def rows_now(built: Collection) -> int | None:
-    """Rows that the places of a collection have now; None where it is gone or of another kind."""
+    """Rows that the places of a collection have now; None where it is gone, of another kind, or of remote files.
+
+    Each remote file would cost a request.
+    """
+    if built.kind != "run" and is_url(built.root):
+        return None
     try:
         now = open_collection(
             *built.roots,
@@ -92,48 +107,57 @@ def rows_now(built: Collection) -> int | None:
     return now.n
 
 
-def _below(folder: Place, root: Place) -> str:
+def _below(folder: Place | RemotePath, root: Place | RemotePath) -> str:
     return str(root).removeprefix(str(folder)).lstrip("/")
 
 
-def _described(
-    folder: Place,
-    places: Sequence[Place],
+def _described_runs(
+    folder: Place | RemotePath, runs: Sequence[Place], *, output: str | None, column: str | None
+) -> dict[str, Any]:
+    if len(runs) == 1:
+        return describe_run(runs[0], output=output, column=column)
+    return describe_runs({_below(folder, where): where for where in runs}, output=output, column=column)
+
+
+def _plain(where: Place | RemotePath) -> FilePath:
+    """A place of plain files, which are read as inputs are."""
+    return RemotePath(str(where)) if isinstance(where, ObjectPath) else where
+
+
+def _described_files(
+    folder: FilePath,
+    paths: Sequence[FilePath],
     *,
     output: str | None,
     column: str | None,
     file_format: str | None,
     id_columns: tuple[str, ...],
 ) -> dict[str, Any]:
-    runs = [where for where in places if _is_run(where)]
-    if runs:
-        if file_format is not None or id_columns:
-            raise UsageError(f"{runs[0]} is the output of a run, which says itself what its files and columns are")
-        _all_of_them(places, runs, "outputs of runs")
-        if len(runs) == 1:
-            return describe_run(runs[0], output=output, column=column)
-        return describe_runs({_below(folder, where): where for where in runs}, output=output, column=column)
-    paths = []
-    for where in places:
-        if not isinstance(where, Path):
+    for where in paths:
+        if isinstance(where, RemotePath) and _is_remote_run(where):
             raise InputError(
-                f"{where} is no output of a run: other embeddings are read from folders of this machine",
-                next_step="copy them to a folder",
+                f"{where} is the output of a run, which is not read over http",
+                next_step="name its folder or bucket",
                 code="no_embeddings",
             )
-        if not where.exists():
+        if not (where.is_file() or where.is_dir()):
             raise InputError(f"{where} is not there", next_step="check the path", code="no_embeddings")
-        paths.append(where)
-    assert isinstance(folder, Path)
     layouts = [where for where in paths if where.is_dir() and is_layout(where)]
     if layouts and file_format in (None, "npy"):
-        _all_of_them(places, layouts, "folders of clip-retrieval")
+        _all_of_them(paths, layouts, "folders of clip-retrieval")
         return describe_layout(folder, layouts, output=output, id_columns=id_columns)
     format_ = file_format or _format_of(paths)
     if format_ == "npy" and (id_columns or column is not None):
         raise UsageError(f"{paths[0]}: .npy files have no columns", next_step="leave the names of columns out")
     if format_ not in FORMATS:
         raise UsageError(f"unknown format of files {format_!r}", next_step=f"use one of {', '.join(FORMATS)}")
+    if format_ == "hdf5" and not isinstance(folder, Path):
+        # The library leaves a file open where a read of a file object fails, and crashes the process at its end.
+        raise InputError(
+            f"{paths[0]}: HDF5 files are read from folders of this machine",
+            next_step="copy them to a folder",
+            code="no_embeddings",
+        )
     described = describe_files(folder, paths, format_, column=column, id_columns=id_columns)
     return described | ({} if output is None else {"output": output})
 
@@ -148,7 +172,19 @@ def _is_run(where: Place) -> bool:
         ) from error
 
 
-def _all_of_them(places: Sequence[Place], alike: Sequence[Place], kind: str) -> None:
+def _is_remote_run(where: RemotePath) -> bool:
+    try:
+        (where / "run.json").stat()
+    except FileNotFoundError:
+        return False
+    except SourceError as error:
+        if error.transient:
+            raise
+        return False
+    return True
+
+
+def _all_of_them(places: Sequence[Place | RemotePath], alike: Sequence[Place | RemotePath], kind: str) -> None:
     """Raise InputError unless all places are of one kind."""
     if other := next((one for one in places if one not in alike), None):
         raise InputError(
@@ -158,11 +194,11 @@ def _all_of_them(places: Sequence[Place], alike: Sequence[Place], kind: str) -> 
         )
 
 
-def _format_of(paths: Sequence[Path]) -> str:
+def _format_of(paths: Sequence[FilePath]) -> str:
     """The format of plain folders; parquet files without vectors beside others are their metadata."""
     where = ", ".join(map(str, paths))
     below = chain.from_iterable([path] if path.is_file() else all_below(path) for path in paths)
-    first: dict[str, Path] = {}
+    first: dict[str, FilePath] = {}
     for path in below:
         for kind, format_ in FORMATS.items():
             if path.name.endswith(format_.suffixes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +16,10 @@ from core.formats.parquet import BUFFER_BYTES, batch_rows, rows_within
 from indexer.collection.columns import without_columns
 from indexer.collection.listing import FileLook, Shape, choose_column, noted
 from indexer.collection.parts import PartRef, damaged
+from indexer.collection.remote import FilePath, readable
 
 
-def look(path: Path, column: str | None) -> FileLook:
+def look(path: FilePath, column: str | None) -> FileLook:
     """Content of a parquet file; InputError where it has no column of vectors, or not the one that is named."""
     with opened(path) as file:
         rows, schema = file.metadata.num_rows, file.schema_arrow
@@ -29,16 +30,18 @@ def look(path: Path, column: str | None) -> FileLook:
         return FileLook(rows=rows, column=column, shape=_shape(path, file, column), schema=schema)
 
 
-def has_vectors(path: Path) -> bool:
+def has_vectors(path: FilePath) -> bool:
     """True for a file with a column of vectors; InputError where it cannot be read."""
     with opened(path) as file:
         return any(is_vectors(one.type) for one in file.schema_arrow)
 
 
-def opened(path: Path) -> pq.ParquetFile:
-    """An open file; InputError where it cannot be read."""
+@contextmanager
+def opened(path: FilePath) -> Iterator[pq.ParquetFile]:
+    """An open file for the length of the block; InputError where it cannot be read, also in the block."""
     try:
-        return pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER_BYTES)
+        with readable(path) as source, pq.ParquetFile(source, pre_buffer=False, buffer_size=BUFFER_BYTES) as file:
+            yield file
     except FORMAT_ERRORS as error:
         raise damaged(path, error) from error
 
@@ -49,7 +52,7 @@ def is_vectors(type_: pa.DataType) -> bool:
     return bool(lists and pa.types.is_floating(type_.value_type))
 
 
-def _shape(path: Path, file: pq.ParquetFile, column: str) -> Shape:
+def _shape(path: FilePath, file: pq.ParquetFile, column: str) -> Shape:
     """Shape of the vectors of a file, from its first one."""
     if column not in file.schema_arrow.names:
         raise InputError(
@@ -64,7 +67,7 @@ def _shape(path: Path, file: pq.ParquetFile, column: str) -> Shape:
             next_step="name the column of vectors",
             code="not_vectors",
         )
-    dim = type_.list_size if pa.types.is_fixed_size_list(type_) else _first_length(path, file, column)
+    dim = type_.list_size if pa.types.is_fixed_size_list(type_) else _first_length(file, column)
     if not dim:
         raise InputError(
             f"{path}: the vectors in its column {column!r} have no numbers",
@@ -75,18 +78,15 @@ def _shape(path: Path, file: pq.ParquetFile, column: str) -> Shape:
     return Shape(path=path, dim=dim, dtype=dtype, **noted(file.schema_arrow.metadata or {}))
 
 
-def _first_length(path: Path, file: pq.ParquetFile, column: str) -> int:
-    try:
-        for batch in file.iter_batches(batch_size=64, columns=[column]):
-            lengths = pc.list_value_length(batch.column(0)).drop_null()
-            if len(lengths):
-                return int(lengths[0].as_py())
-    except FORMAT_ERRORS as error:
-        raise damaged(path, error) from error
+def _first_length(file: pq.ParquetFile, column: str) -> int:
+    for batch in file.iter_batches(batch_size=64, columns=[column]):
+        lengths = pc.list_value_length(batch.column(0)).drop_null()
+        if len(lengths):
+            return int(lengths[0].as_py())
     return 0
 
 
-def vectors(path: Path, part: PartRef, column: str, dim: int, start: int, stop: int) -> Iterator[np.ndarray]:
+def vectors(path: FilePath, part: PartRef, column: str, dim: int, start: int, stop: int) -> Iterator[np.ndarray]:
     """See `indexer.collection.plain.PlainFormat`; the vector of a row that has none is NaN."""
     for table in rows_of(path, part, [column], start, stop, batch_rows(dim)):
         for chunk in table[column].chunks:
@@ -95,7 +95,7 @@ def vectors(path: Path, part: PartRef, column: str, dim: int, start: int, stop: 
 
 
 def rows_of(
-    path: Path, part: PartRef, columns: Sequence[str], start: int, stop: int, rows: int = READ_ROWS
+    path: FilePath, part: PartRef, columns: Sequence[str], start: int, stop: int, rows: int = READ_ROWS
 ) -> Iterator[pa.Table]:
     """The rows from `start` up to `stop` of those columns that the file has, at most `rows` of them at a time.
 
@@ -109,13 +109,10 @@ def rows_of(
         if not there:
             yield from without_columns(start, stop)
             return
-        try:
-            yield from rows_within(file, there, start, stop, rows)
-        except FORMAT_ERRORS as error:
-            raise damaged(path, error) from error
+        yield from rows_within(file, there, start, stop, rows)
 
 
-def matrix_of(lists: pa.Array, dim: int, path: Path, row: int) -> np.ndarray:
+def matrix_of(lists: pa.Array, dim: int, path: FilePath, row: int) -> np.ndarray:
     """float32 (n, dim) of a column of lists; NaN where there is no list or no number.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
@@ -11,7 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from core.errors import InputError
-from core.storage.paths import Place, place
+from core.storage.objects import ObjectPath
+from core.storage.paths import Place, is_url, place
+from indexer.collection.remote import FilePath, RemotePath, RemoteStatus, each
 
 NAMES = pa.dictionary(pa.int32(), pa.string())
 """Type of a column with few different texts, each in many rows."""
@@ -34,7 +37,8 @@ class FileRef:
         path: relative to the collection's root.
         bytes: its size.
         sha256: from the commit record; None for files of plain folders.
-        mtime_ns: when it was changed last; None for files that a commit record names.
+        mtime_ns: when it was changed last, or the version (ETag or generation) of a file behind a URL; None for files
+            that a commit record names.
         kind: "rows" or "vectors", as in a commit record.
         column: the column that it holds where that is one column of vectors, else "".
     """
@@ -42,7 +46,7 @@ class FileRef:
     path: str
     bytes: int
     sha256: str | None = None
-    mtime_ns: int | None = None
+    mtime_ns: int | str | None = None
     kind: str = "rows"
     column: str = ""
 
@@ -131,6 +135,12 @@ def blocks_of(parts: Sequence[PartRef], block_rows: int, start_id: int = 0) -> l
     return found
 
 
+def check_all(root: str, parts: Sequence[PartRef]) -> None:
+    """`check_unchanged` of all parts."""
+    for _ in each(partial(check_unchanged, root), parts, remote=is_url(root)):
+        pass
+
+
 def check_unchanged(root: str, part: PartRef) -> None:
     """Raise InputError `part_missing` or `part_changed` where a file is not the one that was listed."""
     for file in part.files:
@@ -158,9 +168,18 @@ def check_unchanged(root: str, part: PartRef) -> None:
             )
 
 
-def place_of(root: str, file: FileRef) -> Place:
+def place_of(root: str, file: FileRef) -> Place | RemotePath:
     """Path or URL of a file."""
+    if file.sha256 is None and is_url(root):
+        return RemotePath(f"{root}/{file.path}", RemoteStatus(file.bytes, str(file.mtime_ns)))
     return place(root) / file.path
+
+
+def path_of(root: str, file: FileRef) -> FilePath:
+    """Path or URL of a plain file."""
+    path = place_of(root, file)
+    assert not isinstance(path, ObjectPath), "only commit records name objects"
+    return path
 
 
 def damaged(path: object, why: object) -> InputError:

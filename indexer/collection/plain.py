@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pyarrow as pa
 from indexer.collection import hdf5, npy, parquet
 from indexer.collection.columns import Columns, find_columns, identity, without_columns
 from indexer.collection.listing import FileLook, Listing, Shape, file_ref, files_below, same_shape
-from indexer.collection.parts import PartRef, Piece, no_embeddings
+from indexer.collection.parts import PartRef, Piece, no_embeddings, path_of
+from indexer.collection.remote import FilePath, each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +35,9 @@ class PlainFormat:
     name: str
     suffixes: tuple[str, ...]
     gap_rows: int
-    look: Callable[[Path, str | None], FileLook]
-    vectors: Callable[[Path, PartRef, str, int, int, int], Iterator[np.ndarray]]
-    rows: Callable[[Path, PartRef, Sequence[str], int, int], Iterator[pa.Table]]
+    look: Callable[[FilePath, str | None], FileLook]
+    vectors: Callable[[FilePath, PartRef, str, int, int, int], Iterator[np.ndarray]]
+    rows: Callable[[FilePath, PartRef, Sequence[str], int, int], Iterator[pa.Table]]
 
 
 FORMATS = {
@@ -67,7 +69,7 @@ FORMATS = {
 
 
 def describe_files(
-    folder: Path, roots: Sequence[Path], kind: str, *, column: str | None, id_columns: Sequence[str]
+    folder: FilePath, roots: Sequence[FilePath], kind: str, *, column: str | None, id_columns: Sequence[str]
 ) -> dict[str, Any]:
     """The fields of the collection that the files of one format at or below some paths are, see `Collection`.
 
@@ -80,10 +82,9 @@ def describe_files(
     format_ = FORMATS[kind]
     files = [path for root in roots for path in files_below(root, format_.suffixes)]
     listing = Listing()
-    schemas: list[tuple[Path, pa.Schema]] = []
+    schemas: list[tuple[FilePath, pa.Schema]] = []
     shape: Shape | None = None
-    for path in files:
-        found = format_.look(path, column)
+    for path, found in _looks(files, format_, column):
         column = found.column
         # A file that joins those of an export shows the rows of others.
         shows = found.shown and found.shown <= set(files) - {path}
@@ -107,12 +108,28 @@ def describe_files(
     }
 
 
+def _looks(files: Sequence[FilePath], format_: PlainFormat, column: str | None) -> Iterator[tuple[FilePath, FileLook]]:
+    """The content of each file; of remote files several at a time, once the column is known."""
+    for number, path in enumerate(files):
+        if column is not None and not isinstance(path, Path):
+            rest = files[number:]
+            yield from zip(rest, each(partial(_look, format_, column), rest, remote=True), strict=True)
+            return
+        found = format_.look(path, column)
+        column = found.column
+        yield path, found
+
+
+def _look(format_: PlainFormat, column: str | None, path: FilePath) -> FileLook:
+    return format_.look(path, column)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainReader:
     """Reads plain files and the folders of clip-retrieval; see `indexer.collection.parts.PartReader`."""
 
     format: PlainFormat
-    root: Path
+    root: str
     dim: int
     columns: Columns
 
@@ -120,7 +137,7 @@ class PlainReader:
         """See `PartReader`. InputError where the file has another shape than it had."""
         files = [file for file in part.files if file.kind == "vectors"] or part.files
         (file,) = [file for file in files if file.column in ("", column)]
-        return self.format.vectors(self.root / file.path, part, column, self.dim, start, stop)
+        return self.format.vectors(path_of(self.root, file), part, column, self.dim, start, stop)
 
     def gap_rows(self, part: PartRef, column: str) -> int:
         """See `PartReader`."""
@@ -134,7 +151,7 @@ class PlainReader:
             if file.kind == "vectors":
                 tables = without_columns(start, stop)
             else:
-                tables = self.format.rows(self.root / file.path, part, names, start, stop)
+                tables = self.format.rows(path_of(self.root, file), part, names, start, stop)
             for table in tables:
                 yield identity(part.files[0], table, row, self.columns)
                 row += table.num_rows

@@ -80,11 +80,19 @@ def walk(url: str) -> Sequence[tuple[str, int]]:
 
 
 def _walk_now(url: str) -> list[tuple[str, int]]:
+    return [(relative, status.size) for relative, status in statuses_below(url)]
+
+
+def statuses_below(url: str) -> list[tuple[str, FileStatus]]:
+    """(path relative to the folder, status) of every file below it, sorted by path; none where there is no folder.
+
+    Over http a page tells names alone: sizes are 0 and versions "".
+    """
     if walks_itself(url):
-        return sorted((relative, status.size) for relative, status in _below(url, sys.maxsize))
+        return sorted(_below(url, sys.maxsize))
     found = with_retries(url, lambda: filesystem(url).find(bare(url), detail=True))
     root = bare(url).rstrip("/") + "/"
-    return [(str(name).removeprefix(root), int(found[name].get("size") or 0)) for name in sorted(found)]
+    return [(str(name).removeprefix(root), _status(url, found[name], certain=False)) for name in sorted(found)]
 
 
 def match(pattern: str) -> list[str]:
