@@ -72,7 +72,7 @@ SWITCHES = ("use-jit", "use-mclip", "enable-wandb", *ENABLED)
 """May stand without a value, and with "no" before them."""
 
 WANDB = ("enable-wandb", "wandb-project")
-"""What `--log wandb:PROJECT` does."""
+"""Options that become `--log wandb:PROJECT`."""
 
 NAMES = {"input-dataset", *(name[2:] for name in SECOND_NAMES.values()), *ENABLED, *WANDB, *IGNORED, *REFUSED}
 """Names of clip-retrieval 2.45's `inference` and `inference.worker` that embq's own options do not have, and two that

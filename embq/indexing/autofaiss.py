@@ -381,10 +381,7 @@ def _opened(path: Path, *, mapped: bool, threads: int | None) -> Any:
 
 
 def _add_direct_map(path: Path) -> None:
-    """Write the index in a file with a direct map.
-
-    It is read whole: of lists that are mapped faiss would write the name of their file alone.
-    """
+    """Write the index in a file with a direct map; of mapped lists faiss would write the name of their file."""
     from core.storage.durable import drop, output_error, publish
     from indexer.faiss_module import faiss
     from indexer.index_files.files import write_by_faiss
