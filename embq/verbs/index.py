@@ -19,6 +19,16 @@ VERBS = {
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace exported files that exist.")
 
 
+workers_option = click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Processes on this machine; with --broker, the processes of `embq worker` on each machine.",
+)
+
+
 @click.command(
     "index",
     cls=IndexCommand,
@@ -109,14 +119,7 @@ overwrite_option = click.option("--overwrite", is_flag=True, help="Replace expor
 @click.option("--id-columns", default="", metavar="LIST", help="Columns of parquet files to keep besides the vectors.")
 @click.option("--drop-invalid", is_flag=True, help="Skip vectors that are zero or not finite, and count them.")
 @click.option("--seed", type=int, default=1234, show_default=True, help="Random seed for samples, queries and k-means.")
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Processes on this machine; with --broker, the processes of `embq worker` on each machine.",
-)
+@workers_option
 @click.option("--rebuild", is_flag=True, help="Rebuild even if the current index is up to date.")
 @click.option("--delete", multiple=True, metavar="KEY", help="Delete the rows with this key; repeatable.")
 @click.option(
@@ -240,14 +243,7 @@ def export(**options: Any) -> int:
     metavar="SIZE",
     help="Memory limit on this machine.  [free memory, at most 32G]",
 )
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Processes on this machine; with --broker, the processes of `embq worker` on each machine.",
-)
+@workers_option
 @click.option("--dry-run", is_flag=True, help="Print the plan and exit.")
 @click.option("--broker", default="", metavar="URL", help="Search with the workers of this broker.  [this machine]")
 @json_option
