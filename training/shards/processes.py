@@ -69,7 +69,12 @@ def _no_interruption() -> Iterator[None]:
 
 
 def _begin(parent: int) -> None:
-    """In a new process: ignore Ctrl-C, and end with the parent."""
+    """In a new process: ignore Ctrl-C, end by SIGTERM, and end with the parent.
+
+    A handler of SIGTERM that the parent has would be inherited, and the pool waits for ever for a process that it
+    cannot terminate.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     die_with_parent(parent)
