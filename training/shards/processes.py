@@ -18,6 +18,8 @@ from core.process.children import die_with_parent
 AHEAD = 2
 """Items that wait for each process, so that none waits for an item."""
 
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -40,7 +42,7 @@ def each(function: Callable[[T], R], items: Iterable[T], processes: int, *, conn
     context = multiprocessing.get_context("spawn" if connects else "fork")
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(os.getpid(),))
     left = iter(items)
-    with _no_interruption():
+    with _signals_delayed():
         under_way: set[Future[R]] = {pool.submit(function, item) for item in islice(left, AHEAD * processes)}
     try:
         while under_way:
@@ -59,9 +61,9 @@ def each(function: Callable[[T], R], items: Iterable[T], processes: int, *, conn
 
 
 @contextmanager
-def _no_interruption() -> Iterator[None]:
-    """Delay Ctrl-C until the block is over, also in processes that are forked in it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _signals_delayed() -> Iterator[None]:
+    """Delay Ctrl-C and SIGTERM until the block is over, in processes that are forked in it until `_begin`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield
     finally:
@@ -76,5 +78,5 @@ def _begin(parent: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     die_with_parent(parent)
