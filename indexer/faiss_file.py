@@ -14,9 +14,10 @@ Rows are copied from the lists files of a version in small pieces: memory is tha
 from __future__ import annotations
 
 import os
+import re
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -24,7 +25,8 @@ from typing import IO, Any
 import numpy as np
 
 from core.errors import OutputError, UsageError
-from core.storage.durable import drop, publish
+from core.storage import beneath
+from core.storage.durable import drop, publish, try_lock
 from indexer.change.deletes import deleted_bits
 from indexer.faiss_module import faiss
 from indexer.index_files.files import damaged, disk_error
@@ -87,7 +89,7 @@ def write_faiss_file(
         path: of the file. Of several files, it is followed by their number from 0 on, as autofaiss names them.
         shards: number of files, each with a range of the lists and about as many rows: the best answers of all
             together are those of the whole. Fewer where there are not so many lists.
-        overwrite: whether existing files are replaced.
+        overwrite: whether existing files are replaced; of several files all numbered ones, whatever their number.
         refine: whether the vectors by which `embq search` re-ranks are in the file too, where the index keeps such:
             faiss answers as exactly then, and holds 2 bytes per dimension and id more in memory. One file only.
             Answers are cosines then, also of an index of whole vectors, `Flat`.
@@ -96,20 +98,30 @@ def write_faiss_file(
     file of the index is damaged or the disk refuses.
     """
     if refine and shards > 1:
-        raise UsageError("vectors for re-ranking are found by id, and go into one file only", next_step="--shards 1")
-    refuse_existing(faiss_paths(path, shards), overwrite=overwrite)
+        raise UsageError(
+            f"--refine and --shards {shards} do not go together: vectors for re-ranking are found by id, in one file",
+            next_step="leave out --shards for one file that re-ranks, or --refine for files that do not",
+        )
+    refuse_existing(path, shards, overwrite=overwrite)
     with ExitStack() as stack:
         source = open_current(index, lambda version: _Source(version, stack))
         bounds = source.shards(shards)
         # A shard has the name of its place in as many as there are, or readers would wait for the rest.
         paths = faiss_paths(path, len(bounds))
+        _sweep(path)
         temporaries = [path.with_name(f".{path.name}.{secrets.token_hex(4)}") for _ in paths]
         try:
+            for temporary in temporaries:
+                with suppress(OSError):  # a file system without locks, where `_sweep` removes nothing
+                    try_lock(stack.enter_context(open(temporary, "xb")))
             for temporary, (first, last) in zip(temporaries, bounds, strict=True):
                 source.write(temporary, first, last, refine=refine)
-            refuse_existing(paths, overwrite=overwrite)
+            refuse_existing(path, len(paths), overwrite=overwrite)
             for temporary, final in zip(temporaries, paths, strict=True):
                 publish(temporary, final)
+            if len(paths) > 1:
+                for other in _numbered(path) - {*paths}:  # of an export before, which would be merged with these
+                    other.unlink()
         except OSError as error:
             raise disk_error(error, path) from error
         finally:
@@ -159,13 +171,33 @@ def faiss_paths(path: Path, shards: int) -> list[Path]:
     return [path.with_name(f"{path.name}{number:0{len(str(shards))}}") for number in range(shards)]
 
 
-def refuse_existing(paths: Sequence[Path], *, overwrite: bool) -> None:
-    """UsageError where one of the files exists, and may not be replaced."""
-    for path in paths:
-        if path.is_dir():
-            raise UsageError(f"{path} is a folder", next_step="give the name of a file")
-        if not overwrite and path.exists():
-            raise UsageError(f"{path} exists", next_step="give another name, or add --overwrite")
+def refuse_existing(path: Path, shards: int, *, overwrite: bool) -> None:
+    """UsageError where one of the files of an export exists, and may not be replaced; of several any numbered file."""
+    paths = faiss_paths(path, shards)
+    for one in paths if shards == 1 else sorted(_numbered(path).union(paths)):
+        if one.is_dir():
+            raise UsageError(f"{one} is a folder", next_step="give the name of a file")
+        if not overwrite and one.exists():
+            raise UsageError(f"{one} exists", next_step="give another name, or add --overwrite")
+
+
+def _numbered(path: Path) -> set[Path]:
+    """The files with a number behind this name."""
+    return {one for one in _siblings(path, "[0-9]+") if one.is_file()}
+
+
+def _sweep(path: Path) -> None:
+    """Remove the temporary files of exports to this name that were killed; those of running ones are locked."""
+    for one in _siblings(path, r"[0-9]*\.[0-9a-f]{8}", before="."):
+        with suppress(OSError, OutputError), beneath.reader(one.parent, one.name) as file:
+            if try_lock(file):
+                one.unlink()
+
+
+def _siblings(path: Path, behind: str, before: str = "") -> list[Path]:
+    """What is beside a path under its name between `before` and what matches the pattern `behind`."""
+    names = os.listdir(path.parent) if path.parent.is_dir() else []
+    return [path.with_name(name) for name in names if re.fullmatch(re.escape(before + path.name) + behind, name)]
 
 
 class _Source:

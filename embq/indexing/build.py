@@ -25,7 +25,7 @@ from indexer.build.spec import BuildSpec
 from indexer.change.growth import fits
 from indexer.collection.opening import Collection, open_collection
 from indexer.collection.remote import located
-from indexer.faiss_file import faiss_paths, refuse_existing, write_faiss_file
+from indexer.faiss_file import refuse_existing, write_faiss_file
 from indexer.index_files.files import read_json, to_json
 from indexer.plan.build_options import BuildOptions, available_memory, parse_bytes, parse_recall
 from indexer.plan.costs import measure_speeds
@@ -74,9 +74,8 @@ def index(options: Mapping[str, Any]) -> int:
         click.echo(json.dumps(to_json(plan)) if options["as_json"] else describe_plan(plan))
         return Exit.DONE
     if options["index_path"]:
-        refuse_existing(
-            faiss_paths(file_path(options["index_path"]), wanted.nb_indices_to_keep), overwrite=options["overwrite"]
-        )
+        path = file_path(options["index_path"])
+        refuse_existing(path, wanted.nb_indices_to_keep, overwrite=options["overwrite"])
     queries = plan_queries(collection, files=query_files(options["queries"]), seed=wanted.seed)
     asked = {name: options[name] for name in DECIDING}
     quiet = options["quiet"] or options["as_json"]

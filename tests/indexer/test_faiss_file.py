@@ -18,7 +18,7 @@ from core.errors import Exit, InputError, OutputError, UsageError
 from core.rows.spec import RowSpec
 from embq.cli import entry_point
 from indexer.change.deletes import delete
-from indexer.faiss_file import write_faiss_file
+from indexer.faiss_file import _Source, write_faiss_file
 from indexer.index_files.lists import ListsBytes
 from indexer.index_files.version import read_current
 from indexer.searcher import Searcher
@@ -73,7 +73,7 @@ def test_faiss_re_ranks_as_a_search_does_where_the_vectors_are_in_the_file(index
     read = faiss.read_index(str(tmp_path / "knn.index"))
     deleted = faiss.downcast_index(read.refine_index).reconstruct(3)
     assert (read.ntotal, float(np.abs(deleted).sum())) == (1300, 0.0)
-    with pytest.raises(UsageError, match="one file only"):
+    with pytest.raises(UsageError, match="in one file"):
         write_faiss_file(index, tmp_path / "more.index", shards=2, refine=True)
 
 
@@ -101,6 +101,39 @@ def test_shards_hold_all_rows_once_and_answer_together_as_the_whole(index: Path,
     distances, ids = (np.concatenate(column, axis=1) for column in zip(*found, strict=True))
     best = np.argsort(np.where(ids < 0, np.inf, distances), axis=1, kind="stable")[:, :10]
     assert np.array_equal(np.take_along_axis(ids, best, axis=1), expected(index)[1])
+
+
+def test_fewer_shards_replace_all_numbered_files_of_an_export(index: Path, tmp_path: Path) -> None:
+    path = tmp_path / "knn.index"
+    write_faiss_file(index, path, shards=4)
+    for other in ("knn.index.json", "knn.indexes", "other.index3"):
+        (tmp_path / other).write_text("mine")
+    (tmp_path / "knn.index0").rename(tmp_path / "knn.index00")  # as of ten
+    with pytest.raises(UsageError, match="index00 exists"):
+        write_faiss_file(index, path, shards=2)
+    write_faiss_file(index, path, shards=2, overwrite=True)
+    left = sorted(one.name for one in tmp_path.iterdir())
+    assert left == ["knn.index.json", "knn.index0", "knn.index1", "knn.indexes", "other.index3"]
+
+
+def test_an_export_removes_what_a_killed_one_left_and_nothing_of_a_running_one(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "knn.index"
+    for name in (".knn.index.0123abcd", ".knn.index2.0123abcd", ".other.index.0123abcd", ".knn.index.mine"):
+        (tmp_path / name).write_text("half")
+    copy = _Source._copy
+
+    def second(source: _Source, *given: Any) -> None:
+        monkeypatch.setattr(_Source, "_copy", copy)
+        write_faiss_file(index, path, shards=2)
+        copy(source, *given)
+
+    monkeypatch.setattr(_Source, "_copy", second)
+    write_faiss_file(index, path)
+    assert answers(path)[1].shape == (50, 10)
+    left = sorted(one.name for one in tmp_path.iterdir())
+    assert left == [".knn.index.mine", ".other.index.0123abcd", "knn.index", "knn.index0", "knn.index1"]
 
 
 def test_there_are_no_more_shards_than_lists_with_rows(tmp_path: Path) -> None:
