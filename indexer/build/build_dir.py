@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core.storage import beneath
 from core.storage.durable import write_new
 from indexer.index_files.files import FILES, WORK, disk_error, read_json
 
@@ -41,12 +42,14 @@ class BuildDir:
         return self.folder / "build.json"
 
     def make(self) -> None:
-        """Create the folders; OutputError where that is not possible."""
-        for folder in (self.files, self.folder, self.folder / "tmp"):
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise disk_error(error, folder) from error
+        """Create the folders; OutputError where that is not possible, OutsideError where one is a link."""
+        try:
+            self.index.mkdir(parents=True, exist_ok=True)
+            for name in (FILES, f"{WORK}/{self.build}/tmp"):
+                with beneath.folder(self.index, name, make=True):
+                    pass
+        except OSError as error:
+            raise disk_error(error, self.folder) from error
 
     def begin(self, make_spec: Callable[[], Mapping[str, Any]]) -> tuple[dict[str, Any], bool]:
         """Content of build.json, and whether an interrupted build goes on.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ import pyarrow.parquet as pq
 
 from core import wire
 from core.errors import InputError, MalformedError
-from core.storage.durable import publish
+from core.storage import beneath
+from core.storage.durable import fsync_file, fsync_folder
 from core.units import content_hash
 from indexer.build.build import StageProgress, StageSequence
 from indexer.build.build_dir import BuildDir
@@ -40,7 +42,7 @@ from indexer.dedup.stages import (
     run_of,
 )
 from indexer.faiss_module import faiss
-from indexer.index_files.files import alone, disk_error, from_json, to_json, write_current
+from indexer.index_files.files import alone, disk_error, from_json, to_json
 from indexer.index_files.lists import is_set
 from indexer.index_files.version import Version, read_current
 from indexer.plan.costs import BASE_BYTES
@@ -147,13 +149,20 @@ def dedup(
         (grouped,) = stages.run("groups", 1, (*needs, "dedup"))
         report = _report(base, spec, stages.sidecars)
         folder = index / f"dedup-{spec.threshold:g}-{base.name}"
+        made = {name: build_dir.temporary(name) for name in (PICTURE, REPORT)}
         try:
-            folder.mkdir(exist_ok=True)
-            publish(grouped.files["groups"].check(index), folder / GROUPS)
-            _draw(report, folder / PICTURE)
+            _draw(report, made[PICTURE])
+            made[REPORT].write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            # Through a descriptor: the folder may be shared with others, who could put a link in its place.
+            with beneath.folder(index, folder.name, make=True) as descriptor:
+                for name, path in {GROUPS: grouped.files["groups"].check(index), **made}.items():
+                    if path.exists():
+                        fsync_file(path)
+                        os.rename(path, name, dst_dir_fd=descriptor)
+                os.fsync(descriptor)
+            fsync_folder(index)
         except OSError as error:
             raise disk_error(error, folder) from error
-        write_current(folder / REPORT, json.dumps(report, indent=1).encode() + b"\n")
         tidy(index)
         return folder, report
 

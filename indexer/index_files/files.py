@@ -14,7 +14,7 @@ import msgspec
 
 from core import wire
 from core.errors import MalformedError, OutputError, TryLaterError
-from core.storage.beneath import below
+from core.storage.beneath import below, open_file
 from core.storage.durable import output_error, overwrite, try_lock
 from core.wire import Count, RelativePath, Sha256
 from indexer.faiss_module import faiss
@@ -39,10 +39,13 @@ _NEXT_STEPS = {
 
 @contextmanager
 def alone(index: Path) -> Iterator[None]:
-    """Hold the index's lock for the length of the block; TryLaterError where another build or change has it."""
+    """Hold the index's lock for the length of the block; TryLaterError where another build or change has it.
+
+    OutsideError where the lock is a link.
+    """
     try:
         index.mkdir(parents=True, exist_ok=True)
-        lock = open(index / LOCK, "w")  # noqa: SIM115 - closed below
+        lock = open(open_file(index, LOCK, os.O_WRONLY | os.O_CREAT, 0o666), "wb")  # noqa: SIM115 - closed below
     except OSError as error:
         raise disk_error(error, index) from error
     with lock:

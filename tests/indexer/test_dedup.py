@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,6 +106,27 @@ def test_duplicates_that_are_deleted_are_found_no_more(
     grown(index)
     assert dedup(index) == Exit.DONE
     assert pq.read_table(groups_of(index))["group"].to_pylist() == [20, 20]
+
+
+def test_nothing_is_written_through_links_in_the_folder_of_the_index(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index, elsewhere = copy_of(base, tmp_path), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "notes").write_text("mine")
+    folder = groups_of(index).parent
+    for link, target in ((folder, elsewhere), (index / "_work", elsewhere), (index / "_lock", elsewhere / "notes")):
+        shutil.rmtree(index / "_work", ignore_errors=True)
+        (index / "_lock").unlink(missing_ok=True)
+        link.symlink_to(target)
+        assert dedup(index) == Exit.OUTPUT
+        assert "is a symbolic link" in capsys.readouterr().err
+        link.unlink()
+    assert [(one.name, one.read_text()) for one in elsewhere.iterdir()] == [("notes", "mine")]
+    folder.mkdir()
+    (folder / "report.json").symlink_to(elsewhere / "notes")
+    assert dedup(index) == Exit.DONE
+    assert (elsewhere / "notes").read_text() == "mine"
 
 
 def test_rows_that_were_deleted_before_connect_nothing(base: Path, tmp_path: Path) -> None:
