@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import copy
+from functools import lru_cache
 
 import msgspec
 
@@ -48,26 +49,33 @@ def with_samples(error: SourceError, source: str) -> SourceError:
     """
     name = base_name(source)
     shard = _SHARD.fullmatch(name)
-    counts: dict[str, Callable[[bytes], int]] = (
+    folder = path_of(source).removesuffix(name)
+    counts: dict[str, Callable[[str], int]] = (
         {
-            f"{shard[1]}_stats.json": lambda data: read(_Stats, data, what="_stats.json").successes,
-            "sizes.json": lambda data: read(dict[str, Count], data, what="sizes.json", most_bytes=SAMPLE_MAX_BYTES)[
-                name
-            ],
-            f"{shard[1]}.idx": lambda data: int(found[1]) if (found := _INDEX.match(data)) else _none(),
+            f"{shard[1]}_stats.json": lambda file: read(_Stats, _beside(folder, file), what=file).successes,
+            "sizes.json": lambda _: _sizes(folder)[name],
+            f"{shard[1]}.idx": lambda file: (
+                int(found[1]) if (found := _INDEX.match(_beside(folder, file))) else _none()
+            ),
         }
         if shard
         else {}
     )
     for beside, count in counts.items():
         with suppress(SampleError, SourceError, MalformedError, LookupError):
-            samples = count(_beside(path_of(source).removesuffix(name), beside))
+            samples = count(beside)
             return SourceError(
                 f"{error.message}; {beside} says that it has {samples:,} samples",
                 code=error.code,
                 next_step=error.next_step,
             )
     return copy(error)
+
+
+@lru_cache(maxsize=1)
+def _sizes(folder: str) -> dict[str, int]:
+    """Samples of each shard of a folder; read once, since where one shard is missing others may be."""
+    return read(dict[str, Count], _beside(folder, "sizes.json"), what="sizes.json", most_bytes=SAMPLE_MAX_BYTES)
 
 
 def _none() -> int:

@@ -309,6 +309,21 @@ def test_a_failure_of_a_shard_has_the_samples_that_a_file_beside_it_tells(
     assert (caught.value.code, caught.value.message.endswith(told)) == ("source_missing", True)
 
 
+def test_sizes_of_a_folder_are_read_once_for_all_its_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def beside(folder: str, name: str) -> bytes:
+        asked.append(name)
+        if name != "sizes.json":
+            raise SourceError("it is not there", code="source_missing")
+        return b'{"a.tar": 3, "b.tar": 4}'
+
+    monkeypatch.setattr("sources.damaged._beside", beside)
+    told = [with_samples(SourceError("cut", code="shard_truncated"), f"https://host/once/{one}.tar") for one in "ab"]
+    assert [one.message.rpartition(" that it has ")[2] for one in told] == ["3 samples", "4 samples"]
+    assert asked == ["a_stats.json", "sizes.json", "b_stats.json"]
+
+
 def test_files_beside_a_url_are_asked_for_without_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
