@@ -142,7 +142,13 @@ def build_index(
         roots = [_written(embeddings, workspace / "embeddings.npy")] if is_array else _paths(embeddings)
         collection = _collection(roots, file_format, embedding_column_name, id_columns or ())
         if make_direct_map:
-            wanted = replace(wanted, max_index_memory_usage=wanted.max_index_memory_usage - 8 * collection.n)
+            if (left := wanted.max_index_memory_usage - 8 * collection.n) <= 0:
+                raise UsageError(
+                    f"a direct map of {collection.n:,} rows takes {8 * collection.n:,} bytes, and "
+                    f"max_index_memory_usage is {max_index_memory_usage}",
+                    next_step="give more memory, or leave out make_direct_map",
+                )
+            wanted = replace(wanted, max_index_memory_usage=left)
         wanted = replace(wanted, index_key=index_key or _flat_key(collection, wanted))
         quiet = verbose > logging.INFO
         built = _built(workspace / "index", collection, wanted, broker=distributed, nb_cores=nb_cores, quiet=quiet)
@@ -151,6 +157,8 @@ def build_index(
 
         path.parent.mkdir(parents=True, exist_ok=True)
         exported = write_faiss_file(built.version.index, path, shards=nb_indices_to_keep, overwrite=True)
+        if make_direct_map:
+            _add_direct_map(path)
         infos = {str(one.path): _infos(built, one, saved=save_on_disk) for one in exported.files}
         if ids_path and id_columns:
             _write_ids(collection, id_columns, Path(ids_path))
@@ -158,8 +166,6 @@ def build_index(
             _write_infos(Path(index_infos_path), path, exported, infos)
         if nb_indices_to_keep > 1:
             return None, infos
-        if make_direct_map:
-            _add_direct_map(path)
         return _opened(path, mapped=should_be_memory_mappable and save_on_disk, threads=nb_cores), infos[str(path)]
 
 
@@ -169,7 +175,9 @@ def index_as_autofaiss(arguments: Mapping[str, Any], *, as_json: bool, quiet: bo
 
     from indexer.build.report import summary
 
-    index, infos = build_index(**{"verbose": logging.ERROR if quiet or as_json else logging.INFO, **arguments})
+    level = logging.ERROR if quiet or as_json else logging.INFO
+    # The index is not used here: it is mapped, and not read.
+    index, infos = build_index(**{"verbose": level, **arguments, "should_be_memory_mappable": True})
     reports = list(infos.values()) if index is None else [infos]
     if as_json:
         click.echo(json.dumps({"schema": 1, "indices": reports}))
@@ -306,12 +314,13 @@ def _infos(built: Built, file: FaissFile, *, saved: bool) -> dict[str, Any]:
     from indexer.index_files.files import read_json
 
     infos = read_json(built.version.path / "infos.json")
+    bytes_ = file.path.stat().st_size
     return {
         **infos,
         "index_path": str(file.path) if saved else "",
-        "size in bytes": file.bytes,
+        "size in bytes": bytes_,
         "nb vectors": file.rows,
-        "compression ratio": 4 * file.rows * infos["vectors dimension"] / file.bytes,
+        "compression ratio": 4 * file.rows * infos["vectors dimension"] / bytes_,
     }
 
 

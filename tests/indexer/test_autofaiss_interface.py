@@ -182,6 +182,9 @@ def test_vectors_are_reconstructed_by_a_direct_map(here: Path) -> None:
         assert np.allclose(one.reconstruct(7), vectors[7], atol=1e-6)
     assert index.search(np.float32(vectors[:1]), 2)[0][0, 0] == pytest.approx(0, abs=1e-6)
     assert (infos["index_key"], index.metric_type) == ("IVF1,Flat", faiss.METRIC_L2)
+    assert infos["size in bytes"] == Path(infos["index_path"]).stat().st_size
+    with pytest.raises(UsageError, match=r"direct map of .* rows takes"):
+        build(vectors, **options, max_index_memory_usage="1K")
 
 
 def test_an_interrupted_call_is_continued_by_the_same_call(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
