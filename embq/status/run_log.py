@@ -81,13 +81,17 @@ class RunLog:
         self._due = 0.0
         self._workers = 1
         self._logs: list[FigureLog] = []
-        for target in targets:
-            kind, _, rest = target.partition(":")
-            if kind == "wandb":
-                told = {**facts, "output": masked(str(output))}
-                self._logs.append(_Wandb(rest or PROJECT, run=run, facts=told, quiet=quiet))
-            else:
-                self._logs.append(_TensorBoard(_folder(rest, output)))
+        try:
+            for target in targets:
+                kind, _, rest = target.partition(":")
+                if kind == "wandb":
+                    told = {**facts, "output": masked(str(output))}
+                    self._logs.append(_Wandb(rest or PROJECT, run=run, facts=told, quiet=quiet))
+                else:
+                    self._logs.append(_TensorBoard(_folder(rest, output)))
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> RunLog:
         return self
@@ -109,6 +113,10 @@ class RunLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait until all figures are sent."""
         for log in self._logs:
             try:
                 log.close()

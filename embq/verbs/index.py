@@ -16,9 +16,15 @@ VERBS = {
 }
 """Verb -> see `LazyGroup`."""
 
+memory_option = click.option(
+    "--current-memory-available",
+    "--max-memory",
+    "current_memory_available",
+    default=None,
+    metavar="SIZE",
+    help="Memory limit on this machine.  [free memory, at most 32G]",
+)
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace exported files that exist.")
-
-
 workers_option = click.option(
     "--workers",
     type=click.IntRange(min=1),
@@ -56,14 +62,7 @@ workers_option = click.option(
     metavar="SIZE",
     help="Memory limit of the index for searching.",
 )
-@click.option(
-    "--current-memory-available",
-    "--max-memory",
-    "current_memory_available",
-    default=None,
-    metavar="SIZE",
-    help="Memory limit of building on this machine.  [free memory, at most 32G]",
-)
+@memory_option
 @click.option(
     "--max-index-query-time-ms",
     type=float,
@@ -235,14 +234,7 @@ def export(**options: Any) -> int:
     metavar="N",
     help="Lists that are searched for each row.  [those of a search]",
 )
-@click.option(
-    "--current-memory-available",
-    "--max-memory",
-    "current_memory_available",
-    default=None,
-    metavar="SIZE",
-    help="Memory limit on this machine.  [free memory, at most 32G]",
-)
+@memory_option
 @workers_option
 @click.option("--dry-run", is_flag=True, help="Print the plan and exit.")
 @click.option("--broker", default="", metavar="URL", help="Search with the workers of this broker.  [this machine]")

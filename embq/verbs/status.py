@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -57,7 +58,7 @@ def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *,
 
     progress = monitor.look()
     facts = {"model": progress.model, "precision": progress.precision}
-    output = place(progress.output)
+    output = place(progress.output) if targets else Path()  # what a broker says names a place for these only
     with (
         RunLog(targets, output, run=progress.run, facts=facts, quiet=as_json) as log,
         Display(quiet=as_json) as display,

@@ -124,6 +124,15 @@ def test_figures_that_cannot_be_finished_end_no_command(
     assert capsys.readouterr().err == "warning: no more figures are sent: the disk is full\n"
 
 
+def test_a_target_that_cannot_be_opened_closes_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = [first := Recorder()]
+    monkeypatch.setattr(run_log, "_TensorBoard", lambda folder: logs.pop(0))
+    monkeypatch.setattr(run_log, "check_targets", lambda targets: None)
+    with pytest.raises(IndexError):
+        RunLog(["tensorboard:a", "tensorboard:b"], Path("out"), run="r1", facts={})
+    assert first.closed
+
+
 def test_a_missing_package_and_unusable_targets_are_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
