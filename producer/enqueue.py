@@ -107,7 +107,20 @@ def prepare(request: Request, *, relocate: Callable[[Unit], Unit] | None = None)
             return Planned(info=_make(layout, request, config, planned), new=True, warnings=planned.warnings)
         there = load_run(layout.root)
         _refuse_other_run(request.output, there, model=config, rows=request.rows, format_=request.format)
+        planned = replace(planned, warnings=(*planned.warnings, *_kept_defaults(request.workers, there.workers)))
         return _extend(layout, there, request.record, planned)
+
+
+def _kept_defaults(asked: WorkerDefaults, kept: WorkerDefaults) -> Iterator[str]:
+    """A warning for each default for workers that is asked for and is not that of the run."""
+    for name in ("batch_size", "prepare_threads"):
+        wanted, own = getattr(asked, name), getattr(kept, name)
+        if wanted not in (0, own):
+            option = f"--{name.replace('_', '-')}"
+            yield (
+                f"{option} {wanted} has no effect: the run keeps {own or 'no value'}, with which it was made; "
+                f"give {option} to `embq worker`"
+            )
 
 
 def add_uploaded(root: Path, arrived: Path, ready: Callable[[], None], moved: Callable[[], None]) -> AddedUnits:

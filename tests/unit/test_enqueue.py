@@ -33,7 +33,10 @@ def test_defaults_of_workers_stand_in_the_run_and_in_its_record(request_: Reques
     assert b'"workers"' not in Layout(request_.output).run_json.read_bytes()
     assert '"workers"' not in record_of(plain.info, request_.output).to_json()
     defaults = WorkerDefaults(batch_size=512, prepare_threads=8)
-    assert prepare(replace(request_, workers=defaults)).info == plain.info, "they are of a new run"
+    again = prepare(replace(request_, workers=defaults))
+    assert again.info == plain.info, "they are of a new run"
+    assert [one.partition(" has no effect")[0] for one in again.warnings] == ["--batch-size 512", "--prepare-threads 8"]
+    assert not prepare(request_).warnings
     made = prepare(replace(request_, output=request_.output.with_name("other"), workers=defaults)).info
     assert load_run(request_.output.with_name("other")).workers == defaults
     record = RunRecord.from_json(record_of(made, request_.output).to_json())
