@@ -140,6 +140,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embq"
 
 
+def index_cache_bytes() -> int:
+    """Bytes that the cached copies of remote indexes may take, by EMBQ_INDEX_CACHE_GB; 0 where it is not set."""
+    text = os.environ.get("EMBQ_INDEX_CACHE_GB", "")
+    try:
+        count = int(float(text) * 1e9) if text else 0
+    except (ValueError, OverflowError):
+        count = -1
+    if count < 0 or (text and not count):
+        raise ConfigError(f"EMBQ_INDEX_CACHE_GB={text!r} is not a positive number", next_step="unset it or mend it")
+    return count
+
+
 def log_format() -> str:
     """Log format of EMBQ_LOG: "text" or "json"; ConfigError for anything else."""
     text = os.environ.get("EMBQ_LOG", "") or "text"

@@ -35,7 +35,8 @@ def search(
     """The k rows of an index that are nearest to a text, an image, a vector or another row, best first.
 
     Args:
-        index: folder of an index, of one of its versions, the output folder of a run, or the URL of an `embq serve`.
+        index: folder of an index, of one of its versions, the output folder of a run, the s3:// or gs:// URL of an
+            index, or the URL of an `embq serve`.
         image: an encoded image, or the path of its file.
         vector: numbers of shape (d,), as an array or a list, or the path of a .npy or JSON file.
         id: of a row, which is excluded from its own results.
@@ -49,6 +50,8 @@ def search(
     Exactly one of text, image, vector and id is given. Raises `core.errors.EmbqError` with a code and a next step.
     """
     # Here, because `import embq` must stay light.
+    from pathlib import Path
+
     from core.errors import UsageError
     from embq.searching.query import Query, path_of
     from embq.searching.remote import is_server, search_remote
@@ -74,6 +77,5 @@ def search(
         )
     from embq.searching.local import search_local
 
-    folder = path_of(index)
-    assert folder is not None
-    return search_local(folder, query, output=output).results
+    where = index if isinstance(index, str) else Path(index)
+    return search_local(where, query, output=output).results

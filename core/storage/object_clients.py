@@ -12,7 +12,7 @@ from typing import Any
 from core.errors import AwayError, ConfigError, OutputError
 
 NEEDED = {"s3": "embq[s3]", "gs": "embq[gcs]"}
-"""Scheme -> what has to be installed to write there."""
+"""Scheme -> what has to be installed to write there, or to open an index there."""
 
 CONNECT_S, ANSWER_S = 10, 60
 """Seconds without a connection, and without an answer, after which a request has failed."""
@@ -36,7 +36,7 @@ def connect(scheme: str) -> Any:
         )
     except ImportError as error:
         raise ConfigError(
-            f"writing to {scheme}:// needs a package that is not installed: {error}",
+            f"{scheme}:// needs a package that is not installed: {error}",
             next_step=f"pip install '{NEEDED[scheme]}'",
         ) from error
 

@@ -20,7 +20,7 @@ from indexer.change.deletes import NAMED, NO_IDS, Deletion, delete
 from indexer.change.growth import Grown, grow
 from indexer.collection.opening import Collection
 from indexer.dedup.dedup import duplicate_ids
-from indexer.index_files.version import Version, read_current, resolve_index
+from indexer.index_files.version import Version, index_path, read_current, resolve_index
 
 
 def grown(index: Path, collection: Collection, options: Mapping[str, Any], runner: Runner, memory_bytes: int) -> Grown:
@@ -45,8 +45,8 @@ def change(options: Mapping[str, Any], runner: AbstractContextManager[Runner]) -
     """Delete or compact; returns the exit status. Only compaction uses the runner."""
     if len(options["sources"]) > 1:
         raise UsageError("rows are deleted from one index, not from folders", next_step="name the index alone")
-    where = Path(options["to"] or options["sources"][0])
-    index = resolve_index(where.absolute(), None if options["to"] else options["output"])
+    where = index_path(options["to"] or options["sources"][0])
+    index = resolve_index(where, None if options["to"] else options["output"])
     groups = [name for name in options["delete_from"] if _is_parquet(name)]
     keys = _keys(options, [name for name in options["delete_from"] if name not in groups])
     if (keys or groups) and options["compact"]:

@@ -17,7 +17,7 @@ from embq.indexing.progress import ConsoleProgress
 from indexer.dedup.dedup import GROUPS, DedupPlan, dedup, make_spec, plan_dedup
 from indexer.dedup.stages import MOST_NEIGHBOURS
 from indexer.index_files.files import to_json
-from indexer.index_files.version import read_current, resolve_index
+from indexer.index_files.version import index_path, read_current, resolve_index
 from indexer.plan.build_options import available_memory, bytes_text, parse_bytes
 
 
@@ -25,7 +25,7 @@ def run_dedup(options: Mapping[str, Any]) -> int:
     """Group near duplicates; returns the exit status."""
     available = options["current_memory_available"]
     memory_bytes = available_memory() if available is None else parse_bytes(available)
-    index = resolve_index(Path(options["source"]).absolute(), options["output"])
+    index = resolve_index(index_path(options["source"]), options["output"])
     base = read_current(index)
     spec = make_spec(base, options["threshold"], options["nprobe"])
     quiet = options["quiet"] or options["as_json"]

@@ -16,12 +16,12 @@ from core.storage.paths import place
 from embq.indexing.clip_back import write_clip_back
 from indexer.collection.opening import rows_now
 from indexer.faiss_file import FaissExport, write_faiss_file
-from indexer.index_files.version import resolve_index
+from indexer.index_files.version import index_path, resolve_index
 
 
 def export(options: Mapping[str, Any]) -> int:
     """Export an index; returns the exit status."""
-    source = Path(options["source"]).absolute()
+    source = index_path(options["source"])
     if options["form"] == "clip-back":
         if options["shards"] > 1 or options["overwrite"]:
             raise UsageError("--shards and --overwrite are for --to faiss", next_step="leave them out; name a new DIR")

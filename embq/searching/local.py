@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from core.errors import InputError, SampleError
+from core.storage.objects import ObjectPath
+from core.storage.paths import is_url, place
 from embq.searching.query import IDENTITY, Answer, Query, Result, not_embedded
 
 if TYPE_CHECKING:
@@ -20,14 +22,15 @@ if TYPE_CHECKING:
 
 
 def search_local(
-    index: Path, query: Query, *, output: str | None = None, on_load: Callable[[str], None] | None = None
+    index: str | Path, query: Query, *, output: str | None = None, on_load: Callable[[str], None] | None = None
 ) -> Answer:
     """Search the current version of an index.
 
     Args:
-        index: its folder, one of its versions, or the output folder of a run.
+        index: its folder, one of its versions, or the output folder of a run; s3:// and gs:// URLs of the first and the
+            last are fetched into the cache.
         output: which of a run's vectors, where it has several indexes.
-        on_load: called with a model's spec before it is loaded, where that takes long.
+        on_load: called with what is loaded or fetched, such as a model's spec, where that takes long.
 
     Raises UsageError for an invalid query, InputError for one that cannot be answered and where there is no index,
     ModelError where the query cannot be embedded, OutputError where the index is damaged.
@@ -42,7 +45,7 @@ def search_local(
         timing[name] = round((now - since) * per_s, 3)
         since = now
 
-    searcher = open_index(index, output)
+    searcher = open_index(index, output, on_load)
     try:
         embedder = _embedder(searcher, query, on_load)
         lap("load_s", per_s=1)
@@ -58,13 +61,19 @@ def search_local(
     return Answer(results=results, timing=timing)
 
 
-def open_index(index: Path, output: str | None) -> Searcher:
+def open_index(index: str | Path, output: str | None, on_load: Callable[[str], None] | None = None) -> Searcher:
     """Open an index memory-mapped: only what a query touches is read."""
+    from indexer.index_files.remote import asking, fetched
     from indexer.index_files.version import RECORD, resolve_index
     from indexer.searcher import Searcher
 
-    folder = resolve_index(index, output)
-    version = index.name if folder == index.parent and (index / RECORD).exists() else None
+    where = place(index) if is_url(str(index)) else Path(index)
+    if isinstance(where, ObjectPath):
+        with asking(where):
+            source = resolve_index(where, output)
+        return Searcher.open(fetched(source, on_load=on_load), memory="mmap")
+    folder = resolve_index(where, output)
+    version = where.name if folder == where.parent and (where / RECORD).exists() else None
     return Searcher.open(folder, memory="mmap", version=version)
 
 

@@ -20,8 +20,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from core.errors import EmbqError, InputError
+from core.errors import EmbqError, InputError, UsageError
 from core.service.log import Events
+from core.storage.paths import is_url
 from embq.searching.query import SCHEMA, Query
 from embq.serving.http_errors import HttpError, response_of
 from embq.serving.index_discovery import IndexWatcher, Named, named_indices
@@ -61,8 +62,8 @@ def application(
     """The ASGI application over indexes, all of which are open; models are loaded once it runs.
 
     Args:
-        folders: of indexes, or of runs with indexes.
-        names: NAME=FOLDER.
+        folders: of indexes, or of runs with indexes; s3:// or gs:// URLs are fetched into the cache.
+        names: NAME=FOLDER or NAME=URL.
         follow: whether `folders` hold indexes at any depth, and are watched for new ones.
         memory: "ram" or "mmap".
         threads: of one search.
@@ -75,7 +76,12 @@ def application(
 
     def opened(one: Named) -> ServedIndex:
         return ServedIndex(
-            name=one.name, modality=one.modality, path=one.path, opener=opener, count_rows=collection_rows
+            name=one.name,
+            modality=one.modality,
+            path=one.path,
+            opener=opener,
+            count_rows=collection_rows,
+            source=one.source,
         )
 
     metrics = Metrics()
@@ -118,6 +124,11 @@ def application(
 
 
 def _existing(given: str) -> Path:
+    if is_url(given):
+        raise UsageError(
+            f"--follow watches folders of this machine, and {given} is a URL",
+            next_step="leave out --follow: embq serve looks every 30 s for new versions of the indexes that are named",
+        )
     folder = Path(given).resolve()
     if not folder.is_dir():
         raise InputError(

@@ -10,12 +10,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.errors import EmbqError, InputError, UsageError
+from core.errors import EmbqError, InputError, TryLaterError, UsageError
 from core.service.log import Events
-from core.storage.paths import refuse_unnameable
+from core.storage.objects import ObjectPath
+from core.storage.paths import Place, is_url, place, refuse_unnameable
 from embq.serving.indices import Indices
 from embq.serving.metrics import Metrics
 from embq.serving.query_models import QueryModels
@@ -47,25 +49,33 @@ _log = Events("serve")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """An index folder with the name and the modality by which requests ask for it."""
+    """An index folder with the name and the modality by which requests ask for it.
+
+    Attributes:
+        source: place on an object store of which the folder is the cached copy; None for a folder of its own.
+    """
 
     name: str
     modality: str
     path: Path
+    source: ObjectPath | None = None
 
 
 def named_indices(indices: Sequence[str], names: Sequence[str]) -> list[Named]:
     """The indexes of the command line, in its order; those of `names` last.
 
     Args:
-        indices: folders: of an index, or of a run with its indexes. An index below a run has the run's name, so that
-            its images and its texts are two modalities of one name, as in clip-retrieval.
-        names: NAME=FOLDER.
+        indices: folders or URLs: of an index, or of a run with its indexes. An index below a run has the run's name, so
+            that its images and its texts are two modalities of one name, as in clip-retrieval.
+        names: NAME=FOLDER or NAME=URL.
 
     Raises:
         UsageError: a name is given twice, or is invalid.
         InputError: `no_index`.
+        EmbqError: what fetching the index of a URL raises.
     """
+    from indexer.index_files.remote import fetched
+
     given = [("", folder) for folder in indices]
     for pair in names:
         name, equals, folder = pair.partition("=")
@@ -76,8 +86,10 @@ def named_indices(indices: Sequence[str], names: Sequence[str]) -> list[Named]:
         raise UsageError("there is no index to serve", next_step="embq serve OUT, with the output of a run")
     found: dict[tuple[str, str], Named] = {}
     for name, folder in given:
-        for path in _index_folders(Path(folder)):
-            one = Named(name=name or _name_of(path), modality=modality_of(path), path=path)
+        for where in _index_folders(place(folder) if is_url(folder) else Path(folder).resolve()):
+            source = where if isinstance(where, ObjectPath) else None
+            path = where if isinstance(where, Path) else fetched(where, on_load=_tell_fetch)
+            one = Named(name=name or _name_of(where), modality=modality_of(path), path=path, source=source)
             other = found.setdefault((one.name, one.modality), one)
             if other is not one and other.path != path:
                 raise UsageError(
@@ -87,14 +99,17 @@ def named_indices(indices: Sequence[str], names: Sequence[str]) -> list[Named]:
     return list(found.values())
 
 
-def _index_folders(folder: Path) -> list[Path]:
+def _index_folders(folder: Place) -> Sequence[Place]:
     """The folder itself where it is an index, else the indexes of the run in it."""
-    folder = folder.resolve()
+    from indexer.index_files.remote import asking
+
     refuse_unnameable(str(folder))
-    if (folder / "CURRENT").is_file():
-        return [folder]
-    indices = folder / "index"
-    below = sorted(path for path in indices.iterdir() if (path / "CURRENT").is_file()) if indices.is_dir() else []
+    with asking(folder) if isinstance(folder, ObjectPath) else nullcontext():
+        if (folder / "CURRENT").exists():
+            return [folder]
+        indices = folder / "index"
+        names = sorted(path.name for path in indices.iterdir()) if indices.is_dir() else []
+        below = [indices / name for name in names if (indices / name / "CURRENT").exists()]
     if not below:
         raise InputError(
             f"there is no index in {folder}", next_step=f"embq index {folder}, for the output of a run", code="no_index"
@@ -102,7 +117,7 @@ def _index_folders(folder: Path) -> list[Path]:
     return below
 
 
-def _name_of(index: Path) -> str:
+def _name_of(index: Place) -> str:
     """The run's name for an index in its usual place, OUT/index/OUTPUT; else the folder's own."""
     return index.parent.parent.name if index.parent.name == "index" else index.name
 
@@ -140,6 +155,11 @@ def published_below(folder: Path) -> Iterator[Path]:
                 yield from walk(at / entry.name, depth + 1)
 
     yield from walk(folder, 0)
+
+
+def _tell_fetch(what: str) -> None:
+    """Log that an index is being fetched."""
+    _log.info("index_fetch", what=what)
 
 
 # --- watching ---
@@ -211,7 +231,7 @@ class IndexWatcher:
     def _refresh(self, index: ServedIndex) -> None:
         """Take up a new version of an index, and count the rows of its collection once for each version."""
         try:
-            if index.refresh():
+            if index.refresh(self._go_on):
                 self._count_reload(index, "done")
                 self._report(index)
                 self._models.want(index.version)
@@ -226,6 +246,11 @@ class IndexWatcher:
             _log.bug("bug", index=index.name)
         self._retry_at[index.path] = time.monotonic() + RETRY_S
         self._count_reload(index, "failed")
+
+    def _go_on(self) -> None:
+        """End a fetch once the server stops."""
+        if self._stopped.is_set():
+            raise TryLaterError("the server stops")
 
     def _walk(self) -> None:
         """Look for new and removed indexes below the followed folders."""

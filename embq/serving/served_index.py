@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +15,14 @@ import anyio
 
 from core.errors import EmbqError
 from core.service.log import Events
+from core.storage.objects import ObjectPath
 from embq.serving.http_errors import HttpError
 
 if TYPE_CHECKING:
     from indexer.searcher import Searcher
+
+ASK_S = 30.0
+"""Between looks at an index on an object store: two requests each."""
 
 _log = Events("serve")
 
@@ -86,6 +91,7 @@ class ServedIndex:
     Args:
         opener: opens the version that CURRENT names.
         count_rows: rows that the collection has now; None where that cannot be seen from here.
+        source: place on an object store of which the folder is the cached copy; None for a folder of its own.
 
     Attributes:
         source_rows: the last result of `count_rows`.
@@ -100,8 +106,10 @@ class ServedIndex:
         path: Path,
         opener: Callable[[Path], tuple[Searcher, VersionInfo]],
         count_rows: Callable[[Path], int | None],
+        source: ObjectPath | None = None,
     ) -> None:
         self.name, self.modality, self.path = name, modality, path
+        self._source, self._ask_at = source, time.monotonic() + ASK_S
         self._opener, self._count_rows = opener, count_rows
         self._lock = threading.Lock()
         self._current = self._read_current()
@@ -133,15 +141,25 @@ class ServedIndex:
             if unused:
                 held.searcher.close()
 
-    def refresh(self) -> bool:
+    def refresh(self, moved: Callable[[], None] = lambda: None) -> bool:
         """Open the version that CURRENT names where it has changed; whether a new version is open.
 
-        A version that cannot be opened leaves the old one in use; it is tried again at every call.
+        A version that cannot be fetched or opened leaves the old one in use; it is tried again at every call.
+
+        Args:
+            moved: called again and again while a version is fetched; what it raises ends that.
         """
-        current = self._read_current()
-        if current is None or current == self._current:
-            return False
         try:
+            if self._source is not None and time.monotonic() >= self._ask_at:
+                from indexer.index_files.remote import fetched
+
+                self._ask_at = time.monotonic() + ASK_S
+                fetched(self._source, moved=moved)
+                if self._read_current() == self._current:
+                    self.failed = ""
+            current = self._read_current()
+            if current is None or current == self._current:
+                return False
             new = OpenVersion(*self._opener(self.path))
         except (EmbqError, OSError) as error:
             if str(error) != self.failed:

@@ -71,9 +71,9 @@ def command(
 ) -> int:
     """Find the rows of an index that are nearest to a text, an image, a vector or another row.
 
-    INDEX is the folder of an index or of one of its versions, the output folder of a run, or the URL of an `embq
-    serve`, which needs only embq itself on this machine. Texts and images are embedded with the model of the rows; a
-    different model is an error.
+    INDEX is the folder of an index or of one of its versions, the output folder of a run, the s3:// or gs:// URL of an
+    index, or the URL of an `embq serve`, which needs only embq itself on this machine. Texts and images are embedded
+    with the model of the rows; a different model is an error.
     """
     from pathlib import Path
 
@@ -109,14 +109,12 @@ def _search(index: str, query: Query, name: str | None, output: str | None) -> A
             "--index selects an index of a server, and INDEX is a folder",
             next_step="give the URL of the server as INDEX",
         )
-    from pathlib import Path
-
     from core.settings import compute_in_one_thread
 
     compute_in_one_thread()
     from embq.searching.local import search_local
 
-    return search_local(Path(index), query, output=output, on_load=_tell)
+    return search_local(index, query, output=output, on_load=_tell)
 
 
 def _tell(spec: str) -> None:

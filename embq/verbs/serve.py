@@ -64,9 +64,9 @@ def command(
 ) -> None:
     """Answer searches over HTTP as clip-retrieval's back end does, until stopped.
 
-    INDEX is the folder of an index, or of a run with indexes, which then have the name of the run. A new version of an
-    index is loaded when it is published. With --follow, INDEX is any folder, also an empty one: each index below it is
-    served under the path of its run, and new ones are added as they are published.
+    INDEX is the folder or the s3:// or gs:// URL of an index, or of a run with indexes, which then have the name of the
+    run. A new version of an index is loaded when it is published. With --follow, INDEX is any folder, also an empty
+    one: each index below it is served under the path of its run, and new ones are added as they are published.
 
     The server has no users or passwords. It listens on this machine only, unless --host is given.
     """

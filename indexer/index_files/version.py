@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from core.errors import EmbqError, InputError, MalformedError, OutputError, TryLaterError
+from core.errors import EmbqError, InputError, MalformedError, OutputError, TryLaterError, UsageError
 from core.storage import beneath
-from core.storage.paths import refuse_unnameable
+from core.storage.objects import ObjectPath
+from core.storage.paths import Place, is_url, refuse_unnameable
 from indexer.collection.opening import Collection
 from indexer.index_files.files import File, from_json, read_json, to_json
 from indexer.plan.index_plan import IndexPlan
@@ -26,10 +27,13 @@ from indexer.plan.index_plan import IndexPlan
 SCHEMA = 1
 CURRENT, RECORD = "CURRENT", "version.json"
 NAME = re.compile(r"v\d{4,}")
+CURRENT_BYTES = 100
+"""Limit of the pointer."""
 ATTEMPTS = 20
 """Attempts to open the current version where it was swept away meanwhile."""
 
 T = TypeVar("T")
+Where = TypeVar("Where", Path, ObjectPath)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,26 +135,39 @@ class Version:
 def current_name(index: Path) -> str:
     """The name of the current version; "" where there is none."""
     try:
-        name = beneath.read_bytes(index, CURRENT, most_bytes=100).decode("ascii").strip()
+        return parsed_name(beneath.read_bytes(index, CURRENT, most_bytes=CURRENT_BYTES), index / CURRENT)
     except FileNotFoundError:
         return ""
-    except (OSError, ValueError, MalformedError) as error:
+    except (OSError, MalformedError) as error:
         raise OutputError(f"{index / CURRENT} cannot be read: {error}", code="index_damaged") from error
-    if not NAME.fullmatch(name):
-        raise OutputError(f"{index / CURRENT} does not name a version", code="index_damaged")
+
+
+def parsed_name(data: bytes, where: Place) -> str:
+    """The name of the version that a file CURRENT names; OutputError where it names none."""
+    name = data.decode("ascii", "replace").strip()
+    if len(data) > CURRENT_BYTES or not NAME.fullmatch(name):
+        raise OutputError(f"{where} does not name a version", code="index_damaged")
     return name
 
 
 def read_version(index: Path, name: str) -> Version:
     """One version; OutputError where its record is missing or damaged."""
-    data = read_json(index / name / RECORD)
+    return parsed_version(index, read_json(index / name / RECORD), str(index / name / RECORD))
+
+
+def parsed_version(index: Path, data: Mapping[str, Any], where: str) -> Version:
+    """A version from its record; OutputError where that is of another schema, or damaged.
+
+    Args:
+        where: path or URL of the record, for messages.
+    """
     if data.get("schema") != SCHEMA:
         raise OutputError(
-            f"{index / name} has schema {data.get('schema')}, this embq reads {SCHEMA}",
+            f"{where} has schema {data.get('schema')}, this embq reads {SCHEMA}",
             next_step="use the embq version that made the index, or build it again",
             code="index_damaged",
         )
-    return from_json(Version, {**data, "index": str(index)}, str(index / name / RECORD))
+    return from_json(Version, {**data, "index": str(index)}, where)
 
 
 def find_current(index: Path) -> Version | None:
@@ -185,29 +202,39 @@ def open_current(index: Path, opened: Callable[[Version], T]) -> T:
     raise TryLaterError(f"{index} changes faster than it can be opened", next_step="try again")
 
 
-def resolve_index(path: Path, output: str | None = None) -> Path:
-    """The folder of an index from what a user named: that folder, a version in it, or the output folder of a run.
+def index_path(text: str) -> Path:
+    """The absolute path of an index that is to be changed or exported; UsageError for a URL."""
+    if is_url(text):
+        raise UsageError(
+            f"{text}: an index on an object store is searched and served, and neither changed nor exported there",
+            next_step="copy it to a folder, and upload it again after a change: all else first, CURRENT last",
+        )
+    return Path(text).absolute()
+
+
+def resolve_index(path: Where, output: str | None = None) -> Where:
+    """The place of an index from what a user named: that folder, a version in it, or the output folder of a run.
 
     Args:
         output: which of a run's vectors; None where it has an index of one only.
 
     Raises InputError where there is none, or several.
     """
-    refuse_unnameable(os.path.abspath(path))
+    if isinstance(path, Path):
+        refuse_unnameable(os.path.abspath(path))
     if (path / CURRENT).exists():
         return path
-    if NAME.fullmatch(path.name) and (path / RECORD).exists():
+    if isinstance(path, Path) and NAME.fullmatch(path.name) and (path / RECORD).exists():
         return path.parent
     below = path / "index"
-    names = sorted(os.listdir(below)) if below.is_dir() else []
+    names = sorted(one.name for one in below.iterdir()) if below.is_dir() else []
     found = {name: below / name for name in names if (below / name / CURRENT).exists()}
     if output is not None and output in found:
         return found[output]
     if not found or output is not None:
         there = f" of {output!r}; there is one of {', '.join(found)}" if found else ""
-        raise InputError(
-            f"{path} holds no finished index{there}", next_step=f"build one with `embq index {path}`", code="no_index"
-        )
+        build = f"build one with `embq index {path}`" if isinstance(path, Path) else "upload a finished index to it"
+        raise InputError(f"{path} holds no finished index{there}", next_step=build, code="no_index")
     if len(found) > 1:
         raise InputError(
             f"{path} has an index of {' and of '.join(found)}",
