@@ -226,9 +226,11 @@ def called(
 ) -> tuple[int, str, str]:
     """Call a command in this process, one of the short ones or one that is refused before it starts anything.
 
-    For the main thread only: environment, stdout and stderr, which it changes meanwhile, belong to the whole process.
+    For the main thread only: environment, stdout, stderr and handlers of signals, which it changes meanwhile, belong to
+    the whole process.
     """
     assert threading.current_thread() is threading.main_thread(), "another thread would see this command's environment"
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     with (
         pytest.MonkeyPatch.context() as patch,
         redirect_stdout(io.StringIO()) as out,
@@ -241,7 +243,11 @@ def called(
                 patch.delenv(name, raising=False)
             else:
                 patch.setenv(name, value)
-        status = entry_point.run([str(argument) for argument in arguments])
+        try:
+            status = entry_point.run([str(argument) for argument in arguments])
+        finally:
+            for number, action in before.items():
+                signal.signal(number, action)
     return status, out.getvalue(), err.getvalue()
 
 

@@ -19,6 +19,7 @@ from e2e.session import called, ended, logs, succeed, write_shards, write_tar, w
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
 from tests.support.outputs.build import build
+from tests.support.waiting import wait_until
 
 DIM = 8
 MODEL = f"stub:{DIM}"
@@ -184,7 +185,9 @@ def test_options_that_make_no_sense_are_usage_errors(short_tmp: Path) -> None:
 # --- the broker ---
 
 
-def test_a_broker_that_does_not_answer_is_named_within_seconds(short_tmp: Path) -> None:
+def test_a_broker_that_does_not_answer_is_named_within_seconds(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_texts(short_tmp / "texts.jsonl", 3)
     planning = [
         [verb, str(short_tmp / "texts.jsonl"), "-o", str(short_tmp / verb), "-m", MODEL] for verb in ("enqueue", "run")
@@ -194,6 +197,7 @@ def test_a_broker_that_does_not_answer_is_named_within_seconds(short_tmp: Path) 
         said = called(*arguments, "--broker", f"unix://:secret@{short_tmp}/nobody.sock")
         assert_refused(*said, exits=69, code="broker", says="no broker answers")
         assert "secret" not in said[2]
+        monkeypatch.setattr("core.broker.client.FEW_TRIES", 1)  # one command shows how long they all try
 
 
 def test_a_broker_that_would_lose_work_is_refused(own_server: EmbeddedServer, short_tmp: Path) -> None:
@@ -210,6 +214,8 @@ def test_a_broker_that_would_lose_work_is_refused(own_server: EmbeddedServer, sh
         said = ended(*enqueue, environment={"EMBQ_BROKER_URL": own_server.url})
         assert_refused(*said, exits=78, code="broker", says="append-only file is off")
         client.config_set("appendonly", "yes")
+        # A server does not end before the file is whole.
+        wait_until(lambda: client.info("persistence")["aof_rewrite_in_progress"] == 0)
     assert_a_correct_run_can_be_made(short_tmp / "out", short_tmp, own_server)
 
 
