@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 20
 """Bytes of a request; as many as the blocks that are fetched ahead have."""
 
+WHOLE_BYTES = 256 << 20
+"""Largest file that is read from a server that sends no ranges: it is in memory."""
+
 SUFFIXES = (".npy", ".parquet", ".h5", ".hdf5")
 """Endings of the names that are files over http, where nothing else tells files and folders apart."""
 
@@ -145,9 +148,8 @@ class RemotePath:
         from sources.interface import unwatched
 
         size = self.status().st_size
-        ranges = RangesAhead(
-            self.url, size, first=first, last=size if last is None else min(last, size), moved=unwatched
-        )
+        last = size if last is None else min(last, size)
+        ranges = RangesAhead(self.url, size, first=first, last=last, moved=unwatched, most_whole=WHOLE_BYTES)
         return io.BufferedReader(RangedFile(ranges, size), piece_bytes)
 
     @property

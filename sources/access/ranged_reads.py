@@ -136,13 +136,17 @@ class RangesAhead:
         size: its bytes.
         first, last: the part that will be read in order; nothing beyond it is fetched ahead.
         moved: called for each range that has come in.
+        most_whole: size above which a file is not read from a server without ranges, where all of it is in memory.
     """
 
     _AHEAD = 3
     _KEPT = 8
 
-    def __init__(self, url: str, size: int, *, first: int, last: int, moved: Moved) -> None:
+    def __init__(
+        self, url: str, size: int, *, first: int, last: int, moved: Moved, most_whole: int | None = None
+    ) -> None:
         self._url, self._size, self._moved = url, size, moved
+        self._most_whole = size if most_whole is None else most_whole
         self._first, self._last = first, last
         self._blocks: OrderedDict[int, Future[bytes]] = OrderedDict()
         self._whole: Memory | None = None
@@ -150,6 +154,12 @@ class RangesAhead:
     def read_range(self, start: int, stop: int) -> bytes | memoryview:
         """See `core.storage.objects.Ranges`; in the part that is read in order, at most to the end of a block."""
         if self._whole is None and host_of(self._url) in _WITHOUT_RANGES:
+            if self._size > self._most_whole:
+                raise SourceError(
+                    f"{self._url}: its server sends no ranges, and all {self._size:,} bytes would be in memory",
+                    code="source_unreadable",
+                    next_step="copy it to a folder or a bucket, or serve it with a server that knows ranges",
+                )
             self._whole = load(self._url, self._size, self._moved)
         if self._whole is not None:
             return self._whole[start:stop]

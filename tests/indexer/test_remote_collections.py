@@ -89,6 +89,20 @@ def test_ranges_alone_are_read(tmp_path: Path, web: HttpServer) -> None:
         assert web.sent_of(name) < most
 
 
+def test_a_large_file_of_a_server_without_ranges_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = np.random.default_rng(0).standard_normal((40_000, 32), np.float32)  # 5 MB
+    np.save(tmp_path / "a.npy", matrix)
+    monkeypatch.setattr("sources.access.ranged_reads._WITHOUT_RANGES", set())
+    with http_server(tmp_path) as server:
+        server.ranges = False
+        collection = open_collection(f"{server.url}/a.npy")
+        assert np.array_equal(read(collection)[0], matrix)
+        monkeypatch.setattr("indexer.collection.remote.WHOLE_BYTES", 4 << 20)
+        with pytest.raises(SourceError, match="sends no ranges") as refused:
+            read(collection)
+        assert "knows ranges" in refused.value.next_step
+
+
 def test_an_object_that_changes_is_an_error(tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url = uploaded(KINDS["npy"](tmp_path), tmp_path.name)
     collection = open_collection(url)
