@@ -17,15 +17,18 @@ class RowsFiles:
 
     Args:
         dim: numbers of a vector.
+        sample: float16 (n, dim): the vectors of ids from 0 on, in place of files that are not there yet.
     """
 
-    def __init__(self, version: Version, dim: int) -> None:
+    def __init__(self, version: Version, dim: int, sample: np.ndarray | None = None) -> None:
         spans = sorted(version.rows, key=lambda span: span.first_id)
         self._firsts = np.array([span.first_id for span in spans], np.int64)
         # As plain arrays: indexing a `memmap` costs several times what the copy itself does.
         self._maps = [
             np.asarray(np.memmap(span.check(version.index), np.float16, "r", shape=(span.rows, dim))) for span in spans
         ]
+        if sample is not None:
+            self._firsts, self._maps = np.zeros(1, np.int64), [sample]
         self._dim = dim
         module = faiss()
         self._exact = module.IndexScalarQuantizer(
