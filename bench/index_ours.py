@@ -31,24 +31,43 @@ REACHED = (0, 3)
 
 
 def build(
-    vectors: Path, index: Path, index_memory: str, memory: str, *, key: str = "", queries: dict[str, Path] | None = None
+    vectors: Path,
+    index: Path,
+    index_memory: str,
+    memory: str,
+    *,
+    key: str = "",
+    queries: dict[str, Path] | None = None,
+    workers: int = 1,
+    cgroup: Path | None = None,
 ) -> dict[str, Any]:
-    """`embq index` with one worker: seconds, CPU seconds and memory of all its processes, and what it reports itself.
+    """`embq index`: seconds, CPU seconds and memory of all its processes, and what it reports itself.
+
+    Args:
+        workers: one is kept on one core; several have all of them.
+        cgroup: folder of the control group that the processes join, for a limit that the kernel enforces.
 
     Raises RuntimeError with what the command said where it fails.
     """
     command = ["-m", "embq", "index", vectors, "--to", index, "--recall", RECALL, "--max-index-memory-usage"]
-    command += [index_memory, "--current-memory-available", memory, "--workers", "1", "--json"]
+    command += [index_memory, "--current-memory-available", memory, "--workers", workers, "--json"]
     command += ["--index-key", key] if key else []
     for name, file in (queries or {}).items():
         command += ["--queries", f"{name}={file}"]
+
+    def confined() -> None:
+        if workers == 1:
+            on_one_core()
+        if cgroup is not None:
+            (cgroup / "cgroup.procs").write_text(str(os.getpid()))
+
     began, before = time.perf_counter(), _cpu_s_of_children()
     with subprocess.Popen(
         [sys.executable, *map(str, command)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=on_one_core,
+        preexec_fn=confined,
     ) as process:
         meter = Meter()
         with watched(process.pid, LOOK_S, meter.look):

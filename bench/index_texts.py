@@ -73,8 +73,13 @@ def _blocks_of(file: Path) -> list[str]:
         source = file.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError):
         return []
-    blocks = (" ".join(block.split())[:LONGEST].rstrip() for block in re.split(r"\n\s*\n", source))
-    return [piece for block in blocks for piece in _good(block)]
+    return list(_blocks(source))
+
+
+def _blocks(source: str) -> Iterator[str]:
+    """Blocks of lines between empty ones."""
+    for block in re.split(r"\n\s*\n", source):
+        yield from _good(" ".join(block.split())[:LONGEST].rstrip())
 
 
 def _prose_of(source: str, suffix: str) -> Iterator[str]:
