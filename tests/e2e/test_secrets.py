@@ -77,6 +77,7 @@ class ProcessList:
     def __init__(self, command: Command) -> None:
         self.seen: set[str] = set()
         self._command = command
+        self._own = psutil.Process(command.process.pid)  # of a process that has ended none is made
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look)
 
@@ -90,7 +91,7 @@ class ProcessList:
 
     def _look(self) -> None:
         while not self._over.wait(0.05):
-            for process in [psutil.Process(self._command.process.pid), *self._command.descendants()]:
+            for process in [self._own, *self._command.descendants()]:
                 try:
                     self.seen.add(" ".join(process.cmdline()))
                 except (psutil.NoSuchProcess, psutil.ZombieProcess):
