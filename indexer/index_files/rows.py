@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from mmap import MADV_RANDOM, mmap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from core.process.limits import memory_bytes
 from indexer.faiss_module import faiss
 
 if TYPE_CHECKING:
@@ -23,10 +26,10 @@ class RowsFiles:
     def __init__(self, version: Version, dim: int, sample: np.ndarray | None = None) -> None:
         spans = sorted(version.rows, key=lambda span: span.first_id)
         self._firsts = np.array([span.first_id for span in spans], np.int64)
-        # As plain arrays: indexing a `memmap` costs several times what the copy itself does.
-        self._maps = [
-            np.asarray(np.memmap(span.check(version.index), np.float16, "r", shape=(span.rows, dim))) for span in spans
-        ]
+        # The kernel reads 128 KB around a row. That fills the cache sooner, but drives out what is needed next where
+        # memory is short: 300 searches over 4.2 GB of rows within 3 GiB took 8 s without it, and over 150 s with it.
+        short = sum(span.bytes for span in spans) > memory_bytes() // 2
+        self._maps = [_mapped(span.check(version.index), span.rows, dim, alone=short) for span in spans]
         if sample is not None:
             self._firsts, self._maps = np.zeros(1, np.int64), [sample]
         self._dim = dim
@@ -66,3 +69,12 @@ class RowsFiles:
             mine = places == place
             found[mine] = self._maps[place][ids[mine] - self._firsts[place]]
         return found
+
+
+def _mapped(file: Path, rows: int, dim: int, *, alone: bool) -> np.ndarray:
+    """A file of rows: float16 (rows, dim). With `alone` the kernel reads the pages of a row and none around them."""
+    mapped = np.memmap(file, np.float16, "r", shape=(rows, dim))
+    if alone and isinstance(mapped.base, mmap):
+        mapped.base.madvise(MADV_RANDOM)
+    # As a plain array: indexing a `memmap` costs several times what the copy itself does.
+    return np.asarray(mapped)
