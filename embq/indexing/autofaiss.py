@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.errors import Exit, InputError, UsageError
+from core.process.limits import cores
+from core.storage.durable import drop, output_error, overwrite, publish
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -207,7 +209,6 @@ def _workspace(parent: Path, name: str, *, resumable: bool) -> Iterator[Path]:
 
     Raises TryLaterError where another process is at work in it.
     """
-    from core.storage.durable import output_error
     from indexer.index_files.files import alone
 
     try:
@@ -228,17 +229,13 @@ def _workspace(parent: Path, name: str, *, resumable: bool) -> Iterator[Path]:
 def _paths(embeddings: Any) -> list[str]:
     several = list(embeddings) if isinstance(embeddings, Iterable) and not isinstance(embeddings, str) else [embeddings]
     if not several or not all(isinstance(one, str) or hasattr(one, "__fspath__") for one in several):
-        raise UsageError(
-            "embeddings is neither an array nor paths", next_step="give numpy.float32(vectors), a path, or several"
-        )
+        raise UsageError("embeddings is neither an array nor paths", next_step="give numpy.float32(vectors) or paths")
     return [str(one) for one in several]
 
 
 def _written(array: Any, path: Path) -> str:
     """Write an array as float32 file, some rows at a time whatever its type and order; gives the path."""
     import numpy as np
-
-    from core.storage.durable import output_error
 
     try:
         array = np.asarray(array)
@@ -314,18 +311,17 @@ def _infos(built: Built, file: FaissFile, *, saved: bool) -> dict[str, Any]:
     from indexer.index_files.files import read_json
 
     infos = read_json(built.version.path / "infos.json")
-    bytes_ = file.path.stat().st_size
+    size = file.path.stat().st_size
     return {
         **infos,
         "index_path": str(file.path) if saved else "",
-        "size in bytes": bytes_,
+        "size in bytes": size,
         "nb vectors": file.rows,
-        "compression ratio": 4 * file.rows * infos["vectors dimension"] / bytes_,
+        "compression ratio": 4 * file.rows * infos["vectors dimension"] / size,
     }
 
 
 def _write_infos(infos_path: Path, path: Path, exported: FaissExport, infos: Mapping[str, Any]) -> None:
-    from core.storage.durable import output_error, overwrite
 
     try:
         infos_path.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -339,7 +335,6 @@ def _write_infos(infos_path: Path, path: Path, exported: FaissExport, infos: Map
 
 def _refuse_used(folder: Path) -> None:
     """Raise UsageError where the folder of ids holds other files, which would be read with them."""
-    from core.storage.durable import output_error
 
     try:
         names = [one.name for one in folder.iterdir()] if folder.exists() else []
@@ -355,7 +350,6 @@ def _write_ids(collection: Collection, columns: Sequence[str], folder: Path) -> 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from core.storage.durable import output_error, publish
     from indexer.collection.parquet import rows_of
     from indexer.collection.parts import path_of
 
@@ -381,7 +375,6 @@ def _write_ids(collection: Collection, columns: Sequence[str], folder: Path) -> 
 
 def _opened(path: Path, *, mapped: bool, threads: int | None) -> Any:
     """The index in a file."""
-    from core.process.limits import cores
     from indexer.faiss_module import faiss, set_threads
 
     set_threads(threads or cores())
@@ -391,7 +384,6 @@ def _opened(path: Path, *, mapped: bool, threads: int | None) -> Any:
 
 def _add_direct_map(path: Path) -> None:
     """Write the index in a file with a direct map; of mapped lists faiss would write the name of their file."""
-    from core.storage.durable import drop, output_error, publish
     from indexer.faiss_module import faiss
     from indexer.index_files.files import write_by_faiss
 
