@@ -8,31 +8,52 @@ import math
 import os
 import re
 import resource
+from contextlib import suppress
 from pathlib import Path
 
 from core.errors import ExhaustedError
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Limits of a container: `cpu.max` of version 2, `cpu.cfs_*` of version 1 (kernel documentation,
-admin-guide/cgroup-v2 and scheduler/sched-bwc)."""
+"""Limits of a control group: `cpu.max` and `memory.max` of version 2, `cpu.cfs_*` and `memory.limit_in_bytes` of
+version 1 (kernel documentation, admin-guide/cgroup-v2, scheduler/sched-bwc, cgroup-v1/memory)."""
+OWN_GROUPS = Path("/proc/self/cgroup")
+"""Control groups of this process: "NUMBER:CONTROLLERS:PATH" in each line, "0::PATH" for version 2 (cgroups(7))."""
 
 
-def cores(cgroup: Path = CGROUP) -> int:
-    """Cores that this process may keep busy, at least 1: by its affinity, and by the quota of its container."""
+def cores(cgroup: Path = CGROUP, own: Path = OWN_GROUPS) -> int:
+    """Cores that this process may keep busy, at least 1: by its affinity, and by the quota of its control groups."""
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _quota(cgroup)
-    return mine if quota is None else max(1, min(mine, math.ceil(quota)))
+    quotas = [quota for folder in _groups("cpu", cgroup, own) if (quota := _quota(folder)) is not None]
+    return max(1, min(mine, *map(math.ceil, quotas))) if quotas else mine
 
 
-def _quota(cgroup: Path) -> float | None:
-    """Cores' worth of time that the container gets; None where it has no limit."""
+def _groups(controller: str, cgroup: Path, own: Path) -> list[Path]:
+    """Folders of the groups that limit this process: in a container its root, elsewhere its own group (Slurm, systemd)
+    and all above it. A group outside of the process's namespace has ".." in its path, and no folder."""
+    found = [cgroup, cgroup / controller]
     try:
-        allowed, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
+        lines = own.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        parts = Path(path).parts[1:]  # none for "/", whose folder is there already
+        if ".." not in parts and controller in (controllers or controller).split(","):
+            base = cgroup / controller if controllers else cgroup
+            found += [base.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
+    return found
+
+
+def _quota(folder: Path) -> float | None:
+    """Cores' worth of time that a group gets; None where it has no limit."""
+    try:
+        allowed, period = (folder / "cpu.max").read_text(encoding="ascii").split()
     except (OSError, ValueError):
         try:
-            allowed = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text(encoding="ascii").strip()
-            period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text(encoding="ascii").strip()
-        except OSError:
+            allowed = (folder / "cpu.cfs_quota_us").read_text(encoding="ascii").strip()
+            period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
             return None
     try:
         # "max", or -1, is none.
@@ -67,16 +88,15 @@ def machine_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def container_bytes(cgroup: Path = CGROUP) -> int:
-    """The memory limit of this container; 0 where there is none."""
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            text = (cgroup / name).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        # Version 1 writes a number beyond any memory where there is no limit.
-        return int(text) if text.isdigit() and int(text) < machine_bytes() else 0
-    return 0
+def container_bytes(cgroup: Path = CGROUP, own: Path = OWN_GROUPS) -> int:
+    """The least memory limit of this process's control groups; 0 where there is none."""
+    limits = []
+    for folder in _groups("memory", cgroup, own):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError, ValueError):  # "max" is no number
+                limits.append(int((folder / name).read_text(encoding="ascii")))
+    # Version 1 writes a number beyond any memory where there is no limit.
+    return min((limit for limit in limits if 0 < limit < machine_bytes()), default=0)
 
 
 @functools.cache

@@ -53,6 +53,42 @@ def test_a_limit_of_the_container_or_of_the_process_is_what_it_may_use(tmp_path:
     assert 0 < int(told.stdout) <= limit
 
 
+def group(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(f"{text}\n")
+
+
+def test_the_least_limit_of_nested_groups_holds(tmp_path: Path) -> None:
+    """Slurm and systemd limit a group below the root of the machine."""
+    own, root = tmp_path / "own", tmp_path / "cgroup"
+    own.write_text("0::/system.slice/slurmstepd.scope/job_7/step_0\n")
+    group(root / "system.slice/slurmstepd.scope/job_7", "memory.max", "3000000")
+    group(root / "system.slice/slurmstepd.scope/job_7", "cpu.max", "100000 100000")
+    group(root / "system.slice/slurmstepd.scope/job_7/step_0", "memory.max", "max")
+    group(root / "system.slice", "memory.max", "5000000")
+    group(root / "elsewhere", "memory.max", "1000000")
+    assert (container_bytes(root, own), cores(root, own)) == (3_000_000, 1)
+
+
+def test_the_older_groups_are_found_by_their_controller(tmp_path: Path) -> None:
+    own, root = tmp_path / "own", tmp_path / "cgroup"
+    own.write_text("5:memory:/slurm/job_7\n4:cpu,cpuacct:/slurm\nnonsense\n0::/\n")
+    group(root / "memory/slurm/job_7", "memory.limit_in_bytes", "2000000")
+    group(root / "memory", "memory.limit_in_bytes", "9223372036854771712")
+    group(root / "cpu/slurm", "cpu.cfs_quota_us", "50000")
+    group(root / "cpu/slurm", "cpu.cfs_period_us", "100000")
+    assert (container_bytes(root, own), cores(root, own)) == (2_000_000, 1)
+
+
+@pytest.mark.parametrize("path", ["/../../other", "/docker/0123"])
+def test_groups_that_are_not_to_be_seen_leave_the_root_of_the_container(path: str, tmp_path: Path) -> None:
+    own, root = tmp_path / "own", tmp_path / "cgroup"
+    own.write_text(f"0::{path}\n")
+    group(root, "memory.max", "4000000")
+    group(tmp_path / "other", "memory.max", "1000000")
+    assert container_bytes(root, own) == 4_000_000
+
+
 # --- cores ---
 
 
