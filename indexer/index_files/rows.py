@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmap import MADV_RANDOM, mmap
+from mmap import MADV_RANDOM, MADV_WILLNEED, PAGESIZE, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +26,12 @@ class RowsFiles:
     def __init__(self, version: Version, dim: int, sample: np.ndarray | None = None) -> None:
         spans = sorted(version.rows, key=lambda span: span.first_id)
         self._firsts = np.array([span.first_id for span in spans], np.int64)
-        # The kernel reads 128 KB around a row. That fills the cache sooner, but drives out what is needed next where
-        # memory is short: 300 searches over 4.2 GB of rows within 3 GiB took 8 s without it, and over 150 s with it.
+        # The kernel reads ahead around a row, 128 KB by default. That fills the cache sooner, but drives out what is
+        # needed next where memory is short: 300 searches over 4.2 GB of rows within 3 GiB took 8 s without it, and over
+        # 150 s with it.
         short = sum(span.bytes for span in spans) > memory_bytes() // 2
         self._maps = [_mapped(span.check(version.index), span.rows, dim, alone=short) for span in spans]
+        self._reads_ahead = short
         if sample is not None:
             self._firsts, self._maps = np.zeros(1, np.int64), [sample]
         self._dim = dim
@@ -60,14 +62,17 @@ class RowsFiles:
         return places[0], scores[0]
 
     def _halves(self, ids: np.ndarray) -> np.ndarray:
-        if len(self._maps) == 1:
-            only: np.ndarray = self._maps[0][ids - self._firsts[0]]
+        if len(self._maps) == 1 and not self._reads_ahead:
+            only: np.ndarray = self._maps[0].take(ids - self._firsts[0], axis=0)
             return only
         found = np.empty((len(ids), self._dim), np.float16)
         places = np.searchsorted(self._firsts, ids, side="right") - 1
-        for place in np.unique(places).tolist():
-            mine = places == place
-            found[mine] = self._maps[place][ids[mine] - self._firsts[place]]
+        by_file = [(self._maps[place], np.flatnonzero(places == place), place) for place in np.unique(places).tolist()]
+        if self._reads_ahead:
+            for rows, mine, place in by_file:
+                _read_ahead(rows, ids[mine] - self._firsts[place])
+        for rows, mine, place in by_file:
+            found[mine] = rows.take(ids[mine] - self._firsts[place], axis=0)
         return found
 
 
@@ -78,3 +83,16 @@ def _mapped(file: Path, rows: int, dim: int, *, alone: bool) -> np.ndarray:
         mapped.base.madvise(MADV_RANDOM)
     # As a plain array: indexing a `memmap` costs several times what the copy itself does.
     return np.asarray(mapped)
+
+
+def _read_ahead(rows: np.ndarray, numbers: np.ndarray) -> None:
+    """Let the kernel read some rows side by side: at a page fault for each, every read would wait for the one before.
+
+    40 rows of 768 bytes on a disk take 0.65 ms instead of 3.9, in memory 0.06 instead of 0.02.
+    """
+    file = getattr(rows.base, "base", None)  # the map behind the array that `_mapped` returns
+    if isinstance(file, mmap):
+        starts = numbers * rows.strides[0]
+        for start in starts.tolist():
+            page = start // PAGESIZE * PAGESIZE
+            file.madvise(MADV_WILLNEED, page, start + rows.strides[0] - page)

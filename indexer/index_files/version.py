@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from core.errors import EmbqError, InputError, MalformedError, OutputError, TryLaterError, UsageError
+from core.errors import EmbqError, InputError, MalformedError, OutputError, TryLaterError, UsageError, command_line
 from core.storage import beneath
 from core.storage.objects import ObjectPath
 from core.storage.paths import Place, is_url, refuse_unnameable
@@ -233,7 +233,11 @@ def resolve_index(path: Where, output: str | None = None) -> Where:
         return found[output]
     if not found or output is not None:
         there = f" of {output!r}; there is one of {', '.join(found)}" if found else ""
-        build = f"build one with `embq index {path}`" if isinstance(path, Path) else "upload a finished index to it"
+        build = (
+            f"build one with: {command_line('index', path)}"
+            if isinstance(path, Path)
+            else "upload a finished index to it"
+        )
         raise InputError(f"{path} holds no finished index{there}", next_step=build, code="no_index")
     if len(found) > 1:
         raise InputError(

@@ -17,12 +17,9 @@ import numpy as np
 from core.errors import InputError, OutputError, UsageError
 from indexer.collection.collection import faults
 from indexer.collection.opening import Collection, open_collection
+from indexer.plan.costs import LARGE_ROWS, MOST, MOST_OF_LARGE
 
 DATA = "data"
-MOST, MOST_OF_LARGE = 1_000, 600
-"""Queries in all. Each costs 2 * dim operations for a vector of the collection, as a list does in assignment: beside
-the 4,096 lists of a million rows, 600 are 15 % of that, and some percent of a build."""
-LARGE_ROWS = 300_000
 SHARE = 10
 """At most one row in so many is a query: a small collection needs its rows for training."""
 SEED = 1234

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,3 +31,6 @@ def test_rows_are_read_alone_where_memory_is_short(
     assert np.array_equal(found.read(np.array([999, 3])), vectors[[999, 3]].astype(np.float32))
     mapping = SMAPS.read_text().split(str(file))[1]
     assert ("rr" in mapping.split("VmFlags:")[1].splitlines()[0].split()) is alone
+    monkeypatch.setattr(rows_files, "MADV_WILLNEED", 9_999)  # the kernel refuses it, where it is told
+    with pytest.raises(OSError, match="Invalid argument") if alone else nullcontext():
+        found.read(np.array([999, 3]))
