@@ -1,4 +1,4 @@
-"""The documents say what the code does: verbs, options, codes, settings, events, links, and the README's examples."""
+"""The documents say what the code does: verbs, options, codes, settings, events, links, and the examples."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from tests.support.outputs.build import build, write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PACKAGES = ("core", "sources", "producer", "worker", "writer", "indexer", "embq", "training")
@@ -71,13 +73,13 @@ def fences(text: str, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_its_row_in_the_readme(verb: str) -> None:
-    commands = [row[0] for row in table(section(README, "## Verbs"))]
+def test_every_verb_has_its_row_in_the_reference(verb: str) -> None:
+    commands = [row[0] for row in table(section(REFERENCE, "## Verbs"))]
     assert [command for command in commands if command.startswith(f"`embq {verb}")], commands
 
 
-def test_the_readme_has_no_row_of_a_verb_that_is_not_there() -> None:
-    words = {row[0].strip("`").split()[1] for row in table(section(README, "## Verbs"))}
+def test_the_reference_has_no_row_of_a_verb_that_is_not_there() -> None:
+    words = {row[0].strip("`").split()[1] for row in table(section(REFERENCE, "## Verbs"))}
     assert words == set(VERBS)
 
 
@@ -102,7 +104,8 @@ def test_every_experiment_and_its_options_stand_in_the_operations() -> None:
 
 
 def readme_commands() -> list[str]:
-    lines = [line for block in fences(README, "sh") for line in block.replace("\\\n", " ").splitlines()]
+    """The embq commands of the README and the guide."""
+    lines = [line for block in fences(README + GUIDE, "sh") for line in block.replace("\\\n", " ").splitlines()]
     return [line for line in lines if line.startswith("embq ")]
 
 
@@ -132,7 +135,7 @@ def test_every_command_of_the_pages_is_understood(line: str) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_readme_shows_every_verb_at_work(verb: str) -> None:
+def test_readme_and_guide_show_every_verb_at_work(verb: str) -> None:
     assert verb in {line.split()[1] for line in readme_commands()}
 
 
@@ -198,7 +201,7 @@ def test_the_events_are_those_of_the_code() -> None:
     assert set(events()) <= told
 
 
-@pytest.mark.parametrize("text", [README, OPERATIONS], ids=["README.md", "operations.md"])
+@pytest.mark.parametrize("text", [REFERENCE, OPERATIONS], ids=["reference.md", "operations.md"])
 def test_the_exit_codes_are_those_of_the_code(text: str) -> None:
     assert [int(row[0]) for row in table(section(text, "## Exit codes"))] == [int(code) for code in Exit]
 
@@ -375,16 +378,16 @@ def test_the_example_of_a_fault_is_a_fault_test() -> None:
     assert mark.args[0] in fault_ids()
 
 
-# --- the README's way to read a result ---
+# --- the guide's way to read a result ---
 
 
-def test_the_readers_snippet_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readers_snippet_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [{"id": f"k{i}", "text": f"text {i}"} for i in range(7)]
     build(tmp_path / "out", [write_jsonl(tmp_path / "t.jsonl", lines)])
     monkeypatch.chdir(tmp_path)
-    (snippet,) = fences(section(README, "## Reading the result"), "python")
+    (snippet,) = fences(section(GUIDE, "## Reading the result"), "python")
     names: dict[str, object] = {}
-    exec(compile(snippet, "README.md", "exec"), names)
+    exec(compile(snippet, "guide.md", "exec"), names)
     result, vectors = names["table"], names["vectors"]
     assert result.column_names == ["id", "ordinal", "key", "embedding", "caption", "metadata", "unit_id"]
     assert result["id"].to_pylist() == list(range(7))
