@@ -61,7 +61,7 @@ check: install   ## lint, types, architecture
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: install   ## the figures of the README, written to bench/results
+bench: install   ## the figures of docs/benchmarks.md, written to bench/results
 	$(BIN)/python -m bench.roundtrip
 	$(BIN)/python -m bench.price
 	$(BIN)/python -m bench.storing

@@ -25,11 +25,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
 from core.redaction import masked
+
+
+def command_line(*words: object) -> str:
+    """A command line of embq that can be pasted into a shell: words with spaces and the like are quoted."""
+    return f"embq {shlex.join(map(str, words))}"
 
 
 class Exit(IntEnum):

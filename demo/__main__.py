@@ -19,6 +19,7 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from core.errors import command_line
 from demo.collect import docstrings, photographs
 
 TEXTS = 2000
@@ -84,7 +85,7 @@ def title(text: str) -> None:
 def embq(*arguments: str, capture: bool = False) -> str:
     """Run one embq command on this terminal; the demo ends where it fails."""
     if not capture:
-        print(f"     $ embq {' '.join(arguments)}", flush=True)
+        print(f"     $ {command_line(*arguments)}", flush=True)
     done = subprocess.run(
         [sys.executable, "-m", "embq", *arguments], stdout=subprocess.PIPE if capture else None, text=True, check=False
     )

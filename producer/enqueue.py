@@ -8,7 +8,7 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
-from core.errors import InputError, TryLaterError
+from core.errors import InputError, TryLaterError, command_line
 from core.formats.files import refuse_dtype
 from core.models import REFERENCE, Chunking, ModelConfig
 from core.queue.uploads import AddedUnits
@@ -291,7 +291,7 @@ def _refuse_other_run(output: Place, there: RunInfo, *, model: ModelConfig, rows
     begun = CommitLog(Layout(place(output))).replay(there.units).count > 0
     raise InputError(
         f"{output} holds another run: " + "; ".join(differences),
-        next_step=f"choose another --output, or go on with the run that is there: embq resume {output}"
+        next_step=f"choose another --output, or go on with the run that is there: {command_line('resume', output)}"
         + ("" if begun else " (or remove the folder: nothing of it is committed)"),
         code="other_run",
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from core.errors import InputError, TryLaterError, UsageError
+from core.errors import InputError, TryLaterError, UsageError, command_line
 from core.run.commit_log import CommitLog
 from core.run.commits import Commit
 from core.run.control import load_control
@@ -115,7 +115,7 @@ def _refuse_resting(layout: Layout, info: RunInfo) -> None:
     if state != "running" and not CommitLog(layout).replay(info.units).closed:
         raise TryLaterError(
             f"run {info.run} is {state}; nothing was added",
-            next_step=f"let it go on first: embq resume {layout.root}",
+            next_step=f"let it go on first: {command_line('resume', layout.root)}",
         )
 
 
@@ -134,7 +134,7 @@ class _Planning:
         if missing := set(chosen.units) - {unit_id for unit_id, _ in self._manifest.ids()} if chosen.units else ():
             raise UsageError(
                 f"run {self.info.run} has no unit {min(missing)}",
-                next_step=f"`embq failures {layout.root} --json` names the units of its examples",
+                next_step=f"`{command_line('failures', layout.root, '--json')}` names the units of its examples",
             )
 
     def units(self) -> Iterator[Unit]:

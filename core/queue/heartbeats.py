@@ -145,13 +145,19 @@ def names_of(scored: Iterable[tuple[bytes, float]]) -> dict[str, float]:
 
 
 class ModelShare(TypedDict):
-    """A worker's part in one run: speed, units in hand, their size, and (u, token, tokens done) of each begun one."""
+    """A worker's part in one run: speed, units in hand, their size, and (u, token, tokens done) of each begun one.
+
+    `samples` are those of the units in hand, as far as planning knows them; `handled` of them have become a row or a
+    failure. Workers of earlier versions report neither.
+    """
 
     tokens_per_s: wire.Rate
     units: Count
     size: Count
     begun: list[tuple[UnitNumber, ShortText, Count]]
     in_batch: Count
+    samples: NotRequired[Count]
+    handled: NotRequired[Count]
 
 
 class TimeSpent(TypedDict):

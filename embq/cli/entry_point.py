@@ -57,7 +57,13 @@ MODULES = {
 """Verbs that share a file, and those of `training`, which nothing else of embq imports -> where they are, see
 `LazyGroup`. Any other verb is the `command` of `embq.verbs.VERB`."""
 
-FOREIGN_VERBS = {"inference": ["run"], "back": ["serve"], "build_index": ["index"]}
+FOREIGN_VERBS = {
+    "inference": ["run"],
+    "end2end": ["run"],
+    "back": ["serve"],
+    "filter": ["search"],
+    "build_index": ["index"],
+}
 """Verbs of clip-retrieval and autofaiss -> ours, as suggestions."""
 
 HELP = ("-h", "--help")
@@ -141,7 +147,7 @@ def _environment_error(error: Exception) -> EmbqError | None:
     if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").partition(".")[0]) in OPTIONAL:
         return ConfigError(
             f"this needs the package {package}, which is not installed here",
-            next_step="pip install 'embq[all]', or the extra of what this machine is for: README.md has the list",
+            next_step="pip install 'embq[all]', or the extra of what this machine is for: docs/guide.md has the list",
         )
     if isinstance(error, OSError):
         from core.storage.durable import NO_SPACE, NOT_WRITABLE, output_error

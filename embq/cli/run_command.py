@@ -50,7 +50,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "transport",
         "drain_timeout",
     ),
-    "Services and reports": ("broker", "priority", "upload", "inline", "dry_run", "log", "as_json", "quiet"),
+    "Services and reports": ("broker", "priority", "upload", "inline", "dry_run", "log", "as_json", "quiet", "verbose"),
 }
 """Headings of the help -> parameters below them."""
 

@@ -114,7 +114,7 @@ run_options = option_group(
         default=1_000_000,
         show_default=True,
         metavar="N",
-        help="Maximum rows per part.",
+        help="Maximum rows per part; a larger unit is a part of its own.",
     ),
     click.option(
         "--unit-size",

@@ -68,6 +68,13 @@ def quiet_option(function: F) -> F:
     return click.option("--quiet", "-q", is_flag=True, help="Show no progress, only the summary at the end.")(function)
 
 
+def verbose_option(function: F) -> F:
+    """--verbose, for verbs that show runs."""
+    return click.option(
+        "--verbose", "-v", is_flag=True, help="Show units, tokens, stages and all columns of the workers as well."
+    )(function)
+
+
 def log_option(function: F) -> F:
     """--log, for verbs that follow a run; () where it is not given."""
     return click.option(

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import click
 import redis
 
-from core.errors import UsageError
+from core.errors import UsageError, command_line
 from core.service.progress_line import ProgressLine, duration
 from core.storage.objects import ObjectPath
 from producer.enqueue import Request, prepare
@@ -90,4 +90,4 @@ def _print_summary(parcel: PlannedUpload, delivered: UploadResult, *, as_json: b
             "this machine may leave",
             err=True,
         )
-    click.echo(f"watch it with: embq status {run} --watch", err=True)
+    click.echo(f"watch it with: {command_line('status', run, '--watch')}", err=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from core.errors import Exit, InputError, UsageError
+from core.errors import Exit, InputError, UsageError, command_line
 from core.formats.files import METADATA
 from core.run.reader import committed_parts
 from core.storage.durable import fsync_file
@@ -53,8 +53,8 @@ def index_as_clip_retrieval(
     if "://" in embeddings_folder or not there:
         raise InputError(
             f"{embeddings_folder} holds neither {image_subfolder} nor {text_subfolder}",
-            next_step=f"of a run in another format, or on an object store: embq index {embeddings_folder} --to FOLDER, "
-            "then `embq index export`",
+            next_step="of a run in another format, or on an object store: "
+            f"{command_line('index', embeddings_folder, '--to', 'FOLDER')}, then `embq index export`",
             code="no_embeddings",
         )
     if folders == FOLDERS:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from core.errors import Exit
+from core.errors import Exit, command_line
 from core.process.limits import cores
 from core.service.progress_line import duration
 from embq.indexing.build import runner_of
@@ -66,8 +66,8 @@ def _print_result(source: str, folder: Path, report: Mapping[str, Any]) -> None:
     )
     if report["duplicates"]:
         click.echo(
-            f"delete      embq index {source} --delete-from {folder / GROUPS}\n"
-            f"leave out   embq export OUT DIR --to parquet --without {folder / GROUPS}"
+            f"delete      {command_line('index', source, '--delete-from', folder / GROUPS)}\n"
+            f"leave out   {command_line('export', 'OUT', 'DIR', '--to', 'parquet', '--without', folder / GROUPS)}"
         )
     if report["saturated"]:
         click.echo(

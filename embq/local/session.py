@@ -15,7 +15,7 @@ import redis
 
 from core.broker.client import check, connect
 from core.broker.embedded import EmbeddedServer, keep_to_ourselves
-from core.errors import AwayError, Exit
+from core.errors import AwayError, EmbqError, Exit, command_line
 from core.queue.heartbeats import Device
 from core.queue.ledger import Ledger
 from core.run.layout import Layout
@@ -28,6 +28,7 @@ from embq.cli.authorization import require
 from embq.cli.shared_options import settings_with
 from embq.local.service_process import ServiceProcess
 from embq.status.display import Display, stages_line
+from embq.status.failure_causes import cause_lines, described, grouped
 from embq.status.run_log import RunLog
 from embq.status.run_monitor import RunMonitor
 from embq.status.run_progress import RunProgress
@@ -37,6 +38,8 @@ from sources.access.allowed_hosts import hosts_named
 LOOK_S = 0.25
 LOOK_FAR_S = 2.0
 """Between two looks at an object store, each of which takes a few requests."""
+CAUSES_SHOWN = 3
+"""Most frequent causes of failures that the end of a run shows."""
 HURRY_S = 1.5 * REPEAT_S
 """Two requests to stop that are closer together count as one."""
 
@@ -97,7 +100,7 @@ class Session:
                     child.start()
                 interrupted = self._until_closed(children, monitor)
             finally:
-                self._stop(children)
+                self._stop(children, monitor)
             return Outcome(RunMonitor(self.layout.root, None).look().ended_after(self._last), interrupted)
 
     def _start_server(self, stack: ExitStack) -> str:
@@ -138,6 +141,8 @@ class Session:
             # Without an answer the server is restarting, or a child is about to report the error.
             with suppress(redis.exceptions.RedisError, AwayError):
                 progress = monitor.look()
+                if progress.state == "stopped":  # its services are not heard yet, or are started again
+                    progress = replace(progress, state="starting")
                 self.display.show(progress)
                 self.log.show(progress)
                 self._last = progress if progress.limits.so_far.name else self._last
@@ -147,15 +152,29 @@ class Session:
             with suppress(AwayError):  # the writer waits for it as well
                 if monitor.log_state().closed:
                     return False
-            time.sleep(LOOK_S if isinstance(self.layout.root, Path) else LOOK_FAR_S)
+            time.sleep(self._look_s)
 
-    def _stop(self, children: list[ServiceProcess]) -> None:
+    @property
+    def _look_s(self) -> float:
+        return LOOK_S if isinstance(self.layout.root, Path) else LOOK_FAR_S
+
+    def _show_finish(self, monitor: RunMonitor, left_s: float) -> None:
+        """Show what is still in hand while workers drain, and for how long; never fails, because services are left."""
+        with suppress(redis.exceptions.RedisError, EmbqError):
+            progress = monitor.look()
+            if progress.state != "done":
+                bound = max(0.0, left_s if progress.finish_s is None else min(progress.finish_s, left_s))
+                progress = replace(progress, state="finishing", eta_s=round(bound, 1))
+            self.display.show(progress)
+
+    def _stop(self, children: list[ServiceProcess], monitor: RunMonitor) -> None:
         """Stop workers first, so that the writer commits all that they publish; then producer and writer."""
         writer, producer, worker = children
         asked = self.stops()
         if worker.process is not None and worker.process.poll() is None:
             worker.process.terminate()
-            deadline = time.monotonic() + self.drain_s + 20
+            began, looked_at = time.monotonic(), 0.0
+            deadline = began + self.drain_s + 20
             # Without a writer, finished results are not taken, and may fill the broker: release units soon.
             hurry_at = time.monotonic() + HURRY_S if writer.ended() else deadline
             while worker.process.poll() is None and time.monotonic() < deadline:
@@ -164,6 +183,9 @@ class Session:
                 if self.stops() > max(1, asked) or time.monotonic() > hurry_at:
                     worker.hurry()
                     asked, hurry_at = self.stops(), deadline
+                if not self.display.quiet and time.monotonic() - looked_at >= self._look_s:
+                    looked_at = time.monotonic()
+                    self._show_finish(monitor, began + self.drain_s - looked_at)
                 time.sleep(0.05)
             worker.stop(1.0)
         producer.stop(10.0)
@@ -200,7 +222,7 @@ def run_locally(
     facts = {"model": info.model.spec, "precision": info.model.precision, "version": info.version}
     with (
         RunLog(options.get("log", ()), root, run=info.run, facts=facts, quiet=quiet) as log,
-        Display(quiet=quiet) as display,
+        Display(quiet=quiet, verbose=options.get("verbose", False)) as display,
     ):
         outcome = Session(
             info=info,
@@ -241,7 +263,7 @@ def print_summary(outcome: Outcome, root: Place, *, as_json: bool) -> int:
             click.echo(line)
     if progress.state != "done":
         if outcome.interrupted:
-            click.echo(f"stopped; go on with: embq resume {root}", err=True)
+            click.echo(f"stopped; go on with: {command_line('resume', root)}", err=True)
         return Exit.INTERRUPTED
     return Exit.SOME_FAILED if progress.failures else Exit.DONE
 
@@ -275,5 +297,9 @@ def summary_lines(progress: RunProgress, root: Place) -> list[str]:
         lines.append(f"stages: {stages_line(progress.limits.so_far)}")
     lines.append(f"rows in {', '.join(map(str, row_folders(Layout(root), load_run(root))))}")
     if progress.failures:
-        lines.append(f"failures in {root / 'failures'}; list them with: embq failures {root}")
+        lines.append(f"failures in {root / 'failures'}; list them with: {command_line('failures', root)}")
+        with suppress(EmbqError):  # the list is asked for anew by that command
+            groups = described(root, grouped(root)[:CAUSES_SHOWN])
+            width = max((len(group["code"]) for group in groups), default=0)
+            lines += [line for group in groups for line in cause_lines(group, width)]
     return lines

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.errors import EmbqError, InputError, TryLaterError, UsageError
+from core.errors import EmbqError, InputError, TryLaterError, UsageError, command_line
 from core.service.log import Events
 from core.storage.objects import ObjectPath
 from core.storage.paths import Place, is_url, place, refuse_unnameable
@@ -112,7 +112,9 @@ def _index_folders(folder: Place) -> Sequence[Place]:
         below = [indices / name for name in names if (indices / name / "CURRENT").exists()]
     if not below:
         raise InputError(
-            f"there is no index in {folder}", next_step=f"embq index {folder}, for the output of a run", code="no_index"
+            f"there is no index in {folder}",
+            next_step=f"{command_line('index', folder)}, for the output of a run",
+            code="no_index",
         )
     return below
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from core.broker.client import now_ms
-from core.queue.heartbeats import live_workers
+from core.queue.heartbeats import Heard, live_workers, services
 from core.queue.keys import RUN_PARTS
 from core.queue.ledger import Ledger
 from embq.status.eta import done_in_flight, share_of
@@ -21,6 +21,7 @@ class BrokerSnapshot:
         asked: requests that are not in the output folder yet.
         received, in_flight: numbers of units.
         workers: reports of all workers, also of those that serve other models.
+        services: those that report, read while no worker has units of the run.
         begun: finished tokens of units in flight.
         now_ms: by the broker's clock.
     """
@@ -30,6 +31,7 @@ class BrokerSnapshot:
     received: int = 0
     in_flight: int = 0
     workers: list[dict[str, Any]] = field(default_factory=list)
+    services: list[Heard] = field(default_factory=list)
     begun: int = 0
     now_ms: int = 0
 
@@ -68,7 +70,8 @@ def take_snapshot(ledger: Ledger) -> BrokerSnapshot:
     """Read the state of a run. Raises redis.exceptions.RedisError where the broker is away."""
     # Before `meta`: tokens of a unit that is published meanwhile are counted there as waiting.
     workers = live_workers(ledger.client)
-    begun = done_in_flight(ledger, share_of(workers, ledger.run))
+    shares = share_of(workers, ledger.run)
+    begun = done_in_flight(ledger, shares)
     at_ms = now_ms(ledger.client)
     received, in_flight = (int(ledger.client.hlen(ledger.keys[RUN_PARTS.index(part)])) for part in ("pub", "owner"))
     return BrokerSnapshot(
@@ -77,6 +80,7 @@ def take_snapshot(ledger: Ledger) -> BrokerSnapshot:
         received=received,
         in_flight=in_flight,
         workers=workers,
+        services=[] if shares else services(ledger.client),
         begun=begun,
         now_ms=at_ms,
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +20,13 @@ from embq.status.run_progress import RunProgress
 
 STAGE_NAMES = {"read": "read", "prepare": "prepare", "embed": "device", "publish": "publish"}
 """Stage of a worker -> its name for people."""
+STATE_STYLES = {"running": "green", "done": "bold green", "stopped": "red", "cancelled": "red"}
+"""State -> style; yellow for others."""
+BAR_COLUMNS = 40
+WORKERS_SHOWN = 16
+WIDE = 100
+"""Terminals of fewer columns get no column of a table that is not in `NARROW`."""
+NARROW = ("device", "rows/s", "busy", "stage")
 
 
 def count(rows: int | None, exact: bool = True) -> str:
@@ -49,48 +57,99 @@ def plain_line(progress: RunProgress) -> str:
     )
 
 
-def panel(progress: RunProgress) -> Group:
-    """A panel with the progress of a run, for a terminal."""
-    fraction = (progress.done + progress.quarantined) / progress.units_total if progress.units_total else 0.0
-    if progress.tokens_total:
-        fraction = progress.tokens / progress.tokens_total
+@dataclass(frozen=True, slots=True)
+class TwoToneBar:
+    """Progress bar of two shares of the whole: committed, and embedded. Its signs differ, so it needs no colour."""
+
+    committed: float
+    embedded: float
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """At most `BAR_COLUMNS`."""
+        return Measurement(4, min(BAR_COLUMNS, options.max_width))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """One line."""
+        width = min(BAR_COLUMNS, options.max_width)
+        whole = min(width, int(self.committed * width))
+        part = min(width, int(self.embedded * width)) - whole
+        signs = "#=-" if options.ascii_only else "━╍─"
+        yield Text.assemble(
+            (signs[0] * whole, "green"), (signs[1] * part, "cyan"), (signs[2] * (width - whole - part), "dim")
+        )
+
+
+def panel(progress: RunProgress, *, verbose: bool = False, since_s: float | None = None) -> Group:
+    """A panel with the progress of a run, for a terminal.
+
+    Args:
+        verbose: with tokens, units, stages, and all columns of the workers.
+        since_s: seconds in the present state.
+    """
     head = Text.assemble(
         (f"run {progress.run}", "bold"),
         f"  {printable(progress.model)}  ",
-        (progress.state, "green" if progress.workers else "yellow"),
+        (state_text(progress, since_s), STATE_STYLES.get(progress.state, "yellow")),
+        overflow="fold",
     )
     bar = Table.grid(padding=(0, 1))
     bar.add_row(
-        ProgressBar(total=1.0, completed=fraction, width=40),
-        f"{fraction:6.1%}",
+        TwoToneBar(progress.share_committed, progress.share_embedded),
+        Text(f"{progress.share_committed:6.1%}", no_wrap=True),
         Text(_left(progress), style="cyan"),
     )
     facts = Table.grid(padding=(0, 2))
+    embedded = f", {progress.embedded:,} embedded" if progress.embedded > progress.rows + progress.failures else ""
     facts.add_row(
         "rows",
-        f"{progress.rows:,} of {count(progress.rows_total, progress.rows_total_exact)} committed, "
+        f"{progress.rows:,} of {count(progress.rows_total, progress.rows_total_exact)} committed{embedded}, "
         f"{progress.failures:,} failures, {_speed(progress):,.1f} rows/s",
     )
+    if progress.truncated:
+        facts.add_row("truncated", f"{progress.truncated:,} texts are longer than the model reads (see --chunk-tokens)")
+    if progress.state not in ("done", "starting", "loading"):
+        facts.add_row("limit", cell(limit_line(progress)))
+    parts: list[RenderableType] = [head, bar, facts]
+    if verbose:
+        _add_details(facts, progress)
+    if progress.workers:
+        parts.append(WorkersTable(progress.workers, verbose))
+    return Group(*parts)
+
+
+def state_text(progress: RunProgress, since_s: float | None = None) -> str:
+    """The state for people: "loading minilm on cuda:0 (4 s)", "finishing 2 units, <= 6 s"."""
+    waited = f" ({duration(since_s)})" if since_s is not None else ""
+    match progress.state:
+        case "starting":
+            return f"starting{waited}"
+        case "loading":
+            return f"loading the model on {', '.join(printable(device) for device in progress.loading_on)}{waited}"
+        case "finishing":
+            units = progress.in_flight + progress.received
+            bound = f", <= {duration(progress.eta_s)}" if progress.eta_s is not None else ""
+            return f"finishing {units:,} unit{'s' if units != 1 else ''}{bound}"
+    return progress.state
+
+
+def _add_details(facts: Table, progress: RunProgress) -> None:
     if progress.tokens:
         total = count(progress.tokens_total, progress.state == "done")
         speed = f", {progress.tokens_per_s:,.0f} tokens/s" if progress.tokens_per_s else ""
         facts.add_row("tokens", f"{progress.tokens:,} of {total} committed{speed}")
-    if progress.truncated:
-        facts.add_row("truncated", f"{progress.truncated:,} texts are longer than the model reads (see --chunk-tokens)")
     facts.add_row(
         "units",
         f"{progress.done:,} done, {progress.received:,} received, {progress.in_flight:,} in flight, "
         f"{progress.queued:,} queued, {progress.quarantined:,} quarantined",
     )
-    if progress.state != "done":
-        facts.add_row("limit", cell(limit_line(progress)))
-        if stages := stages_line(progress.limits.now):
-            facts.add_row("stages", stages)
-    oldest = max(progress.workers, key=lambda worker: float(worker.get("age_s") or 0), default=None)
-    if oldest is not None and oldest.get("unit"):
+    if progress.state != "done" and (stages := stages_line(progress.limits.now)):
+        facts.add_row("stages", stages)
+    # A worker tells its oldest unit of all runs.
+    ours = [worker for worker in progress.workers if worker.get("unit") and worker.get("run") == progress.run]
+    if ours:
+        oldest = max(ours, key=lambda worker: float(worker.get("age_s") or 0))
         age = duration(oldest.get("age_s", 0.0))
         facts.add_row("oldest", cell(f"unit {oldest['unit'][:8]}  {age}  {oldest.get('stage', '-')}  {oldest['name']}"))
-    return Group(head, bar, facts, *([_workers(progress.workers)] if progress.workers else []))
 
 
 def _speed(progress: RunProgress) -> float:
@@ -120,37 +179,51 @@ def _part(share: float, word: str) -> str:
 
 
 def _left(progress: RunProgress) -> str:
-    if progress.state == "done":
-        return "done"
+    if progress.state in ("done", "finishing"):
+        return ""
     if progress.eta_s is None:
         return "estimating" if progress.state == "running" else ""
     return f"about {duration(progress.eta_s)} left, by {progress.eta_basis}"
 
 
-def _workers(workers: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for name in ("worker", "device", "rows/s", "device busy", "limit", "unit", "stage"):
-        table.add_column(name, justify="right" if name in ("rows/s", "device busy") else "left")
-    for worker in workers[:16]:
-        cells = (
-            worker["name"],
-            worker.get("device", "-"),
-            f"{worker.get('rows_per_s', 0.0):,.1f}",
-            _device_busy(worker),
-            worker.get("limit") or "-",
-            f"{worker['unit'][:8]} {worker.get('age_s', 0.0):.0f} s" if worker.get("unit") else "-",
-            worker.get("stage", "-"),
-        )
-        table.add_row(*map(cell, cells))
-    if len(workers) > 16:
-        table.add_row(f"and {len(workers) - 16} more", "", "", "", "", "", "")
-    return table
+@dataclass(frozen=True, slots=True)
+class WorkersTable:
+    """A line for each worker; on narrow terminals with fewer columns, none of them broken.
+
+    Args:
+        verbose: all columns, where there is room.
+    """
+
+    workers: list[dict[str, Any]]
+    verbose: bool
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table."""
+        rows = [_columns(worker) for worker in self.workers[:WORKERS_SHOWN]]
+        all_columns = self.verbose and options.max_width >= WIDE
+        names = [name for name in rows[0] if all_columns or name in NARROW]
+        table = Table(box=None, padding=(0, 2), header_style="dim")
+        for name in names:
+            table.add_column(name, justify="right" if name in ("rows/s", "busy") else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*(cell(row[name]) for name in names))
+        yield table
+        if len(self.workers) > WORKERS_SHOWN:
+            yield Text(f"  and {len(self.workers) - WORKERS_SHOWN:,} more")
 
 
-def _device_busy(worker: dict[str, Any]) -> str:
+def _columns(worker: dict[str, Any]) -> dict[str, str]:
     attribution = worker.get("attribution")
     busy = attribution["late"]["stages"].get("embed", {}).get("busy") if attribution else None
-    return "-" if busy is None else f"{busy:.0%}"
+    return {
+        "worker": worker["name"],
+        "device": worker.get("device", "-"),
+        "rows/s": f"{worker.get('rows_per_s', 0.0):,.1f}",
+        "busy": "-" if busy is None else f"{busy:.0%}",
+        "limit": worker.get("limit") or "-",
+        "unit": f"{worker['unit'][:8]} {worker.get('age_s', 0.0):.0f} s" if worker.get("unit") else "-",
+        "stage": worker.get("stage", "-"),
+    }
 
 
 class Display:
@@ -158,13 +231,16 @@ class Display:
 
     Args:
         quiet: show nothing.
+        verbose: see `panel`.
     """
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
         self.console = Console(stderr=True, highlight=False)
         self.quiet = quiet
+        self._verbose = verbose
         self._live: Live | None = None
         self._line = ProgressLine(quiet=quiet)
+        self._state, self._since = "", 0.0
 
     def __enter__(self) -> Display:
         if self.console.is_terminal and not self.quiet:
@@ -174,8 +250,11 @@ class Display:
 
     def show(self, progress: RunProgress) -> None:
         """Show a progress."""
+        now = time.monotonic()
+        if progress.state != self._state:
+            self._state, self._since = progress.state, now
         if self._live is not None:
-            self._live.update(panel(progress))
+            self._live.update(panel(progress, verbose=self._verbose, since_s=now - self._since))
         elif self._line.due:
             self._line.show(plain_line(progress))
 

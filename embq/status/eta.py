@@ -42,6 +42,24 @@ def share_of(workers: Sequence[Mapping[str, Any]], run: str) -> list[Mapping[str
     return [worker["runs"][run] for worker in heard if run in worker.get("runs", ())]
 
 
+def embedded_in_flight(shares: Sequence[Mapping[str, Any]]) -> int:
+    """Samples of units in hand that have become a row or a failure."""
+    return sum(int(share.get("handled", 0)) for share in shares)
+
+
+def in_hand_s(workers: Sequence[Mapping[str, Any]], run: str) -> float | None:
+    """Seconds of the slowest worker for its units in hand at its present speed; None where one reports no speed."""
+    longest = 0.0
+    for worker in workers:
+        share = worker.get("runs", {}).get(run, {})
+        left = int(share.get("samples", 0)) - int(share.get("handled", 0))
+        if left > 0:
+            if not worker.get("rows_per_s"):
+                return None
+            longest = max(longest, left / float(worker["rows_per_s"]))
+    return longest
+
+
 def done_in_flight(ledger: Ledger, shares: Sequence[Mapping[str, Any]]) -> int:
     """`done_of`, with the lease holders read from the broker."""
     return done_of(shares, ledger.holders(holders_wanted(shares)))

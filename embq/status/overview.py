@@ -26,7 +26,7 @@ from embq.status.run_progress import RunProgress
 
 LOOK_S = 1.0
 OVER = ("done", "cancelled")
-PIPE_COLUMNS = 200
+PIPE_COLUMNS = 1000
 """Width where no terminal has one, so that nothing is folded."""
 
 Answer = TypeVar("Answer")
@@ -50,9 +50,11 @@ class Overview:
             "warnings": self.fleet.warnings(),
         }
 
-    def live(self) -> RenderableType:
+    def live(self, *, verbose: bool) -> RenderableType:
         """For a live display: a panel for each run, a line for each that is over, and a table of services."""
-        parts: list[RenderableType] = [panel(run) if run.state not in OVER else _line(run) for run in self.runs]
+        parts: list[RenderableType] = [
+            panel(run, verbose=verbose) if run.state not in OVER else _line(run) for run in self.runs
+        ]
         parts += [Text(upload_status.line(one)) for one in self.uploads]
         if not parts:
             parts.append(Text("the broker knows no run"))
@@ -60,11 +62,11 @@ class Overview:
             parts.append(fleet.table(self.fleet))
         return Group(*parts, *(Text(line, style="yellow") for line in self.notes()))
 
-    def print(self) -> None:
+    def print(self, *, verbose: bool) -> None:
         """On stdout, where lines of text keep their length."""
         console = Console(highlight=False)
         for run in self.runs:
-            console.print(panel(run))
+            console.print(panel(run, verbose=verbose))
         if not self.runs and not self.uploads:
             click.echo("the broker knows no run")
         for one in self.uploads:
@@ -114,7 +116,7 @@ def _line(run: RunProgress) -> Text:
     return cell(f"run {run.run}  {run.model}  {run.state}  {run.rows:,} rows, {run.failures:,} failures  {run.output}")
 
 
-def follow(client: redis.Redis, *, as_json: bool) -> NoReturn:
+def follow(client: redis.Redis, *, as_json: bool, verbose: bool) -> NoReturn:
     """Show overviews until interrupted: live on a terminal, as lines in a log, or as JSON, a line every second."""
     monitor, console = OverviewMonitor(client), Console(stderr=True, highlight=False)
     if as_json:
@@ -130,7 +132,7 @@ def follow(client: redis.Redis, *, as_json: bool) -> NoReturn:
     with Live(console=console, refresh_per_second=4, vertical_overflow="visible") as live:
         while True:
             if (overview := answered(monitor.look)) is not None:
-                live.update(overview.live())
+                live.update(overview.live(verbose=verbose))
             time.sleep(LOOK_S)
 
 

@@ -10,7 +10,7 @@ from core.models import ModelConfig
 from core.run.control import Control
 from embq.status.bottleneck import Bottleneck, bottleneck_now, bottleneck_so_far
 from embq.status.broker_snapshot import BrokerSnapshot
-from embq.status.eta import NO_ETA, Eta, predict, share_of
+from embq.status.eta import NO_ETA, SILENT_S, Eta, embedded_in_flight, in_hand_s, predict, share_of
 
 OF_A_WORKER = (
     *("name", "device", "rows_per_s", "unit", "stage", "age_s"),
@@ -57,7 +57,9 @@ class RunProgress(RunCounts):
     """A run at one moment.
 
     Attributes:
-        state: "running", "paused", "cancelled", "done", or "stopped" where it should run and no worker is at work.
+        state: "running", "paused", "cancelled", "done"; where it should run and no worker is at work, "loading" while
+            one loads its model, "starting" while one starts or waits for its first unit, else "stopped". A session of
+            `embq run` that ends early has "finishing".
         priority: its weight among runs that share the devices.
         received, in_flight, queued: units that are not committed; with those that are, they add up to `units_total`.
         rows_per_s: committed rows per second, from the first unit to the last commit.
@@ -68,6 +70,9 @@ class RunProgress(RunCounts):
         tokens_per_s: of all workers, now and for this run.
         limit: name of the bottleneck now; of a run that has just ended, of the whole run.
         limits: its details, now and since the workers have work.
+        loading_on: devices that load its model.
+        embedded: samples with a row or failure, committed or not; an estimate of those in published units.
+        finish_s: seconds until the units in hand are embedded, at the present speed; None where unknown.
         waits_for: the models that are served now, while the run's own waits for its turn.
         workers: reports of the workers.
         timing: load_s, embed_s, wall_s.
@@ -88,11 +93,27 @@ class RunProgress(RunCounts):
     precision: str = ""
     limits: Limits = field(default_factory=Limits)
     waits_for: list[str] = field(default_factory=list)
+    loading_on: list[str] = field(default_factory=list)
+    embedded: int = 0
+    finish_s: float | None = None
     tokens_total: int | None = None
     tokens_per_s: float = 0.0
     eta_basis: str = ""
     workers: list[dict[str, Any]] = field(default_factory=list)
     timing: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def share_committed(self) -> float:
+        """Committed share of the run, by tokens where these are known."""
+        if self.tokens_total:
+            return self.tokens / self.tokens_total
+        return (self.done + self.quarantined) / self.units_total if self.units_total else 0.0
+
+    @property
+    def share_embedded(self) -> float:
+        """Embedded share of the run; at least the committed one."""
+        share = self.embedded / self.rows_total if self.rows_total else 0.0
+        return max(self.share_committed, min(1.0, share))
 
     def ended_after(self, before: RunProgress | None) -> RunProgress:
         """The progress of a run that has ended, with the bottleneck of `before`, when its workers were there."""
@@ -161,6 +182,7 @@ def derive_progress(
     eta = NO_ETA
     if control.state == "running" and not counts.closed:
         eta = _predicted(run, counts, seen, workers, queued=queued)
+    loading_on, about_to = _getting_ready(seen, run, model.spec)
     rows_per_s = seen.committed_per_s(counts.rows) if timing is None else timing.get("rows_per_s", 0.0)
     timing = seen.timing(workers) if timing is None else timing
     limits = Limits() if counts.closed else Limits(now=bottleneck_now(workers), so_far=bottleneck_so_far(workers))
@@ -170,7 +192,7 @@ def derive_progress(
         output=output,
         model=model.spec,
         precision=model.precision,
-        state=_state(control, closed=counts.closed, at_work=bool(workers or waits_for)),
+        state=_state(control, counts.closed, bool(workers or waits_for), loading=bool(loading_on), about_to=about_to),
         priority=control.priority,
         received=seen.received,
         in_flight=seen.in_flight,
@@ -184,6 +206,9 @@ def derive_progress(
         limit="turn" if waits_for else limits.now.name,
         limits=limits,
         waits_for=waits_for,
+        loading_on=loading_on,
+        embedded=_embedded(run, counts, seen, workers),
+        finish_s=in_hand_s(workers, run),
         workers=sorted(workers, key=lambda worker: str(worker.get("name"))),
         timing={name: value for name, value in timing.items() if name != "rows_per_s"},
     )
@@ -203,6 +228,15 @@ def _predicted(run: str, counts: RunCounts, seen: BrokerSnapshot, workers: list[
     )
 
 
+def _embedded(run: str, counts: RunCounts, seen: BrokerSnapshot, workers: list[dict[str, Any]]) -> int:
+    """Samples with a row or failure; those of published units are taken to be as many as those of a mean unit."""
+    committed = counts.rows + counts.failures
+    if counts.closed or not counts.units_total:
+        return committed
+    published = round((counts.rows_total or 0) * seen.received / counts.units_total)
+    return committed + published + embedded_in_flight(share_of(workers, run))
+
+
 def _rate(workers: list[dict[str, Any]]) -> float:
     return sum(float(worker.get("rows_per_s", 0)) for worker in workers)
 
@@ -218,7 +252,28 @@ def _by_model(workers: list[dict[str, Any]], model: str) -> tuple[list[dict[str,
     return [w for w in workers if w.get("model") == model], sorted(others)
 
 
-def _state(control: Control, *, closed: bool, at_work: bool) -> str:
+def _getting_ready(seen: BrokerSnapshot, run: str, model: str) -> tuple[list[str], bool]:
+    """(devices that load the model, whether others start or wait for a first unit), of workers that may serve the run.
+
+    A device does not say which model it loads; while no worker has units of the run, it is taken to be this one.
+    """
+    services = [
+        one.service
+        for one in seen.services
+        if one.service.role == "worker"
+        and one.service.state == "running"
+        and one.service.run in ("", run)
+        and one.silent_s <= SILENT_S
+        and model not in one.service.refused
+    ]
+    devices = [device for service in services for device in service.devices]
+    loading = [device.device for device in devices if device.state == "loading"]
+    return loading, any(device.state in ("starting", "idle") for device in devices)
+
+
+def _state(control: Control, closed: bool, at_work: bool, *, loading: bool, about_to: bool) -> str:
     if closed:
         return "done"
-    return control.state if at_work or control.state != "running" else "stopped"
+    if at_work or control.state != "running":
+        return control.state
+    return "loading" if loading else "starting" if about_to else "stopped"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,51 +12,6 @@ from embq.cli.shared_options import broker_option, json_option, quiet_option, se
 if TYPE_CHECKING:
     from core.storage.paths import Place
     from producer.retry import RetryResult
-
-
-EXAMPLES = 3
-"""Examples of each group."""
-
-
-MENDS = {
-    "bad_result": "use the same version of embq everywhere",
-    "chunk_too_long": "larger --chunk-tokens, in a new run of these texts",
-    "crash": "look at the log of the workers and at memory",
-    "lost_result": "check the shared storage",
-    "non_finite": "--dtype float32 holds larger values: a new run of these samples",
-    "out_of_memory": "a device with more memory, or smaller --chunk-tokens in a new run",
-    "outside_root": "put the files into the folder of the input",
-    "source_denied": "give the worker the right to read them",
-    "source_missing": "put them back",
-    "source_unreadable": "check the disk or share",
-    "storage_missing": "install what the message names",
-    "too_many_chunks": "larger --chunk-tokens, in a new run of these texts",
-    "unknown_kind": "update the workers",
-    "wrong_count": "use the same version of embq everywhere",
-    "wrong_model": "use the same model files everywhere",
-    "wrong_schema": "use the same version of embq everywhere",
-    "wrong_version": "use the same version of embq everywhere",
-    "wrong_unit": "use the same version of embq everywhere",
-}
-"""Failure code -> what to do before a retry, where that is not fixing the samples themselves."""
-
-FINAL = frozenset({"chunk_too_long", "non_finite", "too_many_chunks"})
-"""Codes that a retry in the same run gives again."""
-
-
-@dataclass(slots=True)
-class Group:
-    """The failures of one code; whole units apart from samples.
-
-    Attributes:
-        examples: (key, unit id, index of the unit in the manifest, message, attempt) of the first ones; the key of a
-            whole unit is "".
-    """
-
-    code: str
-    whole_unit: bool
-    count: int = 0
-    examples: list[tuple[str, str, int, str, int]] = field(default_factory=list)
 
 
 @click.command("failures", epilog="Example: embq failures ./out")
@@ -70,88 +24,19 @@ def failures(output: str, as_json: bool) -> int:
     once.
     """
     from core.storage.paths import place
+    from embq.status.failure_causes import cause_lines, described, grouped
 
     root = place(output)
     groups = described(root, grouped(root))
     if as_json:
         click.echo(json.dumps({"schema": 1, "groups": groups}))
-    else:
-        _print_table(groups)
-    return 0
-
-
-def grouped(root: Place) -> list[Group]:
-    """The committed failures by code, largest group first; raises as `standing_failures` does."""
-    import pyarrow.compute as pc
-
-    from core.run.standing_failures import standing_failures
-
-    groups: dict[tuple[str, bool], Group] = {}
-    for table in standing_failures(root):
-        marked = table.append_column("whole", pc.is_null(table["ordinal"]))
-        counts = marked.group_by(["code", "whole"]).aggregate([([], "count_all")])
-        for row in counts.to_pylist():
-            kind = (row["code"], row["whole"])
-            group = groups.setdefault(kind, Group(*kind))
-            group.count += row["count_all"]
-            if len(group.examples) < EXAMPLES:
-                same = pc.and_(pc.equal(marked["code"], row["code"]), pc.equal(marked["whole"], row["whole"]))
-                first = marked.filter(same).slice(0, EXAMPLES - len(group.examples)).to_pylist()
-                group.examples += [
-                    (one["key"], one["unit_id"], one["u"], one["message"], one["attempt"]) for one in first
-                ]
-    return sorted(groups.values(), key=lambda group: (-group.count, group.code, group.whole_unit))
-
-
-def described(root: Place, groups: list[Group]) -> list[dict[str, Any]]:
-    """The groups as JSON-ready values, with the source of each example from the manifest."""
-    from core.run.layout import Layout
-    from core.run.manifest import Manifest
-
-    manifest = Manifest(Layout(root)) if groups else None
-    return [
-        {
-            "code": group.code,
-            "count": group.count,
-            "whole_unit": group.whole_unit,
-            "examples": [
-                {
-                    "key": key,
-                    "unit": unit_id,
-                    "source": manifest.unit(u).source if manifest is not None else "",
-                    "message": message,
-                    "attempt": attempt,
-                }
-                for key, unit_id, u, message, attempt in group.examples
-            ],
-            "next": next_step(group.code, root),
-        }
-        for group in groups
-    ]
-
-
-def next_step(code: str, root: Place) -> str:
-    """The advice to a user for failures of a code."""
-    mend = MENDS.get(code, "mend them in their place")
-    return mend if code in FINAL else f"{mend}, then: embq retry {root} --code {code}"
-
-
-def _print_table(groups: list[dict[str, Any]]) -> None:
-    """One line for each group and one for its first example."""
-    from core.redaction import printable
-
+        return 0
     if not groups:
         click.echo("no failures")
-        return
-    width = max(len(group["code"]) for group in groups)
+    width = max((len(group["code"]) for group in groups), default=0)
     for group in groups:
-        what = ("unit" if group["whole_unit"] else "sample") + ("s" if group["count"] > 1 else "")
-        example = group["examples"][0]
-        at = example["source"] if group["whole_unit"] else f"{example['key']} in {example['source']}"
-        click.echo(f"{group['count']:>12,} {what:<7}  {printable(group['code']):<{width}}  such as {printable(at)}")
-        tries = f" (attempt {example['attempt']})" if example["attempt"] > 1 else ""
-        click.echo(f"{'':>22}{printable(example['message'])}{tries}")
-        click.echo(f"{'':>22}next: {printable(group['next'])}")
+        click.echo("\n".join(cause_lines(group, width)))
+    return 0
 
 
 @click.command("retry", epilog="Examples: embq retry out | embq retry out --code truncated --dry-run")

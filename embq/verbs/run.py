@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from core.errors import command_line
 from embq.cli.run_command import RunCommand, inputs_argument
 from embq.cli.run_options import run_options
 from embq.cli.shared_options import (
@@ -20,6 +21,7 @@ from embq.cli.shared_options import (
     priority_option,
     quiet_option,
     settings_with,
+    verbose_option,
     worker_options,
 )
 
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 @log_option
 @json_option
 @quiet_option
+@verbose_option
 def run(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **options: Any) -> int:
     """Embed INPUT on all devices of this machine, and write the rows to a folder.
 
@@ -170,7 +173,8 @@ def _plan_and_hand_over(client: redis.Redis, request: Request, priority: int | N
         if not planned.added:
             raise
         click.echo(
-            f"warning: {error.message}; it takes the new units up, and where it ends before: embq resume {output}",
+            f"warning: {error.message}; it takes the new units up, and where it ends before: "
+            f"{command_line('resume', output)}",
             err=True,
         )
     _tell(planned, output, as_json=as_json)
@@ -192,11 +196,11 @@ def _tell(planned: Planned, output: Place, *, as_json: bool) -> None:
         samples = f", {total:,} samples" if total is not None else ""
         told = "enqueued" if planned.new else f"added to {info.units - count:,}"
         click.echo(f"run {info.run}: {count:,} units{samples} {told} for {info.model.spec}")
-        click.echo(f"watch it with: embq status {output} --watch", err=True)
+        click.echo(f"watch it with: {command_line('status', output, '--watch')}", err=True)
     else:
         click.echo(f"run {info.run} is already enqueued: {done:,} of {info.units:,} units are done; nothing was added")
     if not planned.new and done < info.units and (state := load_control(Layout(output)).state) != "running":
-        click.echo(f"it is {state}; go on with: embq resume {output}", err=True)
+        click.echo(f"it is {state}; go on with: {command_line('resume', output)}", err=True)
 
 
 def _say_what_it_would_do(request: Request, settings: Settings, *, sent: bool, as_json: bool) -> None:

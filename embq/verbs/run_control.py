@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from core.errors import UsageError
+from core.errors import UsageError, command_line
 from core.storage.paths import is_folder, place
 from embq.cli.shared_options import (
     broker_option,
@@ -14,6 +14,7 @@ from embq.cli.shared_options import (
     log_option,
     quiet_option,
     settings_with,
+    verbose_option,
     worker_options,
 )
 
@@ -36,7 +37,7 @@ def pause(run: str, broker: str, as_json: bool) -> None:
 
     result = control_run(run, broker, "paused")
     over = result.state == "done"
-    paused = f"is paused: {result.how_far}; go on with: embq resume {run}"
+    paused = f"is paused: {result.how_far}; go on with: {command_line('resume', run)}"
     result.print("is done; there is nothing to pause" if over else paused, as_json=as_json)
 
 
@@ -47,6 +48,7 @@ def pause(run: str, broker: str, as_json: bool) -> None:
 @log_option
 @json_option
 @quiet_option
+@verbose_option
 def resume(run: str, broker: str, as_json: bool, quiet: bool, **options: Any) -> int:
     """Continue RUN: its output folder, or its id where a broker knows it. The folder tells what is left to do.
 
@@ -81,7 +83,7 @@ def _refuse_log(run: str, targets: tuple[str, ...]) -> None:
     if targets:
         raise UsageError(
             "--log is for a run that goes on in this command, and this one goes on elsewhere",
-            next_step=f"leave it out, then: embq status {run} --watch --log {targets[0]}",
+            next_step=f"leave it out, then: {command_line('status', run, '--watch', '--log', targets[0])}",
         )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from core.errors import UsageError
-from embq.cli.shared_options import broker_option, json_option, log_option, settings_with
+from embq.cli.shared_options import broker_option, json_option, log_option, settings_with, verbose_option
 
 if TYPE_CHECKING:
     from embq.status.resolve_run import ResolvedRun
@@ -25,7 +25,8 @@ WATCH_S = 1.0
 @broker_option
 @log_option
 @json_option
-def command(run: str, watch: bool, broker: str, log: tuple[str, ...], as_json: bool) -> None:
+@verbose_option
+def command(run: str, watch: bool, broker: str, log: tuple[str, ...], as_json: bool, verbose: bool) -> None:
     """Show the progress of RUN: a run id or its output folder.
 
     Without RUN, all runs that the broker knows, and the services that report to it.
@@ -35,7 +36,7 @@ def command(run: str, watch: bool, broker: str, log: tuple[str, ...], as_json: b
     if log and not (run and watch):
         raise UsageError("--log is for one run and goes on until it is over", next_step="add RUN and --watch")
     if not run:
-        _show_overview(broker, watch=watch, as_json=as_json)
+        _show_overview(broker, watch=watch, as_json=as_json, verbose=verbose)
         return
     found = resolve_run(run, broker)
     monitor = found.monitor()
@@ -45,12 +46,12 @@ def command(run: str, watch: bool, broker: str, log: tuple[str, ...], as_json: b
         found = resolve_run(run, broker)
         monitor = found.monitor()
     if watch and monitor is not None:
-        _follow(monitor, log, as_json=as_json)
+        _follow(monitor, log, as_json=as_json, verbose=verbose)
     else:
-        _show(found, monitor, as_json=as_json)
+        _show(found, monitor, as_json=as_json, verbose=verbose)
 
 
-def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *, as_json: bool) -> None:
+def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *, as_json: bool, verbose: bool) -> None:
     """Show the run until it is done or cancelled."""
     from core.storage.paths import place
     from embq.status.display import Display
@@ -61,7 +62,7 @@ def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *,
     output = place(progress.output) if targets else Path()  # what a broker says names a place for these only
     with (
         RunLog(targets, output, run=progress.run, facts=facts, quiet=as_json) as log,
-        Display(quiet=as_json) as display,
+        Display(quiet=as_json, verbose=verbose) as display,
     ):
         while True:
             progress = monitor.look()
@@ -74,7 +75,9 @@ def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *,
             time.sleep(WATCH_S)
 
 
-def _show(found: ResolvedRun, monitor: RunMonitor | RemoteRunMonitor | None, *, as_json: bool) -> None:
+def _show(
+    found: ResolvedRun, monitor: RunMonitor | RemoteRunMonitor | None, *, as_json: bool, verbose: bool = False
+) -> None:
     """The run on stdout, warnings of its workers, and what is still on its way to the writer."""
     from rich.console import Console
 
@@ -93,7 +96,7 @@ def _show(found: ResolvedRun, monitor: RunMonitor | RemoteRunMonitor | None, *, 
             click.echo(json.dumps(shape))
         return
     if progress is not None:
-        Console(highlight=False).print(panel(progress))
+        Console(highlight=False).print(panel(progress, verbose=verbose))
         if found.client is not None and progress.state != "done":
             fleet = fleet_status(found.client)
             for line in [*fleet.refusals(progress.model), *fleet.unseen(progress.run)]:
@@ -102,7 +105,7 @@ def _show(found: ResolvedRun, monitor: RunMonitor | RemoteRunMonitor | None, *, 
         click.echo(upload_status.line(one))
 
 
-def _show_overview(broker: str, *, watch: bool, as_json: bool) -> None:
+def _show_overview(broker: str, *, watch: bool, as_json: bool, verbose: bool) -> None:
     from core.broker.client import connect, reach
     from core.errors import InputError
     from embq.status.overview import OverviewMonitor, follow
@@ -116,9 +119,9 @@ def _show_overview(broker: str, *, watch: bool, as_json: bool) -> None:
     client = connect(settings.broker_url, password=settings.broker_password)
     reach(client, settings.broker_url)
     if watch:
-        follow(client, as_json=as_json)
+        follow(client, as_json=as_json, verbose=verbose)
     overview = OverviewMonitor(client).look()
     if as_json:
         click.echo(json.dumps(overview.to_json()))
     else:
-        overview.print()
+        overview.print(verbose=verbose)

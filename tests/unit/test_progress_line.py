@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from core.models import ModelConfig
+from core.queue.heartbeats import Device, Heard, Service
+from core.run.control import Control
 from core.service.progress_line import ProgressLine, duration
+from embq.status.broker_snapshot import BrokerSnapshot
 from embq.status.display import panel
-from embq.status.run_progress import RunProgress
+from embq.status.run_progress import RunCounts, RunProgress, derive_progress
 
 
 class Terminal(io.StringIO):
@@ -76,7 +81,118 @@ def test_the_speed_is_that_of_the_workers_and_in_the_end_that_of_the_commits(sta
         limit="",
         workers=[],
     )
-    console = Console(width=120)
+    assert shown in drawn(progress)
+
+
+def drawn(progress: RunProgress, columns: int = 120, *, verbose: bool = False, since_s: float | None = None) -> str:
+    console = Console(width=columns)
     with console.capture() as captured:
-        console.print(panel(progress))
-    assert shown in captured.get()
+        console.print(panel(progress, verbose=verbose, since_s=since_s))
+    return captured.get()
+
+
+RUNNING = RunProgress(
+    run="0123456789abcdef",
+    output="/out",
+    model="minilm",
+    state="running",
+    priority=10,
+    rows=200,
+    rows_total=1000,
+    rows_total_exact=True,
+    failures=0,
+    units_total=10,
+    done=2,
+    received=1,
+    in_flight=2,
+    queued=5,
+    quarantined=0,
+    rows_per_s=0.0,
+    embedding_per_s=33.0,
+    eta_s=24.0,
+    eta_basis="samples",
+    limit="device",
+    embedded=400,
+    workers=[
+        {
+            "name": "a-very-long-host-name.cuda1.0123ab",
+            "device": "cuda:1",
+            "rows_per_s": 33.0,
+            "unit": "ffffc95c00",
+            "run": "0123456789abcdef",
+            "stage": "embed",
+            "age_s": 3.0,
+        }
+    ],
+)
+
+
+def test_the_bar_has_a_tone_for_what_is_committed_and_one_for_what_is_embedded() -> None:
+    assert f"{'━' * 8}{'╍' * 8}{'─' * 24}  20.0%" in drawn(RUNNING)
+    assert "400 embedded" in drawn(RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"state": "starting"}, "minilm  starting (4 s)"),
+        ({"state": "loading", "loading_on": ["cuda:0", "cpu"]}, "loading the model on cuda:0, cpu (4 s)"),
+        ({"state": "finishing", "eta_s": 6.0}, "finishing 3 units, <= 6 s"),
+    ],
+)
+def test_a_run_tells_what_it_waits_for(changes: dict[str, object], shown: str) -> None:
+    assert shown in drawn(replace(RUNNING, workers=[], **changes), since_s=4.0)  # type: ignore[arg-type]
+
+
+def looked_at(*devices: str, service: str = "running", workers: list[dict[str, object]] | None = None) -> RunProgress:
+    """A run of 10 units of 100 samples, 2 committed and 1 published, with a supervisor of devices in these states."""
+    slots = tuple(Device(device="cpu", name="", state=state, worker="") for state in devices)
+    supervisor = Service(name="s", role="worker", host="h", pid=1, version="1", state=service, devices=slots)
+    seen = BrokerSnapshot(
+        received=1, in_flight=2, workers=workers or [], services=[Heard(service=supervisor, last_ms=0, silent_s=0.5)]
+    )
+    counts = RunCounts(
+        rows=200, failures=0, rows_total=1000, rows_total_exact=True, units_total=10, done=2, quarantined=0
+    )
+    return derive_progress(
+        "r", "/out", ModelConfig(spec="minilm", modalities=("text",), precision="fp32"), counts, Control(), seen
+    )
+
+
+@pytest.mark.parametrize(
+    ("devices", "service", "state"),
+    [
+        (["starting"], "running", "starting"),
+        (["idle"], "running", "starting"),
+        (["idle", "loading"], "running", "loading"),
+        (["loading"], "draining", "stopped"),
+        (["serving", "given_up", "over"], "running", "stopped"),
+        ([], "running", "stopped"),
+    ],
+)
+def test_the_state_of_a_run_without_workers_is_that_of_its_devices(
+    devices: list[str], service: str, state: str
+) -> None:
+    found = looked_at(*devices, service=service)
+    assert (found.state, found.loading_on) == (state, ["cpu"] if state == "loading" else [])
+
+
+def test_embedded_are_rows_committed_published_and_in_hand() -> None:
+    share = {"tokens_per_s": 1.0, "units": 2, "size": 200, "begun": [], "in_batch": 0, "samples": 200, "handled": 80}
+    at_work = {"name": "w", "model": "minilm", "rows_per_s": 40.0, "silent_s": 0.0, "runs": {"r": share}}
+    found = looked_at("serving", workers=[at_work])
+    assert (found.state, found.embedded, found.finish_s) == ("running", 200 + 100 + 80, 3.0)
+    older = {**at_work, "runs": {"r": {name: share[name] for name in share if name not in ("samples", "handled")}}}
+    assert (looked_at(workers=[older]).embedded, looked_at(workers=[older]).finish_s) == (300, 0.0)
+
+
+def test_narrow_terminals_get_fewer_columns_and_none_is_broken() -> None:
+    narrow, wide = drawn(RUNNING, 60, verbose=True), drawn(RUNNING, 120, verbose=True)
+    assert "a-very-long-host-name.cuda1.0123ab" in wide.splitlines()[-1]
+    assert narrow.splitlines()[-1].split() == ["cuda:1", "33.0", "-", "embed"]
+
+
+def test_the_oldest_unit_is_one_of_this_run() -> None:
+    assert "unit ffffc95c" in drawn(RUNNING, verbose=True)
+    of_another = [{**RUNNING.workers[0], "run": "fedcba9876543210"}]
+    assert "oldest" not in drawn(replace(RUNNING, workers=of_another), verbose=True)

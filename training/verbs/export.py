@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from core.errors import UsageError
+from core.errors import UsageError, command_line
 from embq.cli.shared_options import json_option
 
 if TYPE_CHECKING:
@@ -79,4 +78,4 @@ def _print(made: Exported) -> None:
         lines.append(("needs", made.needs))
     for name, text in lines:
         click.echo(f"{name:<12} {text}")
-    click.echo(f"next:  embq run SHARDS -o OUT -m {shlex.quote(made.spec)}")
+    click.echo(f"next:  {command_line('run', 'SHARDS', '-o', 'OUT', '-m', made.spec)}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from core.errors import Exit
+from core.errors import Exit, command_line
 from embq.cli.shared_options import json_option
 from training.launch.launch_options import launch_options
 from training.openclip.request import TrainingRequest
@@ -93,7 +92,7 @@ def _print(plan: Plan, result: Result) -> None:
         click.echo(
             f"unreadable    not known of {result.unheard:,} processes, whose hosts have another {plan.asked.out}"
         )
-    click.echo(f"next:  {shlex.join(['embq', 'train', 'export', str(plan.asked.out), f'{plan.asked.out}-model'])}")
+    click.echo(f"next:  {command_line('train', 'export', plan.asked.out, f'{plan.asked.out}-model')}")
 
 
 def _print_json(plan: Plan, result: Result) -> None:

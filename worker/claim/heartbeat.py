@@ -139,7 +139,7 @@ class Heartbeat(threading.Thread):
         WORKER_REPORTS.report(self.client, fields, life_s=self.settings.lease_s * 3, scripts=self._scripts)
 
     def _runs(self, held: list[LeasedUnit]) -> dict[str, dict[str, Any]]:
-        """For each run: its tokens per second, the units in hand and their size, and what is done of them in tokens."""
+        """For each run: its tokens per second, the units in hand, their size, and what is done of them."""
         speeds, in_batch = self.meter.tokens_per_s()
         runs = {}
         for run in {*speeds, *(unit.run for unit in held)}:
@@ -151,5 +151,7 @@ class Heartbeat(threading.Thread):
                 "size": sum(unit.extent.bytes or unit.extent.samples for unit in units),
                 "begun": begun,
                 "in_batch": round(in_batch.get(run, 0.0)) if units else 0,
+                "samples": sum(unit.planned or unit.extent.samples for unit in units),
+                "handled": sum(unit.handled for unit in units),
             }
         return runs
