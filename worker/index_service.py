@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core.errors import EmbqError
 from core.process.children import ChildEndedError, JsonChild
 from core.queue import hints
 from core.queue.heartbeats import WORKER_REPORTS
@@ -24,6 +25,7 @@ from core.queue.keys import VERSION
 from core.queue.ledger import Ledger, new_token
 from core.queue.scripts import load_scripts
 from core.service.log import Events
+from core.storage.paths import is_inside, place
 from worker.claim.lease import Lease
 from worker.claim.rq_worker import HintReceiver
 from worker.claim.scheduler import Turn, TurnClock
@@ -263,12 +265,11 @@ class IndexAccess:
     """Decides for each build whether this process may take part, and logs once why it may not.
 
     Args:
-        roots: folders that workers may read from or below; empty allows all.
+        roots: folders and URLs that workers may read from or below; empty allows all.
     """
 
     def __init__(self, roots: tuple[str, ...]) -> None:
-        self._roots = [Path(root) for root in roots if "://" not in root]
-        self._restricted = bool(roots)
+        self._roots = roots
         self._able: set[IndexBuild] = set()
         self._first_seen: dict[IndexBuild, float] = {}
         self._looked: dict[IndexBuild, float] = {}
@@ -297,16 +298,18 @@ class IndexAccess:
         """(reason or "", whether the reason is permanent)."""
         if importlib.util.find_spec("faiss") is None:
             return "faiss is not installed here: pip install 'embq[index]'", True
-        folder = Path(build.folder)
-        if self._restricted and not any(Path(build.index).is_relative_to(root) for root in self._roots):
+        if self._roots and not any(is_inside(build.index, root) for root in self._roots):
             return f"{build.index} is outside of EMBQ_ROOTS", True
         try:
+            folder = place(build.folder)
             nonce = (folder / SHARED).read_text(encoding="utf-8").strip()
         except OSError as error:
-            return f"{folder} cannot be read here: {error.strerror}; an index is built on shared storage", False
+            return f"{build.folder} cannot be read here: {error.strerror}; an index is built on shared storage", False
+        except EmbqError as error:
+            return f"{build.folder} cannot be read here: {error.message}", False
         if nonce != build.nonce:
             return f"{folder} is another folder here than where the index is built; mount the same storage", False
-        if not os.access(folder, os.W_OK):
+        if isinstance(folder, Path) and not os.access(folder, os.W_OK):
             return f"{folder} cannot be written here", False
         return "", False
 

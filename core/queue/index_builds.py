@@ -34,9 +34,9 @@ class IndexBuild:
     """An index build that workers share.
 
     Attributes:
-        index: absolute path of the index's folder.
+        index: absolute path of the index's folder, or its URL.
         build: id of the build.
-        folder: folder of its sidecars, absolute.
+        folder: folder of its sidecars, absolute, or their URL.
         nonce: content of `SHARED` there.
         memory_bytes: limit for all processes of one machine together.
     """

@@ -111,7 +111,7 @@ class Outputs:
 
     def check(self, output: str) -> None:
         """InputError for an output elsewhere. Links are followed, so none leads out of the roots."""
-        if self.roots and not any(_is_inside(output, root) for root in self.roots):
+        if self.roots and not any(is_inside(output, root) for root in self.roots):
             raise InputError(
                 f"{output} is outside of where outputs may lie here ({', '.join(self.roots)})",
                 next_step="choose another --output, or have its folder added to EMBQ_OUTPUTS of producer and writer",
@@ -122,7 +122,8 @@ class Outputs:
 ANYWHERE = Outputs()
 
 
-def _is_inside(output: str, root: str) -> bool:
+def is_inside(output: str, root: str) -> bool:
+    """True for a folder or URL that is another one or below it. Links are followed."""
     if is_url(output) or is_url(root):
         try:
             there, above = place(output), place(root)

@@ -12,21 +12,25 @@ import click
 
 from core.errors import Exit, UsageError
 from core.process.limits import cores
+from core.storage.objects import ObjectPath
+from core.storage.paths import Place
 from embq.cli.authorization import authorized_client
 from embq.cli.shared_options import settings_with
 from embq.indexing.changes import change, grown, print_json
 from embq.indexing.faiss_export import export_json, export_text, file_path
 from embq.indexing.progress import ConsoleProgress
-from indexer.build.build import Built, build
+from indexer.build.build import Built, build, build_id
 from indexer.build.queue_runner import QueueRunner
 from indexer.build.report import summary, write_report
 from indexer.build.runners import Runner, local
 from indexer.build.spec import BuildSpec
 from indexer.change.growth import fits
 from indexer.collection.opening import Collection, open_collection
-from indexer.collection.remote import located
+from indexer.collection.remote import RemotePath, located
 from indexer.faiss_file import refuse_existing, write_faiss_file
 from indexer.index_files.files import read_json, to_json
+from indexer.index_files.remote import fetched
+from indexer.index_files.version import read_current
 from indexer.plan.build_options import BuildOptions, available_memory, parse_bytes, parse_recall
 from indexer.plan.costs import measure_speeds
 from indexer.plan.index_plan import IndexPlan, describe_plan, make_plan
@@ -80,9 +84,11 @@ def index(options: Mapping[str, Any]) -> int:
     asked = {name: options[name] for name in DECIDING}
     quiet = options["quiet"] or options["as_json"]
     if not options["rebuild"] and fits(folder, asked):
-        with runner_of(options, wanted.current_memory_available) as runner:
-            result = grown(folder, collection, options, runner, wanted.current_memory_available)
-        return print_result(Built(result.version, fresh=result.rows > 0), collection, options)
+        if isinstance(folder, Path):
+            with runner_of(options, wanted.current_memory_available) as runner:
+                result = grown(folder, collection, options, runner, wanted.current_memory_available)
+            return print_result(Built(folder, result.version, fresh=result.rows > 0), collection, options)
+        refuse_growth(folder, build_id(collection, asked))
     built = built_index(
         folder, collection, wanted, asked, queries, options, unit_length=collection.unit_length, quiet=quiet
     )
@@ -94,8 +100,17 @@ def plan_of(collection: Collection, wanted: BuildOptions, *, unit_length: bool) 
     return make_plan(collection.n, collection.dim, wanted, unit_length=unit_length, speeds=measure_speeds())
 
 
+def refuse_growth(index: ObjectPath, build: str) -> None:
+    """Raise UsageError where the current version of an index in a bucket is of another build: rows would be added."""
+    if read_current(index).build != build:
+        raise UsageError(
+            f"{index} is an index of other rows, and rows are added to one in a folder only",
+            next_step="add --rebuild to build it anew from all rows, or name another place: --to",
+        )
+
+
 def built_index(
-    folder: Path,
+    folder: Place,
     collection: Collection,
     wanted: BuildOptions,
     asked: Mapping[str, Any],
@@ -150,19 +165,20 @@ def build_options(options: Mapping[str, Any]) -> BuildOptions:
     )
 
 
-def index_folder(to: str | None, sources: Sequence[str], collection: Collection) -> Path:
-    """The folder of the index."""
+def index_folder(to: str | None, sources: Sequence[str], collection: Collection) -> Place:
+    """The folder or URL of the index."""
     if to is None and len(sources) > 1:
         raise UsageError(f"one index of {len(sources)} folders has no folder of its own", next_step="add --to FOLDER")
     where = located(to if to is not None else sources[0])
-    if not isinstance(where, Path):
+    if isinstance(where, RemotePath):
         raise UsageError(
-            f"the files of an index are memory-mapped, and {where} is on no disk",
-            next_step="add --to with a folder of this machine, or one that all workers share",
+            f"no index can be written to {where}",
+            next_step="add --to with a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX",
         )
     if to is not None:
-        return where.absolute()
-    return (where if where.is_dir() else where.parent).absolute() / "index" / collection.output
+        return where.absolute() if isinstance(where, Path) else where
+    folder = where if where.is_dir() else where.parent
+    return (folder.absolute() if isinstance(folder, Path) else folder) / "index" / collection.output
 
 
 def query_files(pairs: Sequence[str]) -> dict[str, str]:
@@ -208,24 +224,24 @@ def runner_of(options: Mapping[str, Any], memory_bytes: int) -> Iterator[Runner]
 
 def print_result(built: Built, collection: Collection, options: Mapping[str, Any]) -> int:
     """Write the files of --index-path, and print the result; returns the exit status."""
-    infos = read_json(built.version.path / "infos.json")
+    infos = read_json(built.path / "infos.json")
     exported = None
     if options["index_path"]:
         exported = write_faiss_file(
-            built.version.index,
+            built.index if isinstance(built.index, Path) else fetched(built.index),
             file_path(options["index_path"]),
             shards=options["nb_indices_to_keep"],
             overwrite=options["overwrite"],
         )
     if options["as_json"]:
         more = {} if exported is None else {"export": export_json(exported)}
-        print_json(built.version, fresh=built.fresh, infos=infos, **more)
+        print_json(built.version, index=built.index, fresh=built.fresh, infos=infos, **more)
     else:
         if not built.fresh:
             click.echo("the index exists already and is as requested; --rebuild builds it anew", err=True)
         if not collection.complete:
             click.echo("note: the run is not complete; the rows committed so far were indexed", err=True)
-        click.echo(summary(infos, report=built.version.path))
+        click.echo(summary(infos, report=built.path))
         if exported is not None:
             click.echo(export_text(exported))
     return Exit.DONE if infos.get("target_met", True) is not False else Exit.SOME_FAILED

@@ -13,6 +13,7 @@ import click
 import numpy as np
 
 from core.errors import Exit, InputError, UsageError
+from core.storage.paths import Place
 from embq.indexing.progress import ConsoleProgress
 from indexer.build.runners import Runner
 from indexer.change.compaction import Compaction, compact
@@ -101,7 +102,7 @@ def _print_growth(result: Grown) -> None:
 
 def _print_deletion(result: Deletion, options: Mapping[str, Any]) -> int:
     if options["as_json"]:
-        counts = {"deleted": result.rows, "already": result.already}
+        counts: dict[str, Any] = {"deleted": result.rows, "already": result.already}
         print_json(result.version, **counts, unknown=list(result.unknown), rows=result.version.n)
     else:
         again = f", {result.already:,} were deleted earlier" if result.already else ""
@@ -122,6 +123,6 @@ def _print_compaction(result: Compaction, options: Mapping[str, Any]) -> int:
     return Exit.DONE
 
 
-def print_json(version: Version, **fields: Any) -> None:
-    """Print a result as JSON: index, version, and further fields."""
-    click.echo(json.dumps({"schema": 1, "index": str(version.index), "version": version.name, **fields}))
+def print_json(version: Version, *, index: Place | None = None, **fields: Any) -> None:
+    """Print a result as JSON: index (None for that of the version), version, and further fields."""
+    click.echo(json.dumps({"schema": 1, "index": str(index or version.index), "version": version.name, **fields}))

@@ -63,7 +63,8 @@ def search_local(
 
 def open_index(index: str | Path, output: str | None, on_load: Callable[[str], None] | None = None) -> Searcher:
     """Open an index memory-mapped: only what a query touches is read."""
-    from indexer.index_files.remote import asking, fetched
+    from indexer.index_files.files import asking
+    from indexer.index_files.remote import fetched
     from indexer.index_files.version import RECORD, resolve_index
     from indexer.searcher import Searcher
 

@@ -46,7 +46,11 @@ workers_option = click.option(
 )
 @click.argument("sources", cls=InputsArgument, metavar="OUT...", type=click.Path(), nargs=-1, required=True)
 @click.option(
-    "--to", "to", type=click.Path(file_okay=False), default=None, help="Folder of the index.  [OUT/index/<output>]"
+    "--to",
+    "to",
+    type=click.Path(file_okay=False),
+    default=None,
+    help="Folder, s3:// or gs:// URL of the index.  [OUT/index/<output>]",
 )
 @click.option(
     "--output",
@@ -141,7 +145,8 @@ workers_option = click.option(
     "--broker",
     default="",
     metavar="URL",
-    help="Build with the workers of this broker.  [this machine, even if EMBQ_BROKER_URL is set]",
+    help="Build with the workers of this broker, which see OUT and the index by the same names.  "
+    "[this machine, even if EMBQ_BROKER_URL is set]",
 )
 @json_option
 @click.option("--quiet", "-q", is_flag=True, help="Print only the result.")

@@ -5,19 +5,22 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from core.errors import InputError
+from core.storage.objects import ObjectPath
+from core.storage.paths import Place
 from core.units import content_hash
 from indexer.build.build_dir import BuildDir
 from indexer.build.runners import Runner
 from indexer.build.spec import BuildSpec, draft
-from indexer.build.units import NAMED, NEEDS, STAGES, IndexUnit, Sidecar, find, write_inputs
+from indexer.build.units import NAMED, NEEDS, STAGES, IndexUnit, Sidecar, finished, write_inputs
 from indexer.collection.opening import Collection
 from indexer.faiss_module import faiss
 from indexer.index_files.files import WORK, alone, from_json, to_json
-from indexer.index_files.publication import publish, sweep
+from indexer.index_files.publication import names_below, publish, remove_folder, settle, sweep
 from indexer.index_files.version import Version, find_current
 
 
@@ -37,20 +40,31 @@ class BuildProgress(StageProgress, Protocol):
         ...
 
 
-WriteReport = Callable[[BuildSpec, Version, Mapping[str, Sequence[Sidecar]], Path], None]
-"""Writes the report of a version into a folder; gets the sidecars of each stage."""
+WriteReport = Callable[[Place, BuildSpec, Version, Mapping[str, Sequence[Sidecar]], Path], None]
+"""Writes the report of a version of an index into a folder; gets the sidecars of each stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A published version; `fresh` is False where it existed already."""
+    """A published version of the index at `index`; `fresh` is False where it existed already."""
 
+    index: Place
     version: Version
     fresh: bool
 
+    @property
+    def path(self) -> Place:
+        """Folder of the version, with its report."""
+        return self.index / self.version.name
+
+
+def build_id(collection: Collection, options: Mapping[str, Any]) -> str:
+    """Id of the build of a collection with these options, JSON-ready."""
+    return content_hash([collection.digest, dict(options), str(faiss().__version__)])[:16]
+
 
 def build(
-    index: Path,
+    index: Place,
     collection: Collection,
     options: Mapping[str, Any],
     make_spec: Callable[[], BuildSpec],
@@ -63,6 +77,7 @@ def build(
     """Build an index of a collection, or resume an interrupted build, and make it the current version.
 
     Args:
+        index: a folder, or a prefix in a bucket.
         options: options of the user, JSON-ready; equal options find an interrupted build again.
         make_spec: called only where there is no such build.
         rebuild: build even where the current version has equal options and collection.
@@ -71,13 +86,16 @@ def build(
     OutputError where the folder cannot be written, and what the runner raises. Finished units stay for the next
     attempt.
     """
-    with alone(index):
-        id_ = content_hash([collection.digest, dict(options), str(faiss().__version__)])[:16]
+    bucket = index if isinstance(index, ObjectPath) else None
+    with alone(index) as still_alone:
+        id_ = build_id(collection, options)
         build_dir = BuildDir(index, id_)
+        if bucket is not None:
+            settle(bucket)
         if not rebuild and (current := find_current(index)) is not None and current.build == id_:
-            if build_dir.folder.exists():  # killed after the publication
-                _clear(index)
-            return Built(current, fresh=False)
+            if build_dir.folder.is_dir():  # killed after the publication
+                _clear(build_dir)
+            return Built(index, current, fresh=False)
         described, resumed = build_dir.begin(lambda: to_json(make_spec()))
         spec = from_json(BuildSpec, described, str(build_dir.spec))
         progress.planned(spec, resumed=resumed)
@@ -86,10 +104,14 @@ def build(
             stages.run(stage, spec.units(stage), NEEDS[stage])
             if stage == "sample":
                 _check_vectors(spec, stages.sidecars[stage])
-        version = draft(spec, index, id_, stages.sidecars)
-        published = publish(version, lambda folder: write_report(spec, version, stages.sidecars, folder))
-        _clear(index)
-        return Built(published, fresh=True)
+        version = draft(spec, build_dir.local, id_, stages.sidecars)
+        _fetch(build_dir, version, stages.sidecars)
+        still_alone()
+        report = partial(write_report, index, spec, version, stages.sidecars)
+        published = publish(version, report, to=bucket)
+        still_alone()
+        _clear(build_dir)
+        return Built(index, published, fresh=True)
 
 
 @dataclass(slots=True)
@@ -104,7 +126,6 @@ class StageSequence:
     runner: Runner
     progress: StageProgress
     sidecars: dict[str, list[Sidecar]] = field(default_factory=dict)
-    _names: dict[str, list[str]] = field(default_factory=dict)
 
     def run(self, stage: str, count: int, needs: Sequence[str] = (), *, known_as: str = "") -> list[Sidecar]:
         """Have the units of a stage done, unless they are; gives their sidecars.
@@ -114,14 +135,14 @@ class StageSequence:
             needs: earlier stages whose payloads they read.
             known_as: name under which later stages need it, where that is another one.
         """
-        inputs = write_inputs(self.build_dir, {needed: self._names[needed] for needed in needs})
+        inputs = write_inputs(self.build_dir, {needed: self.sidecars[needed] for needed in needs})
         units = [
             IndexUnit(
                 index=str(self.build_dir.index), build=self.build_dir.build, stage=stage, number=number, inputs=inputs
             )
             for number in range(count)
         ]
-        found = {unit.number: sidecar for unit in units if (sidecar := find(unit)) is not None}
+        found = {unit.number: sidecar for unit, sidecar in finished(units)}
         if units:
             self.progress.stage(stage, len(found), count)
 
@@ -132,15 +153,26 @@ class StageSequence:
         if missing := [unit for unit in units if unit.number not in found]:
             self.runner.run(missing, done)
         name = known_as or stage
-        self._names[name] = [unit.sidecar.name for unit in units]
         self.sidecars[name] = [found[unit.number] for unit in units]
         return self.sidecars[name]
 
 
-def _clear(index: Path) -> None:
+def _fetch(build_dir: BuildDir, version: Version, sidecars: Mapping[str, Sequence[Sidecar]]) -> None:
+    """Have on this machine what the report is made of."""
+    for file in (version.trained, sidecars["tune"][0].files["tuning"], sidecars["queries"][0].files["queries"]):
+        build_dir.file(file)
+
+
+def _clear(build_dir: BuildDir) -> None:
     """Remove the files of the build that no version needs."""
-    shutil.rmtree(index / WORK, ignore_errors=True)
+    index = build_dir.index
+    if isinstance(index, ObjectPath):
+        for name in names_below(index, WORK):
+            remove_folder(index / WORK / name)
+    else:
+        shutil.rmtree(index / WORK, ignore_errors=True)
     sweep(index)
+    build_dir.forget()
 
 
 def _check_vectors(spec: BuildSpec, sampled: Sequence[Sidecar]) -> None:

@@ -1,4 +1,4 @@
-"""Runs index units on the workers of a broker that share the index's folder.
+"""Runs index units on the workers of a broker that share the index's folder or bucket.
 
 A stage is a run of its own in the broker. This process is both producer and writer to it: it pushes hints, reads
 results, and sets the bit of a unit whose sidecar it has seen. The sidecar on the shared storage decides; what the
@@ -11,7 +11,6 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import redis
 
@@ -29,7 +28,7 @@ from core.queue.scripts import Loader, Script, load_scripts
 from core.service.log import Events
 from core.units import content_hash
 from indexer.build.runners import Done
-from indexer.build.units import IndexUnit, Sidecar, find
+from indexer.build.units import IndexUnit, Sidecar, find, finished
 from indexer.index_files.files import to_json, write_current
 
 RENEW_S = 5.0
@@ -120,7 +119,7 @@ class QueueRunner:
     def _call_for_workers(self) -> str:
         return (
             f"no worker has taken a unit for {LONELY_S:.0f} s: start `embq worker --broker {self._url}` on machines "
-            "that see the index's folder; one that cannot take part says why (index_refused in its log)"
+            "that see the index's folder or bucket; one that cannot take part says why (index_refused in its log)"
         )
 
 
@@ -258,9 +257,9 @@ class _Stage:
 
     def _scan(self) -> None:
         """Look in the folder itself for units that are done."""
-        for u, unit in list(self._left.items()):
-            if (sidecar := find(unit)) is not None:
-                self._finish("", u, unit, sidecar)
+        numbers = {unit.number: u for u, unit in self._left.items()}
+        for unit, sidecar in finished(list(self._left.values())):
+            self._finish("", numbers[unit.number], unit, sidecar)
         self._scanned_at = time.monotonic()
 
     def _finish(self, id_: str, u: int, unit: IndexUnit, sidecar: Sidecar) -> None:
@@ -279,7 +278,7 @@ def _seen_within(unit: IndexUnit, seconds: float) -> Sidecar | None:
     end = time.monotonic() + seconds
     while (sidecar := find(unit)) is None and time.monotonic() < end:
         # Reading the folder makes an NFS client ask the server about it.
-        for path in (unit.sidecar.parent, Path(unit.index)):
+        for path in (unit.sidecar.parent, unit.build_dir.index):
             with contextlib.suppress(OSError):
                 next(path.iterdir(), None)
         time.sleep(0.1)

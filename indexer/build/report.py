@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from core.storage.paths import Place
 from indexer.build.report_picture import draw_report
 from indexer.build.spec import BuildSpec
 from indexer.build.units import STAGES, Sidecar
 from indexer.collection.opening import Collection
 from indexer.faiss_module import faiss
 from indexer.index_files.files import read_json, to_json
-from indexer.index_files.sizes import imbalance, sizes_of
+from indexer.index_files.sizes import imbalance_of, sizes_of
 from indexer.index_files.template import Template
 from indexer.index_files.version import Version
 from indexer.tune.points import Scores, Tuning
@@ -35,18 +36,26 @@ RECONSTRUCTED = 500
 """Queries whose codes are decoded, to see how much of them is lost."""
 
 
-def write_report(spec: BuildSpec, version: Version, stages: Mapping[str, Sequence[Sidecar]], folder: Path) -> None:
-    """Write infos.json and, where matplotlib is installed, report.png into the folder of a version."""
+def write_report(
+    index: Place, spec: BuildSpec, version: Version, stages: Mapping[str, Sequence[Sidecar]], folder: Path
+) -> None:
+    """Write infos.json and, where matplotlib is installed, report.png into a folder.
+
+    Args:
+        index: folder or URL of the index. Of the files of `version` the template alone is read, and beside it the
+            payloads of `tune` and `queries`.
+    """
     tuned = stages["tune"][0]
     tuning = Tuning.from_description(read_json(tuned.files["tuning"].check(version.index)))
     sets = read_queries(stages["queries"][0].files["queries"].check(version.index))
-    infos = make_infos(spec, version, stages, tuning, sets)
+    infos = make_infos(index, spec, version, stages, tuning, sets)
     drawn = draw_report(infos, tuning, folder / PICTURE)
     infos["picture"] = PICTURE if drawn else NO_PICTURE if tuning.front else "none: there is nothing to draw"
     (folder / INFOS).write_text(json.dumps(plain(infos), indent=1) + "\n", encoding="utf-8")
 
 
 def make_infos(
+    index: Place,
     spec: BuildSpec,
     version: Version,
     stages: Mapping[str, Sequence[Sidecar]],
@@ -57,14 +66,18 @@ def make_infos(
     template = Template.read(version.trained.check(version.index))
     sizes = sizes_of(version)
     return {
-        **_autofaiss_keys(version, tuning, sizes, _reconstruction_error(template, sets)),
+        **_autofaiss_keys(index, version, tuning, sizes, _reconstruction_error(template, sets)),
         **_worth(tuning.scores),
         **_goal(tuning),
         "notes": notes_of(spec, version, tuning),
         **sizes,
         **_work(version.next_id, stages),
         "assign_agreement": _agreement(template, stages),
-        "imbalance_factor": imbalance(version),
+        "imbalance_factor": imbalance_of(
+            template.nlist,
+            sum(one.stats["squares"] for one in stages["merge"]),
+            sum(one.stats["rows"] for one in stages["merge"]),
+        ),
         "nlist": template.nlist,
         **_queries(tuning, sets),
         "pareto_front": [one.describe() for one in tuning.front],
@@ -85,13 +98,15 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
-def _autofaiss_keys(version: Version, tuning: Tuning, sizes: Mapping[str, Any], error: float | None) -> dict[str, Any]:
+def _autofaiss_keys(
+    index: Place, version: Version, tuning: Tuning, sizes: Mapping[str, Any], error: float | None
+) -> dict[str, Any]:
     plan = version.plan
     scores = tuning.scores.get(DATA) or next(iter(tuning.scores.values()), None)
     return {
         "index_key": plan.key,
         "index_param": tuning.setting.parameters,
-        "index_path": str(version.index),
+        "index_path": str(index),
         "size in bytes": sizes["size in bytes"],
         "avg_search_speed_ms": scores.mean_40_ms if scores else None,
         "99p_search_speed_ms": scores.p99_40_ms if scores else None,
@@ -265,7 +280,7 @@ def _advice(version: Version, tuning: Tuning) -> str:
     return "give more --max-index-memory-usage for a finer codec, or ask for a lower --recall"
 
 
-def summary(infos: Mapping[str, Any], *, report: Path | str = "") -> str:
+def summary(infos: Mapping[str, Any], *, report: Place | None = None) -> str:
     """Summary at the end of a build: some lines of text, without a line break at the end.
 
     Args:
@@ -289,9 +304,9 @@ def summary(infos: Mapping[str, Any], *, report: Path | str = "") -> str:
             f"p99 {times['p99']:.2g})"
         )
     lines += [f"target     {_target(infos)}", *(f"note       {note}" for note in infos["notes"])]
-    if report:
+    if report is not None:
         drawn = infos.get("picture", "")
-        lines.append(f"report     {Path(report) / INFOS}" + (f" and {PICTURE}" if drawn == PICTURE else ""))
+        lines.append(f"report     {report / INFOS}" + (f" and {PICTURE}" if drawn == PICTURE else ""))
         if drawn == NO_PICTURE:
             lines.append(f"picture    {drawn}")
     return "\n".join(lines)

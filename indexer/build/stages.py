@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -146,31 +147,39 @@ def merge(task: Task) -> Made:
     spec = task.spec_as(BuildSpec)
     nlist = Template.read(task.file("train", 0, "trained")).nlist
     first, last = list_range(nlist, spec.plan.slices, task.unit.number)
-    added = [(task.file("add", number, "lists"), range(nlist)) for number in range(len(spec.blocks))]
-    return merge_lists(task, range(first, last), added)
+    wanted = range(first, last)
+    return merge_lists(task, wanted, (task.lists("add", number, nlist, wanted) for number in range(len(spec.blocks))))
 
 
 def merge_lists(
-    task: Task, wanted: range, sources: Iterable[tuple[Path, range]], deleted: np.ndarray | None = None
+    task: Task,
+    wanted: range,
+    sources: Iterable[AbstractContextManager[tuple[Path, range]]],
+    deleted: np.ndarray | None = None,
 ) -> Made:
     """A file of some lists of an index, put together from several files.
 
     Args:
         wanted: numbers of the lists.
-        sources: files, each with the numbers of the lists in it. At least one holds some of the wanted ones.
+        sources: files, each with the numbers of the lists in it, opened one after the other. At least one holds some
+            of the wanted ones.
         deleted: a bit for each id, see `indexer.index_files.lists.is_set`; those rows are left out.
     """
-    merged, rows = None, 0
-    for path, held in sources:
-        both = range(max(wanted.start, held.start), min(wanted.stop, held.stop))
-        if both:
-            source = read_lists(path, mapped=True)
-            merged = merged or empty_lists(len(wanted), source.code_size)
-            first, offset = both.start - held.start, both.start - wanted.start
-            rows += append(merged, source, first=first, count=len(both), offset=offset, deleted=deleted)
+    merged: Any = None
+    rows = 0
+    for opened in sources:
+        with opened as (path, held):
+            both = range(max(wanted.start, held.start), min(wanted.stop, held.stop))
+            if both:
+                source = read_lists(path, mapped=True)
+                merged = merged or empty_lists(len(wanted), source.code_size)
+                first, offset = both.start - held.start, both.start - wanted.start
+                rows += append(merged, source, first=first, count=len(both), offset=offset, deleted=deleted)
     path = task.temporary("lists")
     write_lists(merged, path)
-    return Made(kept={"lists": path}, stats={"first_list": wanted.start, "last_list": wanted.stop, "rows": rows})
+    squares = sum(merged.list_size(at) ** 2 for at in range(len(wanted)))
+    stats = {"first_list": wanted.start, "last_list": wanted.stop, "rows": rows, "squares": squares}
+    return Made(kept={"lists": path}, stats=stats)
 
 
 def list_range(nlist: int, slices: int, number: int) -> tuple[int, int]:
@@ -181,7 +190,9 @@ def list_range(nlist: int, slices: int, number: int) -> tuple[int, int]:
 def tune(task: Task) -> Made:
     """The search parameters, and what they are worth, on one thread."""
     spec = task.spec_as(BuildSpec)
-    searcher = Searcher(draft(spec, task.index, task.unit.build, task.before), memory="ram", threads=1)
+    version = draft(spec, task.index, task.unit.build, task.before)
+    task.fetch(version.files())
+    searcher = Searcher(version, memory="ram", threads=1)
     sets = read_queries(task.file("queries", 0, "queries"))
     truth = read_truth([task.file("truth", number, "truth") for number in range(len(spec.blocks))], sets)
     tuning = tune_search(

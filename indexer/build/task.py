@@ -12,16 +12,18 @@ import resource
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from core.errors import OutputError
-from core.storage.durable import drop, file_sha256, publish
+from core.storage.beneath import below
+from core.storage.durable import drop, file_sha256
 from indexer.build.units import IndexUnit, Sidecar, find, read_inputs
 from indexer.index_files.files import FILES, WORK, File, T, disk_error, from_json, to_json
+from indexer.index_files.lists import ListsBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +61,8 @@ class Task:
 
     @property
     def index(self) -> Path:
-        """Folder of the index."""
-        return Path(self.unit.index)
+        """Folder of this machine with the files of the index, as far as `file` and `fetch` were asked for them."""
+        return self.unit.build_dir.local
 
     def temporary(self, suffix: str) -> Path:
         """A path for an unfinished file."""
@@ -71,8 +73,34 @@ class Task:
         return from_json(form, self.spec, "build.json")
 
     def file(self, stage: str, number: int, role: str) -> Path:
-        """A payload of an earlier stage; OutputError where it is gone."""
-        return self.before[stage][number].files[role].check(self.index)
+        """A payload of an earlier stage, fetched where it is in a bucket; OutputError where it is gone."""
+        return self.unit.build_dir.file(self.before[stage][number].files[role])
+
+    def fetch(self, files: Iterable[File]) -> None:
+        """Have these payloads in `index`; OutputError where one is gone, or there is no room for them."""
+        for file in files:
+            self.unit.build_dir.file(file)
+
+    @contextmanager
+    def lists(self, stage: str, number: int, count: int, wanted: range) -> Iterator[tuple[Path, range]]:
+        """A file with lists of an earlier stage, and the numbers of those in it; it may be gone after the block.
+
+        Args:
+            count: lists of the payload.
+            wanted: those that are needed: of a bucket no others are read.
+        """
+        build_dir, file = self.unit.build_dir, self.before[stage][number].files["lists"]
+        copy = below(build_dir.local, file.path)
+        if isinstance(build_dir.index, Path) or copy.exists():
+            yield build_dir.file(file), range(count)
+            return
+        part = self.temporary("part.lists")
+        try:
+            with ListsBytes(below(build_dir.index, file.path), count) as lists:
+                lists.write_part(wanted, part)
+            yield part, wanted
+        finally:
+            drop(part)
 
 
 StageFunction = Callable[[Task], Made]
@@ -88,14 +116,20 @@ def perform(
     if (done := find(unit)) is not None:
         return done
     build_dir = unit.build_dir
-    task = Task(
-        unit=unit,
-        spec=build_dir.read_spec(),
-        before=read_inputs(build_dir, unit.inputs),
-        threads=threads,
-        memory_bytes=memory_bytes,
-        on_gpu=on_gpu,
-    )
+    with build_dir.in_use():
+        task = Task(
+            unit=unit,
+            spec=build_dir.read_spec(),
+            before=read_inputs(build_dir, unit.inputs),
+            threads=threads,
+            memory_bytes=memory_bytes,
+            on_gpu=on_gpu,
+        )
+        return _commit(task, stage, worker)
+
+
+def _commit(task: Task, stage: StageFunction, worker: str) -> Sidecar:
+    unit, build_dir = task.unit, task.unit.build_dir
     _forget_peak()
     began, cpu = time.monotonic(), time.process_time()
     try:
@@ -121,7 +155,7 @@ def perform(
         raise disk_error(error, build_dir.folder) from error
     # Another attempt was first: its payload stands, ours is litter.
     for file in sidecar.files.values():
-        drop(Path(unit.index) / file.path)
+        drop(below(build_dir.index, file.path))
     theirs = find(unit)
     if theirs is None:
         raise OutputError(f"{unit.sidecar} names files that are not there", code="index_damaged")
@@ -145,10 +179,9 @@ def versions() -> dict[str, str]:
 def _keep(unit: IndexUnit, temporary: Path, folder: str) -> File:
     suffix = temporary.name.split(".", 1)[1]
     name = f"{unit.stage}-{unit.number:06d}-{unit.digest[:12]}-{secrets.token_hex(3)}.{suffix}"
-    path = Path(unit.index) / folder / name
-    size, sha256 = temporary.stat().st_size, file_sha256(temporary)
-    publish(temporary, path)
-    return File(path=f"{folder}/{name}", bytes=size, sha256=sha256)
+    file = File(path=f"{folder}/{name}", bytes=temporary.stat().st_size, sha256=file_sha256(temporary))
+    unit.build_dir.publish(temporary, file)
+    return file
 
 
 def _forget_peak() -> None:

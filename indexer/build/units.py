@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from core.errors import OutputError
+from core.storage.beneath import below
+from core.storage.durable import names_in
+from core.storage.paths import Place, place
 from core.units import content_hash
 from core.wire import Count, Seconds, ShortText, Word
 from indexer.build.build_dir import BuildDir
-from indexer.index_files.files import File, from_json, read_json
+from indexer.index_files.files import File, from_json, read_json, to_json, write_current
 
 STAGES = ("sample", "train", "queries", "truth", "add", "merge", "tune")
 """The stages of a build, in order."""
@@ -49,12 +52,15 @@ NAMED = 10
 
 SIDECAR = "sidecar of an index"
 
+AT_ONCE = 16
+"""Sidecars that are read at a time: a store takes some 20 ms for each."""
+
 
 class IndexUnit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One step of a build.
 
     Attributes:
-        index: folder of the index, as the conductor names it; every worker must see it under that name.
+        index: folder or URL of the index, as the conductor names it; every worker must see it under that name.
         build: id of the build.
         stage: one of `STAGES`, of `CHANGES` or of `DEDUP`.
         number: of the unit in its stage, from 0.
@@ -81,10 +87,10 @@ class IndexUnit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def build_dir(self) -> BuildDir:
         """Folder of the unit's build."""
-        return BuildDir(Path(self.index), self.build)
+        return BuildDir(place(self.index), self.build)
 
     @property
-    def sidecar(self) -> Path:
+    def sidecar(self) -> Place:
         """The file that makes the unit done."""
         return self.build_dir.folder / f"{self.stage}-{self.number:06d}-{self.digest[:12]}.json"
 
@@ -113,40 +119,53 @@ class Sidecar:
 
 
 def find(unit: IndexUnit) -> Sidecar | None:
-    """The unit's sidecar, where it is done and its payload is there; None otherwise."""
-    if not unit.sidecar.exists():
-        return None
-    with suppress(OutputError):
+    """The unit's sidecar, where it is done and its payload is there; None otherwise.
+
+    Raises OutputError where a store does not answer: that says nothing about the unit.
+    """
+    try:
         sidecar = from_json(Sidecar, read_json(unit.sidecar), SIDECAR)
         for file in sidecar.files.values():
-            file.check(Path(unit.index))
-        return sidecar if sidecar.digest == unit.digest else None
-    return None
+            file.check_size(below(unit.build_dir.index, file.path))
+    except OutputError as error:
+        if error.code != "index_damaged":
+            raise
+        return None
+    return sidecar if sidecar.digest == unit.digest else None
 
 
-def write_inputs(build_dir: BuildDir, before: Mapping[str, Sequence[str]]) -> str:
-    """Write down which sidecars the units of a stage read; gives the digest by which they find the list.
+def finished(units: Sequence[IndexUnit]) -> Iterator[tuple[IndexUnit, Sidecar]]:
+    """Those of a stage's units that are done, with their sidecars; found by one listing of the build's folder."""
+    if not units:
+        return
+    names = set(names_in(units[0].build_dir.folder))
+    there = [unit for unit in units if unit.sidecar.name in names]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for unit, sidecar in zip(there, pool.map(find, there), strict=True):
+            if sidecar is not None:
+                yield unit, sidecar
+
+
+def write_inputs(build_dir: BuildDir, before: Mapping[str, Sequence[Sidecar]]) -> str:
+    """Write down the sidecars that the units of a stage read; gives the digest by which they find them.
+
+    Of two builds with one id, the later of which follows after the earlier was removed, a worker may still be at a unit
+    of the earlier. build.json is part of the digest, so that it counts for that one only.
 
     Args:
-        before: stage -> names of its sidecars in the order of its units.
+        before: stage -> its sidecars in the order of its units.
     """
     sums = {
-        stage: [
-            sorted(file["sha256"] for file in read_json(build_dir.folder / name)["files"].values()) for name in names
-        ]
-        for stage, names in before.items()
+        stage: [sorted(file.sha256 for file in one.files.values()) for one in done] for stage, done in before.items()
     }
-    digest = content_hash(sums)
-    build_dir.write_once(
-        build_dir.folder / f"inputs-{digest}.json", {stage: list(names) for stage, names in before.items()}
-    )
+    digest = content_hash([build_dir.read_spec(), sums])
+    listed = {stage: [to_json(one) for one in done] for stage, done in before.items()}
+    # Not once only: a payload that was lost has another name when it is made again.
+    write_current(build_dir.folder / f"inputs-{digest}.json", json.dumps(listed).encode())
     return digest
 
 
 def read_inputs(build_dir: BuildDir, digest: str) -> dict[str, list[Sidecar]]:
     """The sidecars that a unit's inputs name."""
     listed = read_json(build_dir.folder / f"inputs-{digest}.json")
-    return {
-        stage: [from_json(Sidecar, read_json(build_dir.folder / name), SIDECAR) for name in names]
-        for stage, names in listed.items()
-    }
+    return {stage: [from_json(Sidecar, one, SIDECAR) for one in done] for stage, done in listed.items()}

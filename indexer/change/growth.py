@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from core.errors import InputError
+from core.storage.paths import Place
 from core.units import content_hash
 from indexer.build.build import StageProgress, StageSequence, refuse_faults
 from indexer.build.build_dir import BuildDir
@@ -116,8 +117,8 @@ class Grown:
     compaction: Compaction | None = None
 
 
-def fits(index: Path, asked: Mapping[str, Any]) -> bool:
-    """True for a folder with an index that was built with equal options, which can grow."""
+def fits(index: Place, asked: Mapping[str, Any]) -> bool:
+    """True for an index that was built with equal options; one in a folder can grow."""
     current = find_current(index)
     return current is not None and content_hash(current.notes.get("asked")) == content_hash(dict(asked))
 

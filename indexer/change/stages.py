@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -163,5 +164,7 @@ def compact(task: Task) -> Made:
     """One range of the lists; rows stand in the order of the groups, as a search of all groups sees them."""
     base = read_version(task.index, task.spec["base"])
     first, last = task.spec["bounds"][task.unit.number]
-    sources = ((one.check(task.index), range(one.first, one.last)) for group in base.groups for one in group)
+    sources = (
+        nullcontext((one.check(task.index), range(one.first, one.last))) for group in base.groups for one in group
+    )
     return merge_lists(task, range(first, last), sources, deleted_bits(base))

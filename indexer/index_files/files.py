@@ -1,11 +1,11 @@
-"""Files of an index: the lock, payloads, JSON records, and the errors of a disk that refuses a write."""
+"""Files of an index: the lock, payloads, JSON records, and the errors of a disk or a store that refuses."""
 
 from __future__ import annotations
 
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,15 +13,20 @@ from typing import Any, TypeVar
 import msgspec
 
 from core import wire
-from core.errors import MalformedError, OutputError, TryLaterError
+from core.errors import AwayError, InputError, MalformedError, OutputError, TryLaterError
 from core.storage.beneath import below, open_file
-from core.storage.durable import output_error, overwrite, try_lock
+from core.storage.durable import NO_SPACE, output_error, overwrite, try_lock
+from core.storage.objects import ObjectPath
+from core.storage.paths import Place
 from core.wire import Count, RelativePath, Sha256
 from indexer.faiss_module import faiss
+from indexer.index_files.claim import claimed
 
 T = TypeVar("T")
 
-FILES, WORK, LOCK = "files", "_work", "_lock"
+FILES, WORK = "files", "_work"
+LOCK = "_lock"
+"""A file; in a bucket, a prefix with a claim."""
 
 PIECE_BYTES = 1 << 20
 
@@ -37,12 +42,25 @@ _NEXT_STEPS = {
 }
 
 
+Check = Callable[[], None]
+"""Raises TryLaterError where another process has taken the index over meanwhile."""
+
+
 @contextmanager
-def alone(index: Path) -> Iterator[None]:
+def alone(index: Place) -> Iterator[Check]:
     """Hold the index's lock for the length of the block; TryLaterError where another build or change has it.
 
-    OutsideError where the lock is a link.
+    OutsideError where the lock is a link. In a bucket the lock is a claim, which others may take over from a process
+    that gives no sign of life; see `indexer.index_files.claim`.
     """
+    if isinstance(index, ObjectPath):
+        with ExitStack() as held:
+            try:
+                check = held.enter_context(claimed(index, LOCK))
+            except OSError as error:
+                raise disk_error(error, index) from error
+            yield check
+        return
     try:
         index.mkdir(parents=True, exist_ok=True)
         lock = open(open_file(index, LOCK, os.O_WRONLY | os.O_CREAT, 0o666), "wb")  # noqa: SIM115 - closed below
@@ -53,7 +71,7 @@ def alone(index: Path) -> Iterator[None]:
             raise TryLaterError(
                 f"another embq process is at work on the index {index}", next_step="wait for it, or stop it"
             )
-        yield
+        yield lambda: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +87,17 @@ class File:
     sha256: Sha256
 
     def check(self, index: Path) -> Path:
-        """Path of the payload; OutputError where it is missing or has another size."""
+        """Path of the payload; OutputError `index_damaged` where it is missing or has another size."""
         path = below(index, self.path)
-        try:
+        self.check_size(path)
+        return path
+
+    def check_size(self, path: Place) -> None:
+        """OutputError `index_damaged` where the payload, which is at `path`, is missing or has another size."""
+        with asking(path):
             size = path.stat().st_size
-        except OSError as error:
-            raise damaged(f"{path} belongs to the index and is not there") from error
         if size != self.bytes:
             raise damaged(f"{path} has {size} bytes, its record says {self.bytes}")
-        return path
 
 
 def damaged(message: str) -> OutputError:
@@ -89,12 +109,39 @@ def damaged(message: str) -> OutputError:
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of ours; OutputError where it cannot be read."""
+@contextmanager
+def asking(path: Place) -> Iterator[None]:
+    """Translate the errors of reading a file of an index, in a folder or a bucket, to those of the index."""
     try:
+        yield
+    except FileNotFoundError as error:
+        raise damaged(f"{path} belongs to the index and is not there") from error
+    except OSError as error:
+        if not isinstance(path, ObjectPath):
+            raise damaged(f"{path} cannot be read: {error.strerror or error}") from error
+        if isinstance(error, PermissionError):
+            raise InputError(
+                f"{path} may not be read: {error.strerror}",
+                next_step="give this machine credentials for reading and listing there, as for the store's own tools",
+                code="source_denied",
+            ) from error
+        raise AwayError(f"{path}: the store does not answer: {error}", next_step="check the network") from error
+
+
+def read_small(path: Place, most_bytes: int) -> bytes:
+    """All bytes of a small file, and of a larger one at least one more than `most_bytes`; errors of `asking`."""
+    with asking(path):
+        if isinstance(path, ObjectPath):
+            return bytes(path.ask(lambda store, key: store.cat_file(key, start=0, end=most_bytes + 1)))
         with open(path, "rb") as file:
-            return wire.read(dict[str, Any], file.read(MOST_BYTES + 1), what=str(path), most_bytes=MOST_BYTES)
-    except (OSError, MalformedError) as error:
+            return file.read(most_bytes + 1)
+
+
+def read_json(path: Place) -> dict[str, Any]:
+    """A JSON object of ours; OutputError `index_damaged` where it is missing or malformed."""
+    try:
+        return wire.read(dict[str, Any], read_small(path, MOST_BYTES), what=str(path), most_bytes=MOST_BYTES)
+    except MalformedError as error:
         raise OutputError(
             f"{path} cannot be read: {error}",
             next_step="build the index again with `embq index --rebuild`",
@@ -121,7 +168,7 @@ def from_json(form: type[T], described: object, what: str, *, strict: bool = Tru
         raise OutputError(wire.malformed(what, error).message, code="index_damaged") from error
 
 
-def write_current(path: Path, data: bytes) -> None:
+def write_current(path: Place, data: bytes) -> None:
     """Replace a small file as a whole, durably; OutputError where it cannot be written."""
     try:
         overwrite(path, data)
@@ -147,9 +194,14 @@ def write_by_faiss(path: Path, write: Callable[[Any], None], *, head: bytes = b"
             raise with_reason(OSError(str(error).splitlines()[0]), path.parent) from error
 
 
-def disk_error(error: OSError, path: Path) -> OutputError:
-    """The error that a failed write to an index means for the user."""
-    return output_error(with_reason(error, path if path.is_dir() else path.parent), path, next_steps=_NEXT_STEPS)
+def disk_error(error: OSError, path: Place) -> OutputError:
+    """The error that a failed write to an index means for the user; of a full disk it names the file, where known."""
+    if isinstance(path, ObjectPath):
+        if error.errno in NO_SPACE and error.filename:
+            path = Path(error.filename)  # of the copy on this machine
+    else:
+        error = with_reason(error, path if path.is_dir() else path.parent)
+    return output_error(error, path, next_steps=_NEXT_STEPS)
 
 
 def with_reason(error: OSError, folder: Path) -> OSError:

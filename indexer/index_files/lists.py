@@ -6,7 +6,6 @@ rows.
 
 from __future__ import annotations
 
-import os
 import struct
 import weakref
 from collections.abc import Sequence
@@ -17,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from core.errors import OutputError
+from core.storage.objects import PIECE_BYTES, RangedFile
+from core.storage.paths import Place
 from indexer.faiss_module import faiss
-from indexer.index_files.files import damaged, write_by_faiss
+from indexer.index_files.files import asking, damaged, write_by_faiss
 
 Lists = Any
 """A `faiss.InvertedLists`, downcast. Lists that are made of others do not own them: the caller holds both."""
@@ -152,7 +153,7 @@ def lists_header(sizes: np.ndarray, code_size: int) -> bytes:
 
 
 class ListsBytes:
-    """A lists file, read piece by piece: no more of it is ever in memory.
+    """A lists file, in a folder or a bucket, read piece by piece: no more of it is ever in memory.
 
     Args:
         lists: number of lists in it.
@@ -163,12 +164,15 @@ class ListsBytes:
         sizes: rows of each list, int64.
     """
 
-    def __init__(self, path: Path, lists: int) -> None:
+    def __init__(self, path: Place, lists: int) -> None:
         self.path = path
-        try:
-            self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by the caller
-        except OSError as error:
-            raise damaged(f"{path} cannot be read: {error.strerror}") from error
+        with asking(path):
+            self._bytes = path.stat().st_size
+            self._file = (
+                open(path, "rb", buffering=0)  # noqa: SIM115 - closed by the caller
+                if isinstance(path, Path)
+                else RangedFile(path, self._bytes)
+            )
         try:
             self._read_sizes(lists)
         except OutputError:
@@ -177,7 +181,7 @@ class ListsBytes:
 
     def _read_sizes(self, lists: int) -> None:
         kind, count, self.code_size, form, numbers = self._header()
-        whole = os.fstat(self._file.fileno()).st_size
+        whole = self._bytes
         known = kind == b"ilar" and form in (b"full", b"sprs") and self.code_size <= _MOST_CODE_BYTES
         if not known or count != lists or 8 * numbers > whole:
             raise damaged(f"{self.path} does not hold {lists:,} lists")
@@ -214,8 +218,18 @@ class ListsBytes:
         start = self._starts[number] + int(self.sizes[number]) * self.code_size
         return np.frombuffer(self._read(start + 8 * first, 8 * count), "<i8")
 
+    def write_part(self, wanted: range, path: Path) -> None:
+        """Write a file of some of its lists alone; OSError where the disk refuses."""
+        start, stop = self._starts[wanted.start], self._starts[wanted.stop]
+        with open(path, "wb") as file:
+            file.write(lists_header(self.sizes[wanted.start : wanted.stop], self.code_size))
+            for at in range(start, stop, PIECE_BYTES):
+                file.write(self._read(at, min(PIECE_BYTES, stop - at)))
+
     def _read(self, offset: int, count: int) -> bytes:
-        data = os.pread(self._file.fileno(), count, offset)
+        with asking(self.path):
+            self._file.seek(offset)
+            data = self._file.read(count) or b""
         if len(data) != count:
             raise damaged(f"{self.path} ends before byte {offset + count:,}")
         return data

@@ -3,12 +3,14 @@
 ```
 CACHE/indexes/HASH/       an index with one version, HASH by its URL; payloads are files/SHA256, whatever the names of
                           their objects, and stay as long as the newest version has them
-CACHE/indexes/HASH.lock   held while it is fetched; its time is that of the last use
+CACHE/indexes/HASH-BUILD/ payloads of a build that is under way in a bucket, under their own paths
+CACHE/indexes/HASH.lock   held while it is fetched, or a unit of the build is done; its time is that of the last use
 ```
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -17,18 +19,17 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from core import wire
-from core.errors import AwayError, EmbqError, InputError, MalformedError, OutputError, TryLaterError
+from core.errors import EmbqError, OutputError, TryLaterError
 from core.settings import cache_folder, index_cache_bytes
 from core.storage.beneath import below
 from core.storage.durable import drop, publish, try_lock
 from core.storage.objects import PIECE_BYTES, ObjectPath
-from indexer.index_files.files import FILES, MOST_BYTES, File, damaged, disk_error, write_current
+from indexer.index_files.files import FILES, File, asking, damaged, disk_error, read_json, read_small, write_current
 from indexer.index_files.publication import names_below
 from indexer.index_files.version import CURRENT, CURRENT_BYTES, NAME, RECORD, Version, parsed_name, parsed_version
 from indexer.plan.build_options import bytes_text
@@ -61,8 +62,7 @@ def fetched(
     Raises InputError `no_index` and `source_denied`, OutputError `index_damaged` for an object that is missing or not
     what the version's record says, and `no_space`; AwayError where the store does not answer.
     """
-    root = cache_folder() / "indexes"
-    folder = root / hashlib.sha256(str(source).encode()).hexdigest()[:32]
+    folder = _cached(source)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder, moved):
@@ -75,36 +75,17 @@ def fetched(
                     if error.code != "index_damaged" or _current(source) == name:
                         raise
     except OSError as error:
-        raise disk_error(error, root) from error
+        raise disk_error(error, folder.parent) from error
     raise TryLaterError(f"{source} changes faster than it can be fetched", next_step="try again")
 
 
-@contextmanager
-def asking(source: ObjectPath) -> Iterator[None]:
-    """Translate what the store refuses to errors of the index."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise damaged(f"{source} belongs to the index and is not there") from error
-    except PermissionError as error:
-        raise InputError(
-            f"{source} may not be read: {error.strerror}",
-            next_step="give this machine credentials for reading and listing there, as for the store's own tools",
-            code="source_denied",
-        ) from error
-    except OSError as error:
-        raise AwayError(f"{source}: the store does not answer: {error}", next_step="check the network") from error
+def _cached(source: ObjectPath) -> Path:
+    return cache_folder() / "indexes" / hashlib.sha256(str(source).encode()).hexdigest()[:32]
 
 
 def _current(source: ObjectPath) -> str:
     """Name of the current version."""
-    return parsed_name(_read(source / CURRENT, CURRENT_BYTES), source / CURRENT)
-
-
-def _read(path: ObjectPath, most_bytes: int) -> bytes:
-    """All bytes of a small object, and of a larger one at least one more than `most_bytes`."""
-    with asking(path):
-        return bytes(path.ask(lambda store, key: store.cat_file(key, start=0, end=most_bytes + 1)))
+    return parsed_name(read_small(source / CURRENT, CURRENT_BYTES), source / CURRENT)
 
 
 def _fetch_version(
@@ -116,11 +97,7 @@ def _fetch_version(
 ) -> None:
     """Make a version the current one of the cached folder; the caller holds its lock."""
     where = source / name / RECORD
-    try:
-        data = wire.read(dict[str, Any], _read(where, MOST_BYTES), what=str(where), most_bytes=MOST_BYTES)
-    except MalformedError as error:
-        raise damaged(f"{where} cannot be read: {error.message}") from error
-    version = parsed_version(folder, data, str(where))
+    version = parsed_version(folder, read_json(where), str(where))
     there = replace(
         version,
         name=name,
@@ -198,6 +175,54 @@ def _make_current(version: Version, name: str) -> None:
         drop(folder / FILES / other)
 
 
+# --- a build that is under way in a bucket ---
+
+
+def build_cache(index: ObjectPath, build: str) -> Path:
+    """The folder of this machine with copies of what a build has made so far."""
+    return _cached(index).with_name(f"{_cached(index).name}-{build}")
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Protect a build's copies from eviction for the length of the block."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(_lock_of(folder), "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        folder.mkdir(exist_ok=True)  # it may have been evicted meanwhile
+        yield
+        os.utime(lock.name)
+
+
+def copied(index: ObjectPath, file: File, folder: Path) -> Path:
+    """Path of a payload in a build's copies, after fetching it where it is missing; errors of `fetched`."""
+    path = below(folder, file.path)
+    if _size(path) != file.bytes:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_room(folder, file.bytes)
+        _fetch(index, file, path, lambda: None)
+    return path
+
+
+def sent(temporary: Path, index: ObjectPath, file: File, folder: Path) -> None:
+    """Create a payload in the bucket from a file of this machine, which stays as its copy where there is room."""
+    below(index, file.path).take(temporary)
+    path = below(folder, file.path)
+    try:
+        _make_room(folder, 0)
+    except OutputError:
+        drop(temporary)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary.rename(path)
+
+
+def forget_copies(folder: Path) -> None:
+    """Remove a build's copies from this machine."""
+    shutil.rmtree(folder, ignore_errors=True)
+    drop(_lock_of(folder))
+
+
 # --- the bound ---
 
 
@@ -250,4 +275,8 @@ def _evicted(folder: Path) -> bool:
 
 
 def _bytes_below(folder: Path) -> int:
-    return sum(max(0, _size(folder / FILES / name)) for name in names_below(folder, FILES))
+    count = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # another process may remove it
+            count += path.stat().st_size if path.is_file() else 0
+    return count

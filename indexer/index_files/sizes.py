@@ -30,7 +30,12 @@ def sizes_of(version: Version) -> dict[str, Any]:
 def imbalance(version: Version) -> float:
     """Imbalance factor: work of a search relative to lists of equal length, for which it is 1."""
     sizes = list_sizes(version)
-    return float(len(sizes) * np.square(sizes).sum() / max(1.0, sizes.sum()) ** 2)
+    return imbalance_of(len(sizes), float(np.square(sizes).sum()), int(sizes.sum()))
+
+
+def imbalance_of(lists: int, squares: float, rows: int) -> float:
+    """The same of a number of lists, the sum of the squares of their sizes, and all of their rows."""
+    return lists * squares / max(1, rows) ** 2
 
 
 def list_sizes(version: Version) -> np.ndarray:

@@ -5,6 +5,8 @@ INDEX/CURRENT                 name of the current version, replaced by rename
 INDEX/v0003/version.json      its record; beside it the report and other small files
 INDEX/files/                  payloads of versions; a file is never changed, and versions share them
 ```
+
+In a bucket a version is there as soon as its record is, which is created last; CURRENT follows.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from core.storage import beneath
 from core.storage.objects import ObjectPath
 from core.storage.paths import Place, is_url, refuse_unnameable
 from indexer.collection.opening import Collection
-from indexer.index_files.files import File, from_json, read_json, to_json
+from indexer.index_files.files import File, asking, from_json, read_json, read_small, to_json
 from indexer.plan.index_plan import IndexPlan
 
 SCHEMA = 1
@@ -67,7 +69,7 @@ class Version:
     """One version.
 
     Attributes:
-        index: folder of the index.
+        index: folder of this machine with its files; empty of one that was only looked up in a bucket.
         name: "v0001" and so on; "" of a version that is not published yet.
         trained: the template.
         groups: lists of the index as it was built, then those of each addition; the ranges of a group cover all lists.
@@ -132,8 +134,12 @@ class Version:
         return {"schema": SCHEMA, **fields}
 
 
-def current_name(index: Path) -> str:
+def current_name(index: Place) -> str:
     """The name of the current version; "" where there is none."""
+    if isinstance(index, ObjectPath):
+        with asking(index):
+            there = (index / CURRENT).exists()
+        return parsed_name(read_small(index / CURRENT, CURRENT_BYTES), index / CURRENT) if there else ""
     try:
         return parsed_name(beneath.read_bytes(index, CURRENT, most_bytes=CURRENT_BYTES), index / CURRENT)
     except FileNotFoundError:
@@ -150,9 +156,10 @@ def parsed_name(data: bytes, where: Place) -> str:
     return name
 
 
-def read_version(index: Path, name: str) -> Version:
+def read_version(index: Place, name: str) -> Version:
     """One version; OutputError where its record is missing or damaged."""
-    return parsed_version(index, read_json(index / name / RECORD), str(index / name / RECORD))
+    folder = index if isinstance(index, Path) else Path()
+    return parsed_version(folder, read_json(index / name / RECORD), str(index / name / RECORD))
 
 
 def parsed_version(index: Path, data: Mapping[str, Any], where: str) -> Version:
@@ -170,13 +177,13 @@ def parsed_version(index: Path, data: Mapping[str, Any], where: str) -> Version:
     return from_json(Version, {**data, "index": str(index)}, where)
 
 
-def find_current(index: Path) -> Version | None:
+def find_current(index: Place) -> Version | None:
     """The current version; None where there is no index, OutputError where it is damaged."""
     name = current_name(index)
     return read_version(index, name) if name else None
 
 
-def read_current(index: Path) -> Version:
+def read_current(index: Place) -> Version:
     """The current version; InputError where there is no index, OutputError where it is damaged."""
     current = find_current(index)
     if current is None:
@@ -206,7 +213,7 @@ def index_path(text: str) -> Path:
     """The absolute path of an index that is to be changed or exported; UsageError for a URL."""
     if is_url(text):
         raise UsageError(
-            f"{text}: an index on an object store is searched and served, and neither changed nor exported there",
+            f"{text}: on an object store an index is built, searched and served, and neither changed nor exported",
             next_step="copy it to a folder, and upload it again after a change: all else first, CURRENT last",
         )
     return Path(text).absolute()

@@ -10,15 +10,17 @@ import pytest
 from e2e.check import check_complete
 from e2e.session import await_in, started, succeed, write_texts
 
-from tests.support.servers.storage import environment, s3_proxy
+from faults.kit.cluster import QUICK_LEASES, Cluster
+from faults.kit.indexes import PATIENCE_S, Building, MakeBuilding, counted, crash
+from tests.support.servers.storage import environment, s3_proxy, upload
 
 DIM = 4
 
 
-def download(prefix: str, folder: Path) -> Path:
-    """Everything of an output, copied without embq."""
+def download(prefix: str, folder: Path, *, run: bool = False) -> Path:
+    """Everything below a prefix, such as the output of a run, copied without embq."""
     client = boto3.client("s3")
-    for name in ("parts", "failures", "_staging", "_tmp"):  # a store has no empty folders
+    for name in ("parts", "failures", "_staging", "_tmp") if run else ():  # a store has no empty folders
         (folder / name).mkdir(parents=True)
     for page in client.get_paginator("list_objects_v2").paginate(Bucket="bucket", Prefix=f"{prefix}/"):
         for one in page.get("Contents", ()):
@@ -55,6 +57,40 @@ def test_a_run_whose_processes_are_killed_is_exact_in_the_bucket(s3: str, short_
         assert (report["ok"], report["state"], report["rows"]) == (True, "complete", 200)
         status = json.loads(succeed("status", url, "--json"))
         assert (status["state"], status["rows"], status["output"]) == ("done", 200, url)
-        check_complete(download(prefix, short_tmp / "copy"), expected, units=20, dim=DIM)
+        check_complete(download(prefix, short_tmp / "copy", run=True), expected, units=20, dim=DIM)
         epochs = {json.loads(path.read_bytes())["epoch"] for path in (short_tmp / "copy" / "commits").iterdir()}
         assert len(epochs) == 3, "the writer, the one in its place, and that of the resumed run"
+
+
+@pytest.mark.fault("X4", "an index is built in a bucket by two machines that share nothing else, and all are killed")
+def test_an_index_in_a_bucket_is_that_of_a_folder_though_everybody_is_killed(
+    s3: str, cluster: Cluster, make_building: MakeBuilding, undisturbed: Building, tmp_path: Path
+) -> None:
+    """Given a worker of each machine, two unit processes and the conductor killed, then files and answers are equal."""
+    building = make_building(broker_url=cluster.broker.url)
+    building.named = upload(building.source, "vectors")
+    building.url = "s3://bucket/index"
+
+    killed = [
+        crash("indexer.build.task:_keep", tmp_path / "0", when="after", match="stage='add', number=1,"),
+        crash("indexer.build.task:perform", tmp_path / "1", when="after", match="stage='merge', number=0,"),
+    ]
+    for number in range(2):
+        cache = {"XDG_CACHE_HOME": str(tmp_path / f"cache-{number}")}
+        cluster.workers(environment={**QUICK_LEASES, **cache}, sabotage=[*counted(building.folder), *killed])
+    here = {**QUICK_LEASES, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    for moment in (
+        crash("indexer.build.build:StageSequence.run", tmp_path / "2", match="'merge'"),
+        crash("indexer.index_files.publication:_announce", tmp_path / "3"),
+    ):
+        command = building.begin(environment=here, sabotage=[moment])
+        assert command.wait(PATIENCE_S) == -9, command.said + cluster.logs()
+    assert [number for number in range(4) if not (tmp_path / str(number)).exists()] == []
+    cluster.recovery.injected(4)
+    last = building.begin(environment=here)
+    assert last.wait(PATIENCE_S) in (0, 3), last.said + cluster.logs()
+    building.at = download("index", tmp_path / "copy")
+    building.assert_published()
+    building.assert_same_as(undisturbed)
+    begun = building.begun()
+    assert {stage: begun[stage] for stage in ("sample", "train", "tune")} == {"sample": 3, "train": 1, "tune": 1}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from core.storage.paths import Place
 from indexer.build.build import build
 from indexer.build.runners import InProcess
 from indexer.build.spec import BuildSpec
@@ -71,7 +72,9 @@ def make_index(
         add_part(folder / "data", f"p{number}", rows(PART_ROWS, number))
     collection = open_collection(folder / "data")
 
-    def small(spec: BuildSpec, version: Version, stages: Mapping[str, Sequence[Sidecar]], at: Path) -> None:
+    def small(
+        index: Place, spec: BuildSpec, version: Version, stages: Mapping[str, Sequence[Sidecar]], at: Path
+    ) -> None:
         (at / "infos.json").write_text(json.dumps({"index_key": spec.plan.key, "target_met": True}), encoding="utf-8")
 
     plan = make_plan(

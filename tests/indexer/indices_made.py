@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from core.storage.paths import Place
 from indexer.build.build import build
 from indexer.build.runners import InProcess
 from indexer.build.spec import BuildSpec
@@ -32,7 +33,9 @@ class Silent:
         """Nothing."""
 
 
-def _no_report(spec: BuildSpec, version: Version, stages: Mapping[str, Sequence[Sidecar]], folder: Path) -> None:
+def _no_report(
+    index: Place, spec: BuildSpec, version: Version, stages: Mapping[str, Sequence[Sidecar]], folder: Path
+) -> None:
     """No report: a searcher needs none."""
 
 

@@ -12,7 +12,7 @@ import pytest
 from core.errors import InputError, OutputError
 from indexer.build.build_dir import BuildDir
 from indexer.build.task import Made, Task, perform
-from indexer.build.units import IndexUnit, find, read_inputs, write_inputs
+from indexer.build.units import IndexUnit, Sidecar, find, read_inputs, write_inputs
 from indexer.index_files.files import disk_error, to_json
 
 
@@ -43,6 +43,12 @@ def do(unit: IndexUnit, text: str = "a ") -> str:
     """Perform the unit; gives what its payload says."""
     sidecar = perform(unit, stage_that_writes(text), threads=1, memory_bytes=1, worker="w")
     return sidecar.files["text"].check(Path(unit.index)).read_text()
+
+
+def done(unit: IndexUnit) -> Sidecar:
+    sidecar = find(unit)
+    assert sidecar is not None
+    return sidecar
 
 
 def test_a_unit_that_is_done_is_not_done_again(unit: IndexUnit) -> None:
@@ -90,12 +96,31 @@ def test_what_units_before_have_made_decides_the_digest(unit: IndexUnit) -> None
     """Given another payload of the stage before, then the units after it are others."""
     build_dir = unit.build_dir
     do(unit, "first ")
-    one = write_inputs(build_dir, {"sample": [unit.sidecar.name]})
+    one = write_inputs(build_dir, {"sample": [done(unit)]})
     assert [sidecar.digest for sidecar in read_inputs(build_dir, one)["sample"]] == [unit.digest]
     other = IndexUnit(index=unit.index, build="b1", stage="sample", number=4, inputs=unit.inputs)
     do(other, "other ")
-    assert write_inputs(build_dir, {"sample": [other.sidecar.name]}) != one
-    assert write_inputs(build_dir, {"sample": [unit.sidecar.name]}) == one
+    assert write_inputs(build_dir, {"sample": [done(other)]}) != one
+    assert write_inputs(build_dir, {"sample": [done(unit)]}) == one
+
+
+def test_a_unit_of_an_earlier_build_with_this_id_is_none_of_the_later_one(unit: IndexUnit) -> None:
+    """Given a build that is removed and begun anew with another spec, then a late sidecar of the first counts not."""
+    do(unit, "late ")
+    unit.build_dir.spec.write_text('{"word": "other"}')
+    assert write_inputs(unit.build_dir, {}) != unit.inputs
+
+
+def test_a_payload_that_was_made_again_is_found_by_the_units_after_it(unit: IndexUnit) -> None:
+    """Given a payload that was lost and made again with equal bytes, then inputs name the new file."""
+    do(unit)
+    first = done(unit)
+    digest = write_inputs(unit.build_dir, {"sample": [first]})
+    (Path(unit.index) / first.files["text"].path).unlink()
+    do(unit)
+    assert write_inputs(unit.build_dir, {"sample": [done(unit)]}) == digest
+    (named,) = read_inputs(unit.build_dir, digest)["sample"]
+    assert named.files["text"].check(Path(unit.index)).read_text() == "a spec"
 
 
 def test_a_description_that_leads_elsewhere_is_no_unit(unit: IndexUnit) -> None:

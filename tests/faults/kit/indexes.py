@@ -65,6 +65,7 @@ class Building:
     """One index and those who build it.
 
     Attributes:
+        source: folder of the vectors; `named`, where it is given, is what the command names in its place.
         folder: for what a test notes, and for the index where `at` does not say another place.
     """
 
@@ -74,6 +75,8 @@ class Building:
     broker_url: str = ""
     options: tuple[str, ...] = OPTIONS
     at: Path | None = None
+    named: str = ""
+    url: str = ""
     commands: list[Command] = field(default_factory=list)
 
     @property
@@ -92,7 +95,8 @@ class Building:
         broker = ("--broker", self.broker_url) if self.broker_url else ()
         given = [*self.options, *broker, *options]
         changed = {**(environment or {}), **sabotaged([*SMALL, *counted(self.folder), *sabotage])}
-        command = Command("index", self.source, "--to", self.index, *given, environment=changed, prefix=prefix)
+        source, to = self.named or self.source, self.url or self.index
+        command = Command("index", source, "--to", to, *given, environment=changed, prefix=prefix)
         self.commands.append(command)
         return command
 
@@ -161,7 +165,7 @@ class Building:
         """One version, the files that it names with the content that it says, and nothing else."""
         assert (self.index / "CURRENT").read_text().strip() == version
         there = {path.name for path in self.index.iterdir()}
-        assert there == {"CURRENT", "_lock", "files", version}, there
+        assert there - {"_lock"} == {"CURRENT", "files", version}, there
         record = self.record()
         named = [record["trained"], *(one for group in record["groups"] for one in group)]
         named += [one for role in ("rows", "identity") for one in record[role]]
