@@ -52,7 +52,7 @@ class Processes:
 
     Args:
         count: processes.
-        threads: of each.
+        threads: of all of them together; a stage with fewer units than processes has more for each.
         memory_bytes: that each may take.
     """
 
@@ -71,8 +71,9 @@ class Processes:
         for _ in range(count):
             waiting.put(None)
         halt = threading.Event()
+        each = max(1, self._threads // count)
         threads = [
-            threading.Thread(target=self._serve, args=(f"local-{number}", waiting, answers, halt), daemon=True)
+            threading.Thread(target=self._serve, args=(f"local-{number}", each, waiting, answers, halt), daemon=True)
             for number in range(count)
         ]
         for thread in threads:
@@ -99,13 +100,14 @@ class Processes:
     def _serve(
         self,
         name: str,
+        threads: int,
         waiting: queue.SimpleQueue[IndexUnit | None],
         answers: queue.SimpleQueue[tuple[IndexUnit, EmbqError | None] | None],
         halt: threading.Event,
     ) -> None:
-        options = ("--worker", name, "--threads", str(self._threads), "--memory", str(self._memory_bytes))
+        options = ("--worker", name, "--threads", str(threads), "--memory", str(self._memory_bytes))
         command = [sys.executable, "-m", "indexer.build.process", *options]
-        child = JsonChild(command, OMP_NUM_THREADS=str(self._threads))
+        child = JsonChild(command, OMP_NUM_THREADS=str(threads))
         try:
             while (unit := waiting.get()) is not None and not halt.is_set():
                 answers.put((unit, self._attempted(child, unit, halt)))
@@ -142,4 +144,4 @@ def local(workers: int, *, threads: int, memory_bytes: int) -> Runner:
     """
     if workers <= 1:
         return InProcess(threads=threads, memory_bytes=memory_bytes)
-    return Processes(workers, threads=max(1, threads // workers), memory_bytes=memory_bytes // workers)
+    return Processes(workers, threads=threads, memory_bytes=memory_bytes // workers)

@@ -47,8 +47,15 @@ WRITE_S_PER_ROW = 15e-6
 PAGES_BYTES = 160 << 20
 """Rows that re-ranking has looked at stay mapped while memory is free, and count as the process's."""
 
-TUNE_S = 40.0
-"""Sweeping probes and refinement on the queries, single-threaded: bounded by the tuning itself."""
+TOGETHER = 0.8
+"""Pace of a core while all others compute too: they share caches and memory (measured with two of two)."""
+
+PCA_WORK = 18.0
+"""Time to learn a PCA, in that of as many operations in matrix products: its eigenvectors are found in float64."""
+
+TUNE_S, SWEEP_S, SWEPT_ROWS, LOAD_BYTES_S = 1.5, 8.0, 2e6, 110e6
+"""Tuning, on one thread: the timing of searches; the sweep, which ends itself after `SWEEP_S` and takes less below
+`SWEPT_ROWS`; and reading lists and rows from a disk. 2.9, 4.9 and 18.8 s with 0.06, 0.3 and 10 million rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +88,10 @@ class Work:
     speeds: Speeds
 
     @property
-    def at_once(self) -> int:
-        """Processes that do not wait for a core."""
-        return min(self.workers, self.speeds.cores)
+    def at_once(self) -> float:
+        """Processes that compute side by side, as so many that compute alone."""
+        count = min(self.workers, self.speeds.cores)
+        return count * TOGETHER if count > 1 else 1.0
 
     @property
     def flops_s(self) -> float:
@@ -159,16 +167,18 @@ def _sample(work: Work) -> StageCost:
 def _train(work: Work) -> StageCost:
     """K-means, the codec's own codes, and the transform's matrix: one after the other, k-means on all cores."""
     codec, dim = work.codec, work.dim
-    distances = 2.0 * work.train_rows * work.nlist * codec.list_dim * work.iterations
+    distances = 2.0 * work.train_rows * work.nlist * codec.list_dim * (work.iterations + 1)  # the last one to look back
     codes_s = codec.code_bytes * (0.02 if codec.key.endswith("x4") else 0.5) if codec.key.startswith("PQ") else 0.0
-    rotate_s = 4.0 * min(work.train_rows, 65_536) * dim * dim / work.flops_s if codec.transform else 0.0
-    if codec.transform.startswith("OPQ"):
-        rotate_s *= 50
+    learned = 50.0 if codec.transform.startswith("OPQ") else 0.0
+    if codec.list_dim < codec.coded_dim or "PCA" in codec.transform:
+        learned += PCA_WORK
+    rotate_s = learned * 4.0 * min(work.train_rows, 65_536) * dim * dim / work.flops_s
+    cores = work.speeds.cores * TOGETHER if work.speeds.cores > 1 else 1.0
     return StageCost(
         stage="train",
         ram_bytes=train_bytes(work.train_rows, codec, work.nlist, dim),
         disk_bytes=work.centroids_bytes,
-        seconds=distances / work.flops_s / work.speeds.cores + codes_s / work.pace + rotate_s,
+        seconds=distances / work.flops_s / cores + codes_s / work.pace + rotate_s,
         units=1,
     )
 
@@ -225,7 +235,7 @@ def _tune(work: Work) -> StageCost:
         stage="tune",
         ram_bytes=working + min(work.rows_bytes, PAGES_BYTES) + held,
         disk_bytes=0,
-        seconds=TUNE_S * min(1.0, work.n / 1e6),
+        seconds=TUNE_S + SWEEP_S * min(1.0, (work.n / SWEPT_ROWS) ** 0.5) + work.entries_bytes / LOAD_BYTES_S,
         units=1,
     )
 
