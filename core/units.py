@@ -58,6 +58,9 @@ DAMAGED_REST = "damaged_rest"
 """Code of the failure that stands for all samples of a damaged shard that are not kept. It has the ordinal behind those
 that are."""
 
+SAMPLES_TOLD = "; {file} says that it has {samples:,} samples"
+"""Part of the message of a shard's failure, where a file beside the shard tells the number of its samples."""
+
 MOST_SAMPLES = 10_000_000
 """Limit of one unit, because a few characters of a forged hint could fill a worker's memory."""
 

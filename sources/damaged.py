@@ -19,7 +19,7 @@ import msgspec
 
 from core.errors import MalformedError, SampleError, SourceError
 from core.storage.paths import is_url
-from core.units import DAMAGED_REST, Retry, Sample, Unit
+from core.units import DAMAGED_REST, SAMPLES_TOLD, Retry, Sample, Unit
 from core.wire import Count, read
 from sources.access.files import base_name, read_inside
 from sources.access.ranged_reads import fetch_all
@@ -65,7 +65,7 @@ def with_samples(error: SourceError, source: str) -> SourceError:
         with suppress(SampleError, SourceError, MalformedError, LookupError):
             samples = count(beside)
             return SourceError(
-                f"{error.message}; {beside} says that it has {samples:,} samples",
+                error.message + SAMPLES_TOLD.format(file=beside, samples=samples),
                 code=error.code,
                 next_step=error.next_step,
             )

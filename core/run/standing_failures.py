@@ -21,6 +21,20 @@ from core.units import Retry
 
 _KEY_COLUMNS = ("u", "ordinal", "key")
 
+_COUNTED = r"; [^;]+ says that it has (?P<samples>[0-9,]{1,13}) samples"
+
+
+def missing_samples(failures: pa.Table) -> int:
+    """Samples behind the failures of shards, as far as their messages tell: of a shard that was kept in part, the rest.
+
+    Args:
+        failures: of `standing_failures`, or some of them.
+    """
+    told = pc.struct_field(pc.extract_regex(failures["message"], _COUNTED), "samples")
+    samples = pc.cast(pc.replace_substring(told, ",", ""), pa.int64())
+    kept = pc.cast(pc.fill_null(failures["ordinal"], 0), pa.int64())
+    return pc.sum(pc.max_element_wise(pc.subtract(samples, kept), 0, skip_nulls=False)).as_py() or 0
+
 
 class Retries:
     """Which retries there are of each unit; holds their descriptions, not their samples.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.errors import command_line
 from core.redaction import printable
+from core.units import DAMAGED_REST
 
 if TYPE_CHECKING:
     from core.storage.paths import Place
@@ -46,6 +47,7 @@ class Group:
     """The failures of one code; whole units apart from samples.
 
     Attributes:
+        samples: those of shards that failed, as far as files beside the shards tell; 0 for none.
         examples: (key, unit id, index of the unit in the manifest, message, attempt) of the first ones; the key of a
             whole unit is "".
     """
@@ -53,6 +55,7 @@ class Group:
     code: str
     whole_unit: bool
     count: int = 0
+    samples: int = 0
     examples: list[tuple[str, str, int, str, int]] = field(default_factory=list)
 
 
@@ -60,7 +63,7 @@ def grouped(root: Place) -> list[Group]:
     """The committed failures by code, largest group first; raises as `standing_failures` does."""
     import pyarrow.compute as pc
 
-    from core.run.standing_failures import standing_failures
+    from core.run.standing_failures import missing_samples, standing_failures
 
     groups: dict[tuple[str, bool], Group] = {}
     for table in standing_failures(root):
@@ -70,9 +73,12 @@ def grouped(root: Place) -> list[Group]:
             kind = (row["code"], row["whole"])
             group = groups.setdefault(kind, Group(*kind))
             group.count += row["count_all"]
-            if len(group.examples) < EXAMPLES:
+            of_shards = row["whole"] or row["code"] == DAMAGED_REST
+            if of_shards or len(group.examples) < EXAMPLES:
                 same = pc.and_(pc.equal(marked["code"], row["code"]), pc.equal(marked["whole"], row["whole"]))
-                first = marked.filter(same).slice(0, EXAMPLES - len(group.examples)).to_pylist()
+                mine = marked.filter(same)
+                group.samples += missing_samples(mine) if of_shards else 0
+                first = mine.slice(0, EXAMPLES - len(group.examples)).to_pylist()
                 group.examples += [
                     (one["key"], one["unit_id"], one["u"], one["message"], one["attempt"]) for one in first
                 ]
@@ -90,6 +96,7 @@ def described(root: Place, groups: list[Group]) -> list[dict[str, Any]]:
             "code": group.code,
             "count": group.count,
             "whole_unit": group.whole_unit,
+            "samples": group.samples or None,
             "examples": [
                 {
                     "key": key,
@@ -121,9 +128,10 @@ def cause_lines(group: dict[str, Any], width: int = 0) -> list[str]:
     what = ("unit" if group["whole_unit"] else "sample") + ("s" if group["count"] > 1 else "")
     example = group["examples"][0]
     at = example["source"] if group["whole_unit"] else f"{example['key']} in {example['source']}"
+    samples = f"at least {group['samples']:,} samples, " if group["samples"] else ""
     tries = f" (attempt {example['attempt']})" if example["attempt"] > 1 else ""
     return [
-        f"{group['count']:>12,} {what:<7}  {printable(group['code']):<{width}}  such as {printable(at)}",
+        f"{group['count']:>12,} {what:<7}  {printable(group['code']):<{width}}  {samples}such as {printable(at)}",
         f"{'':>22}{printable(example['message'])}{tries}",
         f"{'':>22}next: {printable(group['next'])}",
     ]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from core.errors import Exit
 from core.run.layout import Layout
 from core.run.manifest import Manifest
+from core.run.standing_failures import missing_samples
 from embq.cli.entry_point import run
 from tests.support.outputs.build import build, file_path, write_jsonl, write_tar
 
@@ -84,6 +86,31 @@ def test_units_that_failed_whole_are_a_group_of_their_own(tmp_path: Path, capsys
     assert set(found) == {("missing_member", False), ("shard_no_end_marker", True)}
     (example,) = found["shard_no_end_marker", True]["examples"]  # type: ignore[misc]
     assert (example["key"], example["source"]) == ("", str(cut))
+
+
+def test_the_samples_of_shards_that_failed_are_counted_where_a_file_beside_them_tells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = write_tar(tmp_path / "a.tar", [(f"{n}.jpg", b"a") for n in range(5)])
+    cut = [tmp_path / name for name in ("b.tar", "c.tar", "d.tar")]
+    for path in cut:
+        path.write_bytes(good.read_bytes()[:1024])
+    (tmp_path / "sizes.json").write_text('{"b.tar": 10000, "c.tar": 234}')
+    out = build(tmp_path / "out", [good, *cut], units_per_commit=1)
+
+    (group,) = groups(out, capsys)
+
+    assert (group["count"], group["whole_unit"], group["samples"]) == (3, True, 10_234)
+    assert run(["failures", str(out)]) == Exit.DONE
+    assert "at least 10,234 samples, such as" in capsys.readouterr().out
+
+
+def test_of_a_shard_that_is_kept_in_part_the_rest_is_counted() -> None:
+    told = "cut at byte 9; s.idx says that it has 1,004 samples; 2 samples stand before it"
+    ordinals = pa.array([4, None, None, 7], pa.int64())
+    table = pa.table({"ordinal": ordinals, "message": [told, told, "cut", "; a says that it has 5 samples"]})
+    assert missing_samples(table) == 1_000 + 1_004
+    assert missing_samples(table.slice(2, 1)) == 0
 
 
 def test_the_table_has_an_example_for_each_code_and_cannot_steer_the_terminal(
