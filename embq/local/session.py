@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from core.broker.embedded import EmbeddedServer, keep_to_ourselves
 from core.errors import AwayError, EmbqError, Exit, command_line
 from core.queue.heartbeats import Device
 from core.queue.ledger import Ledger
+from core.run.commit_log import CommitLog
 from core.run.layout import Layout
 from core.run.run_info import RunInfo, load_run
 from core.service.progress_line import duration
@@ -237,6 +239,36 @@ def run_locally(
         ).run()
         log.show(outcome.progress, last=True)
         return outcome
+
+
+NOTHING_MADE = (Exit.USAGE, Exit.BAD_INPUT, Exit.CONFIG)
+"""Exit statuses of errors that the same command ends with again."""
+
+
+@contextmanager
+def undone_on_error(root: Place, *, broker: str) -> Iterator[None]:
+    """Remove what the block makes in a new or empty folder, where it ends with an error of the command itself and
+    nothing was committed: the corrected command then finds no other run there.
+
+    Left alone are outputs on object stores, and runs that are in a `broker` of others.
+    """
+    ours = isinstance(root, Path) and not settings_with(broker).broker_url
+    was_there = isinstance(root, Path) and root.exists()
+    ours = ours and (not was_there or (root.is_dir() and not any(root.iterdir())))
+    try:
+        yield
+    except EmbqError as error:
+        if isinstance(root, Path) and ours and error.exit_code in NOTHING_MADE and not _has_commits(root):
+            for path in root.iterdir() if root.is_dir() else ():
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            if root.is_dir() and not was_there:
+                root.rmdir()
+        raise
+
+
+def _has_commits(root: Path) -> bool:
+    layout = Layout(root)
+    return layout.run_json.exists() and CommitLog(layout).replay(load_run(root).units).count > 0
 
 
 def _worker_arguments(options: dict[str, Any]) -> list[str]:

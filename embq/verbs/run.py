@@ -57,7 +57,7 @@ def run(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **opti
     from core.storage.paths import place
     from embq.cli.precision import precision_of_output, resolve_precision
     from embq.cli.run_options import request_from
-    from embq.local.session import own_devices, print_summary, run_locally
+    from embq.local.session import own_devices, print_summary, run_locally, undone_on_error
     from embq.status.run_log import check_targets
     from producer.enqueue import prepare
 
@@ -65,13 +65,14 @@ def run(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **opti
     request, reason = resolve_precision(
         request_from(inputs, options), there=precision_of_output, devices=lambda: own_devices(options["devices"])
     )
-    planned = prepare(request)
-    if reason and not (quiet or as_json):
-        click.echo(reason, err=True)
-    for warning in planned.warnings:
-        click.echo(f"warning: {warning}", err=True)
     root = place(options["output"])
-    outcome = run_locally(planned.info, root, options, broker=broker, quiet=quiet or as_json, inputs=inputs)
+    with undone_on_error(root, broker=broker):
+        planned = prepare(request)
+        if reason and not (quiet or as_json):
+            click.echo(reason, err=True)
+        for warning in planned.warnings:
+            click.echo(f"warning: {warning}", err=True)
+        outcome = run_locally(planned.info, root, options, broker=broker, quiet=quiet or as_json, inputs=inputs)
     return print_summary(outcome, root, as_json=as_json)
 
 

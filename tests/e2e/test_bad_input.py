@@ -18,7 +18,8 @@ from e2e.session import called, ended, logs, succeed, write_shards, write_tar, w
 
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
-from tests.support.outputs.build import build
+from producer.enqueue import prepare
+from tests.support.outputs.build import build, request_of
 from tests.support.waiting import wait_until
 
 DIM = 8
@@ -160,10 +161,11 @@ def test_a_model_that_the_workers_cannot_load_ends_the_run_with_their_message(lo
     command = ["run", texts, "-o", root, "-m", f"{MODEL}?speed=9", "--quiet"]
     said = ended(*command, environment={"EMBQ_LOG": log})
     assert_refused(*said, exits=65, code="model", says="unknown parameter 'speed'")
-    assert "Traceback" not in logs(root)
-    # The next attempt is told that nothing of the first one is worth keeping.
+    assert not root.exists()
+    # Of a run that was interrupted before its first commit, the next attempt is told that nothing is worth keeping.
+    prepare(request_of(root, texts, models=(f"{MODEL}?ms_per_sample=9",)))
     said = called("run", texts, "-o", root, "-m", MODEL, "--quiet")
-    assert_refused(*said, exits=65, code="other_run", says=f"model: {MODEL}?speed=9 there, {MODEL} asked for")
+    assert_refused(*said, exits=65, code="other_run", says=f"model: {MODEL}?ms_per_sample=9 there, {MODEL} asked for")
     assert "nothing of it is committed" in said[2]
 
 
@@ -178,8 +180,8 @@ def test_options_that_make_no_sense_are_usage_errors(short_tmp: Path) -> None:
     said = called("run", texts, "-o", root, "-m", MODEL, "--modality", "image")
     assert_refused(*said, exits=65, code="bad_input", says="texts only")
     said = ended("run", texts, "-o", root, "-m", MODEL, "--devices", "tpu:0", "--quiet")
-    assert_refused(*said, exits=78, code="config", says="tpu:0")
-    assert "Traceback" not in logs(root)
+    assert_refused(*said, exits=2, code="usage", says="tpu:0")
+    assert not root.exists()
 
 
 # --- the broker ---
@@ -260,6 +262,23 @@ def test_an_output_folder_that_holds_something_else_is_left_alone(short_tmp: Pat
     said = called("run", texts, "-o", foreign, "-m", MODEL)
     assert_refused(*said, exits=65, code="foreign_output", says="thesis.doc")
     assert [path.name for path in foreign.iterdir()] == ["thesis.doc"]
+
+
+def test_a_run_whose_command_is_wrong_leaves_nothing_for_the_corrected_one_to_stumble_over(short_tmp: Path) -> None:
+    root, texts, model = short_tmp / "out", short_tmp / "texts.jsonl", short_tmp / "model"
+    write_texts(texts, 3)
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    for there in (False, True):
+        if there:
+            root.mkdir()
+        status, _, stderr = called("run", texts, "-o", root, "-m", f"st:{model}")
+        assert (status in (2, 65, 78), "Traceback" in stderr) == (True, False), stderr
+        assert (root.exists(), list(root.glob("*"))) == (there, [])
+    assert called("run", texts, "-o", root, "-m", MODEL)[0] == 0
+
+    status, _, stderr = called("run", texts, "-o", short_tmp / "other", "-m", MODEL, "--devices", "gpu")
+    assert (status, "unknown device 'gpu'" in stderr, (short_tmp / "other").exists()) == (2, True, False)
 
 
 @pytest.mark.parametrize("verb", ["resume", "status", "verify", "failures"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from core.errors import ConfigError, Exit, NoDeviceError
+from core.errors import Exit, NoDeviceError, UsageError
 from core.service.metrics import MetricSamples
 from embq.services.worker_metrics import GpuMetrics
 from tests.support.fakes.nvml import GIB, Card, NVMLError, fake_nvml
@@ -188,7 +188,7 @@ def test_cuda_is_every_visible_device_also_in_a_list(monkeypatch: pytest.MonkeyP
     with pytest.raises(NoDeviceError, match="hides them all"):
         find_devices("cpu,cuda", "")
     for wanted in ("", ",", "gpu", "cuda:x"):
-        with pytest.raises(ConfigError):
+        with pytest.raises(UsageError):
             find_devices(wanted, "0")
 
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from core.errors import ConfigError, NoDeviceError
+from core.errors import NoDeviceError, UsageError
 from core.process.limits import cores, memory_bytes
 from core.settings import child_environment
 from worker.embedders.device.hardware import simulated_speed
@@ -94,14 +94,14 @@ def find_devices(wanted: str, cuda_visible: str | None) -> tuple[str, ...]:
         wanted: "auto", "cuda" or a list of devices.
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
 
-    Raises NoDeviceError where a CUDA device is asked for that is not there, ConfigError where a name is unknown.
+    Raises NoDeviceError where a CUDA device is asked for that is not there, UsageError where a name is unknown.
     """
     asked = ["cuda"] if wanted == "auto" else [part.strip() for part in wanted.split(",") if part.strip()]
     for name in asked:
         if not re.fullmatch(r"cpu|cuda(:\d+)?", name) and not simulated_speed(name):
-            raise ConfigError(f"unknown device {name!r}", next_step=DEVICES_NEXT)
+            raise UsageError(f"unknown device {name!r}", next_step=DEVICES_NEXT)
     if not asked:
-        raise ConfigError("--devices names no device", next_step=DEVICES_NEXT)
+        raise UsageError("--devices names no device", next_step=DEVICES_NEXT)
     if not any(name.startswith("cuda") for name in asked):
         return tuple(asked)
     gpus = {f"cuda:{gpu.number}": gpu for gpu in find_gpus(cuda_visible)}
