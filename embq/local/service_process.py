@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -157,6 +159,14 @@ def _event_fields(line: str) -> tuple[str, str, str]:
     for name in ("next", "why", "code"):
         head, found, tail = rest.partition(f" {name}=")
         if found:
-            values[name] = tail.strip().strip("'\"")
+            values[name] = _unquoted(tail.strip())
             rest = head
     return values["code"], values["why"], values["next"]
+
+
+def _unquoted(text: str) -> str:
+    """A value of an event line, which is quoted as Python does where it has a space."""
+    with suppress(ValueError, SyntaxError):
+        if text[:1] in ("'", '"'):
+            return str(ast.literal_eval(text))
+    return text

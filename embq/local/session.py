@@ -258,7 +258,8 @@ def undone_on_error(root: Place, *, broker: str) -> Iterator[None]:
     try:
         yield
     except EmbqError as error:
-        if isinstance(root, Path) and ours and error.exit_code in NOTHING_MADE and not _has_commits(root):
+        told = error.exit_code in NOTHING_MADE and error.code != "service"  # else the service's log says why
+        if isinstance(root, Path) and ours and told and not _has_commits(root):
             for path in root.iterdir() if root.is_dir() else ():
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             if root.is_dir() and not was_there:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import EmbqError, Exit
-from embq.local.service_process import ServiceProcess
+from embq.local.service_process import ServiceProcess, _event_fields
 
 EARLIER = (
     "2026-01-01T00:00:00Z error worker stopped code=earlier why='of an earlier run' next='nothing'\n"
@@ -38,3 +38,19 @@ def test_the_error_of_a_service_is_that_of_its_last_start(tmp_path: Path) -> Non
     assert (unknown.code, unknown.exit_code) == ("service", Exit.USAGE)
     assert unknown.message == f"the writer ended with status {Exit.USAGE:d}"
     assert unknown.next_step == f"its log is {log}"
+
+
+@pytest.mark.parametrize(
+    ("logged", "said"),
+    [
+        ("why=gone next=x", ("service", "gone", "x")),
+        (
+            """code=model why="it has no weights 'a'" next='near: b, c'""",
+            ("model", "it has no weights 'a'", "near: b, c"),
+        ),
+        ("""code=x why='\\'a\\' and "b"\\n' next=''""", ("x", "'a' and \"b\"\n", "")),
+        ("""code=x why='cut""", ("x", "'cut", "")),
+    ],
+)
+def test_the_words_of_an_event_are_those_that_were_logged(logged: str, said: tuple[str, str, str]) -> None:
+    assert _event_fields(f"2026-01-01 error worker stopped {logged}") == said
