@@ -23,6 +23,7 @@ from sources.reader_options import DECLARED
 SECTIONS: dict[str, tuple[str, ...]] = {
     "The run": (
         "output",
+        "add",
         "model",
         "prompt",
         "prompt_text",

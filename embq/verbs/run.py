@@ -25,6 +25,9 @@ from embq.cli.shared_options import (
     worker_options,
 )
 
+NAMED = 3
+"""Inputs that an error names."""
+
 if TYPE_CHECKING:
     import redis
 
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 )
 @inputs_argument
 @run_options
+@click.option("--add", is_flag=True, help="Add INPUT to the run of other inputs that OUT holds.")
 @priority_option
 @worker_options
 @broker_option
@@ -48,11 +52,12 @@ if TYPE_CHECKING:
 @json_option
 @quiet_option
 @verbose_option
-def run(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **options: Any) -> int:
+def run(inputs: tuple[str, ...], broker: str, add: bool, as_json: bool, quiet: bool, **options: Any) -> int:
     """Embed INPUT on all devices of this machine, and write the rows to a folder.
 
     INPUT is a webdataset .tar, a folder of images, or a .parquet, .arrow, .h5, .csv, .jsonl or .txt file; globs and
-    {000000..000099} are expanded. After Ctrl-C, `embq resume` or the same command continues the run.
+    {000000..000099} are expanded. After Ctrl-C, `embq resume` or the same command continues the run; further inputs are
+    added to it with --add.
     """
     from core.storage.paths import place
     from embq.cli.precision import precision_of_output, resolve_precision
@@ -66,6 +71,8 @@ def run(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **opti
         request_from(inputs, options), there=precision_of_output, devices=lambda: own_devices(options["devices"])
     )
     root = place(options["output"])
+    if not add:
+        _refuse_to_add(inputs, root)
     with undone_on_error(root, broker=broker):
         planned = prepare(request)
         if reason and not (quiet or as_json):
@@ -74,6 +81,35 @@ def run(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **opti
             click.echo(f"warning: {warning}", err=True)
         outcome = run_locally(planned.info, root, options, broker=broker, quiet=quiet or as_json, inputs=inputs)
     return print_summary(outcome, root, as_json=as_json)
+
+
+def _refuse_to_add(inputs: tuple[str, ...], root: Place) -> None:
+    """Raise UsageError where the output holds a run of other inputs, to which these would be added."""
+    import os
+    from fnmatch import fnmatchcase
+
+    from core.errors import UsageError
+    from core.run.layout import Layout
+    from core.run.run_info import load_run
+    from core.storage.paths import is_url
+
+    if not Layout(root).run_json.exists():
+        return
+    there = load_run(root)
+    known = list(dict.fromkeys([*there.inputs, *(one for added in there.added for one in added.inputs)]))
+    paths = [os.path.abspath(one) for one in known if not is_url(one)]
+    others = [
+        one
+        for one in inputs
+        if one not in known
+        and (is_url(one) or not any(fnmatchcase(os.path.abspath(one), known_path) for known_path in paths))
+    ]
+    if others:
+        raise UsageError(
+            f"{root} holds a run of {', '.join(known[:NAMED])}{', ...' if len(known) > NAMED else ''}, and "
+            f"{', '.join(others[:NAMED])}{', ...' if len(others) > NAMED else ''} would be added to it",
+            next_step="choose another --output, or give --add to this command to add what is new",
+        )
 
 
 @click.command(

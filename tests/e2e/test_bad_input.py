@@ -245,7 +245,9 @@ def test_an_output_folder_that_holds_something_else_is_left_alone(short_tmp: Pat
     build(root, [texts])
     before = read_output(root).records
 
-    said = called("run", others, texts, "-o", root, "-m", MODEL, "--unit-size", "2")
+    said = called("run", others, texts, "-o", root, "-m", MODEL)
+    assert_refused(*said, exits=2, code="usage", says=f"{others} would be added to it")
+    said = called("run", others, texts, "-o", root, "-m", MODEL, "--unit-size", "2", "--add")
     assert_refused(*said, exits=65, code="input_changed", says="texts.jsonl (the same file, cut into other units)")
     said = called("run", texts, "-o", root, "-m", "stub:9")
     assert_refused(*said, exits=65, code="other_run", says="model: stub:8 there, stub:9 asked for")

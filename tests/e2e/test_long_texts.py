@@ -85,12 +85,12 @@ def test_every_chunk_is_there_once_although_workers_are_killed(short_tmp: Path) 
 
     # More texts, cut alike, are added; cut in another way they are refused, and nothing happens.
     more, more_failures = write_documents(second, 8, name="b")
-    status, _, stderr = called("run", second, "-o", root, "-m", options[1], "--chunk-tokens", "21", "--quiet")
+    status, _, stderr = called("run", second, "-o", root, "-m", options[1], "--chunk-tokens", "21", "--quiet", "--add")
     assert status == 65, stderr
     assert "error[other_run]" in stderr
     assert committed(root) == before
     status, stdout, stderr = ended(
-        "run", second, "-o", root, *options, "--unit-size", str(UNIT), "--json", deadline_s=100
+        "run", second, "-o", root, *options, "--unit-size", str(UNIT), "--json", "--add", deadline_s=100
     )
     assert status == (3 if failures | more_failures else 0), stderr
     said = json.loads(stdout)
