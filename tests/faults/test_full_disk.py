@@ -49,7 +49,7 @@ def test_a_disk_that_fills_up_in_mid_part_ends_the_run_with_one_message_and_noth
     disk.leave(LATER_BYTES * 3 // 2)
 
     # When the unit is done
-    status, stdout, stderr = ended("run", first, later, "-o", root, *options, "--transport", "staging")
+    status, stdout, stderr = ended("run", first, later, "-o", root, *options, "--add", "--transport", "staging")
 
     # Then there is one message, and what was committed is whole
     assert (status, stdout) == (74, ""), stderr + logs(root)
