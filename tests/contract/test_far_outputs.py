@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from producer.retry import FailureFilter, preview, retry
 from sources.reader_options import ReadOptions
 from tests.support.outputs.build import go_on, request_of
 from tests.support.outputs.run_case import RunCase, make_case
+from tests.support.servers.storage import Killed, killing
 from writer.run_writer import RunWriter
 
 
@@ -121,26 +122,6 @@ def test_a_takeover_ends_the_first_writer_at_its_next_commit(run: RunCase, root:
         first.flush()
     run.finish(second)
     assert_exact(run, root, tmp_path)
-
-
-class Killed(BaseException):
-    pass
-
-
-def killing(at: int, *, after: bool) -> Callable[..., Any]:
-    """`ObjectPath.ask` in a process that is killed at one request to the store, before it or when it was obeyed."""
-    real, left = ObjectPath.ask, [at]
-
-    def ask(path: ObjectPath, request: Callable[[Any, str], Any]) -> Any:
-        left[0] -= 1
-        if left[0] >= 0:
-            return real(path, request)
-        with suppress(Exception):
-            if left[0] == -1 and after:
-                real(path, request)
-        raise Killed
-
-    return ask
 
 
 @pytest.mark.parametrize(("at", "after"), [(0, True), (2, False), (4, False), (4, True), (6, False)])

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from indexer.index_files import claim, remote
 from indexer.index_files.files import LOCK, File, alone, to_json
 from indexer.index_files.publication import _announce, settle
 from indexer.index_files.version import Version, find_current, read_current
-from tests.support.servers.storage import environment, s3_proxy
+from tests.support.servers.storage import Killed, environment, killing, s3_proxy
 
 QUERIES = rows(5, seed=77).astype(np.float32)
 KEY = ("--index-key", "IVF16,SQ8", "--seed", "3")
@@ -131,26 +130,6 @@ def test_lists_are_merged_from_ranges_where_there_are_no_copies(
     assert built(data, url) == Exit.DONE
     assert not [path for path in read if "/add-" in path and path.startswith("_work/")]
     assert_equal(url, wanted)
-
-
-class Killed(BaseException):
-    pass
-
-
-def killing(at: int, *, after: bool) -> Callable[..., Any]:
-    """`ObjectPath.ask` in a process that is killed at one request to the store, before it or when it was obeyed."""
-    real, left = ObjectPath.ask, [at]
-
-    def ask(path: ObjectPath, request: Callable[[Any, str], Any]) -> Any:
-        left[0] -= 1
-        if left[0] >= 0:
-            return real(path, request)
-        with suppress(Exception):
-            if left[0] == -1 and after:
-                real(path, request)
-        raise Killed
-
-    return ask
 
 
 def killed_at(data: Path, url: ObjectPath, at: int, *, after: bool) -> bool:

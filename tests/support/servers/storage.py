@@ -13,13 +13,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from core.storage.objects import ObjectPath
 
 FAULTS = ("busy", "error", "cut", "short", "reset", "denied", "altered")
 
@@ -436,6 +438,26 @@ def s3_proxy(upstream: str) -> Iterator[Server]:
     with serving(Handler) as port:
         state.url = f"http://127.0.0.1:{port}"
         yield state
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: no handler of errors sees it."""
+
+
+def killing(at: int, *, after: bool) -> Callable[..., Any]:
+    """`ObjectPath.ask` in a process that is killed at one request to the store, before it or when it was obeyed."""
+    real, left = ObjectPath.ask, [at]
+
+    def ask(path: ObjectPath, request: Callable[[Any, str], Any]) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            return real(path, request)
+        with suppress(Exception):
+            if left[0] == -1 and after:
+                real(path, request)
+        raise Killed
+
+    return ask
 
 
 def upload(folder: Path, bucket: str) -> str:
