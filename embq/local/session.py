@@ -245,31 +245,33 @@ NOTHING_MADE = (Exit.USAGE, Exit.BAD_INPUT, Exit.CONFIG)
 """Exit statuses of errors that the same command ends with again."""
 
 
-@contextmanager
-def undone_on_error(root: Place, *, broker: str) -> Iterator[None]:
-    """Remove what the block makes in a new or empty folder, where it ends with an error of the command itself and
-    nothing was committed: the corrected command then finds no other run there.
+def is_new(root: Place) -> bool:
+    """True for a folder of this machine that is missing or empty."""
+    return isinstance(root, Path) and (not root.exists() or (root.is_dir() and not any(root.iterdir())))
 
-    Left alone are outputs on object stores, and runs that are in a `broker` of others.
+
+@contextmanager
+def undone_on_error(root: Place, made: RunInfo | None, *, broker: str) -> Iterator[None]:
+    """Remove a run whose block ends with an error of the command itself before anything was committed: the corrected
+    command then finds no other run there.
+
+    Args:
+        made: the run, where this process has made it in a new folder; None leaves everything alone.
+        broker: a run that is in a broker of others is left alone.
     """
-    ours = isinstance(root, Path) and not settings_with(broker).broker_url
-    was_there = isinstance(root, Path) and root.exists()
-    ours = ours and (not was_there or (root.is_dir() and not any(root.iterdir())))
     try:
         yield
     except EmbqError as error:
         told = error.exit_code in NOTHING_MADE and error.code != "service"  # else the service's log says why
-        if isinstance(root, Path) and ours and told and not _has_commits(root):
-            for path in root.iterdir() if root.is_dir() else ():
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-            if root.is_dir() and not was_there:
-                root.rmdir()
+        ours = made is not None and not settings_with(broker).broker_url
+        if isinstance(root, Path) and ours and told and _is_unbegun(root, made):
+            shutil.rmtree(root)
         raise
 
 
-def _has_commits(root: Path) -> bool:
-    layout = Layout(root)
-    return layout.run_json.exists() and CommitLog(layout).replay(load_run(root).units).count > 0
+def _is_unbegun(root: Path, made: RunInfo | None) -> bool:
+    there = load_run(root)
+    return made is not None and there.run == made.run and CommitLog(Layout(root)).replay(there.units).count == 0
 
 
 def _worker_arguments(options: dict[str, Any]) -> list[str]:

@@ -62,7 +62,7 @@ def run(inputs: tuple[str, ...], broker: str, add: bool, as_json: bool, quiet: b
     from core.storage.paths import place
     from embq.cli.precision import precision_of_output, resolve_precision
     from embq.cli.run_options import request_from
-    from embq.local.session import own_devices, print_summary, run_locally, undone_on_error
+    from embq.local.session import is_new, own_devices, print_summary, run_locally, undone_on_error
     from embq.status.run_log import check_targets
     from producer.enqueue import prepare
 
@@ -73,12 +73,13 @@ def run(inputs: tuple[str, ...], broker: str, add: bool, as_json: bool, quiet: b
     root = place(options["output"])
     if not add:
         _refuse_to_add(inputs, root)
-    with undone_on_error(root, broker=broker):
-        planned = prepare(request)
-        if reason and not (quiet or as_json):
-            click.echo(reason, err=True)
-        for warning in planned.warnings:
-            click.echo(f"warning: {warning}", err=True)
+    fresh = is_new(root)
+    planned = prepare(request)
+    if reason and not (quiet or as_json):
+        click.echo(reason, err=True)
+    for warning in planned.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    with undone_on_error(root, planned.info if fresh and planned.new else None, broker=broker):
         outcome = run_locally(planned.info, root, options, broker=broker, quiet=quiet or as_json, inputs=inputs)
     return print_summary(outcome, root, as_json=as_json)
 

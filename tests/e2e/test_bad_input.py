@@ -276,7 +276,7 @@ def test_a_run_whose_command_is_wrong_leaves_nothing_for_the_corrected_one_to_st
             root.mkdir()
         status, _, stderr = called("run", texts, "-o", root, "-m", f"st:{model}")
         assert (status in (2, 65, 78), "Traceback" in stderr) == (True, False), stderr
-        assert (root.exists(), list(root.glob("*"))) == (there, [])
+        assert not root.exists()
     assert called("run", texts, "-o", root, "-m", MODEL)[0] == 0
 
     status, _, stderr = called("run", texts, "-o", short_tmp / "other", "-m", MODEL, "--devices", "gpu")
