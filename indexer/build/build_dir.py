@@ -100,9 +100,14 @@ class BuildDir:
             self.write_once(self.spec, make_spec())
         return self.read_spec(), resumed
 
+    @property
+    def scratch(self) -> Path:
+        """Folder of this machine for what no other unit reads: in a bucket another machine does not see it."""
+        return self.local / WORK / self.build
+
     def temporary(self, name: str) -> Path:
         """A path for an unfinished file; a name of its own, so that two attempts never share one."""
-        return self.local / WORK / self.build / "tmp" / f"{secrets.token_hex(4)}-{name}"
+        return self.scratch / "tmp" / f"{secrets.token_hex(4)}-{name}"
 
     def read_spec(self) -> dict[str, Any]:
         """Content of build.json; OutputError where it cannot be read."""

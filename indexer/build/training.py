@@ -14,7 +14,6 @@ from core.storage.durable import drop
 from indexer.build.spec import BuildSpec
 from indexer.build.task import Made, Task
 from indexer.faiss_module import faiss, set_threads
-from indexer.index_files.files import WORK
 from indexer.index_files.template import CentroidSearch, Template
 
 PCA_ROWS = 65_536
@@ -51,8 +50,7 @@ def train(task: Task) -> Made:
             next_step="leave out --index-key, or give one with fewer lists",
             code="too_few_vectors",
         )
-    # In a bucket it is of this machine alone, and another one begins anew.
-    checkpoint = task.index / WORK / task.unit.build / f"kmeans-{task.unit.digest[:12]}.npz"
+    checkpoint = task.unit.build_dir.scratch / f"kmeans-{task.unit.digest[:12]}.npz"
     if ivf.quantizer.ntotal == 0:
         listed, holder = list_space(ivf, seen)
         centroids = kmeans(

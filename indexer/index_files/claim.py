@@ -42,19 +42,16 @@ def claimed(index: ObjectPath, name: str) -> Iterator[Callable[[], None]]:
     probe(folder)
     data = json.dumps({"host": _host(), "pid": os.getpid(), "nonce": os.urandom(8).hex()}).encode()
     mine = _created(index, folder, data)
+    stop = threading.Event()
+    beat = threading.Thread(target=_beat, args=(mine, data, stop), daemon=True)
     try:
         _take(index, folder, mine)
-        stop = threading.Event()
-        beat = threading.Thread(target=_beat, args=(mine, data, stop), daemon=True)
         beat.start()
-    except BaseException:
-        drop(mine)
-        raise
-    try:
         yield lambda: _check(index, mine)
     finally:
         stop.set()
-        beat.join()
+        if beat.is_alive():
+            beat.join()
         drop(mine)
 
 
