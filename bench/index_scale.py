@@ -1,6 +1,6 @@
 """The index at scale: millions of rows within a memory limit, planned beside measured, recall, cold and warm searches.
 
-    python -m bench.index_scale [--data bench/cache] [--memory 4G] [--index-memory 1G] [--workers 2] [--cgroup FOLDER]
+    python -m bench.index_scale [--data bench/cache] [--memory 4G] [--index-memory 1200M] [--workers 2] [--cgroup FOLDER]
 
 Takes what `bench.index_corpus` has made: `static/part-*.npy`, all but the last ones built, those added as growth.
 `--cgroup` names a control group with a memory limit that the processes of the build join.
@@ -37,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--memory", default="4G")
-    parser.add_argument("--index-memory", default="1G")
+    parser.add_argument("--index-memory", default="1200M", help="with room for the rows that are added")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--cgroup", type=Path)
     options = parser.parse_args()
