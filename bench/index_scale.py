@@ -1,6 +1,6 @@
 """The index at scale: millions of rows within a memory limit, planned beside measured, recall, cold and warm searches.
 
-    python -m bench.index_scale [--data bench/cache] [--memory 4G] [--index-memory 1200M] [--workers 2] [--cgroup FOLDER]
+    python -m bench.index_scale [--data FOLDER] [--memory 4G] [--index-memory 1200M] [--workers 2] [--cgroup FOLDER]
 
 Takes what `bench.index_corpus` has made: `static/part-*.npy`, all but the last ones built, those added as growth.
 `--cgroup` names a control group with a memory limit that the processes of the build join.

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from e2e.session import called, ended, logs, succeed, write_shards, write_tar, w
 
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
+from core.errors import InputError
+from embq.local.session import undone_on_error
 from producer.enqueue import prepare
 from tests.support.outputs.build import build, request_of
 from tests.support.waiting import wait_until
@@ -281,6 +284,16 @@ def test_a_run_whose_command_is_wrong_leaves_nothing_for_the_corrected_one_to_st
 
     status, _, stderr = called("run", texts, "-o", short_tmp / "other", "-m", MODEL, "--devices", "gpu")
     assert (status, "unknown device 'gpu'" in stderr, (short_tmp / "other").exists()) == (2, True, False)
+
+
+def test_a_failed_command_leaves_a_run_of_another_process_alone(short_tmp: Path) -> None:
+    root, texts = short_tmp / "out", short_tmp / "texts.jsonl"
+    write_texts(texts, 3)
+    theirs = prepare(request_of(root, texts)).info
+    for made, stays in ((None, True), (replace(theirs, run="0" * 16), True), (theirs, False)):
+        with pytest.raises(InputError), undone_on_error(root, made, broker=""):
+            raise InputError("no such model", code="model")
+        assert root.exists() is stays
 
 
 @pytest.mark.parametrize("verb", ["resume", "status", "verify", "failures"])
