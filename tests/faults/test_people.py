@@ -138,7 +138,9 @@ def test_another_run_into_an_output_at_work_is_refused(cluster: Cluster, recover
         for option, value in (("-m", "stub:16?ms_per_sample=5"), ("--unit-size", "10")):
             options += [] if option in options else [option, value]
         for verb in ("enqueue", "run"):
-            command = cluster.service(verb, *options, "-o", str(cluster.root))
+            # Another input beside the first one is `--add` to `embq run`; without it, that is what it refuses.
+            added = ["--add"] if verb == "run" and other in given else []
+            command = cluster.service(verb, *options, *added, "-o", str(cluster.root))
             command.may_end = True
             code = "input_changed" if difference.startswith("unit_samples") else "other_run"
             assert difference in assert_refused(command, exits=65, code=code), verb
