@@ -46,10 +46,10 @@ test-compose: install   ## the stack of containers on a Docker engine, with the 
 	$(BIN)/python -m pytest -q -s tests/compose --compose
 
 fuzz: install .venv/fuzz-installed   ## bytes that no reader of what comes from outside may fail on; the corpus is kept in .fuzz: [SECONDS=3600]
-	PYTHONPATH=tests:. $(BIN)/python -m attacks.fuzz --seconds $(or $(SECONDS),3600) --out bench/results/fuzz.json
+	PYTHONPATH=tests:. $(BIN)/python -m attacks.fuzz --seconds $(or $(SECONDS),3600) --output bench/results/fuzz.json
 
 uptime: install   ## services under poisoned records of a laptop, a worker and a client: [RECORDS=10000]
-	PYTHONPATH=tests:. $(BIN)/python -m attacks.uptime --records $(or $(RECORDS),10000) --out bench/results/uptime.json
+	PYTHONPATH=tests:. $(BIN)/python -m attacks.uptime --records $(or $(RECORDS),10000) --output bench/results/uptime.json
 
 .venv/fuzz-installed: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev,fuzz]'
@@ -77,9 +77,9 @@ bench: install   ## the figures of docs/benchmarks.md, written to bench/results
 	$(BIN)/python -m bench.footprint
 
 experiments: install   ## the three experiments of `embq bench`, with their pictures, written to bench/results/experiments
-	$(BIN)/embq bench workers --model minilm --out bench/results/experiments
-	$(BIN)/embq bench devices --devices sim:10,sim:1,sim:1 --model 'stub:384?ms_per_sample=10' --out bench/results/experiments
-	$(BIN)/embq bench unit-size --devices cpu --model 'stub:384?ms_per_sample=10' --out bench/results/experiments
+	$(BIN)/embq bench workers --model minilm --output bench/results/experiments
+	$(BIN)/embq bench devices --devices sim:10,sim:1,sim:1 --model 'stub:384?ms_per_sample=10' --output bench/results/experiments
+	$(BIN)/embq bench unit-size --devices cpu --model 'stub:384?ms_per_sample=10' --output bench/results/experiments
 
 bench-gpu: install   ## images and texts on the first GPU, a run in detail, then training on it; nine minutes each at most
 	$(BIN)/python -m bench.gpu
@@ -135,10 +135,10 @@ test-matrix: install   ## the whole fault matrix, from a seed that is drawn and 
 		--fault-table bench/results/faults$(if $(SERVER),-$(SERVER)).json
 
 test-faults: test-matrix   ## the fault matrix, then the soak, from one seed: [SEED=n] [SEEDS=n] [SECONDS=n] [JOBS=2] [SERVER=redis]
-	$(SOAK) --seed $(DRAWN) --jobs $(or $(JOBS),2)
+	$(SOAK) --seed $(DRAWN) --workers $(or $(JOBS),2)
 
 soak: install   ## random faults, exact check after each seed: [SEED=1] [SEEDS=20] [SECONDS=n] [JOBS=n] [SERVER=redis]
-	$(SOAK) --seed $(or $(SEED),1) --jobs $(or $(JOBS),1)
+	$(SOAK) --seed $(or $(SEED),1) --workers $(or $(JOBS),1)
 
 clean:
 	rm -rf .venv .venv-readers .venv-bench .venv-autofaiss bench/cache build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage .coverage.* .coverage-html

@@ -54,7 +54,7 @@ class Cluster:
 
     def start(self) -> None:
         """Start the services."""
-        for verb in (["writer"], ["producer"], ["worker", "--devices", "cpu", "--workers-per-device", str(WORKERS)]):
+        for verb in (["writer"], ["producer"], ["worker", "--devices", "cpu", "--workers", str(WORKERS)]):
             with open(self.folder / f"{verb[0]}.log", "ab") as log:
                 command = [sys.executable, "-m", "embq", *verb]
                 self._services.append(subprocess.Popen(command, env=self.environment, stdout=log, stderr=log))

@@ -1,6 +1,6 @@
 """Images and texts on a GPU: what its models do alone, what the cores prepare, and what `embq run` makes of both.
 
-    python -m bench.gpu [--device cuda:0] [--quick] [--only NAME,NAME] [--out FILE]
+    python -m bench.gpu [--device cuda:0] [--quick] [--only NAME,NAME] [--output FILE]
 
 In at most eight minutes, and without a network. For ViT-B/32, ViT-B/16 and ViT-L/14 on photographs of 256 pixels, and
 for models of the size of MiniLM-L6, DistilBERT and BERT-base on texts of 256 tokens, all with random weights, in bf16:
@@ -123,7 +123,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of every benchmark of a GPU."""
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--quick", action="store_true", help="small models and few samples: does it work?")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures to it, of a CPU too")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the figures to it, of a CPU too")
 
 
 def lacks(asked: argparse.Namespace) -> str:
@@ -140,7 +140,7 @@ def lacks(asked: argparse.Namespace) -> str:
 def keeper(name: str, asked: argparse.Namespace) -> Callable[[dict[str, Any]], object]:
     """Writes the figures so far, whole, to the file asked for; of a GPU's full measurement to bench/results."""
     is_result = asked.device.startswith("cuda") and not asked.quick
-    path = asked.out or (RESULTS / f"{name}.json" if is_result else None)
+    path = asked.output or (RESULTS / f"{name}.json" if is_result else None)
     return lambda figures: path and write(path, described(name, figures))
 
 

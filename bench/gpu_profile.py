@@ -1,7 +1,7 @@
 """Profile of `embq run` over photographs on a GPU: threads, interpreter lock, device, kernels.
 
     python -m bench.gpu_profile [--device cuda:0] [--quick] [--workers 1x16,2x8,4x4] [--rows 300000] [--decode HOW]
-        [--out FILE]
+        [--output FILE]
 
 In at most nine minutes: for each number of workers on the device x threads that prepare, `embq run` with ViT-B/32 in
 bf16 over so many JPEGs of 256 pixels. While it embeds, for `WINDOW_S` seconds and of one worker process:
@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
                 precision,
                 MOST_RUN_S,
                 options=(
-                    *("--workers-per-device", str(workers), "--prepare-threads", str(threads)),
+                    *("--workers", str(workers), "--threads", str(threads)),
                     *("--decode", asked.decode),
                 ),
                 watch=watch.start,

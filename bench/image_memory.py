@@ -116,7 +116,7 @@ def run(output: Path, paths: Sequence[Path], model: str) -> Peak:
     started = subprocess.Popen(
         [
             *(sys.executable, "-m", "embq", "run", *map(str, paths), "--output", str(output), "--json"),
-            *("--model", model, "--modality", "image", "--devices", "cpu", "--prepare-threads", str(THREADS)),
+            *("--model", model, "--modality", "image", "--devices", "cpu", "--threads", str(THREADS)),
         ],
         stdout=subprocess.PIPE,
         text=True,

@@ -64,13 +64,13 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--rows", type=int, default=11_000_000, help="at most: the first of each part are embedded")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     folder = options.data / "static"
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "texts.json").exists():
-        gather(options.folders, folder, options.processes)
-    embed(folder, options.rows, options.processes)
+        gather(options.folders, folder, options.workers)
+    embed(folder, options.rows, options.workers)
 
 
 def gather(folders: list[Path], out: Path, processes: int) -> None:

@@ -134,7 +134,7 @@ def _embed(source: Path, run: Path, model: str, precision: str) -> None:
     inputs = sorted(source.glob("*.tar")) if source.is_dir() else [source]
     command = ["-m", "embq", "run", *inputs, "--output", run, "--model", model, "--precision", precision, "--quiet"]
     # A process of one thread on each core: texts of different lengths keep two threads of one pass from keeping step.
-    command += ["--devices", "cpu", "--workers-per-device", "2", "--write-batch-size", "50000"]
+    command += ["--devices", "cpu", "--workers", "2", "--write-batch-size", "50000"]
     subprocess.run([sys.executable, *map(str, command)], check=True, stdout=sys.stderr)
 
 

@@ -49,7 +49,7 @@ def build(
 
     Raises RuntimeError with what the command said where it fails.
     """
-    command = ["-m", "embq", "index", vectors, "--to", index, "--recall", RECALL, "--max-index-memory-usage"]
+    command = ["-m", "embq", "index", vectors, "--output", index, "--recall", RECALL, "--max-index-memory-usage"]
     command += [index_memory, "--current-memory-available", memory, "--workers", workers, "--json"]
     command += ["--index-key", key] if key else []
     for name, file in (queries or {}).items():

@@ -123,8 +123,8 @@ def main() -> None:
             "writing as many bytes, durably": lambda: written(size, out),
             "copying the files, durably": lambda: copied(source, out),
             "webdataset's ShardWriter": lambda: theirs(source, out),
-            "embq shards convert --processes 1": lambda: ours(source, out, 1),
-            f"embq shards convert --processes {several}": lambda: ours(source, out, several),
+            "embq shards convert --workers 1": lambda: ours(source, out, 1),
+            f"embq shards convert --workers {several}": lambda: ours(source, out, several),
         }
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(ROUNDS):

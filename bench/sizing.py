@@ -130,7 +130,7 @@ def _of_workers(url: str) -> dict[str, float]:
 
 def _with_worker(client: redis.Redis, url: str, processes: int) -> int:
     before = _used(client, with_clients=True)
-    command = [sys.executable, "-m", "embq", "worker", "--devices", "cpu", "--workers-per-device", str(processes)]
+    command = [sys.executable, "-m", "embq", "worker", "--devices", "cpu", "--workers", str(processes)]
     environment = child_environment(EMBQ_BROKER_URL=url)
     worker = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

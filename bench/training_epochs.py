@@ -18,8 +18,8 @@ EPOCHS, PROCESSES = 3, 2
 
 def one_training(shards: Shards, out: Path, kind: str) -> float:
     """Samples per second of both processes together, median of all epochs but the first, in which all is cold."""
-    flags = ["--arch", ARCH, "--epochs", EPOCHS, "--batch-size", 32, "--image-size", 96, "--loader-workers", 1]
-    flags += ["--processes", PROCESSES, "--device", "cpu", "--lr", 0.01, "--out", out]
+    flags = ["--model", ARCH, "--epochs", EPOCHS, "--batch-size", 32, "--image-size", 96, "--workers", 1]
+    flags += ["--num-devices", PROCESSES, "--device", "cpu", "--lr", 0.01, "--output", out]
     flags += ["--splitshards"] if kind == "exact" else []
     folder = str(Path(shards.urls[0]).parent)
     command = [sys.executable, "-m", "embq", "train", "classify", folder, *map(str, flags)]

@@ -25,7 +25,7 @@ def search(
     id: int | None = None,
     k: int = 10,
     name: str | None = None,
-    output: str | None = None,
+    embedding: str | None = None,
     nprobe: int | None = None,
     refine: bool | None = None,
     prompt: str | None = None,
@@ -41,7 +41,7 @@ def search(
         vector: numbers of shape (d,), as an array or a list, or the path of a .npy or JSON file.
         id: of a row, which is excluded from its own results.
         name: which index of a server, where it serves several.
-        output: which of the vectors of a run, where several are indexed.
+        embedding: which of the vectors of a run, where several are indexed.
         nprobe: inverted lists to search; None for the tuned number.
         refine: False skips re-ranking by full vectors.
         prompt, prompt_text: the prompt before the text: its name in the model, or the prompt itself.
@@ -69,7 +69,7 @@ def search(
         model=model,
     )
     if is_server(index):
-        return search_remote(str(index), query, name=name, output=output).results
+        return search_remote(str(index), query, name=name, output=embedding).results
     if name is not None:
         raise UsageError(
             "`name` selects an index of a server, and `index` is a folder",
@@ -78,4 +78,4 @@ def search(
     from embq.searching.local import search_local
 
     where = index if isinstance(index, str) else Path(index)
-    return search_local(where, query, output=output).results
+    return search_local(where, query, output=embedding).results

@@ -113,10 +113,9 @@ def prepare(request: Request, *, relocate: Callable[[Unit], Unit] | None = None)
 
 def _kept_defaults(asked: WorkerDefaults, kept: WorkerDefaults) -> Iterator[str]:
     """A warning for each default for workers that is asked for and is not that of the run."""
-    for name in ("batch_size", "prepare_threads"):
+    for name, option in (("batch_size", "--batch-size"), ("prepare_threads", "--threads")):
         wanted, own = getattr(asked, name), getattr(kept, name)
         if wanted not in (0, own):
-            option = f"--{name.replace('_', '-')}"
             yield (
                 f"{option} {wanted} has no effect: the run keeps {own or 'no value'}, with which it was made; "
                 f"give {option} to `embq worker`"

@@ -142,7 +142,7 @@ def ray_command(wsize: int, ray_address: str, **flags: Any) -> list[str]:
     """
     if flags["device"] and flags["device"].startswith("cuda:"):
         flags["device"] = "cuda"  # the kit's default: the first of those that Ray shows a worker
-    return translated(flags, [f"--ray-address={ray_address}", *([f"--processes={wsize}"] if wsize > 0 else [])])
+    return translated(flags, [f"--ray-address={ray_address}", *([f"--num-devices={wsize}"] if wsize > 0 else [])])
 
 
 def translated(flags: dict[str, Any], where: Sequence[str]) -> list[str]:
@@ -160,14 +160,14 @@ def translated(flags: dict[str, Any], where: Sequence[str]) -> list[str]:
     further = list(flags["further"])
     train, validation = _shards(flags)
     arguments = ["train", "classify", train, *([f"--validation={validation}"] if validation else [])]
-    arguments += [f"--arch={_architecture(flags['mname'])}", f"--epochs={flags['nepochs']}"]
-    arguments += [f"--batch-size={flags['batchsize']}", f"--loader-workers={flags['workers']}"]
+    arguments += [f"--model={_architecture(flags['mname'])}", f"--epochs={flags['nepochs']}"]
+    arguments += [f"--batch-size={flags['batchsize']}", f"--workers={flags['workers']}"]
     arguments += ["--splitshards"] if flags["splitshards"] else []
     arguments += _device(flags["device"])
     arguments += _epoch(flags["ntrain"], train, exact=flags["splitshards"])
-    if not any(one.split("=")[0] in ("--out", "-o") for one in further):
-        arguments.append(f"--out=./{flags['mname']}")
-        _note(f"checkpoints and the log are in ./{flags['mname']}; --out names another folder")
+    if not any(one.split("=")[0] in ("--output", "-o") for one in further):
+        arguments.append(f"--output=./{flags['mname']}")
+        _note(f"checkpoints and the log are in ./{flags['mname']}; --output names another folder")
     for name in _without_effect(flags):
         _note(f"--{name.replace('_', '-')} is of no effect: {OF_NO_EFFECT[name]}")
     return [*arguments, *where, *further]
@@ -203,7 +203,7 @@ def _architecture(name: str) -> str:
     if name == "trivial":
         raise UsageError(
             "--mname trivial: the kit's single layer is no architecture of torchvision",
-            next_step="a small one, such as --mname resnet18, or --arch timm:NAME with `embq train classify`",
+            next_step="a small one, such as --mname resnet18, or --model timm:NAME with `embq train classify`",
         )
     return f"torchvision:{name}"
 

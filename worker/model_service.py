@@ -59,7 +59,7 @@ def load_model(model: ModelConfig, context: WorkerContext) -> Embedder:
             if not attempts or context.stopped():
                 raise ModelError(
                     f"{model.spec} does not fit on the device: {error.message}",
-                    next_step="end what else uses its memory, or take fewer --workers-per-device or a smaller model",
+                    next_step="end what else uses its memory, or take fewer --workers or a smaller model",
                     code=DEVICE_FULL,
                 ) from error
             log.warning("device_full", model=model.spec, device=context.options.device, why=error.message)

@@ -100,9 +100,9 @@ def main(arguments: list[str] | None = None) -> int:
 def trained(case: Case, device: str, folder: Path, limit_s: float) -> dict[str, Any]:
     """The verb's own figures of one training; or what it said in place of them."""
     out = folder / case.name.replace(" ", "-").replace(",", "")
-    command = [sys.executable, "-m", "embq", "bench", "mmoclip", "--device", device, "--processes", "1", "--json"]
+    command = [sys.executable, "-m", "embq", "bench", "mmoclip", "--device", device, "--num-devices", "1", "--json"]
     command += ["--batch-size", str(case.batch_size), "--samples", str(case.batch_size * case.iterations)]
-    command += [*case.options, "--out", str(out)]
+    command += [*case.options, "--output", str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             _, said = process.communicate(timeout=limit_s)

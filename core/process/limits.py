@@ -135,13 +135,13 @@ def exhausted(error: BaseException) -> ExhaustedError | None:
         return ExhaustedError(
             "the memory that this process may use is used up",
             next_step="give the machine or container more memory, or end what else uses it; for workers fewer "
-            "--workers-per-device and a smaller --batch-size; `ulimit -v` shows a limit of the shell",
+            "--workers and a smaller --batch-size; `ulimit -v` shows a limit of the shell",
         )
     is_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
     if is_thread or isinstance(error, BlockingIOError):
         return ExhaustedError(
             "no further thread or process can be started: a limit on processes or on memory is reached",
             next_step="raise the limit (`ulimit -u` and `ulimit -v`, pids_limit and mem_limit of a container, TasksMax "
-            "of systemd), or take fewer --prepare-threads and --workers-per-device",
+            "of systemd), or take fewer --threads and --workers",
         )
     return None

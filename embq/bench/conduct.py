@@ -81,7 +81,7 @@ def conduct(
         seed=options["seed"],
     )
     check_records(conditions, setup)
-    folder = Path(options["out"])
+    folder = Path(options["output"])
     benchmark_record.make_folder(folder)
     load = warn_of_load()
     done = result(_measured(conditions, setup), options["chunks"])

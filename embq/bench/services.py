@@ -203,7 +203,7 @@ class Services:
         worker_set = (
             "--devices",
             ",".join(self.worker_set.devices),
-            "--workers-per-device",
+            "--workers",
             str(self.worker_set.per_device),
         )
         # An interrupted experiment does not wait for units to finish.

@@ -22,7 +22,7 @@ SECOND_NAMES = {
     "--model": "--clip-model",
     "--image-key": "--wds-image-key",
     "--caption-key": "--wds-caption-key",
-    "--prepare-threads": "--num-prepro-workers",
+    "--threads": "--num-prepro-workers",
 }
 """embq's option -> its name there. `--input-format`, `--write-batch-size` and `--batch-size` have the same name, and
 `--input-dataset` is the argument INPUT."""

@@ -128,7 +128,7 @@ def _all_arguments(ctx: click.Context, arguments: dict[str, Any]) -> dict[str, A
         first = hyphens(next(iter(arguments), "embeddings"))
         raise UsageError(
             f"--{hyphens(further[0])} is an option of embq, and --{first} asks for an index as autofaiss makes it",
-            next_step="leave one of them out: `embq index OUT --to FOLDER --index-path FILE` has all options of embq",
+            next_step="leave one of them out: `embq index OUT -o FOLDER --index-path FILE` has all options of embq",
         )
     if "distributed" in arguments:
         raise UsageError(

@@ -44,9 +44,9 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Selection of inputs": ("include", "exclude", "sample", "limit"),
     "Workers": (
         "devices",
-        "workers_per_device",
+        "workers",
         "batch_size",
-        "prepare_threads",
+        "threads",
         "prefetch",
         "transport",
         "drain_timeout",

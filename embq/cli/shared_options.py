@@ -30,15 +30,17 @@ def option_group(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     return decorate
 
 
-def broker_option(function: F) -> F:
-    """--broker, for verbs that talk to a server."""
+def _broker(default: str) -> Callable[[F], F]:
     return click.option(
-        "--broker",
-        "broker",
-        default="",
-        metavar="URL",
-        help="Broker: redis://, rediss:// or unix://.  [EMBQ_BROKER_URL]",
-    )(function)
+        "--broker", default="", metavar="URL", help=f"Broker: redis://, rediss:// or unix://.  [{default}]"
+    )
+
+
+broker_option = _broker("EMBQ_BROKER_URL")
+"""--broker, for verbs that talk to a server."""
+
+local_broker_option = _broker("this machine, even if EMBQ_BROKER_URL is set")
+"""--broker, for verbs that use one only when it is named."""
 
 
 def metrics_option(function: F) -> F:
@@ -73,6 +75,15 @@ def verbose_option(function: F) -> F:
     return click.option(
         "--verbose", "-v", is_flag=True, help="Show units, tokens, stages and all columns of the workers as well."
     )(function)
+
+
+embedding_option = click.option(
+    "--embedding",
+    default=None,
+    metavar="NAME",
+    help="Embedding, of a run with several: image, text or a model's name.  [image, or the only one]",
+)
+"""--embedding, for verbs that read one of a run's vectors."""
 
 
 def log_option(function: F) -> F:
@@ -141,14 +152,14 @@ def batch_size_option(function: F) -> F:
     )(function)
 
 
-def prepare_threads_option(function: F) -> F:
-    """--prepare-threads, for verbs that embed; 0 where it is not given."""
+def threads_option(function: F) -> F:
+    """--threads, for verbs that embed; 0 where it is not given."""
     return click.option(
-        "--prepare-threads",
+        "--threads",
         type=click.IntRange(min=0, max=MOST_PREPARE_THREADS),
         default=0,
         metavar="N",
-        help="Decoding and tokenising threads per process.  [by cores]",
+        help="Decoding and tokenising threads per worker.  [by cores]",
     )(function)
 
 
@@ -168,14 +179,14 @@ def priority_option(function: F) -> F:
 worker_options = option_group(
     devices_option,
     click.option(
-        "--workers-per-device",
+        "--workers",
         type=click.IntRange(min=0, max=64),
         default=0,
         metavar="N",
         help="Processes per device, each with its own model.  [on a GPU by cores and memory, else 1]",
     ),
     batch_size_option,
-    prepare_threads_option,
+    threads_option,
     click.option(
         "--prefetch",
         type=click.IntRange(min=1, max=64),

@@ -243,7 +243,9 @@ def _refuse_npy(format: str, dtype: str) -> None:
     if format == "npy" and not dtype.startswith("float"):
         raise InputError(
             f"readers of npy files accept floats only, and the rows would hold {dtype}",
-            next_step="use --dtype float16, or another --to" if dtype == "int8" else "use another --to",
+            next_step="use --dtype float16, or another --output-format"
+            if dtype == "int8"
+            else "use another --output-format",
             code="format_dtype",
         )
 

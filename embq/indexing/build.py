@@ -65,13 +65,13 @@ def index(options: Mapping[str, Any]) -> int:
     id_columns = [name.strip() for name in options["id_columns"].split(",") if name.strip()]
     collection = open_collection(
         *options["sources"],
-        output=options["output"],
+        output=options["embedding"],
         column=options["embedding_column_name"],
         file_format=options["file_format"],
         id_columns=id_columns,
     )
     wanted = build_options(options)
-    folder = index_folder(options["to"], options["sources"], collection)
+    folder = index_folder(options["output"], options["sources"], collection)
 
     if options["dry_run"]:
         plan = plan_of(collection, wanted, unit_length=collection.unit_length)
@@ -105,7 +105,7 @@ def refuse_growth(index: ObjectPath, build: str) -> None:
     if read_current(index).build != build:
         raise UsageError(
             f"{index} is an index of other rows, and rows are added to one in a folder only",
-            next_step="add --rebuild to build it anew from all rows, or name another place: --to",
+            next_step="add --rebuild to build it anew from all rows, or name another place: --output",
         )
 
 
@@ -168,12 +168,14 @@ def build_options(options: Mapping[str, Any]) -> BuildOptions:
 def index_folder(to: str | None, sources: Sequence[str], collection: Collection) -> Place:
     """The folder or URL of the index."""
     if to is None and len(sources) > 1:
-        raise UsageError(f"one index of {len(sources)} folders has no folder of its own", next_step="add --to FOLDER")
+        raise UsageError(
+            f"one index of {len(sources)} folders has no folder of its own", next_step="add --output FOLDER"
+        )
     where = located(to if to is not None else sources[0])
     if isinstance(where, RemotePath):
         raise UsageError(
             f"no index can be written to {where}",
-            next_step="add --to with a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX",
+            next_step="add --output with a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX",
         )
     if to is not None:
         return where.absolute() if isinstance(where, Path) else where

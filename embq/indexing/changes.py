@@ -46,8 +46,8 @@ def change(options: Mapping[str, Any], runner: AbstractContextManager[Runner]) -
     """Delete or compact; returns the exit status. Only compaction uses the runner."""
     if len(options["sources"]) > 1:
         raise UsageError("rows are deleted from one index, not from folders", next_step="name the index alone")
-    where = index_path(options["to"] or options["sources"][0])
-    index = resolve_index(where, None if options["to"] else options["output"])
+    where = index_path(options["output"] or options["sources"][0])
+    index = resolve_index(where, None if options["output"] else options["embedding"])
     groups = [name for name in options["delete_from"] if _is_parquet(name)]
     keys = _keys(options, [name for name in options["delete_from"] if name not in groups])
     if (keys or groups) and options["compact"]:

@@ -1,4 +1,4 @@
-"""Folder that clip-retrieval's back end serves: `embq index export --to clip-back`.
+"""Folder that clip-retrieval's back end serves: `embq index export --output-format clip-back`.
 
 ```
 DIR/image.index  DIR/text.index       files of faiss
@@ -89,7 +89,7 @@ def _indexes(source: Path, output: str | None) -> dict[str, Path]:
         if modality in found:
             raise InputError(
                 f"{source} has two indexes of {modality}s, {found[modality].name} and {index.name}",
-                next_step=f"add --output {index.name}",
+                next_step=f"add --embedding {index.name}",
                 code="which_index",
             )
         found[modality] = index

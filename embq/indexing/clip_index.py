@@ -54,7 +54,7 @@ def index_as_clip_retrieval(
         raise InputError(
             f"{embeddings_folder} holds neither {image_subfolder} nor {text_subfolder}",
             next_step="of a run in another format, or on an object store: "
-            f"{command_line('index', embeddings_folder, '--to', 'FOLDER')}, then `embq index export`",
+            f"{command_line('index', embeddings_folder, '--output', 'FOLDER')}, then `embq index export`",
             code="no_embeddings",
         )
     if folders == FOLDERS:

@@ -25,7 +25,7 @@ def run_dedup(options: Mapping[str, Any]) -> int:
     """Group near duplicates; returns the exit status."""
     available = options["current_memory_available"]
     memory_bytes = available_memory() if available is None else parse_bytes(available)
-    index = resolve_index(index_path(options["source"]), options["output"])
+    index = resolve_index(index_path(options["source"]), options["embedding"])
     base = read_current(index)
     spec = make_spec(base, options["threshold"], options["nprobe"])
     quiet = options["quiet"] or options["as_json"]
@@ -67,7 +67,7 @@ def _print_result(source: str, folder: Path, report: Mapping[str, Any]) -> None:
     if report["duplicates"]:
         click.echo(
             f"delete      {command_line('index', source, '--delete-from', folder / GROUPS)}\n"
-            f"leave out   {command_line('export', 'OUT', 'DIR', '--to', 'parquet', '--without', folder / GROUPS)}"
+            f"leave out   {command_line('export', 'OUT', 'DIR', '--output', 'parquet', '--without', folder / GROUPS)}"
         )
     if report["saturated"]:
         click.echo(

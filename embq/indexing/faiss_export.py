@@ -24,11 +24,13 @@ def export(options: Mapping[str, Any]) -> int:
     source = index_path(options["source"])
     if options["form"] == "clip-back":
         if options["shards"] > 1 or options["overwrite"]:
-            raise UsageError("--shards and --overwrite are for --to faiss", next_step="leave them out; name a new DIR")
+            raise UsageError(
+                "--shards and --overwrite are for --output-format faiss", next_step="leave them out; name a new DIR"
+            )
         folder = file_path(options["path"] or f"{source}.clip-back").absolute()
-        done, notes = write_clip_back(source, folder, output=options["output"], refine=options["refine"])
+        done, notes = write_clip_back(source, folder, output=options["embedding"], refine=options["refine"])
     else:
-        index = resolve_index(source, options["output"])
+        index = resolve_index(source, options["embedding"])
         path = file_path(options["path"] or f"{index}.index")
         file = write_faiss_file(
             index, path, shards=options["shards"], overwrite=options["overwrite"], refine=bool(options["refine"])

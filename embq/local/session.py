@@ -275,7 +275,7 @@ def _is_unbegun(root: Path, made: RunInfo | None) -> bool:
 
 
 def _worker_arguments(options: dict[str, Any]) -> list[str]:
-    names = ("devices", "workers_per_device", "batch_size", "prepare_threads", "prefetch", "transport", "drain_timeout")
+    names = ("devices", "workers", "batch_size", "threads", "prefetch", "transport", "drain_timeout")
     return [part for name in names for part in (f"--{name.replace('_', '-')}", str(options[name]))]
 
 

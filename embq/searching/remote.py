@@ -126,10 +126,10 @@ def _select_index(
     if len(fitting) == 1:
         return fitting[0]
     there = [str(one.get("output") or one["modality"]) for one in of_name]
-    problem = f"has no {output!r}" if output is not None else f"has {len(there)} outputs"
+    problem = f"has no {output!r}" if output is not None else f"has {len(there)} embeddings"
     raise InputError(
         f"the index {name or names[0]!r} of {address} {problem}",
-        next_step=f"--output {' | '.join(there)}",
+        next_step=f"--embedding {' | '.join(there)}",
         code="no_such_index" if output is not None else "which_index",
     )
 

@@ -69,7 +69,7 @@ class Bottleneck:
         if self.whole_images:
             ways.insert(0, "--decode cpu-fast for large photographs")
         if self.threads < min(self.cores, self.cores_needed):
-            ways.insert(0, f"--prepare-threads {min(self.cores, self.cores_needed)}: here are {self.cores} cores")
+            ways.insert(0, f"--threads {min(self.cores, self.cores_needed)}: here are {self.cores} cores")
         return f"{text}; {about}{_many(self.cores_needed, 'core')} would keep {it} busy (or {', or '.join(ways)})"
 
     def describe(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from embq.cli.shared_options import (
     json_option,
     option_group,
     precision_option,
-    prepare_threads_option,
+    threads_option,
 )
 
 CHUNKS = 20_648_877
@@ -80,7 +80,7 @@ experiment_options = option_group(
         help="Random seed for the order of runs and texts.",
     ),
     click.option(
-        "--out",
+        "--output",
         "-o",
         default="embq-bench",
         show_default=True,
@@ -207,7 +207,7 @@ def unit_size(sizes: tuple[int, ...], **options: Any) -> int:
     metavar="S",
     help="Approximate duration for each stage; all together twice as long.",
 )
-@prepare_threads_option
+@threads_option
 @batch_size_option
 @click.option(
     "--input-format", type=click.Choice(sorted(INPUT_FORMATS)), help="Format of the inputs.  [by their names]"
@@ -242,7 +242,7 @@ def images(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
         ),
         samples=options["samples"],
         seconds=options["seconds"],
-        threads=options["prepare_threads"],
+        threads=options["threads"],
         batch_size=options["batch_size"],
     )
     stopped = StopFlag()

@@ -13,10 +13,16 @@ if TYPE_CHECKING:
     from embq.export.export import ExportResult
 
 
-@click.command("export", epilog="Example: embq export ./out ./for-clip-retrieval --to npy --sorted")
+@click.command("export", epilog="Example: embq export ./out ./for-clip-retrieval --output-format npy --sorted")
 @click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
 @click.argument("folder", metavar="DIR", type=click.Path())
-@click.option("--to", "format", type=click.Choice(["npy", "hdf5", "parquet", "arrow"]), required=True, help="Format.")
+@click.option(
+    "--output-format",
+    "format",
+    type=click.Choice(["npy", "hdf5", "parquet", "arrow"]),
+    required=True,
+    help="File format of the output.",
+)
 @click.option(
     "--sorted",
     "order",

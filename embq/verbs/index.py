@@ -8,7 +8,7 @@ import click
 
 from embq.cli.index_command import IndexCommand
 from embq.cli.run_command import InputsArgument
-from embq.cli.shared_options import json_option
+from embq.cli.shared_options import embedding_option, json_option, local_broker_option, quiet_option
 
 VERBS = {
     "dedup": ("embq.verbs.index:dedup", "Group near duplicates."),
@@ -40,24 +40,19 @@ workers_option = click.option(
     cls=IndexCommand,
     later=VERBS,
     epilog="Examples: embq index ./out | embq index ./out --recall 0.98@10 --max-index-memory-usage 4G | "
-    "embq index ./embeddings --to ./my-index --metric-type l2. The options of `autofaiss build_index` (--embeddings, "
+    "embq index ./embeddings -o ./my-index --metric-type l2. The options of `autofaiss build_index` (--embeddings, "
     "--index_path, --index_infos_path, ...) and of `clip-retrieval index` (--embeddings_folder, --index_folder, ...) "
     "are accepted as well.",
 )
 @click.argument("sources", cls=InputsArgument, metavar="OUT...", type=click.Path(), nargs=-1, required=True)
 @click.option(
-    "--to",
-    "to",
+    "--output",
+    "-o",
     type=click.Path(file_okay=False),
     default=None,
-    help="Folder, s3:// or gs:// URL of the index.  [OUT/index/<output>]",
+    help="Folder, s3:// or gs:// URL of the index.  [OUT/index/NAME]",
 )
-@click.option(
-    "--output",
-    default=None,
-    metavar="NAME",
-    help="Output of the run to index: image, text or a model's name.  [image or the only one]",
-)
+@embedding_option
 @click.option("--recall", default="0.95@10", show_default=True, metavar="R@K", help="Recall that searches must reach.")
 @click.option(
     "--max-index-memory-usage",
@@ -141,22 +136,17 @@ workers_option = click.option(
 )
 @overwrite_option
 @click.option("--dry-run", is_flag=True, help="Print the plan and exit.")
-@click.option(
-    "--broker",
-    default="",
-    metavar="URL",
-    help="Build with the workers of this broker, which see OUT and the index by the same names.  "
-    "[this machine, even if EMBQ_BROKER_URL is set]",
-)
+@local_broker_option
 @json_option
-@click.option("--quiet", "-q", is_flag=True, help="Print only the result.")
+@quiet_option
 def command(**options: Any) -> int:
     """Build a faiss index of the embeddings in OUT, tuned for the requested recall.
 
     OUT is an output folder of embq, or a folder of .npy, .parquet or .h5 files with embeddings; several of one kind
-    become one index, with --to. The plan is printed before work starts. After an interruption, the same command
+    become one index, with --output. The plan is printed before work starts. After an interruption, the same command
     continues. If OUT has more rows than its index, the new rows are added. The report is in infos.json and report.png
-    of the version that CURRENT names.
+    of the version that CURRENT names. With --broker, the workers of that broker build; they see OUT and the index by
+    the same names.
 
     Exit status: 0 the index is as requested, 3 it is built but misses the recall or the time, 65 it cannot be built.
     """
@@ -177,21 +167,19 @@ def command(**options: Any) -> int:
 @click.command(
     "export",
     epilog="Examples: embq index export ./out | embq index export ./out knn.index --shards 4 | "
-    "embq index export ./out ./served --to clip-back",
+    "embq index export ./out ./served --output-format clip-back",
 )
 @click.argument("source", metavar="OUT", type=click.Path())
 @click.argument("path", metavar="[FILE|DIR]", type=click.Path(), required=False)
 @click.option(
-    "--to",
+    "--output-format",
     "form",
     type=click.Choice(["faiss", "clip-back"]),
     default="faiss",
     show_default=True,
     help="A file of faiss, or a folder that clip-retrieval's back end serves.",
 )
-@click.option(
-    "--output", default=None, metavar="NAME", help="Output of the run: image, text or a model's name.  [the only one]"
-)
+@embedding_option
 @click.option(
     "--shards",
     type=click.IntRange(min=1),
@@ -213,8 +201,8 @@ def export(**options: Any) -> int:
     FILE is by default the folder of the index with .index behind its name. Ids are those of `embq search`, deleted rows
     are left out. Memory is that of centroids and codebooks, whatever the rows.
 
-    With --to clip-back, DIR is a new folder, by default OUT.clip-back, with image.index, text.index, metadata and
-    indices_paths.json: clip-retrieval back --indices_paths DIR/indices_paths.json.
+    With --output-format clip-back, DIR is a new folder, by default OUT.clip-back, with image.index, text.index,
+    metadata and indices_paths.json: clip-retrieval back --indices_paths DIR/indices_paths.json.
     """
     from embq.indexing.faiss_export import export as run
 
@@ -231,7 +219,7 @@ def export(**options: Any) -> int:
     metavar="X",
     help="Least cosine of near duplicates.",
 )
-@click.option("--output", default=None, metavar="NAME", help="Output of the run that is indexed.  [the only one]")
+@embedding_option
 @click.option(
     "--nprobe",
     type=click.IntRange(min=1),
@@ -242,9 +230,9 @@ def export(**options: Any) -> int:
 @memory_option
 @workers_option
 @click.option("--dry-run", is_flag=True, help="Print the plan and exit.")
-@click.option("--broker", default="", metavar="URL", help="Search with the workers of this broker.  [this machine]")
+@local_broker_option
 @json_option
-@click.option("--quiet", "-q", is_flag=True, help="Print only the result.")
+@quiet_option
 def dedup(**options: Any) -> int:
     """Group near duplicates among the rows of the index of OUT: rows whose vectors have a cosine of at least X.
 

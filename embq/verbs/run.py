@@ -17,10 +17,10 @@ from embq.cli.shared_options import (
     broker_option,
     json_option,
     log_option,
-    prepare_threads_option,
     priority_option,
     quiet_option,
     settings_with,
+    threads_option,
     verbose_option,
     worker_options,
 )
@@ -121,7 +121,7 @@ def _refuse_to_add(inputs: tuple[str, ...], root: Place) -> None:
 @inputs_argument
 @run_options
 @batch_size_option
-@prepare_threads_option
+@threads_option
 @priority_option
 @click.option(
     "--upload",
@@ -144,7 +144,7 @@ def enqueue(
     """Plan a run and hand it to resident workers. The same command again adds new samples of the inputs.
 
     Further inputs for the same output are added to its run. Inputs that have changed since are refused. --batch-size
-    and --prepare-threads are for workers that were started without them.
+    and --threads are for workers that were started without them.
 
     INPUT is a webdataset .tar, a folder of images, or a .parquet, .arrow, .h5, .csv, .jsonl or .txt file; globs and
     {000000..000099} are expanded.
@@ -156,7 +156,7 @@ def enqueue(
 
     refuse_secrets(inputs)
     settings = settings_with(broker)
-    workers = WorkerDefaults(batch_size=options["batch_size"], prepare_threads=options["prepare_threads"])
+    workers = WorkerDefaults(batch_size=options["batch_size"], prepare_threads=options["threads"])
     request = replace(request_from(inputs, options), workers=workers)
     if dry_run:
         _say_what_it_would_do(request, settings, sent=upload or inline, as_json=as_json)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core.errors import UsageError
-from embq.cli.shared_options import json_option
+from embq.cli.shared_options import embedding_option, json_option
 
 if TYPE_CHECKING:
     from embq.searching.query import Answer, Query
@@ -35,7 +35,7 @@ KEY_WIDTH, SOURCE_WIDTH = 44, 28
     "-k", "k", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="Number of results."
 )
 @click.option("--index", "name", default=None, metavar="NAME", help="Index of a server that serves several.")
-@click.option("--output", default=None, metavar="NAME", help="Output of a run that has several indexed.")
+@embedding_option
 @click.option(
     "--prompt",
     default=None,
@@ -64,7 +64,7 @@ def command(
     image: str | None,
     vector: str | None,
     name: str | None,
-    output: str | None,
+    embedding: str | None,
     no_refine: bool,
     as_json: bool,
     **options: Any,
@@ -86,7 +86,7 @@ def command(
         **options,
     )
     query.check()
-    answer = _search(index, query, name, output)
+    answer = _search(index, query, name, embedding)
     if as_json:
         import json
 
@@ -97,11 +97,11 @@ def command(
     return 0
 
 
-def _search(index: str, query: Query, name: str | None, output: str | None) -> Answer:
+def _search(index: str, query: Query, name: str | None, embedding: str | None) -> Answer:
     from embq.searching.remote import is_server, looks_like_server, search_remote
 
     if is_server(index):
-        return search_remote(index, query, name=name, output=output, on_load=_tell)
+        return search_remote(index, query, name=name, output=embedding, on_load=_tell)
     if looks_like_server(index):
         raise UsageError(f"there is no folder {index}", next_step=f"a server is a URL: embq search http://{index}")
     if name is not None:
@@ -114,7 +114,7 @@ def _search(index: str, query: Query, name: str | None, output: str | None) -> A
     compute_in_one_thread()
     from embq.searching.local import search_local
 
-    return search_local(index, query, output=output, on_load=_tell)
+    return search_local(index, query, output=embedding, on_load=_tell)
 
 
 def _tell(spec: str) -> None:

@@ -66,9 +66,9 @@ def worker(
     only: str,
     metrics: Address | None,
     devices: str,
-    workers_per_device: int,
+    workers: int,
     batch_size: int,
-    prepare_threads: int,
+    threads: int,
     prefetch: int,
     transport: str,
     drain_timeout: float,
@@ -98,21 +98,21 @@ def worker(
     configure()
     settings = settings_with(broker, metrics)
     gpus = find_gpus(settings.cuda_visible) if devices != "cpu" else ()
-    # With --prepare-threads the user has divided the cores already.
-    names = devices_of(devices, workers_per_device or int(prepare_threads > 0), gpus, settings.cuda_visible)
+    # With --threads the user has divided the cores already.
+    names = devices_of(devices, workers or int(threads > 0), gpus, settings.cuda_visible)
     fleet = Fleet(
         devices=names,
         run=only,
         prefetch=prefetch,
-        threads=prepare_threads or max(1, cores() // len(names)),
+        threads=threads or max(1, cores() // len(names)),
         batch_size=batch_size,
         transport=transport,
         drain_s=drain_timeout,
         version=embq.__version__,
         settings=settings,
         gpus=gpus if any(name.startswith("cuda") for name in names) else (),
-        has_guests=not workers_per_device,
-        threads_chosen=prepare_threads > 0,
+        has_guests=not workers,
+        threads_chosen=threads > 0,
     )
     _supervise(fleet, asked=devices)
     return Exit.DONE

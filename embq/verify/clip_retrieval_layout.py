@@ -31,7 +31,7 @@ def check_clip_retrieval(layout: Layout, info: RunInfo, findings: Findings) -> N
     if info.format != "npy" or not isinstance(root, Path):
         raise InputError(
             f"clip-retrieval reads npy files in a local folder; the parts of {root} are {info.format}",
-            next_step="give its readers what `embq export OUT DIR --to npy` makes",
+            next_step="give its readers what `embq export OUT DIR --output-format npy` makes",
         )
     folders = (METADATA, *vector_folders(info.model).values())
     seen = {folder: _seen_by_readers(root / folder) for folder in folders}

@@ -38,7 +38,7 @@ MOST_BYTES = 1 << 26
 
 _NEXT_STEPS = {
     "no_space": "make room, then give the same command again: what is done stays",
-    "not_writable": "give write permission, or build the index in another folder: --to",
+    "not_writable": "give write permission, or build the index in another folder: --output",
 }
 
 

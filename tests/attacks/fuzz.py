@@ -1,6 +1,6 @@
 """Search for bytes that a reader of `borders` does not survive, guided by coverage (atheris).
 
-    python -m attacks.fuzz [--seconds 3600] [--only NAME] [--corpus .fuzz] [--out FILE]
+    python -m attacks.fuzz [--seconds 3600] [--only NAME] [--corpus .fuzz] [--output FILE]
 
 The seconds are shared out among the borders, as many of which run at a time as there are cores. What was found to reach
 new code is kept in a folder of the corpus for each border, and is where the next search begins. Bytes that a reader did
@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3_600.0)
     parser.add_argument("--only", default="", metavar="NAME")
     parser.add_argument("--corpus", type=Path, default=Path(".fuzz"), metavar="FOLDER")
-    parser.add_argument("--out", type=Path, metavar="FILE")
+    parser.add_argument("--output", type=Path, metavar="FILE")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
@@ -54,8 +54,8 @@ def main() -> int:
         found = dict(zip(names, pool.map(lambda name: _fuzzed(name, asked.corpus, seconds), names), strict=True))
     columns = ["border", "executions", "seconds", "kept", "crashes"]
     table(columns, [[name, *(one[column] for column in columns[1:])] for name, one in found.items()])
-    if asked.out:
-        write(asked.out, described("fuzz", found))
+    if asked.output:
+        write(asked.output, described("fuzz", found))
     return int(any(one["crashes"] for one in found.values()))
 
 

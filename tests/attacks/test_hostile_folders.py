@@ -501,6 +501,10 @@ def test_every_verb_that_names_an_output_refuses_what_no_library_takes(tmp_path:
     out.rename(renamed)
     there = [("verify",), ("status",), ("gc",), ("failures",), ("retry",), ("resume",), ("index",), ("search", "x")]
     lines = [[verb, str(renamed), *more] for verb, *more in there]
-    for line in [*lines, ["export", str(renamed), str(tmp_path / "e"), "--to", "npy"], ["serve", str(renamed)]]:
+    for line in [
+        *lines,
+        ["export", str(renamed), str(tmp_path / "e"), "--output-format", "npy"],
+        ["serve", str(renamed)],
+    ]:
         with pytest.raises(UsageError, match="its name is not UTF-8"):
             cli.main(line, standalone_mode=False)

@@ -1,6 +1,6 @@
 """Services under poisoned records: producer, writer, worker and `embq serve` go on, and honest runs are exact.
 
-    python -m attacks.uptime [--records 10000] [--seed N] [--out FILE]
+    python -m attacks.uptime [--records 10000] [--seed N] [--output FILE]
 
 A guarded broker, and a service of each kind logged in as its user. Records are written by the rights of a laptop and of
 a worker: to every hash, list and stream that these may write, and as bodies to the search server. Honest runs are
@@ -47,15 +47,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m attacks.uptime", description="Services under poisoned records.")
     parser.add_argument("--records", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
-    parser.add_argument("--out", type=Path, metavar="FILE")
+    parser.add_argument("--output", type=Path, metavar="FILE")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as place, guarded_server("valkey") as server, ExitStack() as stack:
         found = attacked(Box(server, stack, Path(place)), stack, asked.records, random.Random(asked.seed))
     forget()
     table(["records", "number"], [*map(list, found["records"].items())])
     table(["what", "result"], [[name, str(value)] for name, value in found.items() if name != "records"])
-    if asked.out:
-        write(asked.out, described("uptime", {"seed": asked.seed, **found}))
+    if asked.output:
+        write(asked.output, described("uptime", {"seed": asked.seed, **found}))
     return int(bool(found["wrong"]))
 
 

@@ -55,7 +55,7 @@ def test_a_model_that_does_not_fit_is_refused_after_three_attempts_and_leaves_no
         with pytest.raises(ModelError, match="does not fit on the device") as caught:
             model_service.load_model(model, place())
         assert loads == ["cuda:0"] * model_service.FULL_ATTEMPTS
-        assert "--workers-per-device" in caught.value.next_step
+        assert "--workers" in caught.value.next_step
         caught.value.__cause__ = caught.value.__traceback__ = None
         del caught
         gc.collect()

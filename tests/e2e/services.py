@@ -55,7 +55,7 @@ class Services:
 
     def start(self, verb: str) -> None:
         """Start a service."""
-        arguments = ["--devices", "cpu", "--workers-per-device", str(self.workers)] if verb == "worker" else []
+        arguments = ["--devices", "cpu", "--workers", str(self.workers)] if verb == "worker" else []
         self.services[verb] = self.stack.enter_context(started(verb, *arguments, environment=self.environment))
 
     def replace(self, verb: str) -> None:

@@ -50,7 +50,7 @@ def figures_of(out: Path, name: str) -> dict[str, Any]:
 def test_workers_on_one_device(short_tmp: Path, temporary: Path, texts: Path) -> None:
     out = short_tmp / "out"
     options = ["-m", STUB, "--devices", "cpu", "--counts", "2", "--chunks", "86400000", "--texts", texts]
-    stdout = succeed("bench", "workers", *options, *SHORT, "--out", out)
+    stdout = succeed("bench", "workers", *options, *SHORT, "--output", out)
     assert stdout.splitlines()[0].split()[:2] == ["workers", "records/s"]
     (condition,) = figures_of(out, "workers")["conditions"]
     assert condition["workers_per_device"] == 2
@@ -63,7 +63,7 @@ def test_workers_on_one_device(short_tmp: Path, temporary: Path, texts: Path) ->
 def test_devices_alone_and_together(short_tmp: Path, temporary: Path, texts: Path) -> None:
     out = short_tmp / "out"
     options = ["-m", STUB, "--devices", "sim:1,sim:1", "--texts", texts, "--records", "256"]
-    stdout = succeed("bench", "devices", *options, *SHORT, "--out", out, "--json")
+    stdout = succeed("bench", "devices", *options, *SHORT, "--output", out, "--json")
     figures = figures_of(out, "devices")
     assert json.loads(stdout)["figures"] == figures
     alone, fleet = figures["conditions"]
@@ -77,7 +77,7 @@ def test_devices_alone_and_together(short_tmp: Path, temporary: Path, texts: Pat
 def test_units_of_several_sizes(short_tmp: Path, temporary: Path, texts: Path) -> None:
     out = short_tmp / "out"
     options = ["-m", STUB, "--devices", "cpu", "--sizes", "1,8", "--texts", texts, "--records", "64"]
-    stdout = succeed("bench", "unit-size", *options, *SHORT, "--out", out)
+    stdout = succeed("bench", "unit-size", *options, *SHORT, "--output", out)
     assert "chunks take" in stdout
     conditions = figures_of(out, "unit-size")["conditions"]
     assert [(one["unit_size"], one["records"]) for one in conditions] == [(1, [64, 64]), (8, [64, 64])]
@@ -87,7 +87,7 @@ def test_units_of_several_sizes(short_tmp: Path, temporary: Path, texts: Path) -
 
 def test_a_model_that_cannot_be_loaded_ends_an_experiment(short_tmp: Path, temporary: Path) -> None:
     status, stdout, stderr = ended(
-        "bench", "workers", "-m", "stub:8?speed=9", "--counts", "1", "--out", short_tmp / "o"
+        "bench", "workers", "-m", "stub:8?speed=9", "--counts", "1", "--output", short_tmp / "o"
     )
     assert (status, stdout) == (65, "")
     assert "error[model]: stub:8?speed=9: unknown parameter 'speed'" in stderr
@@ -96,7 +96,7 @@ def test_a_model_that_cannot_be_loaded_ends_an_experiment(short_tmp: Path, tempo
 
 def test_an_interrupted_experiment_leaves_nothing_behind(short_tmp: Path, temporary: Path, texts: Path) -> None:
     options = ["-m", "stub:8?ms_per_sample=50", "--devices", "cpu", "--sizes", "64", "--records", "6400"]
-    with started("bench", "unit-size", *options, "--texts", texts, "--out", short_tmp / "out") as running:
+    with started("bench", "unit-size", *options, "--texts", texts, "--output", short_tmp / "out") as running:
         await_in(running, lambda: list(temporary.glob("*/*/trace/*.jsonl")))
         processes = running.descendants()
         running.signal(signal.SIGINT)

@@ -54,7 +54,7 @@ def figures_of(inputs: Path, model: str, *options: str) -> dict[str, Any]:
     "kind", ["tar", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("folder", "parquet"))]
 )
 def test_a_fast_device_is_told_how_many_cores_it_wants(short_tmp: Path, kind: str) -> None:
-    figures = figures_of(write(kind, short_tmp / "in"), FAST, "--seconds", "0.7", "--prepare-threads", "1")
+    figures = figures_of(write(kind, short_tmp / "in"), FAST, "--seconds", "0.7", "--threads", "1")
     assert figures["limit"] == "decoding"
     assert figures["failures"] == {"truncated": 1, "unidentified": 1}
     assert (figures["samples"], figures["tried"]) == (IMAGES, IMAGES)

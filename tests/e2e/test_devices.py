@@ -37,7 +37,7 @@ def test_devices_of_any_speed_leave_and_join_a_run(
             command = started("worker", "--devices", devices, *arguments, environment=services.environment)
             return stack.enter_context(command)
 
-        staying, leaving = start("sim:4,sim:1", "--workers-per-device", "2"), start("sim:2")
+        staying, leaving = start("sim:4,sim:1", "--workers", "2"), start("sim:2")
         expected = services.enqueue(root, UNITS, model=f"stub:{DIM}?ms_per_sample=4")
         services.until(lambda: len(at_work("sim:4")) == len(at_work("sim:1")) == 2 and at_work("sim:2"))
         leaving.signal(signal.SIGTERM)

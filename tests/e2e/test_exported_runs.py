@@ -20,10 +20,12 @@ DIM = 8
 
 def exported(root: Path, source: Path, workers: int, part_rows: int) -> tuple[pa.Table, np.ndarray]:
     """Metadata and vectors of a run with so many workers, sorted and in clip-retrieval's layout."""
-    options = ("--workers-per-device", str(workers), "--unit-size", "20", "--write-batch-size", str(part_rows))
+    options = ("--workers", str(workers), "--unit-size", "20", "--write-batch-size", str(part_rows))
     out, plain = root / "out", root / "plain"
     succeed("run", source, "-o", out, "-m", f"stub:{DIM}?ms_per_sample=1", *options, "--quiet")
-    said = json.loads(succeed("export", out, plain, "--to", "npy", "--sorted", "--rows-per-file", "250", "--json"))
+    said = json.loads(
+        succeed("export", out, plain, "--output-format", "npy", "--sorted", "--rows-per-file", "250", "--json")
+    )
     assert (said["rows"], said["state"]) == (600, "complete")
     tables = [pq.read_table(path) for path in sorted((plain / "metadata").iterdir())]
     matrices = [np.load(path) for path in sorted((plain / "text_emb").iterdir())]
@@ -57,7 +59,7 @@ def test_the_row_of_a_retried_sample_stands_where_its_sample_does(short_tmp: Pat
     source.write_text("\n".join(lines) + "\n")
     retry(out, FailureFilter(), version="0")
     go_on(out)
-    succeed("export", out, short_tmp / "plain", "--to", "parquet", "--sorted")
+    succeed("export", out, short_tmp / "plain", "--output-format", "parquet", "--sorted")
 
     table = pq.read_table(short_tmp / "plain" / "parts" / "part-00000000.parquet")
     assert table["key"].to_pylist() == [f"k{n:02d}" for n in range(40)]

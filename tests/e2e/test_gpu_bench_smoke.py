@@ -52,7 +52,7 @@ def test_it_measures_images_and_texts_and_writes_no_result_of_a_cpu(capsys: pyte
 
 @pytest.mark.slow
 def test_a_profile_holds_each_run_and_the_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu_profile.main(["--device", "cpu", "--quick", "--out", str(tmp_path / "profile.json")]) == 0
+    assert gpu_profile.main(["--device", "cpu", "--quick", "--output", str(tmp_path / "profile.json")]) == 0
     figures = json.loads((tmp_path / "profile.json").read_text())["figures"]
     assert [(one["workers"], one["threads"]) for one in figures["runs"]] == [(1, 2), (2, 1)]
     for one in figures["runs"]:
@@ -91,7 +91,7 @@ def test_a_device_error_ends_one_model_and_what_is_done_is_written_after_each(
     monkeypatch.setattr(gpu, "in_a_process", in_this_process)
     monkeypatch.setattr(gpu, "make_pictures", lambda folder, scale: None)
     monkeypatch.setattr(gpu, "run", lambda *arguments: {"rows_per_s": 4.0})
-    assert gpu.main(["--device", "cpu", "--quick", "--out", str(out)]) == 0
+    assert gpu.main(["--device", "cpu", "--quick", "--output", str(out)]) == 0
     assert written == [[], [IMAGES.name]], "the first model's error is there before the second one begins"
     models = json.loads(out.read_text())["figures"]["models"]
     assert str(error) in models[IMAGES.name]["failed"]

@@ -48,7 +48,7 @@ def test_status_and_the_account_say_what_limits_a_run(
         return said if (waits if limit == "device" else told["cores_needed"]) else {}
 
     seen: list[dict[str, Any]] = []
-    with started(*run, "--unit-size", "50", "--prepare-threads", "1", "--json") as command:
+    with started(*run, "--unit-size", "50", "--threads", "1", "--json") as command:
         await_in(command, lambda: seen.extend(filter(None, [now()])) or seen)
         assert command.wait() == 0, command.said
         done = json.loads(command.stdout)

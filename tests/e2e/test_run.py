@@ -106,7 +106,7 @@ def test_a_run_can_be_watched_interrupted_resumed_and_repeated(short_tmp: Path, 
     root, texts = short_tmp / "out", short_tmp / "texts.jsonl"
     expected = write_texts(texts, 1500)
     run = ["run", texts, "-o", root, "-m", f"stub:{DIM}?ms_per_sample=5", "--unit-size", "10"]
-    run += ["--devices", "cpu", "--workers-per-device", "2", "--drain-timeout", str(DRAIN_S)]
+    run += ["--devices", "cpu", "--workers", "2", "--drain-timeout", str(DRAIN_S)]
 
     gate = short_tmp / "gate"
     with started(*run, environment=sabotaged(held_after(60, gate))) as command:
@@ -140,7 +140,7 @@ def test_a_run_can_be_watched_interrupted_resumed_and_repeated(short_tmp: Path, 
     files = {path: path.stat().st_mtime_ns for folder in ("parts", "commits") for path in (root / folder).iterdir()}
 
     published: dict[int, int] = {}
-    with started("resume", root, "--workers-per-device", "2", "--quiet") as command:
+    with started("resume", root, "--workers", "2", "--quiet") as command:
 
         def everything_is_committed() -> bool:
             for pid, said in ledger.workers().items():
@@ -288,7 +288,7 @@ def test_services_stopped_in_mid_run_leave_a_run_that_others_complete(short_tmp:
     assert len(before.tokens) < 100
     for verb in ("producer", "writer"):
         box.start(verb)
-    worker = box.start("worker", "--devices", "cpu", "--workers-per-device", "4")
+    worker = box.start("worker", "--devices", "cpu", "--workers", "4")
     await_in(worker, lambda: closed(root))
     after = check_complete(root, texts, units=100, dim=DIM)
     assert after.records[: len(before.records)] == before.records

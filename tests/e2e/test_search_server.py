@@ -137,9 +137,9 @@ def test_a_vector_and_an_image_are_asked_by(
         assert found["results"] == embq_results(docs, vector)
     (tmp_path / "asked.jpg").write_bytes(b"image 21")
     image = ["--image", str(tmp_path / "asked.jpg"), "-k", "1"]
-    found = answer(capsys, two.url, "--index", "pairs", "--output", "image", *image)
+    found = answer(capsys, two.url, "--index", "pairs", "--embedding", "image", *image)
     assert found["results"][0]["key"] == "s21"  # type: ignore[index]
-    found = answer(capsys, two.url, "--index", "pairs", "--output", "text", "caption 4", "-k", "1")
+    found = answer(capsys, two.url, "--index", "pairs", "--embedding", "text", "caption 4", "-k", "1")
     assert found["results"][0]["key"] == "s04"  # type: ignore[index]
 
 
@@ -152,8 +152,8 @@ def test_python_gets_the_same_objects(two: Server, docs: Path, pairs: Path) -> N
     vector = stub_vector(b"text 5", DIM)
     for given in (vector, vector.tolist(), vector[None]):
         assert [one.key for one in embq.search(two.url, vector=given, name="docs", k=1)] == ["k5"]
-    found = embq.search(two.url, image=b"image 2", name="pairs", output="image", k=1)
-    assert found == embq.search(pairs, image=b"image 2", output="image", k=1)
+    found = embq.search(two.url, image=b"image 2", name="pairs", embedding="image", k=1)
+    assert found == embq.search(pairs, image=b"image 2", embedding="image", k=1)
 
 
 @pytest.mark.parametrize("way", ["--json", "--vector"])
@@ -187,10 +187,10 @@ def test_of_several_indices_one_has_to_be_named(two: Server, capsys: pytest.Capt
     assert "--index docs | pairs" in said
     status, code, said = refusal(capsys, two.url, "text 3", "--index", "pairs")
     assert (status, code) == (Exit.BAD_INPUT, "which_index")
-    assert "--output image | text" in said
-    status, code, said = refusal(capsys, two.url, "text 3", "--index", "docs", "--output", "image")
+    assert "--embedding image | text" in said
+    status, code, said = refusal(capsys, two.url, "text 3", "--index", "docs", "--embedding", "image")
     assert (status, code) == (Exit.BAD_INPUT, "no_such_index")
-    assert "--output text" in said
+    assert "--embedding text" in said
 
 
 def test_a_server_refuses_by_itself_what_does_not_say_which(two: Server) -> None:

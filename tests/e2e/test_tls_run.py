@@ -58,7 +58,7 @@ def test_a_whole_run_over_tls_with_a_password_file(server: TlsServer, tmp_path: 
         "--unit-size",
         "5",
         "--quiet",
-        "--workers-per-device",
+        "--workers",
         "2",
         environment=environment(server, tmp_path),
     ) as command:

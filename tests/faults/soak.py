@@ -534,7 +534,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--seeds", type=int, default=20, help="how many, one after the other")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no seed after this time")
-    parser.add_argument("--jobs", type=int, default=1, help="seeds at a time")
+    parser.add_argument("--workers", type=int, default=1, help="seeds at a time")
     parser.add_argument(
         "--keep",
         type=Path,
@@ -548,7 +548,7 @@ def main() -> int:
     results: list[Result] = []
     play_one = partial(_one, keep=given.keep, end=began + given.seconds)
     # Processes, not threads: environment and stdout, which `called` changes for each command, belong to a process.
-    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
         try:
             for result in pool.map(play_one, range(given.seed, given.seed + given.seeds)):
                 results += [result] if result is not None else []

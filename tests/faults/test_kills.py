@@ -52,7 +52,7 @@ class Case:
 
     @property
     def options(self) -> list[str]:
-        return ["--workers-per-device", "2", "--quiet"]
+        return ["--workers", "2", "--quiet"]
 
     def finished(self, units: int) -> bool:
         return self.ledger.finished() >= units

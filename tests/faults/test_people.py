@@ -174,7 +174,7 @@ def test_a_machine_with_another_model_under_the_same_name(cluster: Cluster, reco
 @pytest.mark.fault("V2", "Ctrl-C twice in `embq run`: begun units are given back, and it ends at once")
 def test_ctrl_c_twice(cluster: Cluster, recovery: Recovery) -> None:
     cluster.write_texts(12)
-    run = ["run", *arguments(cluster, f"stub:{DIM}?ms_per_sample=400&batch_size=8"), "--workers-per-device", "2"]
+    run = ["run", *arguments(cluster, f"stub:{DIM}?ms_per_sample=400&batch_size=8"), "--workers", "2"]
     ledger = Ledger(cluster.root)
     try:
         with started(*run) as command:
@@ -194,7 +194,7 @@ def test_ctrl_c_twice(cluster: Cluster, recovery: Recovery) -> None:
     finally:
         ledger.close()
     assert len(cluster.committed()) < 12
-    succeed("resume", cluster.root, "--workers-per-device", "2", "--quiet")
+    succeed("resume", cluster.root, "--workers", "2", "--quiet")
     cluster.assert_exact()
 
 

@@ -34,7 +34,7 @@ def test_a_retry_of_which_everybody_is_killed_has_each_sample_once(short_tmp: Pa
     texts.write_text("\n".join(good) + "\n")
 
     ledger = Ledger(root)
-    command = ["retry", root, "--workers-per-device", "2", "--quiet"]
+    command = ["retry", root, "--workers", "2", "--quiet"]
     with started(*command, environment=sabotaged(held_after(AHEAD, gate))) as retry:
         await_in(retry, lambda: ledger.finished() >= UNITS + AHEAD)
         status, _, stderr = ended("retry", root)
@@ -99,7 +99,7 @@ def test_what_is_kept_of_cut_shards_and_the_rest_of_the_mended_are_there_once(
             run.wait()
         ledger.close()
 
-    options = ["-o", root, "-m", f"stub:{DIM}", "--damaged", "keep", "--workers-per-device", "2"]
+    options = ["-o", root, "-m", f"stub:{DIM}", "--damaged", "keep", "--workers", "2"]
     with_a_kill(short_tmp / "gate", AHEAD, AHEAD, "run", folder, *options)
     rests = {key: code for _, ordinal, key, code in read_output(root).failures if ordinal is not None}
     assert len(rests) == len(cuts)
@@ -109,7 +109,7 @@ def test_what_is_kept_of_cut_shards_and_the_rest_of_the_mended_are_there_once(
 
     for path, whole in cuts.items():
         path.write_bytes(whole)
-    with_a_kill(short_tmp / "again", 1, shards + 1, "retry", root, "--workers-per-device", "2")
+    with_a_kill(short_tmp / "again", 1, shards + 1, "retry", root, "--workers", "2")
 
     output = check_complete(root, expected, units=shards + len(cuts), dim=DIM)
     assert output.keys[: len(before.keys)] == before.keys

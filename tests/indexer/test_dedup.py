@@ -223,7 +223,15 @@ def test_an_export_without_duplicates_holds_the_kept_rows(tmp_path: Path) -> Non
     assert run(["index", str(tmp_path / "out"), "--recall", "0.5@1", "--quiet"]) in (Exit.DONE, Exit.SOME_FAILED)
     assert dedup(tmp_path / "out") == Exit.DONE
     (groups,) = tmp_path.glob("out/index/*/dedup-*/groups.parquet")
-    export = ["export", str(tmp_path / "out"), str(tmp_path / "kept"), "--to", "parquet", "--without", str(groups)]
+    export = [
+        "export",
+        str(tmp_path / "out"),
+        str(tmp_path / "kept"),
+        "--output-format",
+        "parquet",
+        "--without",
+        str(groups),
+    ]
     assert run(export) == Exit.DONE
     kept = sorted((tmp_path / "kept").rglob("*.parquet"))
     assert pq.read_table(kept)["id"].to_pylist() == [0, 1, 3]

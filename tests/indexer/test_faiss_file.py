@@ -201,7 +201,7 @@ def test_the_verb_builds_an_index_and_its_files_and_exports_it_again(
     key = ("--index-key", "IVF4,SQ8", "--recall", "0.5@10")
     built = embq_index(capsys, data, *key, "--index-path", knn, "--nb-indices-to-keep", "2")
     assert [one["path"] for one in built["export"]["files"]] == [f"{knn}0", f"{knn}1"]
-    done = embq_index(capsys, "export", data, "--to", "faiss")
+    done = embq_index(capsys, "export", data, "--output-format", "faiss")
     assert [Path(one["path"]).name for one in done["indexes"][0]["files"]] == ["embedding.index"]
     assert np.array_equal(answers(data / "index" / "embedding.index")[1], expected(data / "index" / "embedding")[1])
     assert entry_point.run(["index", str(data), *key, "--index-path", str(knn), "--nb-indices-to-keep", "2"]) == 2
@@ -235,7 +235,7 @@ def test_a_folder_for_the_back_end_of_clip_retrieval_has_a_row_of_metadata_for_e
     for output in ("image", "text"):
         build_index(root, output=output)
     delete(root / "index" / "image", ["s04"])
-    done = embq_index(capsys, "export", root, tmp_path / "served", "--to", "clip-back")
+    done = embq_index(capsys, "export", root, tmp_path / "served", "--output-format", "clip-back")
     assert [(one["rows"], one["distance"]) for one in done["indexes"]] == [(19, "cosine"), (20, "cosine")]
     folder = tmp_path / "served"
     assert sorted(one.name for one in folder.iterdir()) == [
@@ -253,4 +253,6 @@ def test_a_folder_for_the_back_end_of_clip_retrieval_has_a_row_of_metadata_for_e
     query = stub_vector(b"txt 7", DIM)[None].astype(np.float32)
     cosines, ids = faiss.read_index(str(folder / "text.index")).search(query / np.linalg.norm(query), 1)
     assert (ids[0, 0], round(float(cosines[0, 0]), 3)) == (7, 1.0)
-    assert entry_point.run(["index", "export", str(root), str(folder), "--to", "clip-back"]) == Exit.BAD_INPUT
+    assert (
+        entry_point.run(["index", "export", str(root), str(folder), "--output-format", "clip-back"]) == Exit.BAD_INPUT
+    )

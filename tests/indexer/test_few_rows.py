@@ -20,7 +20,7 @@ def test_an_index_of_a_few_rows_finds_each_by_itself(tmp_path: Path, rows: int) 
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     (tmp_path / "in").mkdir()
     np.save(tmp_path / "in" / "a.npy", vectors)
-    assert run(["index", str(tmp_path / "in"), "--to", str(tmp_path / "index"), "--quiet"]) == 0
+    assert run(["index", str(tmp_path / "in"), "--output", str(tmp_path / "index"), "--quiet"]) == 0
     searcher = Searcher.open(tmp_path / "index")
     found = searcher.search(vectors, 1)
     assert found.ids[:, 0].tolist() == list(range(rows))
@@ -35,7 +35,7 @@ def test_a_dry_run_gives_the_plan_and_makes_nothing(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     np.save(tmp_path / "in" / "a.npy", np.eye(40, dtype=np.float32))
     told = CliRunner().invoke(
-        cli, ["index", str(tmp_path / "in"), "--to", str(tmp_path / "index"), "--dry-run", "--json"]
+        cli, ["index", str(tmp_path / "in"), "--output", str(tmp_path / "index"), "--dry-run", "--json"]
     )
     assert json.loads(told.stdout)["n"] == 40
     assert not (tmp_path / "index").exists()

@@ -55,7 +55,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def embq_index(root: Path, to: Path, *options: str) -> tuple[int, dict[str, Any]]:
     """Exit status and report of a build."""
-    status = entry_point.run(["index", str(root), "--to", str(to), "--quiet", *options])
+    status = entry_point.run(["index", str(root), "--output", str(to), "--quiet", *options])
     version = read_current(to)
     infos = json.loads((version.path / "infos.json").read_bytes())
     assert summary(infos, report=version.path)

@@ -140,7 +140,7 @@ def test_a_damaged_spec_is_an_error_with_a_name(unit: IndexUnit) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code", "said"),
-    [(errno.ENOSPC, "no_space", "same command again"), (errno.EROFS, "not_writable", "--to")],
+    [(errno.ENOSPC, "no_space", "same command again"), (errno.EROFS, "not_writable", "--output")],
 )
 def test_a_write_that_is_refused_is_told_in_the_words_of_an_index(
     tmp_path: Path, number: int, code: str, said: str

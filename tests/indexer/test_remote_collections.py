@@ -166,13 +166,13 @@ def test_what_is_no_embeddings_is_refused(tmp_path: Path, s3: str, web: HttpServ
 
 def test_the_verb_and_the_function_index_a_bucket(tmp_path: Path, s3: str, capfd: pytest.CaptureFixture[str]) -> None:
     url, to = uploaded(KINDS["parquet"](tmp_path), tmp_path.name), str(tmp_path / "index")
-    assert run(["index", url, "--to", to, "--quiet"]) == Exit.DONE
+    assert run(["index", url, "--output", to, "--quiet"]) == Exit.DONE
     found = Searcher.open(Path(to)).search(wanted_vectors().astype(np.float32), 1)
     assert found.ids[:, 0].tolist() == list(range(40))
     more = pa.array(list(wanted_vectors(3, seed=8).astype(np.float32)), pa.list_(pa.float32(), DIM))
     pq.write_table(pa.table({"embedding": more, "url": ["a", "b", "c"]}), tmp_path / "more.parquet")
     boto3.client("s3").upload_file(str(tmp_path / "more.parquet"), "bucket", f"{tmp_path.name}/zz.parquet")
-    assert run(["index", url, "--to", to, "--quiet"]) == Exit.DONE
+    assert run(["index", url, "--output", to, "--quiet"]) == Exit.DONE
     assert Searcher.open(Path(to)).version.n == 43
     index, _ = build_index(
         url, file_format="parquet", save_on_disk=False, id_columns=["url"], ids_path=str(tmp_path / "ids"), verbose=50

@@ -71,7 +71,7 @@ def test_answers_are_those_of_the_local_folder(index: Path, tmp_path: Path, s3: 
     url = published(index, f"{tmp_path.name}/run/index/image")
     wanted = embq.search(index, vector=QUERY, k=20)
     assert embq.search(str(url), vector=QUERY, k=20) == wanted
-    assert embq.search(str(url.parent.parent), vector=QUERY, k=20, output="image") == wanted
+    assert embq.search(str(url.parent.parent), vector=QUERY, k=20, embedding="image") == wanted
     assert len({one.sha256 for one in read_current(index).files()}) == len(payloads(cache))
 
     before = {path: path.stat().st_mtime_ns for path in payloads(cache)}
@@ -262,7 +262,7 @@ def test_what_is_not_there_or_not_allowed_is_one_sentence(
         ["index", "s3://bucket/x", "--compact"],
         ["index", "dedup", "s3://bucket/x"],
         ["index", "export", "s3://bucket/x", "knn.index"],
-        ["index", "export", "s3://bucket/x", "--to", "clip-back"],
+        ["index", "export", "s3://bucket/x", "--output-format", "clip-back"],
         ["serve", "--follow", "s3://bucket/x", "--port", "0"],
     ):
         assert run(command) == Exit.USAGE, command

@@ -85,8 +85,8 @@ def test_the_verb_makes_one_index_of_several_folders(tmp_path: Path, capfd: pyte
         np.save((tmp_path / name).with_suffix(".npy"), wanted_vectors(ROWS, seed=ord(name)))
     inputs = [str(tmp_path / "a.npy"), str(tmp_path / "b.npy")]
     assert run(["index", *inputs]) == Exit.USAGE
-    assert "--to" in capfd.readouterr().err
-    assert run(["index", *inputs, "--to", str(tmp_path / "index"), "--quiet"]) == Exit.DONE
+    assert "--output" in capfd.readouterr().err
+    assert run(["index", *inputs, "--output", str(tmp_path / "index"), "--quiet"]) == Exit.DONE
     searcher = Searcher.open(tmp_path / "index")
     found = searcher.search(wanted_vectors(ROWS, seed=ord("b")).astype(np.float32), 1)
     assert found.ids[:, 0].tolist() == list(range(ROWS, 2 * ROWS))

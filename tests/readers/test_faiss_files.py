@@ -112,7 +112,7 @@ def test_autofaiss_scores_the_file_as_its_report_does(run: Path, tmp_path: Path)
 def url(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The back end of clip-retrieval over an exported folder."""
     folder = tmp_path_factory.mktemp("back") / "served"
-    assert entry_point.run(["index", "export", str(run), str(folder), "--to", "clip-back"]) == 0
+    assert entry_point.run(["index", "export", str(run), str(folder), "--output-format", "clip-back"]) == 0
     port = free_ports(1)[0]
     log = folder.with_name("log")
     with open(log, "w") as file:

@@ -28,11 +28,11 @@ from training.launch.ssh_probe import free_port
 PRELOADED = ["timm", "torchvision", "webdataset", "safetensors.torch", "training.classify.loop", "training.data.epochs"]
 
 TINY = [
-    "--arch=timm:test_resnet",
+    "--model=timm:test_resnet",
     "--image-size=32",
     "--batch-size=4",
     "--epochs=2",
-    "--loader-workers=0",
+    "--workers=0",
     "--shuffle-buffer=10",
     "--lr=0.05",
     "--log-every=1",

@@ -58,12 +58,12 @@ def test_run_local_without_flags_trains_as_the_kit_did(kit: Path, capsys: pytest
         "device": "cuda",
     }
     assert said["out"] == "./resnet18"
-    assert capsys.readouterr().err == "note: checkpoints and the log are in ./resnet18; --out names another folder\n"
+    assert capsys.readouterr().err == "note: checkpoints and the log are in ./resnet18; --output names another folder\n"
 
 
 def test_every_flag_that_was_kept_reaches_the_training(kit: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = "--bucket http://h:8080/ --shards a-{0..3}.tar --valshards b.tar --batchsize 8 --mname resnet50 --nepochs 2"
-    more = "--workers 1 --ntrain 100 --device cpu --backend gloo --onelog --verbose --out=o --precision bf16"
+    more = "--workers 1 --ntrain 100 --device cpu --backend gloo --onelog --verbose --output=o --precision bf16"
     said = parsed(meant(local_command, *kept.split(), *more.split()))
     assert said["shards"] == "http://h:8080/a-{0..3}.tar"
     assert said["validation"] == "http://h:8080/b.tar"
@@ -73,7 +73,7 @@ def test_every_flag_that_was_kept_reaches_the_training(kit: Path, capsys: pytest
 
 
 def test_flags_of_no_effect_are_told_with_what_is_there_instead(kit: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    meant(local_command, "--out=o", "--loginterval=5", "--nval=10", "--cache-dir=/x", "--backend=gloo", "--showopen")
+    meant(local_command, "--output=o", "--loginterval=5", "--nval=10", "--cache-dir=/x", "--backend=gloo", "--showopen")
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" is of no effect: ")[0] for line in lines] == [
         "note: --loginterval",
@@ -115,7 +115,7 @@ def test_run_ray_takes_a_cluster_that_is_there_and_as_many_workers_as_asked(kit:
     assert meant(ray_command)[-1] == "--ray-address=auto"
     assert meant(ray_command, "--wsize=-1")[-1] == "--ray-address=auto"
     some = meant(ray_command, "--wsize=3", "--ray-address=h:26379", "--device=cuda:0")
-    assert some[-2:] == ["--ray-address=h:26379", "--processes=3"]
+    assert some[-2:] == ["--ray-address=h:26379", "--num-devices=3"]
     assert parsed(some)["processes"] == 3
     assert parsed(some)["device"] == "cuda"
 
@@ -145,7 +145,7 @@ def test_run_local_trains(tmp_path: Path) -> None:
     call = "from training.kit_commands import run_local; run_local()"
     names = "--shards=*.tar --batchsize=4 --workers=0 --nepochs=1 --device=cpu --splitshards --ntrain=8"
     done = subprocess.run(
-        [sys.executable, "-c", call, *names.split(), "--image-size=32", "--out=out"],
+        [sys.executable, "-c", call, *names.split(), "--image-size=32", "--output=out"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -53,7 +53,7 @@ def test_the_flags_of_a_config_say_all_of_it(config: Config) -> None:
 
 
 def test_what_is_not_said_is_as_the_config_has_it() -> None:
-    assert parsed(["shards", "--out", "out"]) == PLAIN
+    assert parsed(["shards", "--output", "out"]) == PLAIN
 
 
 @pytest.mark.parametrize("which", [command, launched._flags], ids=["verb", "process"])
@@ -65,13 +65,13 @@ def test_every_field_has_a_flag_and_every_flag_says_what_it_does(which: click.Co
 
 def test_a_flag_that_is_not_there_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="--no-such"):
-        launched.main(["shards", "--out", "out", "--no-such"])
+        launched.main(["shards", "--output", "out", "--no-such"])
 
 
 def test_what_decides_what_is_learnt_is_told_with_both_values() -> None:
     now = replace(PLAIN, lr=0.2, splitshards=True, log_every=3, loader_workers=0, shards="elsewhere")
     assert differences(asdict(PLAIN), now) == ["--splitshards not given, now given", "--lr 0.1, now 0.2"]
-    assert differences(asdict(PLAIN), now, Resume.EPOCH) == ["--loader-workers 4, now 0"]
+    assert differences(asdict(PLAIN), now, Resume.EPOCH) == ["--workers 4, now 0"]
 
 
 def test_only_settings_that_change_nothing_of_what_is_learnt_are_free() -> None:

@@ -42,7 +42,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="file/out cannot be written: Not a directory") as refused:
         Folder(tmp_path / "file" / "out").locked().__enter__()
-    assert "another --out" in refused.value.next_step
+    assert "another --output" in refused.value.next_step
     with pytest.raises(OutputError, match="cannot be written: No such file") as refused:
         Folder(Path("/proc/none")).locked().__enter__()
     assert "mend the storage" in refused.value.next_step

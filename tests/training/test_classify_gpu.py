@@ -19,7 +19,7 @@ def test_a_killed_training_on_a_gpu_goes_on_with_the_same_samples(precision: str
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     shards = class_shards(tmp_path / "s", [9, 5, 12, 7, 11])
-    arguments = [str(shards), *ARGUMENTS, "--splitshards", f"--precision={precision}", "--out"]
+    arguments = [str(shards), *ARGUMENTS, "--splitshards", f"--precision={precision}", "--output"]
     (ended,) = trained([*arguments, str(tmp_path / "whole")], tmp_path / "notes")
     assert ended.status == 0, ended.err
     out = tmp_path / "out"

@@ -150,7 +150,7 @@ def test_weights_of_other_classes_are_taken_but_for_the_last_layer(tmp_path: Pat
     for name, tensor in after.state_dict().items():
         assert name.startswith("fc.") or torch.equal(tensor, before.state_dict()[name])
     other = built("timm:test_vit", classes=5, image_size=32)
-    refused(InputError, "is of another architecture", "--arch", lambda: load_weights(other, path))
+    refused(InputError, "is of another architecture", "--model", lambda: load_weights(other, path))
     path.write_bytes(b"no tensors")
     refused(InputError, "cannot be read as safetensors", ".safetensors", lambda: load_weights(after, path))
 
@@ -208,8 +208,8 @@ def test_a_folder_without_a_checkpoint_is_free_for_other_flags(shards: Path, tmp
     assert found_start(folder, other, plan, member).told == "goes on at epoch 2, step 0"
     refused(
         InputError,
-        '--arch "resnet50", now "resnet18"',
-        "another --out",
+        '--model "resnet50", now "resnet18"',
+        "another --output",
         lambda: found_start(folder, asked, plan, member),
     )
 
@@ -246,7 +246,7 @@ def test_an_epoch_that_other_processes_began_is_begun_anew_and_left_for_good(sha
     other = replace(asked, loader_workers=0)
     start = found_start(folder, other, plan, member)
     assert start.moment == Moment(epoch=1, step=0)
-    assert "it was begun with --loader-workers 4, now 0" in start.told
+    assert "it was begun with --workers 4, now 0" in start.told
     # What is written from now on is of other samples than those of the steps of that checkpoint.
     assert found_start(folder, other, plan, member).moment == Moment(epoch=1, step=0)
 
@@ -277,12 +277,12 @@ def test_a_finished_training_without_checkpoints_is_not_written_over(shards: Pat
     found_start(folder, asked, plan, member)
     folder.weights.touch()
     other = replace(asked, lr=0.7)
-    refused(InputError, "--lr 0.1, now 0.7", "another --out", lambda: found_start(folder, other, plan, member))
+    refused(InputError, "--lr 0.1, now 0.7", "another --output", lambda: found_start(folder, other, plan, member))
 
 
 def test_two_trainings_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
     with Folder(tmp_path).locked():
-        refused(TryLaterError, "another process trains in", "another --out", Folder(tmp_path).locked().__enter__)
+        refused(TryLaterError, "another process trains in", "another --output", Folder(tmp_path).locked().__enter__)
 
 
 # --- whole trainings ---
@@ -290,7 +290,7 @@ def test_two_trainings_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
 
 def test_unreadable_pictures_are_listed_or_stop_the_training(tmp_path: Path) -> None:
     shards = class_shards(tmp_path / "s", [6, 6], {3: {"jpg": b"no picture"}, 8: {"cls": b"99"}})
-    arguments = [str(shards), *TINY, "--splitshards", "--out", str(tmp_path / "out")]
+    arguments = [str(shards), *TINY, "--splitshards", "--output", str(tmp_path / "out")]
     (ended,) = trained(arguments, tmp_path / "refused")
     assert ended.status == 65
     assert "samples of an epoch cannot be used, more than --max-failures 0.01" in ended.err

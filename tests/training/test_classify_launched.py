@@ -53,7 +53,7 @@ def members(out: Path) -> list[int]:
             words = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if f"--out={out}".encode() in words and b"training.launch.torchrun" not in words:
+        if f"--output={out}".encode() in words and b"training.launch.torchrun" not in words:
             found.append(int(folder.name))
     return found
 
@@ -61,7 +61,7 @@ def members(out: Path) -> list[int]:
 @pytest.mark.slow
 def test_a_training_of_two_processes_is_stopped_killed_and_gone_on_with(tmp_path: Path) -> None:
     shards, out = class_shards(tmp_path / "s", [9, 5, 12]), tmp_path / "out"
-    arguments = [str(shards), *ARGUMENTS, "--splitshards", "--epochs=12", "--processes=2", f"--out={out}"]
+    arguments = [str(shards), *ARGUMENTS, "--splitshards", "--epochs=12", "--num-devices=2", f"--output={out}"]
 
     def lines() -> int:
         return (out / "log.jsonl").read_bytes().count(b"\n") if out.exists() and (out / "log.jsonl").exists() else 0
@@ -95,7 +95,7 @@ def test_a_training_of_two_processes_is_stopped_killed_and_gone_on_with(tmp_path
 @pytest.mark.slow
 def test_a_training_whose_process_was_killed_is_restarted_and_goes_on_by_itself(tmp_path: Path) -> None:
     shards, out = class_shards(tmp_path / "s", [9, 5, 12]), tmp_path / "out"
-    flags = ["--splitshards", "--epochs=12", "--processes=2", "--max-restarts=1", f"--out={out}"]
+    flags = ["--splitshards", "--epochs=12", "--num-devices=2", "--max-restarts=1", f"--output={out}"]
     process = started(str(shards), *ARGUMENTS, *flags)
     wait_until(lambda: (out / "log.jsonl").exists() and (out / "log.jsonl").read_bytes().count(b"\n") >= 6)
     os.kill(max(members(out)), signal.SIGKILL)
@@ -108,7 +108,7 @@ def test_a_training_whose_process_was_killed_is_restarted_and_goes_on_by_itself(
 @pytest.mark.slow
 def test_what_cannot_be_trained_is_told_before_any_process_starts(tmp_path: Path) -> None:
     shards = class_shards(tmp_path / "s", [3])
-    status, _, err = ended(started(str(shards), *ARGUMENTS, "--validation", str(tmp_path / "none"), "--out=o"))
+    status, _, err = ended(started(str(shards), *ARGUMENTS, "--validation", str(tmp_path / "none"), "--output=o"))
     assert status == 65
     assert "error[" in err
     assert "next:" in err

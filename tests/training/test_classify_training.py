@@ -56,7 +56,7 @@ def exact_pair(shards: Path, validation: Path, tmp_path_factory: pytest.TempPath
     """Two processes over exact epochs."""
     folder = tmp_path_factory.mktemp("exact")
     arguments = [str(shards), "--validation", str(validation), "--splitshards", *TINY]
-    ended = trained([*arguments, "--out", str(folder / "out")], folder / "notes", world=2, watched=True)
+    ended = trained([*arguments, "--output", str(folder / "out")], folder / "notes", world=2, watched=True)
     assert [one.status for one in ended] == [0, 0], [one.err for one in ended]
     return Whole(folder / "out", folder / "notes", arguments)
 
@@ -106,7 +106,7 @@ def killed_at(arguments: list[str], out: Path, notes: Path, *, world: int, lines
     Args:
         out: as rank 0 knows it.
     """
-    given = [] if any(one.startswith("--out") for one in arguments) else ["--out", str(out)]
+    given = [] if any(one.startswith("--output") for one in arguments) else ["--output", str(out)]
     processes = Processes([*arguments, *given], notes, world=world)
 
     def far_enough() -> bool:
@@ -122,7 +122,7 @@ def killed_at(arguments: list[str], out: Path, notes: Path, *, world: int, lines
 
 def gone_on(arguments: list[str], out: Path, notes: Path, *, world: int) -> str:
     """Train on to the end; gives what the process that leads said."""
-    ended = trained([*arguments, "--out", str(out)], notes, world=world)
+    ended = trained([*arguments, "--output", str(out)], notes, world=world)
     assert [one.status for one in ended] == [0] * world, [one.err for one in ended]
     return ended[0].err
 
@@ -150,8 +150,8 @@ def test_a_training_killed_in_its_validation_makes_up_for_that_first(exact_pair:
 def resampled(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """One process with two loader workers over resampled epochs."""
     folder = tmp_path_factory.mktemp("resampled")
-    arguments = [str(shards), *TINY, "--loader-workers=2", "--label-smoothing=0.1", "--clip=1"]
-    (ended,) = trained([*arguments, "--json", "--out", str(folder / "out")], folder / "notes")
+    arguments = [str(shards), *TINY, "--workers=2", "--label-smoothing=0.1", "--clip=1"]
+    (ended,) = trained([*arguments, "--json", "--output", str(folder / "out")], folder / "notes")
     assert ended.status == 0, ended.err
     (folder / "notes" / "report.json").write_text(ended.out)
     return Whole(folder / "out", folder / "notes", arguments)
@@ -162,7 +162,7 @@ def test_a_training_that_is_asked_to_stop_keeps_what_it_has_learnt_and_goes_on(
 ) -> None:
     out = tmp_path / "out"
     # No checkpoint but those that the request and the ends of epochs make.
-    processes = Processes([*resampled.arguments, "--checkpoint-minutes=60", "--out", str(out)], tmp_path / "stopped")
+    processes = Processes([*resampled.arguments, "--checkpoint-minutes=60", "--output", str(out)], tmp_path / "stopped")
     wait_until(lambda: (out / "log.jsonl").exists() and (out / "log.jsonl").read_bytes().count(b"\n") >= 3)
     processes.stop()
     (ended,) = processes.ended()
@@ -190,7 +190,7 @@ def test_the_report_tells_every_epoch_as_the_log_does(resampled: Whole) -> None:
 
 def test_a_finished_training_is_told_again_and_changes_nothing(exact_pair: Whole) -> None:
     before = (exact_pair.out / "model.safetensors").read_bytes()
-    ended = trained([*exact_pair.arguments, "--out", str(exact_pair.out)], exact_pair.notes / "again", world=2)
+    ended = trained([*exact_pair.arguments, "--output", str(exact_pair.out)], exact_pair.notes / "again", world=2)
     assert [one.status for one in ended] == [0, 0], ended[0].err
     assert "timm:test_resnet trained on 88 samples" in ended[0].out
     assert ended[1].out == ""
@@ -223,7 +223,7 @@ def test_a_network_learns_to_tell_classes_that_look_different(tmp_path: Path) ->
     pictures = {n: {"jpg": encoded(Image.new("RGB", (40, 32), colours[n % 7]), "JPEG")} for n in range(56)}
     shards = class_shards(tmp_path / "shards", [28, 28], pictures)
     arguments = [str(shards), f"--validation={shards}", *TINY, "--splitshards", "--batch-size=8", "--epochs=8"]
-    (ended,) = trained([*arguments, "--checkpoint-minutes=9", f"--out={tmp_path / 'out'}"], tmp_path / "notes")
+    (ended,) = trained([*arguments, "--checkpoint-minutes=9", f"--output={tmp_path / 'out'}"], tmp_path / "notes")
     assert ended.status == 0, ended.err
     measured = [line["top1"] for line in log_of(tmp_path / "out", "validation")]
     assert measured[0] < 0.5
@@ -232,7 +232,7 @@ def test_a_network_learns_to_tell_classes_that_look_different(tmp_path: Path) ->
 
 def test_the_others_end_with_a_message_when_one_process_dies(shards: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    endless = [str(shards), *TINY, "--epochs=1000", "--out", str(out)]
+    endless = [str(shards), *TINY, "--epochs=1000", "--output", str(out)]
     processes = Processes(endless, tmp_path / "notes", world=2)
     wait_until(lambda: (out / "log.jsonl").exists() and (out / "log.jsonl").read_bytes().count(b"\n") >= 2)
     processes.members[1].kill()
@@ -251,9 +251,9 @@ def test_the_others_end_with_a_message_when_one_process_dies(shards: Path, tmp_p
 def test_a_training_that_is_killed_again_and_again_comes_to_the_same(
     kind: str, world: int, shards: Path, validation: Path, tmp_path: Path
 ) -> None:
-    arguments = [str(shards), "--validation", str(validation), *TINY, "--loader-workers=2", "--log-every=2"]
+    arguments = [str(shards), "--validation", str(validation), *TINY, "--workers=2", "--log-every=2"]
     arguments += ["--splitshards"] if kind == "exact" else ["--precision=bf16"]
-    ended = trained([*arguments, "--out", str(tmp_path / "whole")], tmp_path / "notes", world=world)
+    ended = trained([*arguments, "--output", str(tmp_path / "whole")], tmp_path / "notes", world=world)
     assert [one.status for one in ended] == [0] * world, ended[0].err
     out = tmp_path / "out"
     lines = len((tmp_path / "whole" / "log.jsonl").read_text().splitlines())
@@ -268,7 +268,7 @@ def test_a_training_that_is_killed_again_and_again_comes_to_the_same(
 def test_three_processes_take_each_sample_once_even_where_one_has_no_shard(counts: list[int], tmp_path: Path) -> None:
     shards = class_shards(tmp_path / "shards", counts)
     out = tmp_path / "out"
-    ended = trained([str(shards), *TINY, "--splitshards", "--out", str(out)], tmp_path / "n", world=3, watched=True)
+    ended = trained([str(shards), *TINY, "--splitshards", "--output", str(out)], tmp_path / "n", world=3, watched=True)
     assert [one.status for one in ended] == [0] * 3, ended[0].err
     for epoch in (0, 1):
         assert samples_of(out, 3, epoch) == Counter(key_of(number) for number in range(sum(counts)))
@@ -294,13 +294,13 @@ def test_with_another_number_of_processes_the_interrupted_epoch_begins_anew(exac
 
 @pytest.mark.slow
 def test_two_trainings_with_one_seed_are_one(resampled: Whole, tmp_path: Path) -> None:
-    trained([*resampled.arguments, "--out", str(tmp_path / "out")], tmp_path / "notes")
+    trained([*resampled.arguments, "--output", str(tmp_path / "out")], tmp_path / "notes")
     same(tmp_path / "out", resampled.out, 1)
 
 
 @pytest.mark.slow
 def test_hosts_without_a_common_folder_go_on_as_well(exact_pair: Whole, tmp_path: Path) -> None:
-    arguments = [*exact_pair.arguments, f"--out={tmp_path}/host-{{rank}}"]
+    arguments = [*exact_pair.arguments, f"--output={tmp_path}/host-{{rank}}"]
     killed_at(arguments, tmp_path / "host-0", tmp_path / "killed", world=2, lines=5)
     ended = trained(arguments, tmp_path / "resumed", world=2)
     assert [one.status for one in ended] == [0, 0], ended[0].err

@@ -247,7 +247,7 @@ def test_a_loader_worker_that_is_killed_ends_the_epoch_with_a_message(
         os.kill(worker, signal.SIGKILL)
     with pytest.raises(UnwellError, match="a loader worker has died") as died:
         list(batches)
-    assert "--loader-workers" in died.value.next_step
+    assert "--workers" in died.value.next_step
 
 
 def children() -> set[int]:

@@ -30,7 +30,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a training that is over."""
     root = tmp_path_factory.mktemp("classifier")
     class_shards(root / "shards", [8, 8])
-    (ended,) = trained([*TINY, "--epochs=1", f"--out={root / 'out'}", "--", str(root / "shards")], root / "notes")
+    (ended,) = trained([*TINY, "--epochs=1", f"--output={root / 'out'}", "--", str(root / "shards")], root / "notes")
     assert ended.status == 0, ended.err
     return root / "out"
 

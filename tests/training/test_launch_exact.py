@@ -22,7 +22,17 @@ COUNTS = [9, 5, 12]
 def trained(folder: Path, *where: str) -> None:
     """Train with two processes, and see that every key was trained on once in each of the two epochs."""
     shards, out = class_shards(folder / "s", COUNTS), folder / "out"
-    command = [sys.executable, "-m", "embq", "train", "classify", str(shards), *TINY, "--splitshards", f"--out={out}"]
+    command = [
+        sys.executable,
+        "-m",
+        "embq",
+        "train",
+        "classify",
+        str(shards),
+        *TINY,
+        "--splitshards",
+        f"--output={out}",
+    ]
     # Two hosts that are one machine would each take all of its cores.
     around = environment(**QUIET, OMP_NUM_THREADS="1")
     done = subprocess.run(
@@ -50,4 +60,4 @@ def test_over_two_hosts_of_torchrun(tmp_path: Path) -> None:
 def test_over_two_workers_of_a_ray_cluster(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is an extra of its own: pip install 'embq[ray]'")
     with ray_cluster(2) as address:
-        trained(tmp_path, "--ray-address", address, "--processes", "2")
+        trained(tmp_path, "--ray-address", address, "--num-devices", "2")

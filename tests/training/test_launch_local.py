@@ -24,7 +24,7 @@ from training.launch.child_process import GRACE_S
 from training.launch.devices import gpu_count, processes_for
 from training.launch.torchrun import python_command, srun_command, torchrun_command
 
-CPU = ("--device", "cpu", "--processes")
+CPU = ("--device", "cpu", "--num-devices")
 
 
 def test_two_processes_share_the_cores_and_have_one_outcome(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_every_gpu_of_this_machine_has_a_process(tmp_path: Path) -> None:
 
 
 def test_no_processes_are_too_few() -> None:
-    with pytest.raises(UsageError, match="--processes 0"):
+    with pytest.raises(UsageError, match="--num-devices 0"):
         processes_for("cpu", 0)
 
 

@@ -102,7 +102,7 @@ def test_lines_of_ray_that_say_nothing_of_the_training_are_dropped() -> None:
 
 @pytest.mark.slow
 def test_two_workers_of_a_cluster_train_together(cluster: str, tmp_path: Path) -> None:
-    given = ("--ray-address", cluster, "--device", "cpu", "--processes", "2")
+    given = ("--ray-address", cluster, "--device", "cpu", "--num-devices", "2")
     done = finished(*given, "--", str(tmp_path), "--sum", "--status", "3", **QUIET, HOME=str(tmp_path))
     assert done.returncode == 3, done.stderr
     assert {rank: words[1:3] for rank, words in ranks(tmp_path, 2).items()} == {0: ["2", "3"], 1: ["2", "3"]}
@@ -113,7 +113,7 @@ def test_two_workers_of_a_cluster_train_together(cluster: str, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_the_error_of_a_worker_is_the_last_thing_told_with_its_own_status(cluster: str, tmp_path: Path) -> None:
-    given = ("--ray-address", cluster, "--device", "cpu", "--processes", "2")
+    given = ("--ray-address", cluster, "--device", "cpu", "--num-devices", "2")
     done = finished(*given, "--", str(tmp_path), "--fail", "1", "--wait", **QUIET)
     assert done.returncode == 65, done.stderr
     assert done.stderr.splitlines()[-2:] == ["error[not_there]: process 1 cannot read it", "  next:  mend it"]
@@ -121,7 +121,7 @@ def test_the_error_of_a_worker_is_the_last_thing_told_with_its_own_status(cluste
 
 @pytest.mark.slow
 def test_a_worker_that_was_killed_is_told_once(cluster: str, tmp_path: Path) -> None:
-    given = ("--ray-address", cluster, "--device", "cpu", "--processes", "2")
+    given = ("--ray-address", cluster, "--device", "cpu", "--num-devices", "2")
     with started(*given, "--", str(tmp_path), "--wait", **QUIET, TMPDIR=str(tmp_path)) as process:
         os.kill(int(ranks(tmp_path, 2)[1][0]), signal.SIGKILL)
         out, errors = process.communicate(timeout=120)
@@ -151,7 +151,7 @@ def test_a_worker_has_the_cores_that_the_others_leave_unless_it_was_told_how_man
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_worker_stays_when_the_launch_ends(cluster: str, tmp_path: Path, number: signal.Signals) -> None:
-    given = ("--ray-address", cluster, "--device", "cpu", "--processes", "2")
+    given = ("--ray-address", cluster, "--device", "cpu", "--num-devices", "2")
     with started(*given, "--", str(tmp_path), "--wait", **QUIET) as process:
         workers = [int(words[0]) for words in ranks(tmp_path, 2).values()]
         os.kill(process.pid, number)
@@ -162,10 +162,10 @@ def test_no_worker_stays_when_the_launch_ends(cluster: str, tmp_path: Path, numb
 
 @pytest.mark.slow
 def test_more_workers_than_the_cluster_has_places_are_refused(cluster: str, tmp_path: Path) -> None:
-    done = finished("--ray-address", cluster, "--device", "cpu", "--processes", "4", "--", str(tmp_path), **QUIET)
+    done = finished("--ray-address", cluster, "--device", "cpu", "--num-devices", "4", "--", str(tmp_path), **QUIET)
     assert done.returncode == 78
     assert f"the Ray cluster at {cluster} has 3 CPUs" in done.stderr
-    assert "--processes 3, or more nodes" in done.stderr
+    assert "--num-devices 3, or more nodes" in done.stderr
     gpus = finished("--ray-address", cluster, "--", str(tmp_path), **QUIET)
     assert gpus.returncode == 78
     assert f"the Ray cluster at {cluster} has 0 GPUs" in gpus.stderr
@@ -199,7 +199,7 @@ def test_a_cluster_of_our_own_leaves_nothing_behind_and_no_token_in_the_home_of_
     pytest.importorskip("ray", reason="Ray is an extra of its own: pip install 'embq[ray]'")
     home = tmp_path / "home"
     home.mkdir()
-    given = ("--ray-address", "local", "--device", "cpu", "--processes", "1")
+    given = ("--ray-address", "local", "--device", "cpu", "--num-devices", "1")
     folder = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))  # the names of Ray's sockets are long
     done = finished(*given, "--", str(tmp_path), HOME=str(home), TMPDIR=str(folder))
     left = sorted(path.name for path in folder.iterdir() if not path.name.startswith("torchinductor"))

@@ -152,7 +152,7 @@ def test_a_dry_run_prints_a_line_for_each_host_and_asks_none(hosts: Hosts, tmp_p
         ({"hosts": "a", "ray_address": "auto"}, "--hosts has ssh start the processes, and --ray-address Ray"),
         ({"hosts": "a", "launcher": "ray"}, "--hosts belongs to --launcher ssh, not to ray"),
         ({"launcher": "ssh"}, "--launcher ssh needs the hosts"),
-        ({"hosts": "a", "processes": 0}, "--processes 0: at least one has to train"),
+        ({"hosts": "a", "processes": 0}, "--num-devices 0: at least one has to train"),
         ({"rendezvous": "29500"}, "--rendezvous is for trainings on other hosts"),
         ({"ray_address": "auto", "remote_python": "/py"}, "--remote-python is for trainings on other hosts"),
         ({"hosts": "a", "rendezvous": "a:b"}, "--rendezvous a:b: this is no port"),

@@ -39,7 +39,7 @@ def test_vit_l_14_trains_on_a_gpu_beside_the_published_rate(tmp_path: Path) -> N
     if not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
     arguments = [
-        "--processes",
+        "--num-devices",
         "1",
         "--samples",
         "320",
@@ -47,7 +47,7 @@ def test_vit_l_14_trains_on_a_gpu_beside_the_published_rate(tmp_path: Path) -> N
         "64",
         "--grad-checkpointing",
         "--json",
-        "--out",
+        "--output",
     ]
     status, stdout, stderr = ended("bench", "mmoclip", *arguments, tmp_path / "out", deadline_s=280)
     assert status == 0, stderr

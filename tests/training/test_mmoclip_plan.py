@@ -130,7 +130,7 @@ def test_inside_of_an_allocation_srun_has_to_know_the_gpus_of_a_node() -> None:
 
 def test_gpus_that_are_not_there_are_told_before_anything_starts(tmp_path: Path) -> None:
     status, stdout, stderr = ended(
-        "bench", "mmoclip", "--out", tmp_path / "out", environment={"CUDA_VISIBLE_DEVICES": ""}
+        "bench", "mmoclip", "--output", tmp_path / "out", environment={"CUDA_VISIBLE_DEVICES": ""}
     )
     assert (status, stdout) == (78, "")
     assert "--device cuda was asked for" in stderr
@@ -139,8 +139,8 @@ def test_gpus_that_are_not_there_are_told_before_anything_starts(tmp_path: Path)
 
 
 def test_a_dry_run_prints_the_command_of_a_machine_that_is_not_this_one(tmp_path: Path) -> None:
-    arguments = ["--launcher", "srun", "--nodes", "8", "--processes", "4", "--grad-checkpointing", "--dry-run"]
-    status, stdout, _ = ended("bench", "mmoclip", *arguments, "--out", tmp_path / "out")
+    arguments = ["--launcher", "srun", "--nodes", "8", "--num-devices", "4", "--grad-checkpointing", "--dry-run"]
+    status, stdout, _ = ended("bench", "mmoclip", *arguments, "--output", tmp_path / "out")
     assert status == 0
     assert stdout.startswith("MASTER_ADDR=FIRST_HOST_OF_THE_ALLOCATION MASTER_PORT=12802 srun --nodes 8 ")
     assert "--grad-checkpointing" in stdout

@@ -31,14 +31,14 @@ SAMPLES = 96
 def series(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
     """One and two processes, by one command: its folder, its JSON, and what it said."""
     out = tmp_path_factory.mktemp("mmoclip") / "out"
-    arguments = [*ON_CPU, "--samples", str(SAMPLES), "--scaling", "--processes", "2", "--json", "--out", str(out)]
+    arguments = [*ON_CPU, "--samples", str(SAMPLES), "--scaling", "--num-devices", "2", "--json", "--output", str(out)]
     status, stdout, stderr = ended("bench", "mmoclip", *arguments, deadline_s=200)
     assert status == 0, stderr
     return out, json.loads(stdout), stderr
 
 
 def test_a_short_training_has_its_figures_and_the_loss_of_its_batch(tmp_path: Path) -> None:
-    arguments = [*ON_CPU, "--samples", "32", "--processes", "1", "--json", "--out", str(tmp_path / "out")]
+    arguments = [*ON_CPU, "--samples", "32", "--num-devices", "1", "--json", "--output", str(tmp_path / "out")]
     status, stdout, stderr = ended("bench", "mmoclip", *arguments, deadline_s=200)
     assert status == 0, stderr
     told = json.loads(stdout)
@@ -128,7 +128,7 @@ def test_a_folder_of_a_training_is_judged_again_as_it_was(series: tuple[Path, di
 def endless(tmp_path: Path) -> Iterator[tuple[Command, Path]]:
     """Two processes that are in the middle of many iterations, and their log."""
     out = tmp_path / "out"
-    arguments = [*ON_CPU, "--samples", "1600000", "--processes", "2", "--json", "--out", str(out)]
+    arguments = [*ON_CPU, "--samples", "1600000", "--num-devices", "2", "--json", "--output", str(out)]
     with started("bench", "mmoclip", *arguments) as command:
 
         def iterations() -> int:
@@ -182,7 +182,7 @@ def test_a_command_that_is_killed_leaves_no_process(endless: tuple[Command, Path
 @pytest.mark.slow
 def test_a_training_that_cannot_begin_says_what_open_clip_said(tmp_path: Path) -> None:
     arguments = ["--device", "cpu", "--model", "ViT-of-nobody", "--samples", "64", "--batch-size", "16"]
-    status, stdout, stderr = ended("bench", "mmoclip", *arguments, "--out", tmp_path / "out")
+    status, stdout, stderr = ended("bench", "mmoclip", *arguments, "--output", tmp_path / "out")
     assert status == 65
     assert "unfinished, no iteration is in the log; the training ended with status" in stdout
     assert "ViT-of-nobody" in stdout, stdout + stderr
@@ -193,7 +193,7 @@ def test_inside_a_slurm_allocation_srun_starts_the_tasks(tmp_path: Path) -> None
     path = f"{emulated_slurm.commands(tmp_path / 'bin')}:{os.environ['PATH']}"
     port = str(free_port())
     allocation = {"PATH": path, "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "localhost", "MASTER_PORT": port}
-    arguments = [*ON_CPU, "--launcher", "srun", "--processes", "2", "--samples", "96", "--json", "--out"]
+    arguments = [*ON_CPU, "--launcher", "srun", "--num-devices", "2", "--samples", "96", "--json", "--output"]
     status, stdout, stderr = ended("bench", "mmoclip", *arguments, tmp_path / "out", environment=allocation)
     assert status == 0, stderr
     told = json.loads(stdout)
@@ -205,7 +205,7 @@ def test_inside_a_slurm_allocation_srun_starts_the_tasks(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_torchrun_on_two_nodes_has_one_table(tmp_path: Path) -> None:
     meet = ["--launcher", "torchrun", "--nodes", "2", "--rendezvous", f"localhost:{free_port()}"]
-    arguments = ["bench", "mmoclip", *ON_CPU, *meet, "--samples", "96", "--json", "--out"]
+    arguments = ["bench", "mmoclip", *ON_CPU, *meet, "--samples", "96", "--json", "--output"]
     with started(*arguments, tmp_path / "a") as one, started(*arguments, tmp_path / "b") as other:
         assert (one.wait(), other.wait()) == (0, 0), one.said + other.said
         first, second = sorted((one, other), key=lambda command: not command.stdout)

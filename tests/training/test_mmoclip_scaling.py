@@ -64,7 +64,7 @@ def test_the_verb_prints_the_table_and_keeps_figures_and_picture(
 ) -> None:
     series(tmp_path)
     logs = [str(tmp_path / str(world)) for world in STEPS]
-    assert run(["bench", "mmoclip", *logs, "--gpu", "A100", "--out", str(tmp_path / "kept")]) == 0
+    assert run(["bench", "mmoclip", *logs, "--gpu", "A100", "--output", str(tmp_path / "kept")]) == 0
     head, _, *rows = capsys.readouterr().out.splitlines()
     assert "total_time_secs | processes | samples/s per GPU | efficiency" in head
     assert [row.split(" | ")[-1].strip(" |") for row in rows[:3]] == ["1.000", "0.984", "0.975"]
@@ -77,7 +77,7 @@ def test_one_log_keeps_its_figures_and_its_picture_where_it_is_told_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = write(tmp_path / "one", whole()[:30], params())
-    assert run(["bench", "mmoclip", str(log / "out.log"), "--json", "--out", str(tmp_path / "kept")]) == 65
+    assert run(["bench", "mmoclip", str(log / "out.log"), "--json", "--output", str(tmp_path / "kept")]) == 65
     told = json.loads(capsys.readouterr().out)
     assert json.loads((tmp_path / "kept" / "result.json").read_text()) == told
     assert told["total_time_secs"] is None

@@ -132,23 +132,23 @@ def test_readers_that_would_never_fill_a_batch_are_told_of() -> None:
 def test_fewer_shards_than_readers_are_told_of() -> None:
     with pytest.raises(InputError, match="3 shards are too few for 8 readers") as caught:
         Split(counts=[10] * 3, processes=2, loader_workers=4, batch_size=2).check()
-    assert "--loader-workers 1" in caught.value.next_step
+    assert "--workers 1" in caught.value.next_step
     with pytest.raises(InputError) as caught:
         Split(counts=[10] * 3, processes=4, loader_workers=0, batch_size=2).check()
-    assert "--processes 3" in caught.value.next_step
+    assert "--num-devices 3" in caught.value.next_step
     with pytest.raises(InputError) as caught:
         Split(counts=[10] * 3, processes=4, loader_workers=4, batch_size=2).check()
-    assert "--loader-workers 1 and at most --processes 3" in caught.value.next_step
+    assert "--workers 1 and at most --num-devices 3" in caught.value.next_step
     Split(counts=[10] * 3, processes=3, loader_workers=1, batch_size=2).check()
 
 
 @pytest.mark.parametrize(
     ("counts", "processes", "workers", "batch", "step"),
     [
-        ([18] * 5, 1, 4, 16, "--loader-workers 1 --batch-size 10, 15, 18 or 9"),
+        ([18] * 5, 1, 4, 16, "--workers 1 --batch-size 10, 15, 18 or 9"),
         ([18] * 5, 1, 1, 16, "--batch-size 10, 15, 18 or 9"),
         ([18] * 5, 2, 1, 15, "shards of 15 --samples-per-shard"),
-        ([17] * 5, 2, 1, 15, "fewer --processes"),
+        ([17] * 5, 2, 1, 15, "fewer --num-devices"),
     ],
 )
 def test_what_would_be_exact_is_said(counts: list[int], processes: int, workers: int, batch: int, step: str) -> None:
@@ -173,7 +173,7 @@ def test_what_is_suggested_is_exact() -> None:
 def test_what_is_suggested_of_other_shards_is_exact() -> None:
     with pytest.raises(InputError) as caught:
         Split(counts=[18] * 5, processes=2, loader_workers=4, batch_size=15).check_exact()
-    shards, _, training = caught.value.next_step.partition("--loader-workers 1")
+    shards, _, training = caught.value.next_step.partition("--workers 1")
     for size in numbers(shards):
         for batch in numbers(training):
             assert Split(counts=[size] * (90 // size), processes=2, loader_workers=1, batch_size=batch).is_exact

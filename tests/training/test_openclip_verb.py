@@ -22,7 +22,7 @@ TRAIN = ("--device", "cpu", "--warmup-steps", "2", "--log-every", "1", "--json")
 
 def command(root: Path, *options: str) -> list[str]:
     model, out = str(root / "tiny"), str(root / "out")
-    return ["train", "openclip", str(root / "shards"), "--model", model, "--out", out, *TRAIN, *options]
+    return ["train", "openclip", str(root / "shards"), "--model", model, "--output", out, *TRAIN, *options]
 
 
 def trained(root: Path, *options: str) -> tuple[int, dict[str, Any], str]:
@@ -48,7 +48,7 @@ def keys_of(root: Path, epoch: int) -> Counter[str]:
 def test_a_dry_run_says_the_command_and_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     captioned_shards(tmp_path / "shards", [4, 4])
     tiny_clip(tmp_path / "tiny")
-    arguments = command(tmp_path, "--batch-size", "4", "--loader-workers", "1", "--dry-run", "--", "--local-loss")
+    arguments = command(tmp_path, "--batch-size", "4", "--workers", "1", "--dry-run", "--", "--local-loss")
     assert entry_point.run(arguments) == 0
     said = capsys.readouterr().out
     assert "training.openclip" in said
@@ -59,7 +59,7 @@ def test_a_dry_run_says_the_command_and_makes_no_folder(tmp_path: Path, capsys: 
 @pytest.mark.slow
 def test_two_processes_with_two_loader_workers_each_see_every_sample_once_in_every_epoch(tmp_path: Path) -> None:
     captioned_shards(tmp_path / "shards", [6] * 8)
-    exact = ("--exact", "--processes", "2", "--loader-workers", "2", "--batch-size", "4", "--epochs", "2")
+    exact = ("--exact", "--num-devices", "2", "--workers", "2", "--batch-size", "4", "--epochs", "2")
     status, said, stderr = trained(tmp_path, *exact, "--", "--local-loss", "--gather-with-grad")
     assert (status, said["exact"]) == (0, True), stderr
     assert len(list((tmp_path / "out" / "keys").iterdir())) == 4
@@ -73,8 +73,8 @@ def test_workers_of_ray_train_in_the_group_that_ray_has_made(tmp_path: Path, mon
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     captioned_shards(tmp_path / "shards", [6] * 4)
-    exact = ("--exact", "--loader-workers", "1", "--batch-size", "4", "--epochs", "1")
-    status, said, stderr = trained(tmp_path, *exact, "--processes", "2", "--ray-address", "local")
+    exact = ("--exact", "--workers", "1", "--batch-size", "4", "--epochs", "1")
+    status, said, stderr = trained(tmp_path, *exact, "--num-devices", "2", "--ray-address", "local")
     assert (status, said["exact"]) == (0, True), stderr
     assert keys_of(tmp_path, 0) == {f"{number:06d}": 1 for number in range(24)}
     assert "Params:" not in stderr  # open_clip's log is in its file
@@ -89,7 +89,7 @@ def test_an_image_that_cannot_be_decoded_is_told_of_whichever_process_met_it(tmp
         at = data.index(b"\xff\xd8\xff")
         data[at : at + 200] = bytes(200)
         damaged.write_bytes(data)
-    exact = ("--exact", "--processes", "2", "--loader-workers", "1", "--batch-size", "3", "--epochs", "1")
+    exact = ("--exact", "--num-devices", "2", "--workers", "1", "--batch-size", "3", "--epochs", "1")
     status, said, stderr = trained(tmp_path, *exact)
     assert status == 3, stderr
     assert said["exact"] is False
@@ -110,7 +110,7 @@ def test_an_image_that_cannot_be_decoded_is_told_of_whichever_process_met_it(tmp
 def test_a_training_that_was_killed_goes_on_behind_its_last_epoch(tmp_path: Path) -> None:
     captioned_shards(tmp_path / "shards", [8] * 6)
     tiny_clip(tmp_path / "tiny")
-    options = ("--exact", "--loader-workers", "1", "--batch-size", "4", "--epochs", "3")
+    options = ("--exact", "--workers", "1", "--batch-size", "4", "--epochs", "3")
     latest = tmp_path / "out" / "checkpoints" / "epoch_latest.pt"
     with subprocess.Popen(
         [sys.executable, "-m", "embq", *command(tmp_path, *options)], stdout=subprocess.PIPE, stderr=subprocess.PIPE

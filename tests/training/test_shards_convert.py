@@ -442,7 +442,7 @@ def test_a_disk_that_fills_up_is_told_and_the_same_command_goes_on(tree: Path, t
 def test_an_interruption_ends_it_without_a_traceback_and_the_same_command_goes_on(tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "embq", "shards", "convert", str(tree), f"{out}/t-%06d.tar"]
-    options = ["--samples-per-shard", "1", "--processes", "2"]
+    options = ["--samples-per-shard", "1", "--workers", "2"]
     process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, process_group=0)
     wait_until(lambda: list(out.glob("*.tar")) or process.poll() is not None)
     os.killpg(process.pid, signal.SIGINT)

@@ -238,7 +238,7 @@ def test_webdataset_reads_every_sample_from_it(url: str) -> None:
 
 
 def test_verify_reads_all_of_it_over_the_network(url: str) -> None:
-    done = shards("verify", f"{url}/", "--processes", 2, "--json")
+    done = shards("verify", f"{url}/", "--workers", 2, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (report(done)["samples"], report(done)["counted"]) == (30, True)
 

@@ -142,7 +142,7 @@ def test_sizes_are_compared_both_ways_and_can_be_counted_again(folder: Path) -> 
 
 def test_the_verb_says_what_is_wrong_and_ends_with_65(folder: Path) -> None:
     rewrite(folder / "train-000001.tar", FAULTS["bad_class"])
-    done = shards("verify", folder / "train-{000000..000002}.tar", "--processes", 1)
+    done = shards("verify", folder / "train-{000000..000002}.tar", "--workers", 1)
     assert done.returncode == 65
     assert "bad_class" in done.stdout
     assert "class 2 is none of the 2 of classes.json" in done.stdout

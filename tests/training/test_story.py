@@ -94,10 +94,20 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         photographs(root / "pictures")
         tiny_clip(root / "tiny")
     shards = ("shards", "convert", root / "pictures", f"{root}/shards/train-%06d.tar", "--samples-per-shard", 18)
-    it.told["convert"] = json.loads(it.here("convert", *shards, "--processes", 1, "--json"))
+    it.told["convert"] = json.loads(it.here("convert", *shards, "--workers", 1, "--json"))
     it.told["sum"] = json.loads(it.here("sum", "shards", "sum", root / "shards", "--json"))
-    train = ("train", "openclip", root / "shards", "--model", root / "tiny", "--out", root / "clip", "--device", "cpu")
-    exact = ("--exact", "--epochs", 1, "--batch-size", 15, "--loader-workers", 1, "--lr", 1e-3, "--warmup-steps", 2)
+    train = (
+        "train",
+        "openclip",
+        root / "shards",
+        "--model",
+        root / "tiny",
+        "--output",
+        root / "clip",
+        "--device",
+        "cpu",
+    )
+    exact = ("--exact", "--epochs", 1, "--batch-size", 15, "--workers", 1, "--lr", 1e-3, "--warmup-steps", 2)
     it.told["train"] = json.loads(it.there("train", *train, *exact, "--log-every", 1, "--json"))
     export = ("train", "export", root / "clip", root / "model", "--json")
     it.told["export"] = json.loads(it.here("export", *export))

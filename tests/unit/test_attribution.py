@@ -207,7 +207,7 @@ def test_the_verdict_says_how_many_cores_would_end_it(clock: FakeClock, full: bo
     limit = bottleneck_now([worker.report()])
     assert (limit.name, limit.threads, limit.cores_needed, limit.cores_exact) == ("decoding", 2, 7, full)
     assert limit.sentence().startswith("decoding: 2 threads, the device waits 71% of the time" + said)
-    assert "--prepare-threads" not in limit.sentence(), "all cores that are here are used"
+    assert "--threads" not in limit.sentence(), "all cores that are here are used"
     assert "--decode cpu-fast" in limit.sentence()
     for path in ("cpu-fast", "gpu"):
         other = worker.report()
@@ -226,7 +226,7 @@ def test_who_uses_fewer_threads_than_there_are_cores_is_told_so(clock: FakeClock
     worker = Worker(clock, threads=1, cores=16)
     with worker.preparing(1):
         worker.work(20, device=0.2, rows=100)
-    assert "--prepare-threads 5: here are 16 cores" in bottleneck_now([worker.report()]).sentence()
+    assert "--threads 5: here are 16 cores" in bottleneck_now([worker.report()]).sentence()
 
 
 def test_the_limit_of_a_run_is_that_of_the_workers_that_do_most_of_it(clock: FakeClock) -> None:

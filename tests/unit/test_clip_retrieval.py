@@ -52,10 +52,8 @@ def test_a_pasted_command_is_understood() -> None:
 
 
 def test_either_spelling_of_every_option_is_understood() -> None:
-    found = parsed(
-        *PASTED, "--unit_size=7", "--workers_per_device", "2", "--image_key", "png", "--write-batch-size", "9"
-    )
-    assert [found[name] for name in ("unit_size", "workers_per_device", "image_key", "write_batch_size")] == [
+    found = parsed(*PASTED, "--unit_size=7", "--drain_timeout", "2", "--image_key", "png", "--write-batch-size", "9")
+    assert [found[name] for name in ("unit_size", "drain_timeout", "image_key", "write_batch_size")] == [
         7,
         2,
         "png",
@@ -157,7 +155,7 @@ def test_no_switch_is_left_among_the_parameters() -> None:
 @pytest.mark.parametrize("verb", ["run", "enqueue"])
 def test_options_of_workers_are_taken(verb: str) -> None:
     found = parsed(*PASTED, "--batch_size=64", "--num_prepro_workers", "8", verb=verb)
-    assert (found["batch_size"], found["prepare_threads"]) == (64, 8)
+    assert (found["batch_size"], found["threads"]) == (64, 8)
     with pytest.raises(click.BadParameter, match="1048576"):  # more could not be read back from run.json
         parsed("--input_dataset", "photos", "-o", "out", "--batch_size", "2000000", verb=verb)
 

@@ -35,7 +35,7 @@ def test_defaults_of_workers_stand_in_the_run_and_in_its_record(request_: Reques
     defaults = WorkerDefaults(batch_size=512, prepare_threads=8)
     again = prepare(replace(request_, workers=defaults))
     assert again.info == plain.info, "they are of a new run"
-    assert [one.partition(" has no effect")[0] for one in again.warnings] == ["--batch-size 512", "--prepare-threads 8"]
+    assert [one.partition(" has no effect")[0] for one in again.warnings] == ["--batch-size 512", "--threads 8"]
     assert not prepare(request_).warnings
     made = prepare(replace(request_, output=request_.output.with_name("other"), workers=defaults)).info
     assert load_run(request_.output.with_name("other")).workers == defaults

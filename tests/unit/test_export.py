@@ -178,7 +178,10 @@ def test_an_unfinished_run_is_exported_as_far_as_it_got(
 ) -> None:
     out = committed_in(tmp_path / "out", source, [3, 1], 1)
 
-    assert run(["export", str(out), str(tmp_path / "plain"), "--to", "parquet", "--sorted", "--json"]) == Exit.DONE
+    assert (
+        run(["export", str(out), str(tmp_path / "plain"), "--output-format", "parquet", "--sorted", "--json"])
+        == Exit.DONE
+    )
 
     said = json.loads(capsys.readouterr().out)
     assert (said["state"], said["rows"]) == ("incomplete", 6)
@@ -330,9 +333,9 @@ export(Path(sys.argv[1]), Path(sys.argv[2]), ExportOptions(format="npy", rows_pe
 
 
 def test_the_verb_prints_an_account(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["export", str(out), str(tmp_path / "plain"), "--to", "arrow"]) == Exit.DONE
+    assert run(["export", str(out), str(tmp_path / "plain"), "--output-format", "arrow"]) == Exit.DONE
     assert capsys.readouterr().out.startswith("40 rows in 1 files (")
 
-    assert run(["export", str(out), str(tmp_path / "plain"), "--to", "arrow"]) == Exit.BAD_INPUT
+    assert run(["export", str(out), str(tmp_path / "plain"), "--output-format", "arrow"]) == Exit.BAD_INPUT
     assert "error[foreign_output]" in capsys.readouterr().err
     assert file_path(out).exists()

@@ -38,7 +38,7 @@ INFERENCE: dict[str, tuple[str, dict[str, Any]]] = {
             "models": ("open_clip:ViT-B-16-quickgelu/openai",),
             "metadata": ("*",),
             "batch_size": 512,
-            "prepare_threads": 8,
+            "threads": 8,
         },
     ),
     "getting started notebook": (
@@ -59,7 +59,7 @@ INFERENCE: dict[str, tuple[str, dict[str, Any]]] = {
             "output": "/media/hd/testing/cah400M_embs",
             "metadata": ("*",),
             "batch_size": 512,
-            "prepare_threads": 8,
+            "threads": 8,
         },
     ),
     "issue 153": (
@@ -83,7 +83,7 @@ INFERENCE: dict[str, tuple[str, dict[str, Any]]] = {
             "as_held": False,
             "metadata": ("*",),
             "batch_size": 32,
-            "prepare_threads": 1,
+            "threads": 1,
         },
     ),
     "images by another model": (
@@ -97,7 +97,7 @@ INFERENCE: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "models": ("open_clip:ViT-L-14-quickgelu/openai",),
             "modalities": ("image",),
-            "prepare_threads": 12,
+            "threads": 12,
             "kind": "files",
         },
     ),
@@ -203,11 +203,11 @@ def test_a_published_command_is_planned_as_it_stands(origin: str, verb: str) -> 
         "kind": "tar" if re.search(r"input_format\W+webdataset", arguments) else "",
         "metadata": (),
         "batch_size": 0,
-        "prepare_threads": 0,
+        "threads": 0,
     }
     request, options = planned(arguments, verb)
     found = {name: getattr(request, name) for name in ("inputs", "models", "modalities", "as_held", "format")}
-    found |= {name: options[name] for name in ("batch_size", "prepare_threads")}
+    found |= {name: options[name] for name in ("batch_size", "threads")}
     found |= {"output": str(request.output), "part_rows": request.part_rows, "kind": request.options.kind}
     found |= {"metadata": request.options.metadata_columns}
     assert usual | expected == {name: found[name] for name in usual | expected}

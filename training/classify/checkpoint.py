@@ -30,7 +30,7 @@ KEPT = 2
 
 
 class Folder(RunFolder):
-    """The folder that `--out` names, and the paths of the files in it."""
+    """The folder that `--output` names, and the paths of the files in it."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, "config.json")
@@ -53,7 +53,7 @@ class Folder(RunFolder):
         """The record of settings; None in a new folder. InputError where the folder is something else."""
         if self.holds_other_files():
             raise InputError(
-                f"--out {self.root} holds files, and no training", next_step="name a folder that is new or empty"
+                f"--output {self.root} holds files, and no training", next_step="name a folder that is new or empty"
             )
         try:
             record = self.read_record()
@@ -282,7 +282,7 @@ def _check_same(folder: Folder, before: Mapping[str, Any], config: Config, plan:
         raise InputError(
             f"{folder.root} holds another training; these differ: {'; '.join(differ)}",
             next_step="give the flags that it was begun with to go on with it, they are in its config.json; or another "
-            "--out for a new one",
+            "--output for a new one",
             code="other_training",
         )
 

@@ -43,6 +43,7 @@ class Config:
         "Folder of this training.",
         click.Path(file_okay=False),
         metadata={"resume": Resume.FREE},
+        name="--output",
         short="-o",
     )
     validation: str = _setting(
@@ -55,7 +56,11 @@ class Config:
         resume=Resume.FREE,
     )
     arch: str = _setting(
-        "resnet18", "Architecture: timm:NAME, torchvision:NAME, or NAME of either, timm first.", metavar="NAME"
+        "resnet18",
+        "Architecture: timm:NAME, torchvision:NAME, or NAME of either, timm first.",
+        metavar="NAME",
+        name="--model",
+        short="-m",
     )
     start: str = _setting(
         "",
@@ -68,9 +73,9 @@ class Config:
     batch_size: int = _setting(32, "Samples per step of each process.", COUNT)
     image_size: int = _setting(224, "Width and height of the model's input, in pixels.", click.IntRange(min=8))
     loader_workers: int = _setting(
-        4, "Processes that read and decode, per training process.", FROM_0, resume=Resume.EPOCH
+        4, "Processes that read and decode, per device.", FROM_0, resume=Resume.EPOCH, name="--workers"
     )
-    shuffle_buffer: int = _setting(1000, "Samples in the shuffle buffer of each loader worker.", COUNT, metavar="N")
+    shuffle_buffer: int = _setting(1000, "Samples in the shuffle buffer of each worker.", COUNT, metavar="N")
     epoch_samples: int | None = _setting(
         None, "Samples per epoch, of all processes together.  [as sizes.json says]", COUNT, metavar="N"
     )
@@ -119,7 +124,7 @@ class Config:
             value = getattr(self, one.name)
             if one.name == "shards" or value is None or value is False or value == "":
                 continue
-            flags += [flag(one.name)] if value is True else [f"{flag(one.name)}={value}"]
+            flags += [flag(one)] if value is True else [f"{flag(one)}={value}"]
         return [*flags, "--", self.shards]
 
 
@@ -133,11 +138,11 @@ def differences(before: Mapping[str, Any], now: Config, resume: Resume = Resume.
 
     The shards are left out, because their content is compared instead.
     """
-    names = [one.name for one in fields(now) if one.name != "shards" and one.metadata["resume"] is resume]
+    changeable = [one for one in fields(now) if one.name != "shards" and one.metadata["resume"] is resume]
     return [
-        f"{flag(name)} {_shown(before[name])}, now {_shown(getattr(now, name))}"
-        for name in names
-        if name in before and before[name] != getattr(now, name)
+        f"{flag(one)} {_shown(before[one.name])}, now {_shown(getattr(now, one.name))}"
+        for one in changeable
+        if one.name in before and before[one.name] != getattr(now, one.name)
     ]
 
 

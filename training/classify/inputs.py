@@ -118,7 +118,7 @@ def check_spread(config: Config, plan: Plan, world: int) -> str:
     )
     return (
         f"{shards} shards for {world} processes with {config.loader_workers} loader workers each: {whose}; fewer "
-        "--loader-workers or --processes use them all, or more shards (`embq shards convert --samples-per-shard`)"
+        "--workers or --num-devices use them all, or more shards (`embq shards convert --samples-per-shard`)"
     )
 
 

@@ -253,7 +253,7 @@ class Trainer:
             raise InputError(
                 f"the loss at epoch {made.epoch + 1}, step {made.step} is {loss}: the weights have grown beyond all "
                 "bounds",
-                next_step="train anew into another --out with a lower --lr, with --warmup-steps, with --clip 1, or in "
+                next_step="train anew into another --output with a lower --lr, --warmup-steps, --clip 1, or "
                 "--precision fp32",
                 code="diverged",
             )

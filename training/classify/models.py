@@ -25,7 +25,7 @@ def full_name(arch: str) -> str:
         library, name = "", arch
     if library not in ("", *REGISTRIES):
         raise ModelError(
-            f"--arch {arch}: {library!r} is no library of architectures that embq knows",
+            f"--model {arch}: {library!r} is no library of architectures that embq knows",
             next_step="write timm:NAME, torchvision:NAME or NAME",
         )
     asked = [library] if library else list(REGISTRIES)
@@ -35,9 +35,9 @@ def full_name(arch: str) -> str:
             return f"{one}:{name}"
     near = [f"{one}:{close}" for one, names in known.items() for close in difflib.get_close_matches(name, names, n=2)]
     raise ModelError(
-        f"--arch {arch}: {' and '.join(asked)} have no architecture {name!r}"
+        f"--model {arch}: {' and '.join(asked)} have no architecture {name!r}"
         if len(asked) > 1
-        else f"--arch {arch}: {asked[0]} has no architecture {name!r}",
+        else f"--model {arch}: {asked[0]} has no architecture {name!r}",
         next_step=f"did you mean {' or '.join(near)}?"
         if near
         else "the names: python -c 'import timm; print(*timm.list_models())'",
@@ -56,7 +56,7 @@ def built(name: str, *, classes: int, image_size: int) -> nn.Module:
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise ModelError(
             f"{name} cannot be built for {classes} classes and images of {image_size} pixels: {error}",
-            next_step="give it another --image-size, or take another --arch",
+            next_step="give it another --image-size, or take another --model",
         ) from error
     return model
 
@@ -98,7 +98,7 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
         raise InputError(
             f"--start {path} is of another architecture: {len(unlike)} of its tensors or of the model's have no match, "
             f"such as {unlike[0]}",
-            next_step="give the --arch that it was trained with",
+            next_step="give the --model that it was trained with",
         )
     model.load_state_dict(taken, strict=False)
     return left

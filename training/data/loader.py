@@ -166,7 +166,7 @@ def loaded(stages: list[Any], view: View) -> Iterator[WorkerBatch]:
             raise
         raise UnwellError(
             f"a loader worker has died: {(str(error) or type(error).__name__).strip().splitlines()[-1]}",
-            next_step="often the machine had no memory left, or /dev/shm none: fewer --loader-workers, a smaller "
+            next_step="often the machine had no memory left, or /dev/shm none: fewer --workers, a smaller "
             "--shuffle-buffer or --batch-size; the same command goes on where the training stopped",
         ) from error
 
@@ -205,8 +205,8 @@ def _bound_to_parent(_worker: int) -> None:
     """Bind a loader worker to the process that it reads for.
 
     A request to stop goes to that process's group, and torch has its workers end at a SIGTERM from anybody: the process
-    would lose them before it came to its next step. And the lock of `--out`, which they have inherited, would be theirs
-    for seconds after that process was killed.
+    would lose them before it came to its next step. And they would hold the inherited lock of the output
+    folder for seconds after that process was killed.
     """
     os.setpgid(0, 0)
     die_with_parent()

@@ -62,7 +62,7 @@ def export_classifier(given: Path, target: Path) -> Exported:
     if library != "timm":
         raise ModelError(
             f"{folder} is of {described['arch']}, and the workers load architectures of timm, none of {library}",
-            next_step="train with --arch timm:NAME to have a model to embed with",
+            next_step="train with --model timm:NAME to have a model to embed with",
         )
     with new_folder(target) as made:
         trained = _trained(described, folder / WEIGHTS)

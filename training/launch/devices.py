@@ -27,13 +27,13 @@ def processes_for(device: str, asked: int | None) -> int:
         why, mend = why_no_gpu(visible)
         raise ConfigError(
             f"--device cuda was asked for, and this machine shows no GPU: {why}; it has {cores()} cores",
-            next_step=f"{mend}; or train on the cores: --device cpu --processes {asked or 1}",
+            next_step=f"{mend}; or train on the cores: --device cpu --num-devices {asked or 1}",
             code="no_device",
         )
     if asked is not None and asked > seen:
         raise ConfigError(
             f"{asked} processes were asked for on GPUs, and this machine shows {seen}",
-            next_step=f"--processes {seen}, or leave it out to use all of them",
+            next_step=f"--num-devices {seen}, or leave it out to use all of them",
             code="no_device",
         )
     return asked or seen
@@ -56,7 +56,9 @@ def gpu_count(cuda_visible: str | None) -> int:
 def check_processes(asked: int | None) -> None:
     """UsageError where fewer than one process is asked for."""
     if asked is not None and asked < 1:
-        raise UsageError(f"--processes {asked}: at least one has to train", next_step="give 1 or more, or leave it out")
+        raise UsageError(
+            f"--num-devices {asked}: at least one has to train", next_step="give 1 or more, or leave it out"
+        )
 
 
 def thread_share(processes: int, omp_threads: str, available: int) -> int | None:

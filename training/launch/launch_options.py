@@ -33,11 +33,15 @@ class Where:
 
     device: str = option(
         "cuda",
-        "Device to train on: all GPUs, unless --processes limits them, or the CPU.",
+        "Device to train on: all GPUs, unless --num-devices limits them, or the CPU.",
         DEVICE,
     )
     processes: int | None = option(
-        None, "Processes per host, one per GPU; with Ray in total.  [every GPU; one on the CPU]", int, metavar="N"
+        None,
+        "Devices per host, with a process each; with Ray in total.  [every GPU; one process on the CPU]",
+        int,
+        metavar="N",
+        name="--num-devices",
     )
     launcher: str = option(
         "local",
@@ -117,7 +121,7 @@ def check_hosts(hosts: tuple[str, ...]) -> None:
         if hosts.count(host) > 1:
             raise UsageError(
                 f"--hosts names {host} {hosts.count(host)} times: two trainings on it would share its devices",
-                next_step="name each host once; --processes N says how many processes each of them runs",
+                next_step="name each host once; --num-devices N says how many processes each of them runs",
             )
 
 

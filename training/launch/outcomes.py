@@ -139,7 +139,7 @@ def killed(who: str, memory: str, number: int) -> DeviceError:
     """
     return DeviceError(
         f"{who} was ended by signal {number}" + (", as the kernel does where memory runs out" if number == 9 else ""),
-        next_step=f"look at dmesg and at {memory}; a smaller --batch-size or fewer --loader-workers need less. Start "
+        next_step=f"look at dmesg and at {memory}; a smaller --batch-size or fewer --workers need less. Start "
         "the same command again: it goes on from the last checkpoint",
         code="killed",
     )

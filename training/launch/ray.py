@@ -236,7 +236,7 @@ def _free_places(ray: Any, where: Where) -> int:
         raise ConfigError(
             f"{wanted or 'all'} workers with a {kind} each were asked for, and the Ray cluster at {where.ray_address} "
             f"has {there} {kind}s",
-            next_step=f"--processes {there}, or more nodes" if there else "more nodes, or --device cpu",
+            next_step=f"--num-devices {there}, or more nodes" if there else "more nodes, or --device cpu",
             code="no_device",
         )
     end = time.monotonic() + FREE_S
@@ -245,7 +245,7 @@ def _free_places(ray: Any, where: Where) -> int:
             raise TryLaterError(
                 f"{wanted} workers with a {kind} each were asked for, and {free} of the {there} {kind}s of the Ray "
                 f"cluster at {where.ray_address} are free",
-                next_step="wait for the others (`ray status`)" + (f", or --processes {free}" if free else ""),
+                next_step="wait for the others (`ray status`)" + (f", or --num-devices {free}" if free else ""),
             )
         time.sleep(0.5)
     return wanted

@@ -86,7 +86,7 @@ def _refusal(given: WorkerInput, rank: int) -> Outcome | None:
             rank,
             InputError(
                 f"{host} has no folder {given.folder}: {error.strerror}",
-                next_step="call embq in a folder that all nodes of the cluster share, with --out in it",
+                next_step="call embq in a folder that all nodes of the cluster share, with --output in it",
                 code="host_lacks",
             ),
         )

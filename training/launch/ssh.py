@@ -200,7 +200,7 @@ def _check(where: Where, host: str, found: HostReport, first: HostReport, named:
         none = f"--device cuda was asked for, and host {host} shows no GPU: {found.why}"
         raise ConfigError(
             asked if found.gpus else none,
-            next_step=f"leave {host} out, or train on the cores: --device cpu --processes N",
+            next_step=f"leave {host} out, or train on the cores: --device cpu --num-devices N",
             code="no_device",
         )
     if found.missing:

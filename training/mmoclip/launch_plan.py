@@ -33,7 +33,11 @@ class BenchmarkRequest:
         click.Choice(["python", "torchrun", "srun"]),
     )
     processes: int | None = option(
-        None, "Processes per node, one per GPU.  [every GPU; one on the CPU]", COUNT, metavar="G"
+        None,
+        "Devices per node, with a process each.  [every GPU; one process on the CPU]",
+        COUNT,
+        metavar="N",
+        name="--num-devices",
     )
     rendezvous: str = option(
         "",
@@ -43,7 +47,7 @@ class BenchmarkRequest:
     cpus: int | None = option(None, "Cores per process under srun.", COUNT, metavar="C")
     device: str = option("cuda", "Device to train on, checked before the start.  [cuda]", DEVICE)
     batch_size: int = option(required.BATCH_SIZE, "Samples per GPU.  [512]", COUNT, metavar="N")
-    workers: int = option(required.WORKERS, "Loader processes per GPU.  [4]", FROM_0, metavar="N")
+    workers: int = option(required.WORKERS, "Processes that read and decode, per device.  [4]", FROM_0, metavar="N")
     precision: str | None = option(
         None,
         "Compute precision, which the benchmark leaves open.  [amp; fp32 on the CPU]",
@@ -58,6 +62,7 @@ class BenchmarkRequest:
         required.MODEL,
         "Another model of open_clip, or local-dir:DIR; the result is then not comparable.  [ViT-L-14]",
         metavar="NAME",
+        short="-m",
     )
     samples: int = option(
         required.SAMPLES,
@@ -102,7 +107,7 @@ def processes_here(asked: BenchmarkRequest, environ: Mapping[str, str], srun: st
 
     Raises:
         ConfigError: there are fewer GPUs than processes, or srun was asked for outside of a Slurm allocation.
-        UsageError: srun needs --processes.
+        UsageError: srun needs --num-devices.
     """
     if asked.launcher != "srun":
         one = asked.processes or (1 if asked.launcher == "python" else None)
@@ -111,7 +116,7 @@ def processes_here(asked: BenchmarkRequest, environ: Mapping[str, str], srun: st
     if asked.processes is None:
         # The GPUs of the other nodes cannot be seen from here.
         raise UsageError(
-            "--launcher srun needs to know how many GPUs a node has", next_step="give --processes N, one for each"
+            "--launcher srun needs to know how many GPUs a node has", next_step="give --num-devices N, one for each"
         )
     return asked.processes
 

@@ -208,7 +208,7 @@ def _room(made: Plan) -> None:
         raise OutputError(
             f"{made.place} has {free / 1e9:.1f} GB of room, and open_clip ends a training with a checkpoint, "
             f"{CHECKPOINT_BYTES / 1e9:.1f} GB with this model, which cannot be turned off",
-            next_step="make room, or give --out on a larger disk",
+            next_step="make room, or give --output on a larger disk",
         )
 
 

@@ -49,7 +49,7 @@ def split_flags(arguments: Sequence[str]) -> tuple[OwnFlags, list[str]]:
 
 UNSUITED = {
     "log_local": "embq reads the one log of the first process",
-    "remote_sync": "embq goes on from the checkpoint in --out, and open_clip then does not copy it elsewhere",
+    "remote_sync": "embq goes on from the checkpoint in --output, and open_clip then does not copy it elsewhere",
 }
 """Arguments of open_clip that a training by embq does without, and why."""
 

@@ -58,9 +58,11 @@ def begin(plan: Plan) -> Iterator[LockedFolder]:
     folder = RunFolder(plan.asked.out, "training.json")
     root = folder.root
     if root.exists() and not root.is_dir():
-        raise OutputError(f"{root} is a file", next_step="name a folder for --out")
+        raise OutputError(f"{root} is a file", next_step="name a folder for --output")
     if folder.holds_other_files():
-        raise OutputError(f"{root} is not empty, and holds no training of embq", next_step="name a new folder: --out")
+        raise OutputError(
+            f"{root} is not empty, and holds no training of embq", next_step="name a new folder: --output"
+        )
     with folder.locked():
         settings = _settings(plan)
         before = folder.read_record()
@@ -101,7 +103,7 @@ def _check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> No
             change = "other shards" if name == "shards" else f"{name} {then.get(name)!r}, now {asked[name]!r}"
             raise OutputError(
                 f"{folder} holds a training with other settings: {change}",
-                next_step="name another --out, or give the settings of the one that is there, with which it goes on",
+                next_step="name another --output, or give the settings of the one that is there, with which it goes on",
                 code="other_run",
             )
 
@@ -114,7 +116,7 @@ class Result:
         epochs: finished epochs.
         samples_per_s: of all processes, without the first iteration; None where there were fewer than two.
         unreadable: shards, and members of shards, that a process could not read since the training was begun.
-        unheard: processes whose record of unreadable samples is on a host with another --out.
+        unheard: processes whose record of unreadable samples is on a host with another --output.
         inexact: reasons why epochs of an exact training were not exact.
     """
 
@@ -133,7 +135,7 @@ def result_of(plan: Plan, begun: LockedFolder) -> Result:
     except FileNotFoundError as error:
         raise OutputError(
             f"the training is over, and its log is not {log}: the first host has another {begun.folder}",
-            next_step="look there for its checkpoints; an --out that all hosts share with this machine has them here",
+            next_step="look there for its checkpoints, or share --output between all hosts and this machine",
         ) from error
     now, ever = (
         parse(log, part.decode(errors="replace").splitlines()) for part in (written[begun.log_bytes :], written)

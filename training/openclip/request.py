@@ -21,11 +21,15 @@ class TrainingRequest:
 
     shards: str
     further: tuple[str, ...]
-    model: str = required("Architecture of open_clip's, or a model folder.", metavar="NAME|FOLDER")
-    out: Path = required("Folder of this training.", click.Path(path_type=Path, file_okay=False), short="-o")  # noqa: RUF009 - a field
+    model: str = required("Architecture of open_clip's, or a model folder.", metavar="NAME|FOLDER", short="-m")
+    out: Path = required(  # noqa: RUF009 - a field
+        "Folder of this training.", click.Path(path_type=Path, file_okay=False), name="--output", short="-o"
+    )
     epochs: int = option(32, "Passes over all samples.", COUNT)
     batch_size: int = option(64, "Samples per step of each process.", COUNT)
-    loader_workers: int = option(4, "Processes that read and decode, per training process.", FROM_0, metavar="N")
+    loader_workers: int = option(
+        4, "Processes that read and decode, per device.", FROM_0, metavar="N", name="--workers"
+    )
     lr: float | None = option(None, "Peak learning rate.  [5e-4]", float, metavar="X")
     warmup_steps: int | None = option(
         None, "Steps of linear warm-up of the learning rate.  [10000]", FROM_0, metavar="N"

@@ -58,8 +58,8 @@ class Split:
         """InputError where open_clip would fail an assertion, or a reader would never fill a batch."""
         if len(self.counts) < self.readers:
             workers = len(self.counts) // self.processes
-            fewer = f"--loader-workers {workers or 1}"
-            fewer += "" if workers else f" and at most --processes {len(self.counts)}"
+            fewer = f"--workers {workers or 1}"
+            fewer += "" if workers else f" and at most --num-devices {len(self.counts)}"
             raise InputError(
                 f"{len(self.counts)} shards are too few for {self._who}: each of them needs one",
                 next_step=f"{fewer}; or --resampled; or more shards: `embq shards convert --samples-per-shard`",
@@ -69,7 +69,7 @@ class Split:
             raise InputError(
                 f"{self._who} get as few as {self.fewest:,} samples, which never fill a batch of {self.batch_size:,}: "
                 "open_clip would leave them out in silence, and wait for ever where other processes have more",
-                next_step=f"{smaller}fewer --loader-workers, or --resampled",
+                next_step=f"{smaller}fewer --workers, or --resampled",
             )
 
     def check_exact(self) -> None:
@@ -103,18 +103,18 @@ class Split:
             other = replace(self, loader_workers=workers)
             if other.is_even:
                 sizes = _divisors_near(sum(self.counts) // other.readers, self.batch_size)
-                return f"--loader-workers {workers} --batch-size {_listed(sizes)}"
+                return f"--workers {workers} --batch-size {_listed(sizes)}"
         return ""
 
     def _other_shards(self) -> str:
         total = sum(self.counts)
         if total % self.processes:
-            return f"take fewer --processes, of which {total:,} samples are a multiple; or train without --exact"
+            return f"take fewer --num-devices, of which {total:,} samples are a multiple; or train without --exact"
         each = total // self.processes
         near = _divisors_near(each, max(1, round(total / len(self.counts))))
         return (
             f"convert to shards of {_listed(near)} samples (`embq shards convert --samples-per-shard`); then "
-            f"--loader-workers 1 --batch-size {_listed(_divisors_near(each, self.batch_size))} will do"
+            f"--workers 1 --batch-size {_listed(_divisors_near(each, self.batch_size))} will do"
         )
 
 

@@ -155,7 +155,7 @@ def _check_split(asked: TrainingRequest, shards: Shards, processes: int | None, 
             next_step="count them once: `embq shards verify FOLDER --write-sizes`; or train without --exact",
         )
     if asked.exact and processes is None:
-        raise UsageError("--exact needs --processes", next_step="give it, or train without --exact")
+        raise UsageError("--exact needs --num-devices", next_step="give it, or train without --exact")
     if asked.resampled or processes is None:
         return
     # Without counts the number of shards still tells something.

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 LOCK = ".lock"
 _NEXT_STEPS = {
-    "not_writable": "give write permission, or name another --out",
+    "not_writable": "give write permission, or name another --output",
     "no_space": "make room, then start the same command again: it goes on from the last checkpoint",
-    "output": "mend the storage, or name another --out; the same command goes on from the last checkpoint",
+    "output": "mend the storage, or name another --output; the same command goes on from the last checkpoint",
 }
 
 
@@ -45,7 +45,7 @@ class RunFolder:
             self.root.mkdir(parents=True, exist_ok=True)
             held.enter_context(
                 exclusive(
-                    self.root / LOCK, f"another process trains in {self.root}", "wait for it, or name another --out"
+                    self.root / LOCK, f"another process trains in {self.root}", "wait for it, or name another --output"
                 )
             )
         with held:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, fields
+from dataclasses import Field, field, fields
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ def option(
         kind: type of the option.
         shown: whether --help shows the default, if it is one to show.
         metadata: of the field, beside the option.
-        more: further arguments of `click.option`.
+        more: further arguments of `click.option`; `name` and `short` are the flag, where it is not the field's, and -X.
     """
     more = {"default": value, **more}
     shown = shown and str(more["default"]) not in ("", "None", "False")
@@ -49,9 +49,10 @@ def required(help_: str, kind: Any = None, *, metadata: Mapping[str, Any] = _NOT
     return field(metadata={**metadata, "option": {"help": help_, "type": kind, "required": True, **more}})
 
 
-def flag(name: str) -> str:
-    """The flag of a field."""
-    return "--" + name.replace("_", "-")
+def flag(one: Field[Any]) -> str:
+    """The flag of a field: its name, unless the option has another."""
+    other: str = one.metadata["option"].get("name", "")
+    return other or "--" + one.name.replace("_", "-")
 
 
 def options_of(settings: Any, *, only: str = "", without: str = "", unset: bool = False) -> Callable[[F], F]:
@@ -68,7 +69,8 @@ def options_of(settings: Any, *, only: str = "", without: str = "", unset: bool 
     def decorated(function: F) -> F:
         for one in reversed(chosen):
             more = dict(one.metadata["option"])
-            names = [flag(one.name), *([more.pop("short")] if "short" in more else [])]
+            more.pop("name", None)
+            names = [flag(one), one.name, *([more.pop("short")] if "short" in more else [])]
             if unset:
                 more |= {"default": None, "show_default": False}
             function = click.option(*names, **more)(function)

@@ -54,7 +54,7 @@ def each(function: Callable[[T], R], items: Iterable[T], processes: int, *, conn
         raise OutputError(
             "a process of this command was killed, perhaps because memory ran out",
             code="process_killed",
-            next_step="run the same command again; --processes 1 needs the least memory",
+            next_step="run the same command again; --workers 1 needs the least memory",
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command(
     "classify",
     epilog="Example: embq train classify 'shards/train-{000000..001281}.tar' --validation 'shards/val-*.tar' "
-    "--arch timm:resnet50 --splitshards --out resnet50",
+    "--model timm:resnet50 --splitshards --output resnet50",
 )
 @classify_options
 @launch_options

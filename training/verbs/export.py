@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 @click.argument("target", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "--model",
+    "-m",
     default="",
     metavar="NAME|FOLDER",
     help="Model name of the training.  [from params.txt beside the checkpoint]",

@@ -32,13 +32,14 @@ OUT = "embq-mmoclip"
 )
 @options_of(BenchmarkRequest, unset=True)  # none of them applies to existing logs
 @click.option(
-    "--scaling", is_flag=True, default=None, help="Train with 1, 2, 4, ... processes up to --processes, in turn."
+    "--scaling", is_flag=True, default=None, help="Train with 1, 2, 4, ... processes up to --num-devices, in turn."
 )
 @click.option("--dry-run", is_flag=True, default=None, help="Print the environment and the command; start nothing.")
 @click.option("--gpu", default="", metavar="NAME", help="GPU name for a log without a note of it, such as A100.")
 @click.option(
-    "--out",
+    "--output",
     "-o",
+    "out",
     default=None,
     type=click.Path(file_okay=False, path_type=Path),
     help=f"Folder for result.json and the picture; a training gets a new folder there.  [{OUT}; with LOG none]",
@@ -47,14 +48,14 @@ OUT = "embq-mmoclip"
 def command(logs: tuple[Path, ...], nodes: int | None, gpu: str, out: Path | None, as_json: bool, **asked: Any) -> int:
     """The MMoCLIP benchmark: OpenCLIP's ViT-L-14 on 3.2 million made-up pairs, with the flags that it requires.
 
-    Without LOG it trains in a new folder below --out. With LOG, an out.log or a folder that holds one, it judges that
-    training. The metric, total_time_secs, is the sum of the iterations from the second on; the baseline is 1260 s on 32
-    A100. Several LOGs are compared in a scaling table.
+    Without LOG it trains in a new folder below --output. With LOG, an out.log or a folder that holds one, it judges
+    that training. The metric, total_time_secs, is the sum of the iterations from the second on; the baseline is 1260 s
+    on 32 A100. Several LOGs are compared in a scaling table.
     """
     given = {name: value for name, value in asked.items() if value is not None}
     if logs:
         if given:
-            option = "--" + next(iter(given)).replace("_", "-")
+            option = next(one.opts[0] for one in click.get_current_context().command.params if one.name in given)
             raise UsageError(f"{option} is for a training, and LOG names one that is over", next_step="leave one out")
         if nodes and len(logs) > 1:
             raise UsageError("--nodes is for one LOG, and several are named", next_step="leave it out, or name one")

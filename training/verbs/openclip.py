@@ -24,7 +24,7 @@ NAMED, LISTED = 5, 1000
 
 @click.command(
     "openclip",
-    epilog="Example: embq train openclip 'shards/train-*.tar' --model ViT-B-32 --out ./clip -- --local-loss",
+    epilog="Example: embq train openclip 'shards/train-*.tar' --model ViT-B-32 --output ./clip -- --local-loss",
 )
 @click.argument("shards")
 @click.argument("further", nargs=-1, metavar="[-- FLAGS]")

@@ -45,7 +45,11 @@ SHOWN = 20
 @click.option("--no-metadata", is_flag=True, help="Omit the json of each sample, which names its file.")
 @click.option("--check", is_flag=True, help="Decode every picture first, and leave out those that fail.")
 @click.option(
-    "--processes", type=click.IntRange(min=1), metavar="N", help="Processes that write.  [one per core, up to 8]"
+    "--workers",
+    "processes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes that write.  [one per core, up to 8]",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")
 @json_option

@@ -26,7 +26,11 @@ SHOWN = 20
 @click.option("--allow-missing", is_flag=True, help="Accept samples without the class or the caption that others have.")
 @click.option("--write-sizes", is_flag=True, help="Count the samples, and write sizes.json beside the shards.")
 @click.option(
-    "--processes", type=click.IntRange(min=1), metavar="N", help="Processes that read.  [one per core, up to 8]"
+    "--workers",
+    "processes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes that read.  [one per core, up to 8]",
 )
 @json_option
 def command(

@@ -17,7 +17,7 @@ LATER = {
     "train",
     cls=LazyGroup,
     later=LATER,
-    epilog="Example: embq train classify shards --validation val-shards --out resnet18",
+    epilog="Example: embq train classify shards --validation val-shards --output resnet18",
 )
 def command() -> None:
     """Train models on shards, and export them to embed with."""

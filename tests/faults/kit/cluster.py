@@ -396,7 +396,7 @@ class Cluster:
 
     def workers(self, *arguments: str, count: int = 1, **options: Any) -> Service:
         """A machine: one supervisor with `count` worker processes on the CPU."""
-        given = [*arguments, "--workers-per-device", str(count)]
+        given = [*arguments, "--workers", str(count)]
         if "--devices" not in arguments:
             given += ["--devices", "cpu"]
         return self.service("worker", *given, **options)

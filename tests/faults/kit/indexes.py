@@ -96,7 +96,7 @@ class Building:
         given = [*self.options, *broker, *options]
         changed = {**(environment or {}), **sabotaged([*SMALL, *counted(self.folder), *sabotage])}
         source, to = self.named or self.source, self.url or self.index
-        command = Command("index", source, "--to", to, *given, environment=changed, prefix=prefix)
+        command = Command("index", source, "--output", to, *given, environment=changed, prefix=prefix)
         self.commands.append(command)
         return command
 
