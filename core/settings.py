@@ -130,6 +130,59 @@ def _address(name: str) -> Address | None:
         ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class EffectiveSetting:
+    """A variable of the environment, and the value in effect, "" for none.
+
+    `source` is "environment", "default", or the variable that decides the default.
+    """
+
+    name: str
+    value: str
+    source: str
+
+
+def effective_settings() -> list[EffectiveSetting]:
+    """Every setting in effect, secrets in URLs included; ConfigError for a value that cannot be used."""
+    Settings.from_environment()
+    for check in (log_format, index_cache_bytes, broker_ca, plain_broker_allowed):
+        check()
+    own = Settings()
+    defaults = {
+        "EMBQ_BROKER_URL": own.broker_url,
+        "EMBQ_BROKER_PASSWORD_FILE": "",
+        "EMBQ_BROKER_CA": "",
+        "EMBQ_PLAIN_BROKER": "no",
+        "EMBQ_LEASE_S": f"{own.lease_s:g}",
+        "EMBQ_BEAT_S": f"{own.beat_s:g}",
+        "EMBQ_STALL_S": f"{own.stall_s:g}",
+        "EMBQ_SLICE_S": f"{own.slice_s:g}",
+        "EMBQ_COMPILE_S": f"{own.compile_s:g}",
+        "EMBQ_ROOTS": "",
+        "EMBQ_OUTPUTS": "",
+        "EMBQ_PRIVATE_HOSTS": "",
+        "EMBQ_METRICS": "",
+        "EMBQ_LOG": "text",
+        "EMBQ_STAGING": "",
+        "EMBQ_SPOOL": "",
+        "EMBQ_INDEX_CACHE_GB": "",
+        "EMBQ_TRACE": own.trace,
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": own.omp_threads,
+        "HF_HUB_CACHE": str(model_cache()),
+        "XDG_STATE_HOME": str(state_folder().parent),
+        "XDG_CACHE_HOME": str(cache_folder().parent),
+        "NO_COLOR": "",
+    }
+    sources = {"HF_HUB_CACHE": "HF_HOME" if os.environ.get("HF_HOME") else "default"}
+    return [
+        EffectiveSetting(name, text, "environment")
+        if (text := os.environ.get(name))
+        else EffectiveSetting(name, default, sources.get(name, "default"))
+        for name, default in defaults.items()
+    ]
+
+
 def state_folder() -> Path:
     """Folder of this machine for the local part of outputs on object stores; see `Layout.home`."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "embq"

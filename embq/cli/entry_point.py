@@ -18,6 +18,7 @@ from core.redaction import masked, printable
 from core.service.log import Events, is_json
 from core.settings import child_environment
 from embq.cli.lazy_group import LazyGroup
+from embq.cli.sections import NO_COLOR
 
 VERBS = {
     "run": "Embed inputs on this machine, from start to finish.",
@@ -27,6 +28,7 @@ VERBS = {
     "cancel": "Cancel a run; committed rows stay.",
     "search": "Search an index by a text, an image or a vector.",
     "status": "Show the progress of a run, or of all that a broker knows.",
+    "logs": "Print the service logs of a run.",
     "verify": "Re-read inputs and outputs, and check every invariant.",
     "export": "Write committed rows as files for other tools.",
     "index": "Build a search index with a given recall.",
@@ -35,6 +37,8 @@ VERBS = {
     "retry": "Retry failed samples after the cause is fixed.",
     "gc": "Delete orphaned files and finished runs' Redis keys.",
     "doctor": "Check broker, devices, models and storage of this machine.",
+    "config": "Show every setting and where it comes from.",
+    "completion": "Print a completion script for bash, zsh or fish.",
     "health": "Query the health of a service on this machine.",
     "bench": "Measure workers, devices, units and images on this machine.",
     "shards": "Make, count, check and serve webdataset shards.",
@@ -89,6 +93,9 @@ OPTIONAL = {
 @click.version_option(package_name="embq", prog_name="embq")
 def cli() -> None:
     """Embed images and texts, exactly once each, on any number of GPUs."""
+
+
+cli.params.append(NO_COLOR)
 
 
 def main() -> NoReturn:

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
+
+from embq.cli.sections import SectionedCommand
 
 
 class LazyGroup(click.Group):
@@ -44,6 +47,13 @@ class LazyGroup(click.Group):
             return super().get_command(ctx, cmd_name)
         return _imported(self.later[cmd_name][0])
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names and options that begin so, without importing any command."""
+        found = {name: command.get_short_help_str() for name, command in self.commands.items()}
+        found |= {name: line for name, (_, line) in self.later.items()}
+        names = [CompletionItem(name, help=line) for name, line in found.items() if name.startswith(incomplete)]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -62,7 +72,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([*eager, *((name, line) for name, (_, line) in self.later.items())])
 
 
-class CommandWithVerbs(click.Command):
+class CommandWithVerbs(SectionedCommand):
     """Command whose first argument may name a further one, as `embq index export OUT`; a folder is `./export` then.
 
     Args:

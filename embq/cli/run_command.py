@@ -1,4 +1,4 @@
-"""Command class of `embq run` and `embq enqueue`: sections in the help, and options of clip-retrieval."""
+"""Command class of `embq run` and `embq enqueue`: options of clip-retrieval."""
 
 from __future__ import annotations
 
@@ -18,42 +18,7 @@ from embq.cli.clip_retrieval import (
     is_foreign,
     location,
 )
-from sources.reader_options import DECLARED
-
-SECTIONS: dict[str, tuple[str, ...]] = {
-    "The run": (
-        "output",
-        "add",
-        "model",
-        "prompt",
-        "prompt_text",
-        "modality",
-        "precision",
-        "decode",
-        "output_format",
-        "write_batch_size",
-    ),
-    "Stored vectors": ("dtype", "truncate_dim", "normalize", "int8_range", "similarity"),
-    "Reading of inputs": (
-        "input_format",
-        *(one.parameter for one in DECLARED),
-        "chunk_tokens",
-        "chunk_overlap",
-        "unit_size",
-    ),
-    "Selection of inputs": ("include", "exclude", "sample", "limit"),
-    "Workers": (
-        "devices",
-        "workers",
-        "batch_size",
-        "threads",
-        "prefetch",
-        "transport",
-        "drain_timeout",
-    ),
-    "Services and reports": ("broker", "priority", "upload", "inline", "dry_run", "log", "as_json", "quiet", "verbose"),
-}
-"""Headings of the help -> parameters below them."""
+from embq.cli.sections import SectionedCommand
 
 
 class InputsArgument(click.Argument):
@@ -69,8 +34,8 @@ class InputsArgument(click.Argument):
 inputs_argument = click.argument("inputs", cls=InputsArgument, nargs=-1, required=True, metavar="INPUT...")
 
 
-class RunCommand(click.Command):
-    """A verb that makes a run: sections in its help, either spelling of options, and names of clip-retrieval."""
+class RunCommand(SectionedCommand):
+    """A verb that makes a run: either spelling of options, and names of clip-retrieval."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -89,21 +54,6 @@ class RunCommand(click.Command):
         rest = super().parse_args(ctx, list(args))
         apply_switches(ctx, foreign=foreign)
         return rest
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Options by section; those in none come last."""
-        left = {
-            param.name or "": record
-            for param in self.get_params(ctx)
-            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None
-        }
-        for heading, names in SECTIONS.items():
-            if rows := [left.pop(name) for name in names if name in left]:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
-        if left:
-            with formatter.section("Other options"):
-                formatter.write_dl(list(left.values()))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Examples, and a line about clip-retrieval."""

@@ -10,6 +10,7 @@ import click
 
 from embq.cli.lazy_group import LazyGroup
 from embq.cli.run_options import INPUT_FORMATS
+from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import (
     batch_size_option,
     decode_option,
@@ -129,7 +130,7 @@ def command() -> None:
     """
 
 
-@command.command("workers", epilog="Example: embq bench workers --model minilm --counts 1,2,4,8")
+@command.command("workers", cls=SectionedCommand, epilog="Example: embq bench workers --model minilm --counts 1,2,4,8")
 @click.option(
     "--counts",
     default="1,2,4,8",
@@ -149,7 +150,9 @@ def workers(counts: tuple[int, ...], unit_size: int, **options: Any) -> int:
 
 
 @command.command(
-    "devices", epilog="Example: embq bench devices --devices sim:10,sim:1,sim:1 --model 'stub:384?ms_per_sample=10'"
+    "devices",
+    cls=SectionedCommand,
+    epilog="Example: embq bench devices --devices sim:10,sim:1,sim:1 --model 'stub:384?ms_per_sample=10'",
 )
 @unit_size_option
 @experiment_options
@@ -164,7 +167,9 @@ def devices(unit_size: int, **options: Any) -> int:
     return conduct.conduct(devices.conditions(chosen, unit_size), devices.result, model, options)
 
 
-@command.command("unit-size", epilog="Example: embq bench unit-size --model minilm --sizes 1,10,100,1000")
+@command.command(
+    "unit-size", cls=SectionedCommand, epilog="Example: embq bench unit-size --model minilm --sizes 1,10,100,1000"
+)
 @click.option(
     "--sizes",
     default="1,10,100,1000",
@@ -184,6 +189,7 @@ def unit_size(sizes: tuple[int, ...], **options: Any) -> int:
 
 @command.command(
     "images",
+    cls=SectionedCommand,
     epilog="Example: embq bench images 'shards/*.tar' -m open_clip:ViT-B-32/laion2b_s34b_b79k --decode cpu-fast",
 )
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import broker_option
 
 HOSTS = ("localhost", "127.0.0.1", "::1", "broker")
@@ -18,7 +19,9 @@ def command() -> None:
     """Make users, passwords and certificates for a broker that other people or machines reach."""
 
 
-@command.command("init", epilog="Examples: embq broker init | embq broker init --user worker-gpu2")
+@command.command(
+    "init", cls=SectionedCommand, epilog="Examples: embq broker init | embq broker init --user worker-gpu2"
+)
 @click.argument("folder", metavar="[DIR]", default="secrets", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
     "--host",
@@ -100,7 +103,9 @@ def init(
         )
 
 
-@command.command("reload", epilog="Example: embq broker reload secrets --broker redis://localhost:6379")
+@command.command(
+    "reload", cls=SectionedCommand, epilog="Example: embq broker reload secrets --broker redis://localhost:6379"
+)
 @click.argument("folder", metavar="[DIR]", default="secrets", type=click.Path(file_okay=False, path_type=Path))
 @broker_option
 def reload(folder: Path, broker: str) -> None:

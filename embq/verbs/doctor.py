@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
+from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import broker_option, json_option, settings_with
 
 
-@click.command("doctor", epilog="Example: embq doctor --model minilm --output ./out")
+@click.command("doctor", cls=SectionedCommand, epilog="Example: embq doctor --model minilm --output ./out")
 @broker_option
 @click.option(
     "--output",

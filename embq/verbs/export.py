@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core.errors import UsageError
+from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import json_option
 
 if TYPE_CHECKING:
     from embq.export.export import ExportResult
 
 
-@click.command("export", epilog="Example: embq export ./out ./for-clip-retrieval --output-format npy --sorted")
+@click.command(
+    "export",
+    cls=SectionedCommand,
+    epilog="Example: embq export ./out ./for-clip-retrieval --output-format npy --sorted",
+)
 @click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
 @click.argument("folder", metavar="DIR", type=click.Path())
 @click.option(

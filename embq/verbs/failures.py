@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import broker_option, json_option, quiet_option, settings_with, worker_options
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from producer.retry import RetryResult
 
 
-@click.command("failures", epilog="Example: embq failures ./out")
+@click.command("failures", cls=SectionedCommand, epilog="Example: embq failures ./out")
 @click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
 @json_option
 def failures(output: str, as_json: bool) -> int:
@@ -39,7 +40,9 @@ def failures(output: str, as_json: bool) -> int:
     return 0
 
 
-@click.command("retry", epilog="Examples: embq retry out | embq retry out --code truncated --dry-run")
+@click.command(
+    "retry", cls=SectionedCommand, epilog="Examples: embq retry out | embq retry out --code truncated --dry-run"
+)
 @click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
 @click.option("--code", "codes", multiple=True, metavar="CODE", help="Only failures with this code; repeatable.")
 @click.option("--unit", "units", multiple=True, metavar="ID", help="Only failures of this unit; repeatable.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import broker_option, json_option, settings_with
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Age(click.ParamType[float]):
         return float(found[1]) * UNITS_S[found[2]]
 
 
-@click.command("gc", epilog="Example: embq gc ./out --older-than 1h")
+@click.command("gc", cls=SectionedCommand, epilog="Example: embq gc ./out --older-than 1h")
 @click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
 @click.option(
     "--older-than", type=Age(), default="24h", show_default=True, metavar="AGE", help="Least age of a file to delete."

@@ -8,6 +8,7 @@ import click
 
 from embq.cli.index_command import IndexCommand
 from embq.cli.run_command import InputsArgument
+from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import embedding_option, json_option, local_broker_option, quiet_option
 
 VERBS = {
@@ -166,6 +167,7 @@ def command(**options: Any) -> int:
 
 @click.command(
     "export",
+    cls=SectionedCommand,
     epilog="Examples: embq index export ./out | embq index export ./out knn.index --shards 4 | "
     "embq index export ./out ./served --output-format clip-back",
 )
@@ -209,7 +211,7 @@ def export(**options: Any) -> int:
     return run(options)
 
 
-@click.command("dedup", epilog="Example: embq index dedup ./out --threshold 0.95")
+@click.command("dedup", cls=SectionedCommand, epilog="Example: embq index dedup ./out --threshold 0.95")
 @click.argument("source", metavar="OUT", type=click.Path(file_okay=False))
 @click.option(
     "--threshold",

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 @inputs_argument
 @run_options
 @click.option("--add", is_flag=True, help="Add INPUT to the run of other inputs that OUT holds.")
+@click.option("--dry-run", is_flag=True, help="Print units, sizes and device hours, and do nothing.")
 @priority_option
 @worker_options
 @broker_option
@@ -52,7 +53,9 @@ if TYPE_CHECKING:
 @json_option
 @quiet_option
 @verbose_option
-def run(inputs: tuple[str, ...], broker: str, add: bool, as_json: bool, quiet: bool, **options: Any) -> int:
+def run(
+    inputs: tuple[str, ...], broker: str, add: bool, dry_run: bool, as_json: bool, quiet: bool, **options: Any
+) -> int:
     """Embed INPUT on all devices of this machine, and write the rows to a folder.
 
     INPUT is a webdataset .tar, a folder of images, or a .parquet, .arrow, .h5, .csv, .jsonl or .txt file; globs and
@@ -73,6 +76,9 @@ def run(inputs: tuple[str, ...], broker: str, add: bool, as_json: bool, quiet: b
     root = place(options["output"])
     if not add:
         _refuse_to_add(inputs, root)
+    if dry_run:
+        _print_estimate(request, reason, _configured_broker(settings_with(broker)), as_json=as_json)
+        return 0
     fresh = is_new(root)
     planned = prepare(request)
     if reason and not (quiet or as_json):
@@ -242,15 +248,26 @@ def _tell(planned: Planned, output: Place, *, as_json: bool) -> None:
 
 
 def _say_what_it_would_do(request: Request, settings: Settings, *, sent: bool, as_json: bool) -> None:
+    client = _configured_broker(settings)
+    request, reason = _settled(request, client, sent=sent)
+    _print_estimate(request, reason, client, as_json=as_json)
+
+
+def _configured_broker(settings: Settings) -> redis.Redis | None:
     from core.broker.client import check, connect
+
+    if not settings.broker_url:
+        return None
+    client = connect(settings.broker_url, password=settings.broker_password)
+    check(client, settings.broker_url)
+    return client
+
+
+def _print_estimate(request: Request, reason: str, client: redis.Redis | None, *, as_json: bool) -> None:
+    """Print what the run would have to do, and how long by the speeds that a broker knows."""
     from embq.enqueue.dry_run import cost_of, lines, to_json
     from producer.estimate import estimate
 
-    client = None
-    if settings.broker_url:
-        client = connect(settings.broker_url, password=settings.broker_password)
-        check(client, settings.broker_url)
-    request, reason = _settled(request, client, sent=sent)
     found = estimate(request)
     cost = cost_of(found, client) if client is not None else None
     for warning in found.warnings:

@@ -8,6 +8,7 @@ import click
 
 from core.errors import UsageError, command_line
 from core.storage.paths import is_folder, place
+from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import (
     broker_option,
     json_option,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from core.storage.paths import Place
 
 
-@click.command("pause", epilog="Examples: embq pause out | embq pause 965db513790b38d9")
+@click.command("pause", cls=SectionedCommand, epilog="Examples: embq pause out | embq pause 965db513790b38d9")
 @click.argument("run")
 @broker_option
 @json_option
@@ -41,7 +42,7 @@ def pause(run: str, broker: str, as_json: bool) -> None:
     result.print("is done; there is nothing to pause" if over else paused, as_json=as_json)
 
 
-@click.command("resume", epilog="Examples: embq resume out | embq resume 965db513790b38d9")
+@click.command("resume", cls=SectionedCommand, epilog="Examples: embq resume out | embq resume 965db513790b38d9")
 @click.argument("run")
 @worker_options
 @broker_option
@@ -122,7 +123,7 @@ def _is_paused(run: str, root: Place) -> bool:
         return False
 
 
-@click.command("cancel", epilog="Examples: embq cancel out | embq cancel 965db513790b38d9")
+@click.command("cancel", cls=SectionedCommand, epilog="Examples: embq cancel out | embq cancel 965db513790b38d9")
 @click.argument("run")
 @broker_option
 @json_option

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core.errors import UsageError
+from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import embedding_option, json_option
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ KEY_WIDTH, SOURCE_WIDTH = 44, 28
 
 @click.command(
     "search",
+    cls=SectionedCommand,
     epilog='Examples: embq search ./out "a red bicycle" -k 5 | '
     'embq search http://localhost:1234 "a red bicycle" --index notes',
 )

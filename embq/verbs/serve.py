@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import click
 
+from embq.cli.sections import SectionedCommand
+
 DEFAULT_PORT = 1234
 """The port of clip-retrieval's back end, so that clients keep their addresses."""
 
 
-@click.command("serve", epilog="Examples: embq serve ./out | embq serve --follow /data/runs")
+@click.command("serve", cls=SectionedCommand, epilog="Examples: embq serve ./out | embq serve --follow /data/runs")
 @click.argument("indices", metavar="INDEX...", nargs=-1, type=click.Path(file_okay=False))
 @click.option(
     "--name", "names", multiple=True, metavar="NAME=INDEX", help="Serve an index under this name; repeatable."

@@ -14,6 +14,7 @@ import embq
 from core.errors import ConfigError, Exit, UnwellError
 from core.networks import Address
 from core.settings import Settings
+from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import (
     broker_option,
     json_option,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from worker.supervisor.slot import Fleet
 
 
-@click.command("producer", epilog="Example: embq producer --broker redis://localhost:6379")
+@click.command("producer", cls=SectionedCommand, epilog="Example: embq producer --broker redis://localhost:6379")
 @broker_option
 @click.option("--run", "only", default="", metavar="RUN", help="Feed only this run.")
 @metrics_option
@@ -53,7 +54,9 @@ def producer(broker: str, only: str, metrics: Address | None) -> None:
         )
 
 
-@click.command("worker", epilog="Example: embq worker --broker redis://box:6379 --devices cuda:0,cuda:1")
+@click.command(
+    "worker", cls=SectionedCommand, epilog="Example: embq worker --broker redis://box:6379 --devices cuda:0,cuda:1"
+)
 @broker_option
 @click.option("--run", "only", default="", metavar="RUN", help="Serve only this run, and exit when it is over.")
 @metrics_option
@@ -146,7 +149,7 @@ def _supervise(fleet: Fleet, *, asked: str) -> None:
             supervisor.serve(service.stopped)
 
 
-@click.command("writer", epilog="Example: embq writer --broker redis://localhost:6379")
+@click.command("writer", cls=SectionedCommand, epilog="Example: embq writer --broker redis://localhost:6379")
 @broker_option
 @click.option("--run", "only", default="", metavar="RUN", help="Write only this run.")
 @click.option("--takeover", is_flag=True, help="Fence off a writer that still holds the run.")
@@ -216,7 +219,9 @@ def _line(body: bytes) -> str:
     return " ".join(body.decode("utf-8", "replace").split())[:SHOWN]
 
 
-@click.command("health", epilog="Examples: embq health | embq health --url http://127.0.0.1:1234/health")
+@click.command(
+    "health", cls=SectionedCommand, epilog="Examples: embq health | embq health --url http://127.0.0.1:1234/health"
+)
 @click.option(
     "--url", default="", metavar="URL", help="URL to query; of `embq serve`, its /health.  [/healthz at EMBQ_METRICS]"
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from core.errors import UsageError
+from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import broker_option, json_option, log_option, settings_with, verbose_option
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 WATCH_S = 1.0
 
 
-@click.command("status", epilog="Examples: embq status out | embq status out --watch | embq status --json")
+@click.command(
+    "status", cls=SectionedCommand, epilog="Examples: embq status out | embq status out --watch | embq status --json"
+)
 @click.argument("run", required=False, default="")
 @click.option("--watch", is_flag=True, help="Repeat until the run is done or cancelled; without RUN, until Ctrl-C.")
 @broker_option

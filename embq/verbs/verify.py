@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from core.errors import Exit
+from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import json_option
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ SHOWN = 20
 """Violations that are printed; --json has up to 1,000."""
 
 
-@click.command("verify", epilog="Example: embq verify ./out")
+@click.command("verify", cls=SectionedCommand, epilog="Example: embq verify ./out")
 @click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
 @click.option(
     "--quick",

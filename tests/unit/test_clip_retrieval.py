@@ -278,7 +278,6 @@ def test_every_option_there_has_its_row_in_the_operations_page() -> None:
 def test_every_option_that_embq_has_stands_in_a_section_of_the_help() -> None:
     for verb in ("run", "enqueue"):
         told = CliRunner().invoke(cli, [verb, "--help"]).output
-        others = told.partition("Other options:\n")[2].partition("\n\n")[0]
-        assert re.findall(r"--[\w-]+", others) == ["--help"]
+        assert "Other options:" not in told
         for option in options_of(verb):
             assert all(name in told for name in option.opts)

@@ -9,6 +9,7 @@ import pytest
 
 from embq.cli.entry_point import cli
 from embq.cli.lazy_group import CommandWithVerbs
+from embq.cli.sections import SECTIONS, SectionedCommand
 
 ALIASES = {"--num-prepro-workers", "--output-folder", "--output-hdfs-folder", "--output-partition-count"}
 """Names of clip-retrieval and autofaiss, beside embq's own."""
@@ -76,3 +77,11 @@ def test_a_broker_is_told_in_the_same_words_but_for_its_default() -> None:
         if "--broker" in option.opts
     }
     assert told == {(("--broker",), "Broker: redis://, rediss:// or unix://.")}
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_every_option_stands_in_one_section_of_the_help(verb: str) -> None:
+    assert isinstance(COMMANDS[verb], SectionedCommand)
+    headings = [name for names in SECTIONS.values() for name in names]
+    assert len(headings) == len(set(headings))
+    assert {option.opts[0] for option in own_options(verb)} <= set(headings)

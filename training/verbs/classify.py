@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import json_option
 from training.classify.config import Config, classify_options
 from training.launch.launch_options import launch_options
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "classify",
+    cls=SectionedCommand,
     epilog="Example: embq train classify 'shards/train-{000000..001281}.tar' --validation 'shards/val-*.tar' "
     "--model timm:resnet50 --splitshards --output resnet50",
 )

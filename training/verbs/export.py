@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from core.errors import UsageError, command_line
+from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import json_option
 
 if TYPE_CHECKING:
     from training.export.model_folder import Exported
 
 
-@click.command("export", epilog="Example: embq train export ./clip ./clip-model")
+@click.command("export", cls=SectionedCommand, epilog="Example: embq train export ./clip ./clip-model")
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.argument("target", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core.errors import Exit, UsageError
+from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import json_option
 from training.mmoclip.launch_plan import BenchmarkRequest
 from training.run.options import options_of
@@ -24,6 +25,7 @@ OUT = "embq-mmoclip"
 
 @click.command(
     "mmoclip",
+    cls=SectionedCommand,
     epilog="Examples: embq bench mmoclip --grad-checkpointing | embq bench mmoclip logs/test --nodes 8 --gpu A100",
 )
 @click.argument("logs", nargs=-1, metavar="[LOG]...", type=click.Path(path_type=Path))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core.errors import Exit, command_line
+from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import json_option
 from training.launch.launch_options import launch_options
 from training.openclip.request import TrainingRequest
@@ -24,6 +25,7 @@ NAMED, LISTED = 5, 1000
 
 @click.command(
     "openclip",
+    cls=SectionedCommand,
     epilog="Example: embq train openclip 'shards/train-*.tar' --model ViT-B-32 --output ./clip -- --local-loss",
 )
 @click.argument("shards")

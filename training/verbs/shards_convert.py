@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from core.errors import Exit, InputError
+from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import json_option
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ SHOWN = 20
 """Left-out pictures that are printed; --json and the record have all."""
 
 
-@click.command("convert", epilog="Example: embq shards convert ./imagenet/train shards/train-%06d.tar")
+@click.command(
+    "convert", cls=SectionedCommand, epilog="Example: embq shards convert ./imagenet/train shards/train-%06d.tar"
+)
 @click.argument("source", metavar="DIR|LIST")
 @click.argument("pattern", metavar="PATTERN")
 @click.option(

@@ -8,11 +8,12 @@ from pathlib import Path
 import click
 
 from core.errors import InputError
+from embq.cli.sections import SectionedCommand
 
 DEFAULT_PORT = 8080
 
 
-@click.command("serve", epilog="Example: embq shards serve ./shards --host 10.0.0.5")
+@click.command("serve", cls=SectionedCommand, epilog="Example: embq shards serve ./shards --host 10.0.0.5")
 @click.argument("folder", metavar="DIR")
 @click.option(
     "--host", default="127.0.0.1", show_default=True, metavar="HOST", help="Address of this machine to listen on."

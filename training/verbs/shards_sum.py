@@ -9,10 +9,11 @@ from dataclasses import asdict
 import click
 
 from core.errors import UsageError
+from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import json_option
 
 
-@click.command("sum", epilog="Example: ls shards | embq shards sum")
+@click.command("sum", cls=SectionedCommand, epilog="Example: ls shards | embq shards sum")
 @click.argument("shards", nargs=-1, metavar="[SHARDS]...")
 @json_option
 def command(shards: tuple[str, ...], as_json: bool) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from core.errors import Exit
+from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import json_option
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ SHOWN = 20
 """Violations that are printed; --json has up to 1,000."""
 
 
-@click.command("verify", epilog="Example: embq shards verify ./shards --decode")
+@click.command("verify", cls=SectionedCommand, epilog="Example: embq shards verify ./shards --decode")
 @click.argument("shards", nargs=-1, required=True, metavar="SHARDS...")
 @click.option("--decode", is_flag=True, help="Also decode every image completely.")
 @click.option("--allow-missing", is_flag=True, help="Accept samples without the class or the caption that others have.")
