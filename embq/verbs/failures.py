@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embq.cli.sections import SectionedCommand
-from embq.cli.shared_options import broker_option, json_option, quiet_option, settings_with, worker_options
+from embq.cli.shared_options import (
+    broker_option,
+    json_option,
+    quiet_option,
+    settings_with,
+    verbose_option,
+    worker_options,
+)
 
 if TYPE_CHECKING:
     from core.storage.paths import Place
@@ -51,6 +58,7 @@ def failures(output: str, as_json: bool) -> int:
 @broker_option
 @json_option
 @quiet_option
+@verbose_option
 def retry(
     output: str,
     codes: tuple[str, ...],

@@ -174,6 +174,10 @@ def test_stdout_holds_data_and_nothing_else(short_tmp: Path, finished: Path, bro
     assert json.loads(enqueued)["units"] == 1
     (runs,) = succeed("status", "--json", environment=environment).splitlines()
     assert json.loads(enqueued)["run"] in {run["run"] for run in json.loads(runs)["runs"]}
+    (short_tmp / "out" / "_logs").mkdir()
+    (short_tmp / "out" / "_logs" / "writer.log").write_text("2026-01-01T00:00:00Z info writer started\n")
+    logs = succeed("logs", json.loads(enqueued)["run"], environment=environment)
+    assert logs == "2026-01-01T00:00:00Z info writer started\n"
 
 
 def test_what_people_read_on_stdout_is_the_account(finished: Path) -> None:
