@@ -20,7 +20,7 @@ from core.errors import AwayError, EmbqError, Exit, command_line
 from core.queue.heartbeats import Device
 from core.queue.ledger import Ledger
 from core.run.commit_log import CommitLog
-from core.run.layout import Layout
+from core.run.layout import Layout, refuse_foreign_files
 from core.run.run_info import RunInfo, load_run
 from core.service.progress_line import duration
 from core.service.stopping import REPEAT_S, StopFlag
@@ -30,7 +30,7 @@ from embq.cli.authorization import require
 from embq.cli.shared_options import settings_with
 from embq.local.service_process import ServiceProcess
 from embq.status.display import Display, stages_line
-from embq.status.failure_causes import cause_lines, described, grouped
+from embq.status.failure_causes import cause_lines, described, grouped, only_cause
 from embq.status.run_log import RunLog
 from embq.status.run_monitor import RunMonitor
 from embq.status.run_progress import RunProgress
@@ -48,10 +48,15 @@ HURRY_S = 1.5 * REPEAT_S
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """End of a session: the last progress of the run, and whether a user stopped it."""
+    """End of a session: the last progress of the run, and whether it was stopped before its end.
+
+    Attributes:
+        all_failed: the code with which all samples of the first unit failed, where that stopped it; else "".
+    """
 
     progress: RunProgress
     interrupted: bool
+    all_failed: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +71,9 @@ class Session:
         settings: with a `broker_url`, or without one to start a server beside the output.
         drain_s: seconds in which workers may finish begun units after a request to stop.
         stops: gives the number of requests to stop so far.
+        keep_going: whether to go on where the first unit has failures of one code only.
         server: the embedded server, where there is one.
+        all_failed: that code, where it stopped the run.
     """
 
     info: RunInfo
@@ -78,7 +85,9 @@ class Session:
     stops: Callable[[], int]
     display: Display
     log: RunLog
+    keep_going: bool
     server: EmbeddedServer | None = field(default=None, init=False)
+    all_failed: str = field(default="", init=False)
     _last: RunProgress | None = field(default=None, init=False)
 
     def run(self) -> Outcome:
@@ -103,7 +112,8 @@ class Session:
                 interrupted = self._until_closed(children, monitor)
             finally:
                 self._stop(children, monitor)
-            return Outcome(RunMonitor(self.layout.root, None).look().ended_after(self._last), interrupted)
+            ended = RunMonitor(self.layout.root, None).look().ended_after(self._last)
+            return Outcome(ended, interrupted, self.all_failed)
 
     def _start_server(self, stack: ExitStack) -> str:
         server = EmbeddedServer(self.layout.broker)
@@ -151,6 +161,11 @@ class Session:
                 if progress.state == "cancelled":
                     self.display.say("the run was cancelled: what is published is committed, the rest is left")
                     return True
+                if not self.keep_going and progress.done:
+                    self.keep_going = True
+                    self.all_failed = only_cause(self.layout.root) if not progress.rows else ""
+                    if self.all_failed:
+                        return True
             with suppress(AwayError):  # the writer waits for it as well
                 if monitor.log_state().closed:
                     return False
@@ -236,6 +251,8 @@ def run_locally(
             stops=lambda: stopped.count,
             display=display,
             log=log,
+            # Of a run that goes on, its user has seen the first units.
+            keep_going=options.get("keep_going", True) or before.done + before.quarantined > 0,
         ).run()
         log.show(outcome.progress, last=True)
         return outcome
@@ -269,6 +286,24 @@ def undone_on_error(root: Place, made: RunInfo | None, *, broker: str) -> Iterat
         raise
 
 
+def make_way(root: Place) -> bool:
+    """Remove a run of `embq run` that has no rows and that no process serves; gives whether it was removed."""
+    layout = Layout(root)
+    progress = RunMonitor(root, None).look()
+    ours = layout.broker.exists() or progress.state == "done"  # else the broker of others may know the run
+    if not isinstance(root, Path) or not ours or progress.rows:
+        return False
+    try:
+        refuse_foreign_files(layout)
+        lock = keep_to_ourselves(layout.broker) if layout.broker.exists() else None
+    except EmbqError:
+        return False
+    shutil.rmtree(root)
+    if lock is not None:
+        lock.close()
+    return True
+
+
 def _is_unbegun(root: Path, made: RunInfo | None) -> bool:
     there = load_run(root)
     return made is not None and there.run == made.run and CommitLog(Layout(root)).replay(there.units).count == 0
@@ -297,7 +332,7 @@ def print_summary(outcome: Outcome, root: Place, *, as_json: bool) -> int:
         for line in summary_lines(progress, root):
             click.echo(line)
     if progress.state != "done":
-        if outcome.interrupted:
+        if outcome.interrupted and not outcome.all_failed:
             click.echo(f"stopped; go on with: {command_line('resume', root)}", err=True)
         return Exit.INTERRUPTED
     return Exit.SOME_FAILED if progress.failures else Exit.DONE

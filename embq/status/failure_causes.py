@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = 3
 """Examples of each group."""
+HOPELESS = 10
+"""Failures of one code, and no row beside them, from which a cause of all of them is concluded."""
 
 
 MENDS = {
@@ -83,6 +85,14 @@ def grouped(root: Place) -> list[Group]:
                     (one["key"], one["unit_id"], one["u"], one["message"], one["attempt"]) for one in first
                 ]
     return sorted(groups.values(), key=lambda group: (-group.count, group.code, group.whole_unit))
+
+
+def only_cause(root: Place) -> str:
+    """The code of all committed failures of a run, where it is one and there are `HOPELESS` samples of it; else ""."""
+    match grouped(root):
+        case [Group(whole_unit=False) as group] if group.count >= HOPELESS:
+            return group.code
+    return ""
 
 
 def described(root: Place, groups: list[Group]) -> list[dict[str, Any]]:

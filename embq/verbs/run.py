@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from core.errors import command_line
+from core.errors import EmbqError, InputError, UsageError, command_line
 from embq.cli.run_command import RunCommand, inputs_argument
 from embq.cli.run_options import run_options
 from embq.cli.shared_options import (
@@ -27,10 +28,13 @@ from embq.cli.shared_options import (
 
 NAMED = 3
 """Inputs that an error names."""
+OTHER_RUN = ("other_run", "other_inputs", "input_changed")
+"""Codes of errors by which the output holds another run than the command asks for."""
 
 if TYPE_CHECKING:
     import redis
 
+    from core.models import ModelSpec
     from core.settings import Settings
     from core.storage.paths import Place
     from producer.enqueue import Planned, Request
@@ -45,6 +49,11 @@ if TYPE_CHECKING:
 @inputs_argument
 @run_options
 @click.option("--add", is_flag=True, help="Add INPUT to the run of other inputs that OUT holds.")
+@click.option(
+    "--keep-going",
+    is_flag=True,
+    help="Go on where all samples of the first unit fail with one code.",
+)
 @click.option("--dry-run", is_flag=True, help="Print units, sizes and device hours, and do nothing.")
 @priority_option
 @worker_options
@@ -60,34 +69,71 @@ def run(
 
     INPUT is a webdataset .tar, a folder of images, or a .parquet, .arrow, .h5, .csv, .jsonl or .txt file; globs and
     {000000..000099} are expanded. After Ctrl-C, `embq resume` or the same command continues the run; further inputs are
-    added to it with --add.
+    added to it with --add. A run without rows is replaced by a corrected command.
     """
     from core.storage.paths import place
     from embq.cli.precision import precision_of_output, resolve_precision
     from embq.cli.run_options import request_from
     from embq.local.session import is_new, own_devices, print_summary, run_locally, undone_on_error
     from embq.status.run_log import check_targets
-    from producer.enqueue import prepare
+    from producer.model_args import asked_models
 
     check_targets(options["log"])
     request, reason = resolve_precision(
         request_from(inputs, options), there=precision_of_output, devices=lambda: own_devices(options["devices"])
     )
     root = place(options["output"])
-    if not add:
-        _refuse_to_add(inputs, root)
+    for model in asked_models(request.models):
+        _look_for(model.spec)
     if dry_run:
+        if not add:
+            _refuse_to_add(inputs, root)
         _print_estimate(request, reason, _configured_broker(settings_with(broker)), as_json=as_json)
         return 0
     fresh = is_new(root)
-    planned = prepare(request)
+    planned = _planned(request, root, add=add)
     if reason and not (quiet or as_json):
         click.echo(reason, err=True)
     for warning in planned.warnings:
         click.echo(f"warning: {warning}", err=True)
     with undone_on_error(root, planned.info if fresh and planned.new else None, broker=broker):
         outcome = run_locally(planned.info, root, options, broker=broker, quiet=quiet or as_json, inputs=inputs)
-    return print_summary(outcome, root, as_json=as_json)
+    status = print_summary(outcome, root, as_json=as_json)
+    if outcome.all_failed:
+        raise InputError(
+            f"all {outcome.progress.failures:,} samples so far failed with {outcome.all_failed}, so the run is stopped",
+            next_step="correct the command or the inputs and start it again: it replaces this run, which has no rows; "
+            "or go on in spite of the failures with --keep-going",
+            code="all_failed",
+        )
+    return status
+
+
+def _look_for(spec: ModelSpec) -> None:
+    """Find a model before anything is written; a download is announced."""
+    from worker.embedders.lookup import locate
+
+    # Where a package is missing, the worker names the extra that has it.
+    with suppress(ImportError):
+        found = locate(spec)
+        if not found.here:
+            click.echo(f"{spec} is {found.where}", err=True)
+
+
+def _planned(request: Request, root: Place, *, add: bool) -> Planned:
+    """The run in the output folder, which replaces one without rows that this command corrects."""
+    from embq.local.session import make_way
+    from producer.enqueue import prepare
+
+    try:
+        if not add:
+            _refuse_to_add(request.inputs, root)
+        return prepare(request)
+    except EmbqError as error:
+        if error.code not in OTHER_RUN or not make_way(root):
+            raise
+        click.echo(f"the run in {root} has no rows; this command replaces it", err=True)
+        return prepare(request)
 
 
 def _refuse_to_add(inputs: tuple[str, ...], root: Place) -> None:
@@ -95,7 +141,6 @@ def _refuse_to_add(inputs: tuple[str, ...], root: Place) -> None:
     import os
     from fnmatch import fnmatchcase
 
-    from core.errors import UsageError
     from core.run.layout import Layout
     from core.run.run_info import load_run
     from core.storage.paths import is_url
@@ -116,6 +161,7 @@ def _refuse_to_add(inputs: tuple[str, ...], root: Place) -> None:
             f"{root} holds a run of {', '.join(known[:NAMED])}{', ...' if len(known) > NAMED else ''}, and "
             f"{', '.join(others[:NAMED])}{', ...' if len(others) > NAMED else ''} would be added to it",
             next_step="choose another --output, or give --add to this command to add what is new",
+            code="other_inputs",
         )
 
 

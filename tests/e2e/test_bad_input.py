@@ -470,3 +470,48 @@ def test_an_input_that_changes_after_planning_fails_whole(short_tmp: Path, broke
     assert sorted(code for _, _, _, code in output.failures) == ["shard_changed", "shard_changed", "source_missing"]
     assert set(output.keys) == {key for key in expected if key.startswith("000-")}
     assert "Traceback" not in stderr + logs(root)
+
+
+@pytest.fixture
+def textless(tmp_path: Path) -> Path:
+    """100 lines, of which the first 60 have no text."""
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"id": i, "text": 5 if i < 60 else "x"}) + "\n" for i in range(100)))
+    return path
+
+
+def test_a_first_unit_that_fails_whole_stops_the_run_and_a_corrected_command_replaces_it(
+    textless: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "out"
+    slow = ["--unit-size", "20", "-m", f"{MODEL}?ms_per_sample=20", "-o", root]
+    status, stdout, stderr = ended("run", textless, *slow, "--quiet")
+    assert (status, "error[all_failed]: all 20 samples" in stderr) == (65, True), stderr
+    assert "missing_text" in stdout
+    assert "Traceback" not in stderr
+
+    other = tmp_path / "good.jsonl"
+    write_texts(other, 30)
+    assert "this command replaces it" in ended("run", other, *slow)[2]
+    assert len(read_output(root).keys) == 30
+
+
+def test_a_first_unit_that_fails_whole_is_passed_with_keep_going(textless: Path, tmp_path: Path) -> None:
+    arguments = [textless, "--unit-size", "20", "-m", f"{MODEL}?ms_per_sample=20", "-o", tmp_path / "out"]
+    assert ended("run", *arguments, "--quiet", "--keep-going")[0] == 3
+    check = read_output(tmp_path / "out")
+    assert len(check.keys) == 40
+
+
+def test_a_run_with_rows_or_with_files_of_others_is_not_replaced(textless: Path, tmp_path: Path) -> None:
+    root, good = tmp_path / "out", tmp_path / "good.jsonl"
+    write_texts(good, 30)
+    succeed("run", good, "-m", MODEL, "-o", root, "--quiet")
+    assert "error[other_run]" in ended("run", good, "-m", "stub:16", "-o", root)[2]
+    assert len(read_output(root).keys) == 30
+
+    failed = tmp_path / "failed"
+    ended("run", textless, "--limit", "1", "--unit-size", "20", "-m", MODEL, "-o", failed, "--quiet")
+    (failed / "notes.txt").write_text("mine")
+    assert "error[other_run]" in ended("run", textless, "--limit", "1", "-m", "stub:16", "-o", failed)[2]
+    assert (failed / "notes.txt").read_text() == "mine"

@@ -78,3 +78,14 @@ def test_a_hub_that_cannot_be_reached_is_told_with_the_ways_around_it(tmp_path: 
     assert here is None
     assert "http://127.0.0.1:1 cannot be reached" in why
     assert "HF_ENDPOINT" in why
+
+
+def test_the_weights_of_open_clip_are_those_that_it_lists_itself() -> None:
+    open_clip = pytest.importorskip("open_clip")
+    from worker.embedders.lookup import open_clip_architectures, open_clip_weights
+
+    read = {(arch, tag): at for arch, tags in open_clip_weights().items() for tag, at in tags.items()}
+    known = {pair: open_clip.get_pretrained_cfg(*pair).get("hf_hub", "") for pair in open_clip.list_pretrained()}
+    assert read == known
+    assert len(read) > 100
+    assert open_clip_architectures() >= set(open_clip.list_models())

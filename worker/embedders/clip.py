@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from worker.embedders.image.forward import ImageForward
 from worker.embedders.image.preprocess import of_open_clip
 from worker.embedders.image.upload import ImageBatcher
 from worker.embedders.loading import model_source, translated_model_errors
+from worker.embedders.lookup import check_architecture, check_open_clip, open_clip_parts
 from worker.embedders.sample_fields import check_modalities, text_of
 from worker.embedders.spec_params import choice, unit_length, whole_number
 from worker.embedders.text.clip_tokens import ClipTokens, clip_tokenizer_content
@@ -58,13 +58,12 @@ def model_factory(spec: ModelSpec) -> tuple[Callable[[], tuple[Any, Any, Any]], 
     if spec.param("init", ""):
         spec.check_params("init", "seed", "batch_size", "tokens", "normalize")
         choice(spec, "init", "random", ("random",))
-        arch, seed = _known_arch(spec, spec.name.replace("/", "-")), whole_number(spec, "seed", 0, least=0)
+        arch, seed = spec.name.replace("/", "-"), whole_number(spec, "seed", 0, least=0)
+        check_architecture(spec, arch, open_clip.list_models())
         return (lambda: _random_model(spec, arch, seed)), arch
     spec.check_params("batch_size", "tokens", "normalize")
-    arch, _, tag = spec.name.rpartition("/")
-    if not arch:
-        arch, tag = tag, ""
-    arch = _known_arch(spec, arch.replace("/", "-"))
+    arch, tag = open_clip_parts(spec)
+    check_open_clip(spec, open_clip.list_models(), open_clip.list_pretrained_tags_by_model(arch))
     _check_tag(spec, arch, tag)
     return (lambda: create(arch, pretrained=tag, weights_only=True)), arch
 
@@ -81,22 +80,8 @@ def _random_model(spec: ModelSpec, arch: str, seed: int) -> tuple[Any, Any, Any]
     return made
 
 
-def _known_arch(spec: ModelSpec, arch: str) -> str:
-    known = open_clip.list_models()
-    if arch in known:
-        return arch
-    raise ModelError(f"{spec}: open_clip has no architecture {arch!r}", next_step=_near(arch, known))
-
-
 def _check_tag(spec: ModelSpec, arch: str, tag: str) -> None:
-    """Refuse tags that are unknown, or trained with another activation, which open_clip only warns of."""
-    known = open_clip.list_pretrained_tags_by_model(arch)
-    if tag not in known:
-        missing = f"has no weights {tag!r}" if tag else "needs the tag of its weights"
-        raise ModelError(
-            f"{spec}: {arch} {missing}",
-            next_step=_near(tag, known) if known else f"use open_clip:{arch}?init=random for random weights",
-        )
+    """Refuse weights that were trained with another activation, of which open_clip only warns."""
     made_with = bool(open_clip.get_pretrained_cfg(arch, tag).get("quick_gelu", False))
     built_with = bool((open_clip.get_model_config(arch) or {}).get("quick_gelu", False))
     if made_with != built_with:
@@ -105,11 +90,6 @@ def _check_tag(spec: ModelSpec, arch: str, tag: str) -> None:
             f"{spec}: QuickGELU is {'on' if made_with else 'off'} in these weights, but not so in {arch}",
             next_step=f"use open_clip:{other}/{tag}",
         )
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=4, cutoff=0.4) or sorted(known)[:4]
-    return f"near matches: {', '.join(near)}"
 
 
 EMBEDDER_VERSION = "clip 1"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import difflib
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from core.errors import ModelError
 from core.models import ModelSpec
@@ -33,6 +38,8 @@ def locate(spec: ModelSpec) -> ModelLocation:
 
     Raises ModelError, with a next step, where they can be had from nowhere, ImportError where a package is missing.
     """
+    if spec.family == "open_clip" and spec.param("init", ""):
+        check_architecture(spec, spec.name.replace("/", "-"), open_clip_architectures())
     if spec.family == "stub" or spec.param("init", ""):
         return ModelLocation(here=True, where="made up, there are no files")
     if spec.family == "minilm":
@@ -71,17 +78,87 @@ def repositories(spec: ModelSpec) -> Iterator[str]:
         if spec.family == "st" and "/" not in spec.name:
             yield f"sentence-transformers/{spec.name}"
         return
-    import open_clip
-
     if spec.name.startswith("hf-hub:"):
         yield spec.name.removeprefix("hf-hub:")
         return
+    arch, tag = open_clip_parts(spec)
+    check_open_clip(spec, open_clip_architectures(), open_clip_weights().get(arch, {}))
+    if at := open_clip_weights().get(arch, {}).get(tag, ""):
+        yield "/".join(at.split("/")[:2])
+
+
+def open_clip_parts(spec: ModelSpec) -> tuple[str, str]:
+    """(architecture, tag of the weights) of a model of open_clip; the tag is "" where there is none."""
     arch, _, tag = spec.name.rpartition("/")
-    known = open_clip.get_pretrained_cfg(arch.replace("/", "-"), tag) or {}
-    if not known:
-        raise ModelError(f"{spec}: open_clip {open_clip.__version__} knows no such weights", next_step="check the spec")
-    if known.get("hf_hub"):
-        yield "/".join(known["hf_hub"].split("/")[:2])
+    return (arch.replace("/", "-"), tag) if arch else (tag, "")
+
+
+def check_open_clip(spec: ModelSpec, architectures: Collection[str], tags: Collection[str]) -> None:
+    """ModelError, with near matches, for an architecture or weights that open_clip lacks.
+
+    Args:
+        tags: of the weights that it has for the architecture.
+    """
+    arch, tag = open_clip_parts(spec)
+    check_architecture(spec, arch, architectures)
+    if tag not in tags:
+        raise ModelError(
+            f"{spec}: {arch} {f'has no weights {tag!r}' if tag else 'needs the tag of its weights'}",
+            next_step=_near(tag, tags) if tags else f"use open_clip:{arch}?init=random for random weights",
+        )
+
+
+def check_architecture(spec: ModelSpec, arch: str, known: Collection[str]) -> None:
+    """ModelError, with near matches, for an architecture that open_clip lacks."""
+    if arch not in known:
+        raise ModelError(f"{spec}: open_clip has no architecture {arch!r}", next_step=_near(arch, known))
+
+
+def _near(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=4, cutoff=0.4) or sorted(known)[:4]
+    return f"near matches: {', '.join(near)}"
+
+
+def _open_clip_folder() -> Path:
+    found = find_spec("open_clip")  # imports nothing of it
+    if found is None or not found.submodule_search_locations:
+        raise ImportError("open_clip is not installed", name="open_clip")
+    return Path(found.submodule_search_locations[0])
+
+
+def open_clip_architectures() -> set[str]:
+    """Names of the architectures of the installed open_clip."""
+    return {path.stem for path in (_open_clip_folder() / "model_configs").glob("*.json")}
+
+
+@cache
+def open_clip_weights() -> Mapping[str, Mapping[str, str]]:
+    """Architecture -> tag -> hub repository, "" for none, of the installed open_clip.
+
+    They are read from its source, because importing it imports torch, which takes seconds.
+    """
+    tables: dict[str, dict[str, str]] = {}
+    gelu: dict[str, dict[str, str]] = {}
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse((_open_clip_folder() / "pretrained.py").read_text(encoding="utf-8")).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(keywords=entries)):
+                calls = {one.arg: one.value for one in entries if one.arg and isinstance(one.value, ast.Call)}
+                tables[name] = {tag: _literal(call, "hf_hub", "") for tag, call in calls.items()}
+                gelu[name] = {
+                    tag: tables[name][tag] for tag, call in calls.items() if _literal(call, "quick_gelu", False)
+                }
+            case ast.Assign(targets=[ast.Name(id="_PRETRAINED")], value=ast.Dict(keys=keys, values=values)):
+                for key, table in zip(keys, values, strict=True):
+                    if isinstance(key, ast.Constant) and isinstance(table, ast.Name):
+                        found[f"{key.value!s}"] = tables[table.id]
+                        found |= {f"{key.value!s}-quickgelu": gelu[table.id]} if gelu[table.id] else {}
+    return found
+
+
+def _literal(call: ast.Call, name: str, default: Any) -> Any:
+    """A constant argument of a call in the source."""
+    return next((ast.literal_eval(one.value) for one in call.keywords if one.arg == name), default)
 
 
 def _at_hub(spec: ModelSpec, repositories: list[str]) -> ModelLocation:
