@@ -14,6 +14,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Output": (
         "--output",
         "--add",
+        "--keep-going",
         "--output-format",
         "--write-batch-size",
         "--sorted",

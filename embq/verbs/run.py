@@ -83,6 +83,7 @@ def run(
         request_from(inputs, options), there=precision_of_output, devices=lambda: own_devices(options["devices"])
     )
     root = place(options["output"])
+    _configured_broker(settings_with(broker))  # before anything is written
     for model in asked_models(request.models):
         _look_for(model.spec)
     if dry_run:

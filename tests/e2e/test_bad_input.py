@@ -249,7 +249,7 @@ def test_an_output_folder_that_holds_something_else_is_left_alone(short_tmp: Pat
     before = read_output(root).records
 
     said = called("run", others, texts, "-o", root, "-m", MODEL)
-    assert_refused(*said, exits=2, code="usage", says=f"{others} would be added to it")
+    assert_refused(*said, exits=2, code="other_inputs", says=f"{others} would be added to it")
     said = called("run", others, texts, "-o", root, "-m", MODEL, "--unit-size", "2", "--add")
     assert_refused(*said, exits=65, code="input_changed", says="texts.jsonl (the same file, cut into other units)")
     said = called("run", texts, "-o", root, "-m", "stub:9")
@@ -270,14 +270,12 @@ def test_an_output_folder_that_holds_something_else_is_left_alone(short_tmp: Pat
 
 
 def test_a_run_whose_command_is_wrong_leaves_nothing_for_the_corrected_one_to_stumble_over(short_tmp: Path) -> None:
-    root, texts, model = short_tmp / "out", short_tmp / "texts.jsonl", short_tmp / "model"
+    root, texts = short_tmp / "out", short_tmp / "texts.jsonl"
     write_texts(texts, 3)
-    model.mkdir()
-    (model / "config.json").write_text("{}")
     for there in (False, True):
         if there:
             root.mkdir()
-        status, _, stderr = called("run", texts, "-o", root, "-m", f"st:{model}")
+        status, _, stderr = called("run", texts, "-o", root, "-m", f"{MODEL}?colour=red")  # refused by a worker
         assert (status in (2, 65, 78), "Traceback" in stderr) == (True, False), stderr
         assert not root.exists()
     assert called("run", texts, "-o", root, "-m", MODEL)[0] == 0
@@ -484,9 +482,9 @@ def test_a_first_unit_that_fails_whole_stops_the_run_and_a_corrected_command_rep
     textless: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "out"
-    slow = ["--unit-size", "20", "-m", f"{MODEL}?ms_per_sample=20", "-o", root]
+    slow = ["--unit-size", "20", "-m", f"{MODEL}?ms_per_sample=100", "-o", root]
     status, stdout, stderr = ended("run", textless, *slow, "--quiet")
-    assert (status, "error[all_failed]: all 20 samples" in stderr) == (65, True), stderr
+    assert (status, "error[all_failed]: all " in stderr) == (65, True), stderr
     assert "missing_text" in stdout
     assert "Traceback" not in stderr
 
@@ -497,7 +495,7 @@ def test_a_first_unit_that_fails_whole_stops_the_run_and_a_corrected_command_rep
 
 
 def test_a_first_unit_that_fails_whole_is_passed_with_keep_going(textless: Path, tmp_path: Path) -> None:
-    arguments = [textless, "--unit-size", "20", "-m", f"{MODEL}?ms_per_sample=20", "-o", tmp_path / "out"]
+    arguments = [textless, "--unit-size", "20", "-m", f"{MODEL}?ms_per_sample=100", "-o", tmp_path / "out"]
     assert ended("run", *arguments, "--quiet", "--keep-going")[0] == 3
     check = read_output(tmp_path / "out")
     assert len(check.keys) == 40

@@ -137,23 +137,26 @@ def open_clip_weights() -> Mapping[str, Mapping[str, str]]:
 
     They are read from its source, because importing it imports torch, which takes seconds.
     """
-    tables: dict[str, dict[str, str]] = {}
-    gelu: dict[str, dict[str, str]] = {}
+    tables: dict[str, ast.Call] = {}
     found: dict[str, dict[str, str]] = {}
     for node in ast.parse((_open_clip_folder() / "pretrained.py").read_text(encoding="utf-8")).body:
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(keywords=entries)):
-                calls = {one.arg: one.value for one in entries if one.arg and isinstance(one.value, ast.Call)}
-                tables[name] = {tag: _literal(call, "hf_hub", "") for tag, call in calls.items()}
-                gelu[name] = {
-                    tag: tables[name][tag] for tag, call in calls.items() if _literal(call, "quick_gelu", False)
-                }
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as table):
+                tables[name] = table
             case ast.Assign(targets=[ast.Name(id="_PRETRAINED")], value=ast.Dict(keys=keys, values=values)):
-                for key, table in zip(keys, values, strict=True):
-                    if isinstance(key, ast.Constant) and isinstance(table, ast.Name):
-                        found[f"{key.value!s}"] = tables[table.id]
-                        found |= {f"{key.value!s}-quickgelu": gelu[table.id]} if gelu[table.id] else {}
+                for key, value in zip(keys, values, strict=True):
+                    call = tables.get(value.id) if isinstance(value, ast.Name) else value
+                    if isinstance(key, ast.Constant) and isinstance(call, ast.Call):
+                        found |= _weights(str(key.value), call)
     return found
+
+
+def _weights(arch: str, table: ast.Call) -> dict[str, dict[str, str]]:
+    """Entries of an architecture, and of its variant with QuickGELU, from `dict(TAG=_pcfg(hf_hub="..."), ...)`."""
+    calls = {one.arg: one.value for one in table.keywords if one.arg and isinstance(one.value, ast.Call)}
+    repositories = {tag: _literal(call, "hf_hub", "") for tag, call in calls.items()}
+    gelu = {tag: repositories[tag] for tag, call in calls.items() if _literal(call, "quick_gelu", False)}
+    return {arch: repositories} | ({f"{arch}-quickgelu": gelu} if gelu else {})
 
 
 def _literal(call: ast.Call, name: str, default: Any) -> Any:

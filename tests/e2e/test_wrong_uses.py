@@ -1,0 +1,130 @@
+"""Sixty wrong uses of the command line: one clear error each, the right exit status, and nothing written."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e.session import succeed, write_texts
+
+from embq.cli.entry_point import run
+
+RUN = "run texts.jsonl -o new -m stub:8"
+WRONG: dict[str, tuple[int, str]] = {
+    # --- no or unknown verbs and options
+    "rum texts.jsonl": (2, "no verb 'rum'. Did you mean run?"),
+    "build_index out": (2, "Did you mean index?"),
+    "run": (2, "Missing argument 'INPUT...'"),
+    "run texts.jsonl -m stub:8": (2, "Missing option '--output'"),
+    "run texts.jsonl -o new": (2, "Missing option '--model'"),
+    f"{RUN} --bacth-size 4": (2, "'--batch-size'"),
+    f"{RUN} --out other": (2, "No such option '--out'"),
+    f"{RUN} --workers-per-device 2": (2, "Did you mean '--workers'?"),
+    "status out extra": (2, "unexpected extra argument (extra)"),
+    # --- values of options
+    f"{RUN} --batch-size many": (2, "'many' is not a valid"),
+    f"{RUN} --batch-size -1": (2, "0<=x<=1048576"),
+    f"{RUN} --precision fp8": (2, "'fp8' is not one of"),
+    f"{RUN} --dtype double": (2, "'double' is not one of"),
+    f"{RUN} --output-format csv": (2, "'csv' is not one of"),
+    f"{RUN} --unit-size 0": (2, "1<=x<=100000"),
+    f"{RUN} --sample 2": (2, "0<x<=1"),
+    f"{RUN} --priority 1000": (2, "1<=x<=100"),
+    f"{RUN} --chunk-tokens 4": (2, "x>=16"),
+    f"{RUN} --modality sound": (2, "unknown modality 'sound'"),
+    f"{RUN} --devices gpu": (2, "unknown device 'gpu'"),
+    f"{RUN} --log mlflow": (2, "'mlflow' is neither"),
+    f"{RUN} --truncate-dim 9": (65, "vectors of stub:8 have 8 numbers"),
+    f"{RUN} --similarity": (2, "this run embeds text"),
+    f"{RUN} --broker http://localhost": (78, "must start with redis://"),
+    f"{RUN} --broker redis://127.0.0.1:1": (69, "no broker answers at redis://127.0.0.1:1"),
+    # --- models
+    "run texts.jsonl -o new -m minilm2": (65, "unknown model 'minilm2'"),
+    "run texts.jsonl -o new -m stub:x": (65, "positive number"),
+    "run texts.jsonl -o new -m stub:8?colour=red": (65, "unknown parameter 'colour'"),
+    "run texts.jsonl -o new -m open_clip:ViT-B-32/nosuch": (65, "has no weights 'nosuch'"),
+    "run texts.jsonl -o new -m open_clip:ViT-B-32": (2, "the weights are not named"),
+    "run texts.jsonl -o new -m open_clip:ViT-Z-1/openai": (65, "no architecture 'ViT-Z-1'"),
+    "run texts.jsonl -o new -m st:./nowhere": (65, "no model folder ./nowhere"),
+    "run texts.jsonl -o new -m hf:org/absent?pooling=mean": (65, "is not in the cache"),
+    "run texts.jsonl -o new -m stub:8 -m stub:8": (2, "2 models would be called 'stub'"),
+    "run texts.jsonl -o new -m a=stub:8": (2, "the run has one model"),
+    # --- inputs
+    "run nowhere.jsonl -o new -m stub:8": (65, "nowhere.jsonl is not found"),
+    "run 'no/*.tar' -o new -m stub:8": (65, "no file matches"),
+    "run empty_folder -o new -m stub:8": (65, "nothing to embed in this folder"),
+    "run notes.docx -o new -m stub:8": (65, "a file of this name is no input"),
+    "run numbers.csv -o new -m stub:8": (65, "more than one column may hold the texts"),
+    f"{RUN} --text-column txet": (65, "has a field 'txet'"),
+    "run broken.parquet -o new -m stub:8": (65, "cannot be read as what its name says"),
+    # --- outputs
+    "run texts.jsonl -o taken -m stub:8": (65, "holds no embq run"),
+    "run texts.jsonl -o texts.jsonl -m stub:8": (2, "is a file"),
+    "run texts.jsonl -o out -m stub:4": (65, "stub:8 there, stub:4 asked for"),
+    "run more.jsonl -o out -m stub:8": (2, "would be added to it"),
+    "enqueue texts.jsonl -o new -m stub:8": (78, "no broker is configured"),
+    # --- other verbs
+    "status nowhere": (65, "is not a folder"),
+    "resume nowhere": (65, "is not an embq output folder"),
+    "failures taken": (65, "is not an embq output folder"),
+    "verify nowhere": (65, "is not an embq output folder"),
+    "gc taken": (65, "is not an embq output folder"),
+    "gc out --older-than soon": (2, "'soon' is not a time"),
+    "logs nowhere": (78, "no `embq run` is at work on nowhere"),
+    "export out new": (2, "Missing option '--output-format'"),
+    "export nowhere new --output-format npy": (65, "is not an embq output folder"),
+    "index nowhere": (65, "nowhere is not there"),
+    "index out --recall 2": (2, "'2' is no recall target"),
+    "index out --max-index-memory-usage lots": (2, "'lots' is no size"),
+    "search nowhere hello": (65, "holds no finished index"),
+    "serve nowhere": (65, "there is no index in"),
+    "worker": (78, "no broker is configured"),
+    "health --url http://127.0.0.1:1/health": (69, "no service answers at"),
+    "shards count nowhere.tar": (2, "no verb 'count'"),
+}
+"""Command -> exit status, and part of the message."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Inputs of several kinds, an output `out` with 20 rows, and `taken`, a folder of somebody else."""
+    folder = tmp_path_factory.mktemp("wrong")
+    write_texts(folder / "texts.jsonl", 20)
+    write_texts(folder / "more.jsonl", 5, name="m")
+    for name in ("empty_folder", "taken"):
+        (folder / name).mkdir()
+    (folder / "taken" / "mine.txt").write_text("mine")
+    (folder / "notes.docx").write_text("notes")
+    (folder / "numbers.csv").write_text("a,b\n1,2\n")
+    (folder / "broken.parquet").write_bytes(b"PAR1xxx")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.delenv("EMBQ_BROKER_URL", raising=False)
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        succeed("run", "texts.jsonl", "-o", "out", "-m", "stub:8", "--quiet")
+        yield folder
+
+
+def test_there_are_sixty_wrong_uses() -> None:
+    assert len(WRONG) >= 60
+
+
+@pytest.mark.parametrize("command", WRONG)
+def test_a_wrong_use_is_one_clear_error_and_nothing_is_written(
+    folder: Path, command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    exits, says = WRONG[command]
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    status = run(shlex.split(command))
+    out, said = capfd.readouterr()
+    assert (status, out) == (exits, ""), said
+    errors = [line for line in said.splitlines() if line.startswith(("error[", "Error: "))]
+    assert len(errors) == 1, said
+    assert says in errors[0], said
+    if errors[0].startswith("error["):
+        assert any(line.startswith("  next:  ") for line in said.splitlines()), said
+    assert "Traceback" not in said
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
+    assert not (folder / "new").exists()
