@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -24,9 +26,10 @@ STATE_STYLES = {"running": "green", "done": "bold green", "stopped": "red", "can
 """State -> style; yellow for others."""
 BAR_COLUMNS = 40
 WORKERS_SHOWN = 16
-WIDE = 100
-"""Terminals of fewer columns get no column of a table that is not in `NARROW`."""
-NARROW = ("device", "rows/s", "busy", "stage")
+GAP = "  "
+NUMBERS = frozenset({"rows/s", "busy", "done", "rows", "failures"})
+"""Columns that are aligned to the right."""
+WORKERS_DETAILS = ("worker", "limit", "unit")
 
 
 def count(rows: int | None, exact: bool = True) -> str:
@@ -113,7 +116,7 @@ def panel(progress: RunProgress, *, verbose: bool = False, since_s: float | None
     if verbose:
         _add_details(facts, progress)
     if progress.workers:
-        parts.append(WorkersTable(progress.workers, verbose))
+        parts.append(_workers_table(progress.workers, verbose))
     return Group(*parts)
 
 
@@ -187,29 +190,58 @@ def _left(progress: RunProgress) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkersTable:
-    """A line for each worker; on narrow terminals with fewer columns, none of them broken.
+class FittedTable:
+    """A line for each row. Columns that do not fit are left out, and no cell is broken.
 
     Args:
-        verbose: all columns, where there is room.
+        rows: name of a column -> text, the same names in each.
+        drop: columns in the order in which they are left out.
+        verbose: columns that are left out follow below each row.
     """
 
-    workers: list[dict[str, Any]]
-    verbose: bool
+    rows: list[dict[str, str]]
+    drop: Sequence[str]
+    verbose: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table."""
-        rows = [_columns(worker) for worker in self.workers[:WORKERS_SHOWN]]
-        all_columns = self.verbose and options.max_width >= WIDE
-        names = [name for name in rows[0] if all_columns or name in NARROW]
-        table = Table(box=None, padding=(0, 2), header_style="dim")
-        for name in names:
-            table.add_column(name, justify="right" if name in ("rows/s", "busy") else "left", no_wrap=True)
+        """The lines; what is too long without any column of `drop` ends with an ellipsis."""
+        rows = [{name: cell(text) for name, text in row.items()} for row in self.rows]
+        widths = {name: max(len(name), *(row[name].cell_len for row in rows)) for name in rows[0]}
+        kept = self._fitting(widths, options.max_width)
+        header = Text(GAP.join(_padded(Text(name), name, widths[name]).plain for name in kept).rstrip(), style="dim")
+        header.truncate(options.max_width, overflow="ellipsis")
+        yield header
         for row in rows:
-            table.add_row(*(cell(row[name]) for name in names))
-        yield table
-        if len(self.workers) > WORKERS_SHOWN:
-            yield Text(f"  and {len(self.workers) - WORKERS_SHOWN:,} more")
+            text = Text(GAP).join(_padded(row[name], name, widths[name]) for name in kept)
+            text.rstrip()
+            text.truncate(options.max_width, overflow="ellipsis")
+            yield text
+            rest = [f"{name} {row[name].plain}" for name in widths if name not in kept and row[name].plain != "-"]
+            if self.verbose and rest:
+                yield Padding(Text(GAP.join(rest), style="dim"), (0, 0, 0, 2 * len(GAP)))
+
+    def _fitting(self, widths: dict[str, int], columns: int) -> list[str]:
+        kept = list(widths)
+        for name in self.drop:
+            if sum(widths[one] + len(GAP) for one in kept) - len(GAP) <= columns:
+                break
+            kept.remove(name)
+        return kept
+
+
+def _padded(text: Text, name: str, width: int) -> Text:
+    text = text.copy()
+    (text.pad_left if name in NUMBERS else text.pad_right)(width - text.cell_len)
+    return text
+
+
+def _workers_table(workers: list[dict[str, Any]], verbose: bool) -> RenderableType:
+    rows = [_columns(worker) for worker in workers[:WORKERS_SHOWN]]
+    if not verbose:
+        rows = [{name: text for name, text in row.items() if name not in WORKERS_DETAILS} for row in rows]
+    table = FittedTable(rows, WORKERS_DETAILS, verbose)
+    more = len(workers) - WORKERS_SHOWN
+    return Group(table, Text(f"and {more:,} more")) if more > 0 else table
 
 
 def _columns(worker: dict[str, Any]) -> dict[str, str]:

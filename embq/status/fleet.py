@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import redis
-from rich.table import Table
-from rich.text import Text
 
 from core.queue.heartbeats import Device, Heard, competing_services, hosts_of, live_workers, measured_rates, services
 from core.queue.keys import VERSION, run_key
@@ -16,7 +13,7 @@ from core.queue.reporting import CLOCK_OFFSET_S, FOREIGN_NEXT, TWO_NEXT
 from core.queue.runs import ForeignRun, foreign_runs, registered
 from core.redaction import printable
 from core.service.progress_line import duration
-from embq.status.display import cell
+from embq.status.display import FittedTable
 
 OF_A_SERVICE = (
     *("name", "role", "host", "pid", "version", "protocol", "python", "run", "state"),
@@ -24,6 +21,10 @@ OF_A_SERVICE = (
 )
 """Fields of a service's report that `embq status --json` has."""
 OF_A_WORKER = ("model", "rows_per_s", "stage", "unit", "age_s")
+OF_A_DEVICE = ("device", "state", "rows/s", "model", "card", "measured", "unit")
+"""Columns of a device."""
+DROPPED = ("measured", "unit", "version", "card", "model", "host")
+"""Columns that narrow terminals lack, in this order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,22 +151,18 @@ def _is_over(client: redis.Redis, run: str) -> bool:
     return client.hget(run_key(run, "meta"), "state") in (b"done", b"cancelled")
 
 
-def table(fleet: FleetStatus) -> Table:
-    """A table with a row for each service, and for each device of a worker."""
-    rows = Table(box=None, padding=(0, 2), header_style="dim")
-    for name in ("role", "host", "version", "device", "state", "rows/s", "measured", "unit"):
-        rows.add_column(name, justify="right" if name == "rows/s" else "left", overflow="fold")
+def table(fleet: FleetStatus, *, verbose: bool = False) -> FittedTable:
+    """A line for each service, and for each device of a worker."""
+    rows = []
     for one, told in zip(fleet.heard, fleet.to_json(), strict=True):
-        first = [told["role"], _host(told), _version(told)]
-        if not told["devices"]:
-            rows.add_row(*_cells([*first, "-", told["state"], "-", "-", "-"]))
-        for device in told["devices"]:
-            name = f"{device['device']}  {device['name']}" if device["name"] else device["device"]
-            state = "draining" if one.service.state == "draining" else _device_state(device)
-            rate = f"{device['rows_per_s']:,.1f}" if device["rows_per_s"] else "-"
-            rows.add_row(*_cells([*first, name, state, rate, _measured(device), _unit(device)]))
-            first = ["", "", ""]
-    return rows
+        first = {"role": told["role"], "host": _host(told)}
+        for device in told["devices"] or [None]:
+            facts = _of_device(device) if device is not None else dict.fromkeys(OF_A_DEVICE, "-")
+            if device is None or one.service.state == "draining":
+                facts["state"] = told["state"]
+            rows.append({**first, **facts, "version": _version(told)})
+            first = dict.fromkeys(first, "")
+    return FittedTable(rows, DROPPED, verbose)
 
 
 def plain_lines(fleet: FleetStatus) -> list[str]:
@@ -180,11 +177,6 @@ def plain_lines(fleet: FleetStatus) -> list[str]:
     ]
 
 
-def _cells(texts: Iterable[Any]) -> list[Text]:
-    """Texts of other machines, escaped."""
-    return [cell(text) for text in texts]
-
-
 def _version(told: dict[str, Any]) -> str:
     return str(told["version"]) if told["protocol"] == VERSION else f"{told['version']} (protocol {told['protocol']})"
 
@@ -196,10 +188,11 @@ def _host(told: dict[str, Any]) -> str:
     return f"{told['host']} (clock {duration(abs(ahead_s))} {'ahead' if ahead_s > 0 else 'behind'})"
 
 
-def _device_state(device: dict[str, Any]) -> str:
-    if device["state"] != "serving" or not device["model"]:
-        return str(device["state"])
-    return f"serving {device['model']}" if device["unit"] else f"idle, {device['model']} loaded"
+def _of_device(device: dict[str, Any]) -> dict[str, str]:
+    idle = device["state"] == "serving" and device["model"] and not device["unit"]
+    rate = f"{device['rows_per_s']:,.1f}" if device["rows_per_s"] else "-"
+    facts = (device["device"], "idle" if idle else device["state"], rate, device["model"] or "-", device["name"] or "-")
+    return dict(zip(OF_A_DEVICE, (*map(str, facts), _measured(device), _unit(device)), strict=True))
 
 
 def _measured(device: dict[str, Any]) -> str:

@@ -17,16 +17,18 @@ from rich.text import Text
 
 from core.queue.runs import registered
 from core.queue.uploads import UploadProgress
-from core.service.progress_line import PLAIN_EVERY_S
+from core.service.progress_line import PLAIN_EVERY_S, duration
 from embq.status import fleet, upload_status
-from embq.status.display import cell, panel, plain_line
+from embq.status.display import FittedTable, count, panel, plain_line
 from embq.status.fleet import FleetStatus, fleet_status
 from embq.status.run_monitor import RemoteRunMonitor, RunMonitor, open_monitor
 from embq.status.run_progress import RunProgress
 
 LOOK_S = 1.0
 OVER = ("done", "cancelled")
-PIPE_COLUMNS = 1000
+DROPPED = ("output", "model", "rows", "failures")
+"""Columns that narrow terminals lack, in this order."""
+PIPE_COLUMNS = 10_000
 """Width where no terminal has one, so that nothing is folded."""
 
 Answer = TypeVar("Answer")
@@ -50,32 +52,24 @@ class Overview:
             "warnings": self.fleet.warnings(),
         }
 
-    def live(self, *, verbose: bool) -> RenderableType:
-        """For a live display: a panel for each run, a line for each that is over, and a table of services."""
-        parts: list[RenderableType] = [
-            panel(run, verbose=verbose) if run.state not in OVER else _line(run) for run in self.runs
-        ]
+    def renderable(self, *, verbose: bool) -> Group:
+        """A line for each run, upload, service and device; with `verbose`, a panel for each run that is not over."""
+        panels = [run for run in self.runs if verbose and run.state not in OVER]
+        rows = [_columns(run) for run in self.runs if run not in panels]
+        parts: list[RenderableType] = [panel(run, verbose=True) for run in panels]
+        parts += [FittedTable(rows, DROPPED, verbose)] if rows else []
         parts += [Text(upload_status.line(one)) for one in self.uploads]
         if not parts:
             parts.append(Text("the broker knows no run"))
         if self.fleet.heard:
-            parts.append(fleet.table(self.fleet))
+            parts += [Text(), fleet.table(self.fleet, verbose=verbose)]
         return Group(*parts, *(Text(line, style="yellow") for line in self.notes()))
 
     def print(self, *, verbose: bool) -> None:
         """On stdout, where lines of text keep their length."""
         console = Console(highlight=False)
-        for run in self.runs:
-            console.print(panel(run, verbose=verbose))
-        if not self.runs and not self.uploads:
-            click.echo("the broker knows no run")
-        for one in self.uploads:
-            click.echo(upload_status.line(one))
-        if self.fleet.heard:
-            wide = console if console.is_terminal else Console(highlight=False, width=PIPE_COLUMNS)
-            wide.print(fleet.table(self.fleet))
-        for line in self.notes():
-            click.echo(line)
+        wide = console if console.is_terminal else Console(highlight=False, width=PIPE_COLUMNS)
+        wide.print(self.renderable(verbose=verbose))
 
     def notes(self) -> list[str]:
         """Warnings on the services, a line each."""
@@ -112,8 +106,18 @@ class OverviewMonitor:
         )
 
 
-def _line(run: RunProgress) -> Text:
-    return cell(f"run {run.run}  {run.model}  {run.state}  {run.rows:,} rows, {run.failures:,} failures  {run.output}")
+def _columns(run: RunProgress) -> dict[str, str]:
+    return {
+        "run": run.run,
+        "state": run.state,
+        "done": f"{run.share_committed:.1%}",
+        "rows/s": f"{run.rows_per_s if run.state == 'done' else run.embedding_per_s:,.1f}",
+        "left": "-" if run.eta_s is None or run.state == "done" else duration(run.eta_s),
+        "failures": f"{run.failures:,}",
+        "rows": f"{run.rows:,} of {count(run.rows_total, run.rows_total_exact)}",
+        "model": run.model,
+        "output": run.output,
+    }
 
 
 def follow(client: redis.Redis, *, as_json: bool, verbose: bool) -> NoReturn:
@@ -132,7 +136,7 @@ def follow(client: redis.Redis, *, as_json: bool, verbose: bool) -> NoReturn:
     with Live(console=console, refresh_per_second=4, vertical_overflow="visible") as live:
         while True:
             if (overview := answered(monitor.look)) is not None:
-                live.update(overview.live(verbose=verbose))
+                live.update(overview.renderable(verbose=verbose))
             time.sleep(LOOK_S)
 
 

@@ -14,6 +14,8 @@ from core.run.control import Control
 from core.service.progress_line import ProgressLine, duration
 from embq.status.broker_snapshot import BrokerSnapshot
 from embq.status.display import panel
+from embq.status.fleet import FleetStatus
+from embq.status.overview import Overview
 from embq.status.run_progress import RunCounts, RunProgress, derive_progress
 
 
@@ -187,12 +189,48 @@ def test_embedded_are_rows_committed_published_and_in_hand() -> None:
 
 
 def test_narrow_terminals_get_fewer_columns_and_none_is_broken() -> None:
-    narrow, wide = drawn(RUNNING, 60, verbose=True), drawn(RUNNING, 120, verbose=True)
-    assert "a-very-long-host-name.cuda1.0123ab" in wide.splitlines()[-1]
-    assert narrow.splitlines()[-1].split() == ["cuda:1", "33.0", "-", "embed"]
+    name, narrow, wide = "a-very-long-host-name.cuda1.0123ab", drawn(RUNNING, 60, verbose=True), drawn(RUNNING, 120)
+    (line,) = [line for line in narrow.splitlines() if line.startswith("cuda:1")]
+    assert name not in line
+    assert f"worker {name}" in narrow, "it follows on a line of its own"
+    assert name not in wide
+    assert name in drawn(RUNNING, 120, verbose=True).splitlines()[-1]
 
 
 def test_the_oldest_unit_is_one_of_this_run() -> None:
     assert "unit ffffc95c" in drawn(RUNNING, verbose=True)
     of_another = [{**RUNNING.workers[0], "run": "fedcba9876543210"}]
     assert "oldest" not in drawn(replace(RUNNING, workers=of_another), verbose=True)
+
+
+def overview(columns: int, *, verbose: bool) -> list[str]:
+    slots = tuple(Device(device=f"cuda:{n}", name="NVIDIA H100 80GB HBM3", state="idle", worker="") for n in range(2))
+    service = Service(name="s", role="worker", host="box", pid=1, version="1", state="running", devices=slots)
+    look = Overview(
+        runs=[
+            RUNNING,
+            replace(RUNNING, state="done", model="open_clip:ViT-B-32/laion2b_s34b_b79k", output="/data/two"),
+        ],
+        uploads=[],
+        fleet=FleetStatus(heard=[Heard(service=service, last_ms=0, silent_s=0.0)]),
+    )
+    console = Console(width=columns)
+    with console.capture() as captured:
+        console.print(look.renderable(verbose=verbose))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120])
+def test_the_overview_has_a_line_for_each_run_and_device_and_breaks_no_word(columns: int) -> None:
+    shown, whole = overview(columns, verbose=False), set(" ".join(overview(1000, verbose=False)).split())
+    assert len(shown) == 7, "two headers, two runs, a blank line, two devices"
+    assert set(" ".join(shown).split()) <= whole, "a word of no wider display was broken"
+    assert all(len(line) <= columns for line in shown)
+    assert sum("0123456789abcdef" in line for line in shown) == sum("cuda:" in line for line in shown) == 2
+
+
+def test_verbose_shows_the_columns_that_a_narrow_terminal_lacks() -> None:
+    assert not any("NVIDIA" in line or "/data/two" in line for line in overview(60, verbose=False))
+    shown = " ".join(overview(60, verbose=True))
+    assert shown.count("NVIDIA H100") == 2
+    assert "/data/two" in shown
