@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from e2e.check import check_complete, read_output
-from e2e.session import called, ended, logs, succeed, write_shards, write_tar, write_texts
+from e2e.session import called, closed, ended, logs, succeed, write_shards, write_tar, write_texts
 
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
@@ -478,19 +478,19 @@ def textless(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_first_unit_that_fails_whole_stops_the_run_and_a_corrected_command_replaces_it(
-    textless: Path, tmp_path: Path
-) -> None:
-    root = tmp_path / "out"
-    slow = ["--unit-size", "20", "-m", f"{MODEL}?ms_per_sample=100", "-o", root]
-    status, stdout, stderr = ended("run", textless, *slow, "--quiet")
+def test_a_first_unit_that_fails_whole_stops_the_run_and_a_corrected_command_replaces_it(tmp_path: Path) -> None:
+    root, textless = tmp_path / "out", tmp_path / "in.jsonl"
+    textless.write_text("".join(json.dumps({"id": i, "text": 5}) + "\n" for i in range(20_000)))
+    options = ["--unit-size", "20", "-m", MODEL, "-o", root]
+    status, stdout, stderr = ended("run", textless, *options, "--quiet")
     assert (status, "error[all_failed]: all " in stderr) == (65, True), stderr
     assert "missing_text" in stdout
+    assert not closed(root)
     assert "Traceback" not in stderr
 
     other = tmp_path / "good.jsonl"
     write_texts(other, 30)
-    assert "this command replaces it" in ended("run", other, *slow)[2]
+    assert "this command replaces it" in ended("run", other, *options)[2]
     assert len(read_output(root).keys) == 30
 
 
