@@ -16,11 +16,11 @@ import redis
 
 from core.broker.client import check, connect
 from core.broker.embedded import EmbeddedServer, keep_to_ourselves
-from core.errors import AwayError, EmbqError, Exit, command_line
+from core.errors import AwayError, EmbqError, Exit, TryLaterError, command_line
 from core.queue.heartbeats import Device
 from core.queue.ledger import Ledger
 from core.run.commit_log import CommitLog
-from core.run.layout import Layout, refuse_foreign_files
+from core.run.layout import ENTRIES, Layout
 from core.run.run_info import RunInfo, load_run
 from core.service.progress_line import duration
 from core.service.stopping import REPEAT_S, StopFlag
@@ -293,14 +293,14 @@ def make_way(root: Place) -> bool:
     ours = layout.broker.exists() or progress.state == "done"  # else the broker of others may know the run
     if not isinstance(root, Path) or not ours or progress.rows:
         return False
-    try:
-        refuse_foreign_files(layout)
-        lock = keep_to_ourselves(layout.broker) if layout.broker.exists() else None
-    except EmbqError:
+    if {entry.name for entry in root.iterdir()} - {*ENTRIES, layout.run_json.name}:  # files of others
         return False
-    shutil.rmtree(root)
-    if lock is not None:
-        lock.close()
+    try:
+        lock = keep_to_ourselves(layout.broker)
+    except TryLaterError:
+        return False
+    with lock:
+        shutil.rmtree(root)
     return True
 
 
