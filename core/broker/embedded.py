@@ -294,11 +294,18 @@ class EmbeddedServer:
         """True if the server process is alive."""
         return self.process is not None and self.process.poll() is None
 
-    def stop(self) -> None:
-        """Stop the server, so that its append-only file is complete, and unlock the folder."""
+    def stop(self, *, discard: bool = False) -> None:
+        """Stop the server, so that its append-only file is complete, and unlock the folder.
+
+        Args:
+            discard: remove the data and the log; the folder stays, with the lock that the next server takes.
+        """
         if self.process is not None:
             stop(self.process, STOP_S)
         if self._lock is not None:
+            if discard:
+                with suppress(OSError):  # the next start removes what is left
+                    self._empty()
             self._lock.close()
             self._lock = None
             os.close(self._state)

@@ -113,6 +113,8 @@ class Session:
             finally:
                 self._stop(children, monitor)
             ended = RunMonitor(self.layout.root, None).look().ended_after(self._last)
+            if self.server is not None and ended.state == "done":
+                self.server.stop(discard=True)  # the commit log holds all that a finished run needs
             return Outcome(ended, interrupted, self.all_failed)
 
     def _start_server(self, stack: ExitStack) -> str:

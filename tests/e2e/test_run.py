@@ -31,6 +31,7 @@ from e2e.session import (
 from faults.kit.cluster import Sabotage, held_after, let_go, sabotaged
 
 from core.broker.embedded import EmbeddedServer
+from core.errors import Exit
 from embq.verify.verification import verify
 from tests.support.waiting import wait_until
 
@@ -169,6 +170,35 @@ def test_a_run_can_be_watched_interrupted_resumed_and_repeated(short_tmp: Path, 
     assert "nothing is left to do" in stderr
     assert "in 1,500 = rows 1,500 + failures 0" in stdout
     assert read_output(root).records == after.records
+
+
+def test_a_finished_run_leaves_no_server_state_and_goes_on_without_it(short_tmp: Path) -> None:
+    root, texts, more = short_tmp / "out", short_tmp / "texts.jsonl", short_tmp / "more.jsonl"
+    expected, added = write_texts(texts, 60), write_texts(more, 40, name="m")
+    good = texts.read_text()
+    texts.write_text(good.replace(good.splitlines()[7], json.dumps({"id": "k7", "text": ""})))
+    run = ["-o", root, "-m", f"stub:{DIM}", "--unit-size", "10", "-q"]
+
+    def left() -> list[str]:
+        return [path.name for path in (root / "_broker").iterdir() if path.stat().st_size or path.name != "lock"]
+
+    assert ended("run", texts, *run)[0] == Exit.SOME_FAILED
+    assert left() == []
+    records = read_output(root).records
+    assert (status_of(root)["state"], status_of(root)["failures"]) == ("done", 1)
+    assert called("run", texts, *run)[0] == called("resume", root, "-q")[0] == Exit.SOME_FAILED
+    assert json.loads(succeed("failures", root, "--json"))["groups"][0]["count"] == 1
+    succeed("verify", root)
+    assert read_output(root).records == records, "none of these began anything anew"
+
+    assert ended("run", texts, more, *run, "--add")[0] == Exit.SOME_FAILED
+    assert left() == []
+    texts.write_text(good)
+    succeed("retry", root, "-q")
+    assert left() == []
+    check_complete(root, expected | added, units=11, dim=DIM)
+    succeed("verify", root)
+    assert status_of(root)["rows"] == 100
 
 
 def _names(output: Output) -> set[str]:
