@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+import textwrap
 import time
 from typing import TextIO
 
@@ -20,6 +22,28 @@ def duration(seconds: float) -> str:
     if seconds < 86400 * 2:
         return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
     return f"{seconds / 86400:.1f} days"
+
+
+_COMMAND = re.compile(r"`[^`\n]*`|(?<=: )embq .*$")
+
+
+def folded(text: str, *, err: bool = False) -> str:
+    """A line of prose for stdout or stderr: on a terminal folded at its words, elsewhere unchanged.
+
+    Commands in it stay whole, so that they paste back into a shell.
+    """
+    if not (sys.stderr if err else sys.stdout).isatty():
+        return text
+    whole = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), text)
+    indent = " " * (len(text) - len(text.lstrip()) + 2)
+    lines = textwrap.fill(
+        whole,
+        shutil.get_terminal_size().columns,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines.replace("\0", " ")
 
 
 class ProgressLine:

@@ -16,6 +16,7 @@ from core.errors import ConfigError, EmbqError, Exit
 from core.process.limits import exhausted
 from core.redaction import masked, printable
 from core.service.log import Events, is_json
+from core.service.progress_line import folded
 from core.settings import child_environment
 from embq.cli.lazy_group import LazyGroup
 from embq.cli.sections import NO_COLOR
@@ -174,14 +175,11 @@ def show_error(error: EmbqError) -> None:
     if is_json():
         Events("embq").error("stopped", code=error.code, why=error.message, next=error.next_step)
         return
-    click.echo(f"error[{error.code}]: {_lines(error.message)}", err=True)
+    lines = f"error[{error.code}]: {error.message}".split("\n")
     if error.next_step:
-        click.echo(f"  next:  {_lines(error.next_step)}", err=True)
-
-
-def _lines(text: str) -> str:
-    """Text from elsewhere, with control characters escaped line by line."""
-    return "\n".join(map(printable, text.split("\n")))
+        lines += f"  next:  {error.next_step}".split("\n")
+    for line in lines:  # whose text may come from elsewhere
+        click.echo(folded(printable(line), err=True), err=True)
 
 
 _OPTION = "--broker"

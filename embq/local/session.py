@@ -22,7 +22,7 @@ from core.queue.ledger import Ledger
 from core.run.commit_log import CommitLog
 from core.run.layout import ENTRIES, Layout
 from core.run.run_info import RunInfo, load_run
-from core.service.progress_line import duration
+from core.service.progress_line import duration, folded
 from core.service.stopping import REPEAT_S, StopFlag
 from core.settings import Settings
 from core.storage.paths import Place
@@ -89,6 +89,7 @@ class Session:
     server: EmbeddedServer | None = field(default=None, init=False)
     all_failed: str = field(default="", init=False)
     _last: RunProgress | None = field(default=None, init=False)
+    _loading_on: list[str] = field(default_factory=list, init=False)
 
     def run(self) -> Outcome:
         """Work until the run is closed or a stop is requested. Raises the error of a service that gives up."""
@@ -113,6 +114,7 @@ class Session:
             finally:
                 self._stop(children, monitor)
             ended = RunMonitor(self.layout.root, None).look().ended_after(self._last)
+            self.display.show(ended)
             if self.server is not None and ended.state == "done":
                 self.server.stop(discard=True)  # the commit log holds all that a finished run needs
             return Outcome(ended, interrupted, self.all_failed)
@@ -155,8 +157,7 @@ class Session:
             # Without an answer the server is restarting, or a child is about to report the error.
             with suppress(redis.exceptions.RedisError, AwayError):
                 progress = monitor.look()
-                if progress.state == "stopped":  # its services are not heard yet, or are started again
-                    progress = replace(progress, state="starting")
+                progress = self._ready_or_not(progress)
                 self.display.show(progress)
                 self.log.show(progress)
                 self._last = progress if progress.limits.so_far.name else self._last
@@ -172,6 +173,18 @@ class Session:
                 if monitor.log_state().closed:
                     return False
             time.sleep(self._look_s)
+
+    def _ready_or_not(self, progress: RunProgress) -> RunProgress:
+        """The progress, where no worker is at work yet: its services are not heard, or are started again."""
+        if progress.state == "loading":
+            self._loading_on = progress.loading_on
+        elif progress.state not in ("stopped", "starting"):
+            self._loading_on = []
+        elif self._loading_on:  # loaded, and no first report yet
+            return replace(progress, state="loading", loading_on=self._loading_on)
+        elif progress.state == "stopped":
+            return replace(progress, state="starting")
+        return progress
 
     @property
     def _look_s(self) -> float:
@@ -222,18 +235,16 @@ def run_locally(
     before = RunMonitor(root, None).look()
     if before.state == "done":
         if not quiet:
-            click.echo(f"nothing is left to do: {root} holds the finished run {info.run}", err=True)
+            click.echo(folded(f"nothing is left to do: {root} holds the finished run {info.run}", err=True), err=True)
         return Outcome(before, False)
     # Starting a paused or cancelled run resumes it.
     wishes = {"state": "running"}
     if options.get("priority") is not None:
         wishes["priority"] = str(options["priority"])
     if not quiet:
-        click.echo(
-            f"run {info.run}: {info.units - before.done - before.quarantined:,} of {info.units:,} units to do with "
-            f"{info.model.spec} in {info.model.precision} -> {root}",
-            err=True,
-        )
+        units = f"{info.units - before.done - before.quarantined:,} of {info.units:,} units to do"
+        what = f"run {info.run}: {units} with {info.model.spec} in {info.model.precision} -> {root}"
+        click.echo(folded(what, err=True), err=True)
     settings = settings_with(broker)
     settings = replace(settings, private_hosts=(*settings.private_hosts, *hosts_named(inputs)))
     stopped = StopFlag()
@@ -332,7 +343,7 @@ def print_summary(outcome: Outcome, root: Place, *, as_json: bool) -> int:
         click.echo(json.dumps(progress.to_json()))
     else:
         for line in summary_lines(progress, root):
-            click.echo(line)
+            click.echo(folded(line))
     if progress.state != "done":
         if outcome.interrupted and not outcome.all_failed:
             click.echo(f"stopped; go on with: {command_line('resume', root)}", err=True)

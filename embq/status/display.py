@@ -110,7 +110,7 @@ def panel(progress: RunProgress, *, verbose: bool = False, since_s: float | None
     )
     if progress.truncated:
         facts.add_row("truncated", f"{progress.truncated:,} texts are longer than the model reads (see --chunk-tokens)")
-    if progress.state not in ("done", "starting", "loading"):
+    if progress.state not in ("done", "starting", "loading", "finishing", "stopped"):
         facts.add_row("limit", cell(limit_line(progress)))
     parts: list[RenderableType] = [head, bar, facts]
     if verbose:
@@ -130,8 +130,8 @@ def state_text(progress: RunProgress, since_s: float | None = None) -> str:
             return f"loading the model on {', '.join(printable(device) for device in progress.loading_on)}{waited}"
         case "finishing":
             units = progress.in_flight + progress.received
-            bound = f", <= {duration(progress.eta_s)}" if progress.eta_s is not None else ""
-            return f"finishing {units:,} unit{'s' if units != 1 else ''}{bound}"
+            bound = f", <= {duration(max(1.0, progress.eta_s))}" if progress.eta_s is not None else ""
+            return "finishing" if not units else f"finishing {units:,} unit{'s' if units != 1 else ''}{bound}"
     return progress.state
 
 

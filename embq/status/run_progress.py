@@ -116,10 +116,11 @@ class RunProgress(RunCounts):
         return max(self.share_committed, min(1.0, share))
 
     def ended_after(self, before: RunProgress | None) -> RunProgress:
-        """The progress of a run that has ended, with the bottleneck of `before`, when its workers were there."""
+        """The progress of a session that has ended, with what only the broker knew: `before`, the last look at work."""
         if before is None or not before.limits.so_far.name:
             return self
-        return replace(self, limit=before.limits.so_far.name, limits=before.limits)
+        tokens = self.tokens_total if self.closed else before.tokens_total
+        return replace(self, limit=before.limits.so_far.name, limits=before.limits, tokens_total=tokens)
 
     def to_json(self) -> dict[str, Any]:
         """The shape that `embq status --json` promises."""
@@ -233,8 +234,12 @@ def _embedded(run: str, counts: RunCounts, seen: BrokerSnapshot, workers: list[d
     committed = counts.rows + counts.failures
     if counts.closed or not counts.units_total:
         return committed
-    published = round((counts.rows_total or 0) * seen.received / counts.units_total)
-    return committed + published + embedded_in_flight(share_of(workers, run))
+    of_unit = (counts.rows_total or 0) / counts.units_total
+    shares = share_of(workers, run)
+    # A report may be older than the end of units that it counts as in hand.
+    ended = max(0, sum(int(share["units"]) for share in shares) - seen.in_flight)
+    in_flight = min(embedded_in_flight(shares) - round(of_unit * ended), round(of_unit * seen.in_flight))
+    return committed + round(of_unit * seen.received) + max(0, in_flight)
 
 
 def _rate(workers: list[dict[str, Any]]) -> float:

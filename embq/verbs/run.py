@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core.errors import EmbqError, InputError, UsageError, command_line
+from core.service.progress_line import folded
 from embq.cli.run_command import RunCommand, inputs_argument
 from embq.cli.run_options import run_options
 from embq.cli.shared_options import (
@@ -94,9 +95,9 @@ def run(
     fresh = is_new(root)
     planned = _planned(request, root, add=add)
     if reason and not (quiet or as_json):
-        click.echo(reason, err=True)
+        click.echo(folded(reason, err=True), err=True)
     for warning in planned.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        click.echo(folded(f"warning: {warning}", err=True), err=True)
     with undone_on_error(root, planned.info if fresh and planned.new else None, broker=broker):
         outcome = run_locally(planned.info, root, options, broker=broker, quiet=quiet or as_json, inputs=inputs)
     status = print_summary(outcome, root, as_json=as_json)
@@ -218,7 +219,7 @@ def enqueue(
     request, reason = _settled(request, client, sent=upload or inline)
     priority = options["priority"]
     if reason and not as_json:
-        click.echo(reason, err=True)
+        click.echo(folded(reason, err=True), err=True)
     if upload or inline:
         from core.broker.client import RESULT_S, connect
         from embq.enqueue.upload import send_run
@@ -257,7 +258,7 @@ def _plan_and_hand_over(client: redis.Redis, request: Request, priority: int | N
     # A new run has its priority in its folder; of one that is there it is changed.
     again = {} if planned.new or priority is None else {"priority": str(priority)}
     for warning in planned.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        click.echo(folded(f"warning: {warning}", err=True), err=True)
     try:
         hand_over(client, planned.info, output, again)
     except TryLaterError as error:
@@ -287,7 +288,7 @@ def _tell(planned: Planned, output: Place, *, as_json: bool) -> None:
         samples = f", {total:,} samples" if total is not None else ""
         told = "enqueued" if planned.new else f"added to {info.units - count:,}"
         click.echo(f"run {info.run}: {count:,} units{samples} {told} for {info.model.spec}")
-        click.echo(f"watch it with: {command_line('status', output, '--watch')}", err=True)
+        click.echo(folded(f"watch it with: {command_line('status', output, '--watch')}", err=True), err=True)
     else:
         click.echo(f"run {info.run} is already enqueued: {done:,} of {info.units:,} units are done; nothing was added")
     if not planned.new and done < info.units and (state := load_control(Layout(output)).state) != "running":
@@ -318,7 +319,7 @@ def _print_estimate(request: Request, reason: str, client: redis.Redis | None, *
     found = estimate(request)
     cost = cost_of(found, client) if client is not None else None
     for warning in found.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        click.echo(folded(f"warning: {warning}", err=True), err=True)
     if as_json:
         click.echo(json.dumps(to_json(found, cost)))
     else:

@@ -11,7 +11,7 @@ from rich.console import Console
 from core.models import ModelConfig
 from core.queue.heartbeats import Device, Heard, Service
 from core.run.control import Control
-from core.service.progress_line import ProgressLine, duration
+from core.service.progress_line import ProgressLine, duration, folded
 from embq.status.broker_snapshot import BrokerSnapshot
 from embq.status.display import panel
 from embq.status.fleet import FleetStatus
@@ -140,6 +140,7 @@ def test_the_bar_has_a_tone_for_what_is_committed_and_one_for_what_is_embedded()
         ({"state": "starting"}, "minilm  starting (4 s)"),
         ({"state": "loading", "loading_on": ["cuda:0", "cpu"]}, "loading the model on cuda:0, cpu (4 s)"),
         ({"state": "finishing", "eta_s": 6.0}, "finishing 3 units, <= 6 s"),
+        ({"state": "finishing", "eta_s": 0.0}, "finishing 3 units, <= 1 s"),
     ],
 )
 def test_a_run_tells_what_it_waits_for(changes: dict[str, object], shown: str) -> None:
@@ -184,6 +185,10 @@ def test_embedded_are_rows_committed_published_and_in_hand() -> None:
     at_work = {"name": "w", "model": "minilm", "rows_per_s": 40.0, "silent_s": 0.0, "runs": {"r": share}}
     found = looked_at("serving", workers=[at_work])
     assert (found.state, found.embedded, found.finish_s) == ("running", 200 + 100 + 80, 3.0)
+    late = looked_at(
+        "serving", workers=[{**at_work, "runs": {"r": {**share, "units": 3, "samples": 300, "handled": 180}}}]
+    )
+    assert late.embedded == 200 + 100 + 80, "the report still counts the unit that is published"
     older = {**at_work, "runs": {"r": {name: share[name] for name in share if name not in ("samples", "handled")}}}
     assert (looked_at(workers=[older]).embedded, looked_at(workers=[older]).finish_s) == (300, 0.0)
 
@@ -234,3 +239,18 @@ def test_verbose_shows_the_columns_that_a_narrow_terminal_lacks() -> None:
     shown = " ".join(overview(60, verbose=True))
     assert shown.count("NVIDIA H100") == 2
     assert "/data/two" in shown
+
+
+def test_prose_is_folded_at_words_on_a_terminal_alone_and_its_commands_stay_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    told = "  next:  wait, or watch it with `embq status '/a long/folder'`; go on with: embq resume '/a long/folder'"
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    assert folded(told, err=True) == told
+    monkeypatch.setattr("sys.stderr", Terminal())
+    lines = folded(told, err=True).splitlines()
+    assert " ".join(line.strip() for line in lines) == told.strip()
+    assert any("`embq status '/a long/folder'`" in line for line in lines)
+    assert lines[-1] == "    embq resume '/a long/folder'"
+    assert all(len(line) <= 40 for line in lines)
