@@ -77,8 +77,8 @@ bench: install   ## the figures of docs/benchmarks.md, written to bench/results
 	$(BIN)/python -m bench.footprint
 
 experiments: install   ## the three experiments of `embq bench`, with their pictures, written to bench/results/experiments
-	$(BIN)/embq bench workers --model minilm --output bench/results/experiments
-	$(BIN)/embq bench devices --devices sim:10,sim:1,sim:1 --model 'stub:384?ms_per_sample=10' --output bench/results/experiments
+	$(BIN)/embq bench workers --model minilm --corpus-size 20648877 --output bench/results/experiments
+	$(BIN)/embq bench devices --devices sim:10,sim:1,sim:1 --model 'stub:384?ms_per_sample=10' --corpus-size 20648877 --output bench/results/experiments
 	$(BIN)/embq bench unit-size --devices cpu --model 'stub:384?ms_per_sample=10' --output bench/results/experiments
 
 bench-gpu: install   ## images and texts on the first GPU, a run in detail, then training on it; nine minutes each at most

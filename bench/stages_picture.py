@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ CAUSES = {
 LEAST_LABEL = 0.07
 """A part of a bar that is narrower than this has no room for its number."""
 
+TITLE_CHARACTERS = 60
+"""What fits above the left axes, beside those at the right."""
+
 LEAST_SHOWN = 0.02
 """A cause that never took more of a second than this is left out."""
 
@@ -41,7 +45,8 @@ def draw(path: Path, figures: Mapping[str, Any]) -> None:
     for (left, right), run in zip(panels, runs, strict=True):
         _stages(left, run, figures["threads"])
         _causes(right, run)
-        left.set_title(f"{run['run']}: {run['rows_per_s']:,.0f} images/s\n{_verdict(run)}", loc="left", fontsize=11)
+        title = f"{run['run']}: {run['rows_per_s']:,.0f} images/s"
+        left.set_title("\n".join([title, *textwrap.wrap(_verdict(run), TITLE_CHARACTERS)]), loc="left", fontsize=11)
     panels[-1][0].set_xlabel("share of the whole run")
     panels[-1][1].set_xlabel("seconds since the first unit")
     for column, title in ((0, "each stage"), (1, "the device at each moment: at work, or what it waits for")):

@@ -62,7 +62,7 @@ def _default_model(devices: Sequence[str]) -> str:
 
 def conduct(
     conditions: Sequence[Condition],
-    result: Callable[[Sequence[Outcome], int], ExperimentResult],
+    result: Callable[[Sequence[Outcome], int | None], ExperimentResult],
     model: str,
     options: dict[str, Any],
 ) -> int:
@@ -84,14 +84,14 @@ def conduct(
     folder = Path(options["output"])
     benchmark_record.make_folder(folder)
     load = warn_of_load()
-    done = result(_measured(conditions, setup), options["chunks"])
+    done = result(_measured(conditions, setup), options["corpus_size"])
     figures = {
         "model": setup.model.spec,
         "precision": setup.model.precision,
         "texts": options["texts"] or "docstrings of the standard library",
         "replicates": setup.replicates,
         "seed": setup.seed,
-        "chunks": options["chunks"],
+        "corpus_size": options["corpus_size"],
         "load_average": round(load, 2),
         **done.figures,
         "findings": list(done.findings),

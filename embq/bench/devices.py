@@ -7,9 +7,18 @@ from functools import partial
 from pathlib import Path
 
 from core.errors import UsageError
-from embq.bench.outcomes import Condition, ExperimentResult, Fleet, Outcome, condition_figures, days_sentence
+from embq.bench.outcomes import (
+    Condition,
+    ExperimentResult,
+    Fleet,
+    Outcome,
+    condition_figures,
+    days_cell,
+    days_header,
+    days_sentences,
+)
 from embq.bench.services import WorkerSet
-from embq.bench.statistics import Measured, days_for, number, significant
+from embq.bench.statistics import Measured, number, significant
 
 SIMULATED = ("sim:10", "sim:1", "sim:1")
 """More unequal than a GTX 1070 beside the two halves of a K80."""
@@ -31,19 +40,19 @@ def conditions(devices: Sequence[str], unit_size: int) -> list[Condition]:
     return [*alone, Condition(name=FLEET, worker_set=WorkerSet(devices=tuple(devices)), unit_size=unit_size)]
 
 
-def result(outcomes: Sequence[Outcome], chunks: int) -> ExperimentResult:
+def result(outcomes: Sequence[Outcome], corpus: int | None) -> ExperimentResult:
     """The result of the outcomes."""
     fleet = Fleet.of(outcomes)
     lines = [(one.condition.name, one.rate, f"{one.busy.mean:.0%}") for one in outcomes]
     lines[-1:-1] = [("sum of all", fleet.ideal, "-"), ("equal split, computed", fleet.equal, "-")]
     return ExperimentResult(
         name="devices",
-        header=("devices", "records/s", "of the sum", "device busy", f"days for {chunks:,}"),
+        header=("devices", "records/s", "of the sum", "device busy", *days_header(corpus)),
         rows=tuple(
-            (name, str(rate), _part(rate, fleet.ideal), busy, str(days_for(chunks, rate))) for name, rate, busy in lines
+            (name, str(rate), _part(rate, fleet.ideal), busy, *days_cell(corpus, rate)) for name, rate, busy in lines
         ),
         figures={
-            "conditions": [condition_figures(one, chunks) for one in outcomes],
+            "conditions": [condition_figures(one, corpus) for one in outcomes],
             "sum_records_per_s": fleet.ideal.describe(),
             "of_the_sum": fleet.rate.over(fleet.ideal).describe(),
             "equal_split_records_per_s": fleet.equal.describe(),
@@ -52,7 +61,7 @@ def result(outcomes: Sequence[Outcome], chunks: int) -> ExperimentResult:
                 for device, share, rate_share in zip(fleet.devices, fleet.shares, fleet.rate_shares, strict=True)
             ],
         },
-        findings=findings(outcomes, chunks),
+        findings=findings(outcomes, corpus),
         draw=partial(_draw, outcomes),
     )
 
@@ -61,7 +70,7 @@ def _part(rate: Measured, ideal: Measured) -> str:
     return "1" if rate == ideal else str(rate.over(ideal))
 
 
-def findings(outcomes: Sequence[Outcome], chunks: int) -> tuple[str, ...]:
+def findings(outcomes: Sequence[Outcome], corpus: int | None) -> tuple[str, ...]:
     """Conclusions from the figures."""
     fleet = Fleet.of(outcomes)
     note = "" if fleet.rate.differs(fleet.ideal) else ", which is no difference beyond the deviations"
@@ -73,7 +82,7 @@ def findings(outcomes: Sequence[Outcome], chunks: int) -> tuple[str, ...]:
         "as that (computed from the rates).",
         f"The share of the work that a device does is within {number(100 * off)} percentage points of its share of the "
         "rates.",
-        days_sentence(outcomes[-1], chunks),
+        *days_sentences(outcomes[-1], corpus),
     )
 
 

@@ -138,7 +138,7 @@ class ExperimentResult:
     draw: Callable[[Path], None]
 
 
-def condition_figures(outcome: Outcome, chunks: int) -> dict[str, Any]:
+def condition_figures(outcome: Outcome, corpus: int | None) -> dict[str, Any]:
     """The figures of one condition, JSON-ready."""
     records = sum(one.records for one in outcome.replicates)
     tokens, rows = (sum(getattr(s, name) for r in outcome.replicates for s in r.shares) for name in ("tokens", "rows"))
@@ -158,18 +158,30 @@ def condition_figures(outcome: Outcome, chunks: int) -> dict[str, Any]:
         "device_busy": outcome.busy.describe(),
         "memory_mb": memory.describe() if memory is not None else None,
         "load_s": outcome.load_s,
-        "days": days_for(chunks, outcome.rate).describe(),
+        **({} if corpus is None else {"days": days_for(corpus, outcome.rate).describe()}),
     }
 
 
-def days_sentence(outcome: Outcome, chunks: int) -> str:
-    """The time for a large corpus at the rate of one condition, as a sentence."""
-    days = days_for(chunks, outcome.rate)
+def days_header(corpus: int | None) -> tuple[str, ...]:
+    """The column of `days_cell`."""
+    return () if corpus is None else (f"days for {corpus:,}",)
+
+
+def days_cell(corpus: int | None, rate: Measured) -> tuple[str, ...]:
+    """Days for a corpus of so many records; empty without one."""
+    return () if corpus is None else (str(days_for(corpus, rate)),)
+
+
+def days_sentences(outcome: Outcome, corpus: int | None) -> tuple[str, ...]:
+    """The time for a corpus at the rate of one condition, as a sentence; empty without one."""
+    if corpus is None:
+        return ()
+    days = days_for(corpus, outcome.rate)
     tokens = sum(share.tokens for one in outcome.replicates for share in one.shares)
     rows = sum(share.rows for one in outcome.replicates for share in one.shares)
     return (
-        f"At the rate of {outcome.condition.name}, {outcome.rate} records/s, {chunks:,} chunks take {time_text(days)}"
-        f", if they have {number(tokens / rows) if rows else '?'} tokens each, as these records on average."
+        f"At the rate of {outcome.condition.name}, {outcome.rate} records/s, {corpus:,} records take {time_text(days)}"
+        f", if they have {number(tokens / rows) if rows else '?'} tokens each, as these on average.",
     )
 
 

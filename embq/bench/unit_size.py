@@ -6,9 +6,19 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from embq.bench.outcomes import Condition, ExperimentResult, Outcome, best_of, condition_figures, days_sentence, names
+from embq.bench.outcomes import (
+    Condition,
+    ExperimentResult,
+    Outcome,
+    best_of,
+    condition_figures,
+    days_cell,
+    days_header,
+    days_sentences,
+    names,
+)
 from embq.bench.services import WorkerSet
-from embq.bench.statistics import UnitCost, days_for, number, significant, unit_cost
+from embq.bench.statistics import UnitCost, number, significant, unit_cost
 
 EFFICIENCY = 0.9
 
@@ -27,7 +37,7 @@ def conditions(devices: Sequence[str], sizes: Sequence[int]) -> list[Condition]:
     ]
 
 
-def result(outcomes: Sequence[Outcome], chunks: int) -> ExperimentResult:
+def result(outcomes: Sequence[Outcome], corpus: int | None) -> ExperimentResult:
     """The result of the outcomes."""
     best = best_of(outcomes)
     cost = _cost(outcomes)
@@ -38,16 +48,16 @@ def result(outcomes: Sequence[Outcome], chunks: int) -> ExperimentResult:
             str(one.rate.over(best.rate)) if one is not best else "1",
             str(one.rate.scaled(1 / one.condition.unit_size)),
             f"{one.busy.mean:.0%}",
-            str(days_for(chunks, one.rate)),
+            *days_cell(corpus, one.rate),
         )
         for one in outcomes
     )
     return ExperimentResult(
         name="unit-size",
-        header=("records per unit", "records/s", "of the best", "units/s", "device busy", f"days for {chunks:,}"),
+        header=("records per unit", "records/s", "of the best", "units/s", "device busy", *days_header(corpus)),
         rows=rows,
         figures={
-            "conditions": [condition_figures(one, chunks) for one in outcomes],
+            "conditions": [condition_figures(one, corpus) for one in outcomes],
             "fit": None
             if cost is None
             else {
@@ -57,12 +67,12 @@ def result(outcomes: Sequence[Outcome], chunks: int) -> ExperimentResult:
                 "t0_is_seen": cost.is_seen,
             },
         },
-        findings=findings(outcomes, chunks),
+        findings=findings(outcomes, corpus),
         draw=partial(_draw, outcomes),
     )
 
 
-def findings(outcomes: Sequence[Outcome], chunks: int) -> tuple[str, ...]:
+def findings(outcomes: Sequence[Outcome], corpus: int | None) -> tuple[str, ...]:
     """Conclusions from the figures."""
     best, smallest = best_of(outcomes), min(outcomes, key=lambda one: one.condition.unit_size)
     sentences = []
@@ -80,7 +90,7 @@ def findings(outcomes: Sequence[Outcome], chunks: int) -> tuple[str, ...]:
         sentences.append(f"Units of {names(alike)} are not told apart.")
     if (cost := _cost(outcomes)) is not None:
         sentences.append(_cost_sentence(cost))
-    return (*sentences, days_sentence(best, chunks))
+    return (*sentences, *days_sentences(best, corpus))
 
 
 def _cost_sentence(cost: UnitCost) -> str:

@@ -7,9 +7,18 @@ from functools import partial
 from pathlib import Path
 
 from core.errors import UsageError
-from embq.bench.outcomes import Condition, ExperimentResult, Outcome, best_of, condition_figures, days_sentence
+from embq.bench.outcomes import (
+    Condition,
+    ExperimentResult,
+    Outcome,
+    best_of,
+    condition_figures,
+    days_cell,
+    days_header,
+    days_sentences,
+)
 from embq.bench.services import WorkerSet
-from embq.bench.statistics import Measured, days_for, number
+from embq.bench.statistics import Measured, number
 
 
 def conditions(devices: Sequence[str], counts: Sequence[int], unit_size: int) -> list[Condition]:
@@ -31,7 +40,7 @@ def conditions(devices: Sequence[str], counts: Sequence[int], unit_size: int) ->
     ]
 
 
-def result(outcomes: Sequence[Outcome], chunks: int) -> ExperimentResult:
+def result(outcomes: Sequence[Outcome], corpus: int | None) -> ExperimentResult:
     """The result of the outcomes; the first condition is the baseline."""
     first = outcomes[0]
     rows = tuple(
@@ -42,7 +51,7 @@ def result(outcomes: Sequence[Outcome], chunks: int) -> ExperimentResult:
             f"{one.busy.mean:.0%}",
             f"{memory.mean:,.0f}" if (memory := one.memory_mb) is not None else "-",
             number(one.load_s),
-            str(days_for(chunks, one.rate)),
+            *days_cell(corpus, one.rate),
         )
         for one in outcomes
     )
@@ -55,16 +64,16 @@ def result(outcomes: Sequence[Outcome], chunks: int) -> ExperimentResult:
             "device busy",
             "memory, MB",
             "loading, s",
-            f"days for {chunks:,}",
+            *days_header(corpus),
         ),
         rows=rows,
-        figures={"conditions": [condition_figures(one, chunks) for one in outcomes]},
-        findings=findings(outcomes, chunks),
+        figures={"conditions": [condition_figures(one, corpus) for one in outcomes]},
+        findings=findings(outcomes, corpus),
         draw=partial(_draw, outcomes),
     )
 
 
-def findings(outcomes: Sequence[Outcome], chunks: int) -> tuple[str, ...]:
+def findings(outcomes: Sequence[Outcome], corpus: int | None) -> tuple[str, ...]:
     """Conclusions from the figures."""
     first, *others = outcomes
     fastest = best_of(outcomes)
@@ -73,7 +82,7 @@ def findings(outcomes: Sequence[Outcome], chunks: int) -> tuple[str, ...]:
     if others:
         enough = min(one.condition.worker_set.size for one in outcomes if not fastest.rate.differs(one.rate))
         sentences.append(f"The fewest workers that are not told apart from the best: {enough}.")
-    return (*sentences, days_sentence(best, chunks))
+    return (*sentences, *days_sentences(best, corpus))
 
 
 def _more(one: Outcome, first: Outcome) -> str:

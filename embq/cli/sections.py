@@ -116,7 +116,16 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "--transport",
         "--drain-timeout",
     ),
-    "Measurement": ("--counts", "--sizes", "--records", "--seconds", "--replicates", "--chunks", "--scaling", "--gpu"),
+    "Measurement": (
+        "--counts",
+        "--sizes",
+        "--records",
+        "--seconds",
+        "--replicates",
+        "--corpus-size",
+        "--scaling",
+        "--gpu",
+    ),
     "Server": (
         "--name",
         "--host",

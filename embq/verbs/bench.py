@@ -21,10 +21,6 @@ from embq.cli.shared_options import (
     threads_option,
 )
 
-CHUNKS = 20_648_877
-"""Chunks of the English Wikipedia, as in the first trial of the queue on three cards."""
-
-
 experiment_options = option_group(
     click.option(
         "--model",
@@ -65,12 +61,11 @@ experiment_options = option_group(
     ),
     devices_option,
     click.option(
-        "--chunks",
+        "--corpus-size",
         type=click.IntRange(min=1),
-        default=CHUNKS,
-        show_default=True,
+        default=None,
         metavar="N",
-        help="Corpus size for the estimate in days.",
+        help="Records of your corpus: estimate the days that it takes.",
     ),
     click.option(
         "--seed",

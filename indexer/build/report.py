@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from core.storage.paths import Place
-from indexer.build.report_picture import draw_report
+from indexer.build.report_picture import draw_report, is_drawable
 from indexer.build.spec import BuildSpec
 from indexer.build.units import STAGES, Sidecar
 from indexer.collection.opening import Collection
@@ -27,6 +27,7 @@ from indexer.tune.queries import DATA, QuerySet, read_queries
 
 INFOS, PICTURE = "infos.json", "report.png"
 
+NO_LINE = "none: no two settings could be compared"
 NO_PICTURE = "none: matplotlib is not installed (pip install 'embq[bench]')"
 
 SCORE_KEYS = ("1-recall@20", "1-recall@40", "20-recall@20", "40-recall@40")
@@ -50,7 +51,7 @@ def write_report(
     sets = read_queries(stages["queries"][0].files["queries"].check(version.index))
     infos = make_infos(index, spec, version, stages, tuning, sets)
     drawn = draw_report(infos, tuning, folder / PICTURE)
-    infos["picture"] = PICTURE if drawn else NO_PICTURE if tuning.front else "none: there is nothing to draw"
+    infos["picture"] = PICTURE if drawn else NO_PICTURE if is_drawable(tuning) else NO_LINE
     (folder / INFOS).write_text(json.dumps(plain(infos), indent=1) + "\n", encoding="utf-8")
 
 

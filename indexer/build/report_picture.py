@@ -24,12 +24,12 @@ TICKS = (1.0, 2.0, 5.0)
 
 
 def draw_report(infos: Mapping[str, Any], tuning: Tuning, path: Path) -> bool:
-    """Draw recall against latency to `path`, as PNG; False where matplotlib is missing or there is nothing to draw."""
+    """Draw recall against latency to `path`, as PNG; False without matplotlib or without two settings to compare."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    if not tuning.front:
+    if not is_drawable(tuning):
         return False
     figure = Figure(figsize=(7.6, 4.9), layout="constrained")
     axes = figure.add_subplot()
@@ -57,18 +57,22 @@ def draw_report(infos: Mapping[str, Any], tuning: Tuning, path: Path) -> bool:
     return True
 
 
+def is_drawable(tuning: Tuning) -> bool:
+    """True where the picture has a line: of two settings at least."""
+    return bool(tuning.front) and len(_shown(tuning)) > 1
+
+
 def _draw_sets(axes: Axes, tuning: Tuning) -> None:
     k = tuning.goal.k
     front = _shown(tuning)
     times = [point.cost for point in front]
-    chosen = next((point.cost for point in tuning.points if point.setting == tuning.setting), times[-1])
     for at, (name, scores) in enumerate(tuning.scores.items()):
         colour, mark = COLOURS[at % len(COLOURS)], MARKS[at % len(MARKS)]
         recalls = [point.recall[name] for point in front]
         label = f"{name}: recall@{k} {scores.recall[k]:.3f}, median {scores.p50_ms:.2g} ms"
         axes.plot(times, recalls, "-", marker=mark, color=colour, markersize=4, linewidth=1.3)
         ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgewidth": 2.0, "markersize": 11}
-        axes.plot(chosen, scores.recall[k], mark, color=colour, label=label, zorder=5, **ring)
+        axes.plot(scores.p50_ms, scores.recall[k], mark, color=colour, label=label, zorder=5, **ring)
 
 
 def _shown(tuning: Tuning) -> list[Point]:

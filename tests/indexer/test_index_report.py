@@ -124,11 +124,19 @@ def test_without_matplotlib_there_is_a_report_and_it_says_that_there_is_no_pictu
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    options = ("--index-key", "IVF32,SQ8", "--refine", "none", "--recall", "0.5@10")
 
-    _, infos = embq_index(pictures, tmp_path / "index", "--recall", "0.5@10")
+    _, infos = embq_index(pictures, tmp_path / "index", *options)
 
     assert infos["picture"].startswith("none: matplotlib is not installed")
     assert "matplotlib" in summary(infos, report=tmp_path)
+    assert not list(tmp_path.rglob("report.png"))
+
+
+def test_where_one_setting_is_all_there_is_no_picture(pictures: Path, tmp_path: Path) -> None:
+    _, infos = embq_index(pictures, tmp_path / "index", "--recall", "0.5@10")
+
+    assert infos["picture"] == "none: no two settings could be compared"
     assert not list(tmp_path.rglob("report.png"))
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from core.errors import InputError, UsageError
-from indexer.build.report_picture import draw_report
+from indexer.build.report_picture import _draw_sets, draw_report
 from indexer.collection.opening import Collection, open_collection
 from indexer.faiss_module import faiss, set_threads
 from indexer.index_files.files import from_json, to_json
@@ -231,6 +232,14 @@ def test_the_picture_is_drawn_for_a_target_and_for_a_time(goal: Goal, tmp_path: 
     assert draw_report(infos, tuning, tmp_path / "report.png")
 
     assert (tmp_path / "report.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    axes = Figure().add_subplot()
+    _draw_sets(axes, tuning)
+    (ring,) = [line for line in axes.lines if str(line.get_label()).startswith("data")]
+    assert ring.get_label() == "data: recall@10 0.950, median 1.4 ms"
+    assert (*ring.get_xdata(), *ring.get_ydata()) == (1.4, 0.95)
+
+    assert not draw_report(infos, replace(tuning, points=[other], front=[other]), tmp_path / "one.png")
+    assert not (tmp_path / "one.png").exists()
 
 
 # --- query sets ---

@@ -95,7 +95,7 @@ def test_every_experiment_and_its_options_stand_in_the_operations() -> None:
     bench = cli.get_command(click.Context(cli), "bench")
     assert isinstance(bench, click.Group)
     experiments, options = (
-        table(part) for part in section(OPERATIONS, "## Measuring a machine").split("Each also says")
+        table(part) for part in section(OPERATIONS, "## Measuring a machine").split("With `--corpus-size N`")
     )
     assert named([row[0] for row in experiments]) == {f"embq bench {name}" for name in bench.commands}
     parameters = [p for command in bench.commands.values() for p in command.params if isinstance(p, click.Option)]

@@ -21,7 +21,7 @@ from embq.bench.texts import texts_for, write_records
 from embq.bench.trials import Progress, Setup, check_records
 from tests.support.fakes.nvml import Card, fake_nvml
 
-CHUNKS = 20_648_877
+CORPUS = 20_648_877
 
 
 def outcome(condition: Condition, rates: Sequence[float], *, memory_mb: float = 100.0) -> Outcome:
@@ -138,19 +138,22 @@ def test_one_size_tells_nothing_of_what_a_unit_costs() -> None:
 
 
 def test_workers_that_bring_nothing_are_said_to_bring_nothing() -> None:
-    said = workers.findings(worker_outcomes([100, 101, 99], [101, 100, 102]), CHUNKS)
+    said = workers.findings(worker_outcomes([100, 101, 99], [101, 100, 102]), CORPUS)
     assert said[0] == (
         "2 workers on cpu give 1.010 ± 0.014 times the speed of 1 worker, which is no difference beyond the "
         "deviations; they take 2.00 times the memory."
     )
     assert said[1] == "The fewest workers that are not told apart from the best: 1."
     assert said[2].startswith(
-        "At the rate of 1 worker, 100.0 ± 1.0 records/s, 20,648,877 chunks take 2.390 ± 0.024 days"
+        "At the rate of 1 worker, 100.0 ± 1.0 records/s, 20,648,877 records take 2.390 ± 0.024 days"
     )
 
 
 def test_workers_that_bring_something_are_said_to_bring_it() -> None:
-    said = workers.findings(worker_outcomes([100, 101, 99], [200, 201, 199]), CHUNKS)
+    outcomes = worker_outcomes([100, 101, 99], [200, 201, 199])
+    said = workers.findings(outcomes, CORPUS)
+    assert workers.findings(outcomes, None) == said[:-1], "without a corpus there is nothing to tell of it"
+    assert "days" not in json.dumps(workers.result(outcomes, None).figures) + str(workers.result(outcomes, None).header)
     assert said[0].startswith("2 workers on cpu give 2.000 ± 0.022 times the speed of 1 worker; they take")
     assert said[1].endswith(": 2.")
     assert said[2].startswith("At the rate of 2 workers,")
@@ -158,7 +161,7 @@ def test_workers_that_bring_something_are_said_to_bring_it() -> None:
 
 def test_workers_that_slow_each_other_down_are_said_to_do_so() -> None:
     outcomes = worker_outcomes([100, 101, 99], [90, 91, 89], [50, 51, 49])
-    said = workers.findings(outcomes, CHUNKS)
+    said = workers.findings(outcomes, CORPUS)
     assert said[1].startswith("4 workers on cpu give 0.500 ± 0.011 times the speed of 1 worker; they take 4.00 times")
     assert said[2].endswith(": 1.")
     told = workers.title(outcomes)
@@ -169,7 +172,7 @@ def test_workers_that_slow_each_other_down_are_said_to_do_so() -> None:
 
 def test_a_fleet_is_compared_with_the_sum_of_its_devices_and_with_an_equal_split() -> None:
     outcomes = fleet_outcomes(1000.0, 100.0, [1190, 1200, 1210])
-    said = devices.findings(outcomes, CHUNKS)
+    said = devices.findings(outcomes, CORPUS)
     assert said[0].startswith("3 devices together embed 1,200 ± 10 records/s, 1.000 ± 0.012 times the sum")
     assert "no difference" in said[0]
     assert "4.000 ± 0.052 times as fast" in said[1]
@@ -178,20 +181,20 @@ def test_a_fleet_is_compared_with_the_sum_of_its_devices_and_with_an_equal_split
 
 
 def test_a_fleet_that_waits_for_its_slowest_device_is_not_called_equal() -> None:
-    said = devices.findings(fleet_outcomes(1000.0, 100.0, [299, 300, 301]), CHUNKS)
+    said = devices.findings(fleet_outcomes(1000.0, 100.0, [299, 300, 301]), CORPUS)
     assert "0.2500 ± 0.0023 times the sum" in said[0]
     assert "no difference" not in said[0]
 
 
 def test_sizes_that_are_not_told_apart_are_named() -> None:
-    said = unit_size.findings(unit_outcomes({1: [80, 81, 79], 10: [99, 100, 101], 100: [100, 101, 99]}), CHUNKS)
+    said = unit_size.findings(unit_outcomes({1: [80, 81, 79], 10: [99, 100, 101], 100: [100, 101, 99]}), CORPUS)
     assert said[0] == "Units of 1 reach 80.0 ± 1.3 % of the best speed, that of units of 10."
     assert said[1] == "Units of 10 and 100 are not told apart."
     assert said[2].startswith("A unit costs 2.62 ± 0.13 ms, and each record 9.86 ms more, so 90% of")
 
 
 def test_the_smallest_units_may_be_as_good_as_any() -> None:
-    said = unit_size.findings(unit_outcomes({1: [99, 100, 101], 10: [100, 101, 99.5]}), CHUNKS)
+    said = unit_size.findings(unit_outcomes({1: [99, 100, 101], 10: [100, 101, 99.5]}), CORPUS)
     assert "which is no difference beyond the deviations" in said[0]
     assert said[2].startswith("A cost of the units themselves is not seen")
 
@@ -330,9 +333,9 @@ def test_what_is_left_follows_from_what_loading_and_runs_took() -> None:
 
 def accounts() -> list[ExperimentResult]:
     return [
-        workers.result(worker_outcomes([100, 101, 99], [101, 100, 102], [99, 98, 97], [80, 85, 90]), CHUNKS),
-        devices.result(fleet_outcomes(1000.0, 100.0, [1170, 1200, 1190]), CHUNKS),
-        unit_size.result(unit_outcomes({1: [90, 92, 88], 10: [99, 100, 101], 1000: [100, 101, 99]}), CHUNKS),
+        workers.result(worker_outcomes([100, 101, 99], [101, 100, 102], [99, 98, 97], [80, 85, 90]), CORPUS),
+        devices.result(fleet_outcomes(1000.0, 100.0, [1170, 1200, 1190]), CORPUS),
+        unit_size.result(unit_outcomes({1: [90, 92, 88], 10: [99, 100, 101], 1000: [100, 101, 99]}), CORPUS),
     ]
 
 
