@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz install test-compose test-faults test-matrix test-readers test-slow test-training soak uptime clean
+.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz install test-compose test-faults test-matrix test-readers test-slow test-training soak uptime clean docs
 
 install: .venv/installed
 
@@ -60,6 +60,12 @@ check: install   ## lint, types, architecture
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(SITE) --quiet
+
+SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site
+
+docs: install   ## the documentation as a site, in build/site
+	$(SITE)
 
 bench: install   ## the figures of docs/benchmarks.md, written to bench/results
 	$(BIN)/python -m bench.roundtrip

@@ -10,7 +10,7 @@ Each number of photographs is given to two devices: one that waits for the decod
 that what is read ahead of it is as much as it ever becomes. Looked at 50 times a second is the anonymous part of the
 resident set: what the process asked for, and not the pages of libraries, of which an exit touches another 100 MB.
 Reported is its peak, what it is more than for two batches of pictures of 64x64, and the bound that
-docs/operations.md states.
+docs/how-to/models/images.md states.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def measure(folder: Path, counts: Sequence[int], different: int, model: str) -> 
 
 
 def bound_bytes(shard_bytes: int, longest: int) -> int:
-    """The bound of docs/operations.md for local shards of images of at most 16 MP, beside the loaded model."""
+    """The bound in docs/how-to/models/images.md for local shards of images of up to 16 MP, beside the loaded model."""
     encoded = (THREADS * CHUNKS_OF_A_THREAD + 2) * (CHUNK_IMAGE_BYTES + longest)
     return shard_bytes + encoded + THREADS * BUFFER_BYTES + BYTES_AHEAD + 3 * BATCH * PIXELS * PIXELS * 3
 

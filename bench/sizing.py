@@ -5,7 +5,7 @@
 Each thing is put into a private server by embq's own code, many times over, and what its `used_memory` grew by, less
 what it holds for connections, is divided by their number; of workers it counts, connections and all. Bytes of rows are
 those of results as workers send them, in units of 1,000 rows, without captions, and with texts of 100 characters. The
-rest of the table in docs/deployment.md comes from other benchmarks.
+rest of the table in docs/how-to/deploy/sizing.md comes from other benchmarks.
 """
 
 from __future__ import annotations

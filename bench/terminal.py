@@ -1,6 +1,6 @@
 """Recording of `embq run` in a terminal: a real run, stopped by Ctrl-C and resumed, as an animated SVG.
 
-    python -m bench.terminal [--columns 80] [--texts 4000] [--out docs/pictures/terminal.svg] [--frames FOLDER]
+    python -m bench.terminal [--columns 80] [--texts 4000] [-o docs/pictures/terminal.svg] [--frames FOLDER]
 
 The command runs in a pseudo-terminal whose screen pyte keeps. `--frames` keeps every screen as a picture and as text.
 """
@@ -160,7 +160,7 @@ def svg(screens: Sequence[Sequence[Line]], columns: int) -> str:
     whole_s = SHOWN_S * (len(screens) - 1) + LAST_S
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="14" xml:space="preserve">',
+        f'font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="14" style="white-space: pre">',
         '<rect width="100%" height="100%" rx="8" fill="#1c2128"/>',
     ]
     for number, screen in enumerate(screens):
@@ -180,14 +180,14 @@ def svg(screens: Sequence[Sequence[Line]], columns: int) -> str:
 
 def _text(line: Line, row: int) -> str:
     column, spans = 0, []
-    for piece, colour, bold in line:
-        if piece.strip():
+    for whole, colour, bold in line:
+        if piece := whole.rstrip():
             weight = ' font-weight="bold"' if bold else ""
             spans.append(
                 f'<tspan x="{MARGIN + column * CELL_W:.1f}" textLength="{len(piece) * CELL_W:.1f}" '
                 f'fill="{COLOURS.get(colour, COLOURS["default"])}"{weight}>{escape(piece)}</tspan>'
             )
-        column += len(piece)
+        column += len(whole)
     return f'<text y="{MARGIN + row * CELL_H + 14}">{"".join(spans)}</text>'
 
 
@@ -212,7 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--columns", type=int, default=80)
     parser.add_argument("--texts", type=int, default=4000)
-    parser.add_argument("--out", type=Path, default=Path("docs/pictures/terminal.svg"))
+    parser.add_argument("-o", "--output", type=Path, default=Path("docs/pictures/terminal.svg"))
     parser.add_argument("--frames", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="embq-") as folder:
@@ -224,7 +224,7 @@ def main() -> None:
             path.with_suffix(".svg").write_text(svg([screen], options.columns))
             path.with_suffix(".txt").write_text(text_of(screen) + "\n")
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(svg(chosen(recording.screens), options.columns))
+    options.output.write_text(svg(chosen(recording.screens), options.columns))
     states = [state for state, _ in groupby(map(state_of, recording.screens))]
     print(f"{len(recording.screens)} screens ({', '.join(filter(None, states))}) -> {options.out}")
 

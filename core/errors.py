@@ -133,7 +133,7 @@ class SourceError(InputError):
 
 
 class SampleError(InputError):
-    """One sample cannot be embedded. `code` is one of the codes listed in docs/operations.md."""
+    """One sample cannot be embedded. `code` is one of the codes listed in docs/reference/failure-codes.md."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message, code=code)

@@ -219,7 +219,7 @@ def refusal(error: RedisError) -> EmbqError:
     if isinstance(error, NotAllowedError):
         return ConfigError(
             f"the broker does not let its user {error.user or 'default'} do this ({_brief(error)})",
-            next_step="log in as a user that may (docs/deployment.md says who may do what), or bring the users' rights "
+            next_step="log in as a user that may (docs/how-to/deploy/broker-users.md), or bring the users' rights "
             "up to this version: `embq broker init`, then `embq broker reload`",
             code="role",
         )

@@ -161,7 +161,7 @@ class ModelShare(TypedDict):
 
 
 class TimeSpent(TypedDict):
-    """Causes of a worker's waiting, in shares of a time; see the table of `limit_detail` in docs/operations.md."""
+    """Causes of a worker's waiting, in shares of a time; see `limit_detail` in docs/reference/status.md."""
 
     limit: NotRequired[Word]
     seconds: NotRequired[Seconds]

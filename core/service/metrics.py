@@ -278,7 +278,7 @@ METRICS: dict[Role, tuple[Metric, ...]] = {
     "writer": (*EVERY_ROLE, *WRITER),
     "worker": (*EVERY_ROLE, *WORKER),
 }
-"""Every metric by role, in the order of docs/deployment.md, which has the same list."""
+"""Every metric by role, in the order of docs/reference/metrics.md, which has the same list."""
 
 
 @dataclass(slots=True)

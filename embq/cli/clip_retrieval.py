@@ -1,7 +1,8 @@
 """Options of `clip-retrieval inference` on the command lines of `embq run` and `embq enqueue`.
 
 What means the same is a second name of embq's option. What embq has no need of is noted in one line, and what would
-change the result or the place of the work is refused with an alternative. The table in docs/operations.md is this one.
+change the result or the place of the work is refused with an alternative. docs/how-to/run/from-clip-retrieval.md has
+the same table.
 """
 
 from __future__ import annotations

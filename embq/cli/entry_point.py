@@ -155,7 +155,7 @@ def _environment_error(error: Exception) -> EmbqError | None:
     if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").partition(".")[0]) in OPTIONAL:
         return ConfigError(
             f"this needs the package {package}, which is not installed here",
-            next_step="pip install 'embq[all]', or the extra of what this machine is for: docs/guide.md has the list",
+            next_step="pip install 'embq[all]', or the extra for this machine's role: docs/how-to/install.md",
         )
     if isinstance(error, OSError):
         from core.storage.durable import NO_SPACE, NOT_WRITABLE, output_error

@@ -1,6 +1,6 @@
 """autofaiss' `build_index` over embq's own build: the same arguments, the same files, the same return value.
 
-What cannot be honoured is refused by `UNSUPPORTED`; docs/operations.md, "From autofaiss", has the same table.
+What cannot be honoured is refused by `UNSUPPORTED`; docs/how-to/index/from-autofaiss.md has the same table.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ METRICS = (
     ),
     Metric(name="embq_model_ready", kind="gauge", labels=("model",), meaning="1 once the model can embed queries"),
 )
-"""Every metric; docs/operations.md has the same list."""
+"""Every metric; docs/how-to/index/serve.md has the same list."""
 
 SEARCH_ROUTES = ("/knn-service", "/search")
 

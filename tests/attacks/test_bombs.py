@@ -1,7 +1,7 @@
 """Small files that need large memory, for every reader and decoder.
 
 Each is planned and read as a worker does it, in a process under RLIMIT_AS of `LIMIT`: half of it is what the reader may
-hold by the stated formula (docs/operations.md, Memory of readers). Each must end as a failure with a code; the process
+hold by the formula of docs/reference/inputs.md (Memory of readers). Each must end as a failure with a code; the process
 lives on, and reads a sound file of the same kind after it.
 """
 

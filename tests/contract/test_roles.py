@@ -22,7 +22,7 @@ from embq.cli.authorization import NEEDS, require
 from tests.e2e.session import called
 from tests.support.outputs.run_case import FINGERPRINT, LEASE_S, unit_of
 from tests.support.servers.guarded import SERVERS, GuardedServer, guarded_server
-from tests.unit.test_docs import ROOT, section, table
+from tests.unit.test_docs import ROOT, table
 
 RUN, KEY = "0123456789abcdef", "k"
 
@@ -89,8 +89,7 @@ def _allows(admin: redis.Redis, user: str, command: str) -> bool:
 
 
 def test_the_documents_have_this_table() -> None:
-    text = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
-    told = table(section(text, "### Users of the broker"))
+    told = table((ROOT / "docs" / "how-to" / "deploy" / "broker-users.md").read_text(encoding="utf-8"))
     ours = [[one.what, *("yes" if role in one.roles else "no" for role in ROLES)] for one in PERMISSIONS.values()]
     assert [row for row in told if row[1:2] in (["yes"], ["no"])] == ours
     assert [row for row in told if len(row) == 2] == [[f"`{name}`", role.purpose] for name, role in ROLES.items()]

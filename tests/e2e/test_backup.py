@@ -14,13 +14,13 @@ from e2e.session import await_in, committed, ended, started, succeed, write_text
 
 from core.errors import Exit
 
-DEPLOYMENT = Path(__file__).resolve().parents[2] / "docs" / "deployment.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "deploy" / "backup.md"
 DIM, UNITS = 16, 300
 
 
 def by_rsync(folder: Path) -> None:
     """As the docs have it, word for word."""
-    text = DEPLOYMENT.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     (block,) = [one for one in re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if "rsync" in one]
     subprocess.run(["sh", "-e", "-c", block], cwd=folder, check=True)
 

@@ -86,9 +86,8 @@ def test_the_arguments_are_those_of_autofaiss() -> None:
     assert list(found) == NAMES
     assert (found["max_index_memory_usage"].default, found["current_memory_available"].default) == ("16G", "32G")
     assert set(UNSUPPORTED) < set(NAMES)
-    page = Path(__file__).parents[2].joinpath("docs/operations.md").read_text(encoding="utf-8")
-    told = page.split("\n## From autofaiss\n")[1].split("\n## ")[0]
-    assert not [name for name in NAMES if f"`{name}`" not in told]
+    page = Path(__file__).parents[2].joinpath("docs/how-to/index/from-autofaiss.md").read_text(encoding="utf-8")
+    assert not [name for name in NAMES if f"`{name}`" not in page]
 
 
 def test_an_array_becomes_an_index_in_memory(here: Path) -> None:

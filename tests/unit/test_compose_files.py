@@ -224,7 +224,7 @@ def test_every_variable_is_explained_with_its_default_and_no_other_is() -> None:
 
 @pytest.mark.parametrize(("file", "name"), SERVICES)
 def test_what_a_service_is_told_embq_knows(file: str, name: str) -> None:
-    settings = text_of("docs/operations.md").partition("## Settings")[2].partition("\n## ")[0]
+    settings = text_of("docs/reference/settings.md")
     told = {key for key in as_started(file)[name].get("environment", {}) if key.startswith("EMBQ_")}
     assert {key for key in told if f"| `{key}` |" not in settings} == set()
 

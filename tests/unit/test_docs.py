@@ -19,11 +19,13 @@ from embq.status.run_progress import RunProgress
 from tests.support.outputs.build import build, write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
-GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FIRST = [
+    ROOT / "README.md",
+    ROOT / "docs" / "how-to" / "install.md",
+    *sorted((ROOT / "docs" / "tutorial").glob("*.md")),
+]
+"""Pages that a user reads first."""
 PACKAGES = ("core", "sources", "producer", "worker", "writer", "indexer", "embq", "training")
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
@@ -37,6 +39,11 @@ def nodes_of(package: str) -> Iterator[ast.AST]:
 def nodes() -> Iterator[ast.AST]:
     """Every node of all packages."""
     return (node for package in PACKAGES for node in nodes_of(package))
+
+
+def page(name: str) -> str:
+    """Text of a page of docs/."""
+    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
 
 
 def section(text: str, heading: str) -> str:
@@ -74,12 +81,12 @@ def fences(text: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_its_row_in_the_reference(verb: str) -> None:
-    commands = [row[0] for row in table(section(REFERENCE, "## Verbs"))]
+    commands = [row[0] for row in table(page("reference/cli"))]
     assert [command for command in commands if command.startswith(f"`embq {verb}")], commands
 
 
 def test_the_reference_has_no_row_of_a_verb_that_is_not_there() -> None:
-    words = {row[0].strip("`").split()[1] for row in table(section(REFERENCE, "## Verbs"))}
+    words = {row[0].strip("`").split()[1] for row in table(page("reference/cli"))}
     assert words == set(VERBS)
 
 
@@ -94,39 +101,21 @@ def test_every_option_of_every_verb_says_what_it_does(verb: str) -> None:
 def test_every_experiment_and_its_options_stand_in_the_operations() -> None:
     bench = cli.get_command(click.Context(cli), "bench")
     assert isinstance(bench, click.Group)
-    experiments, options = (
-        table(part) for part in section(OPERATIONS, "## Measuring a machine").split("With `--corpus-size N`")
-    )
+    experiments, options = (table(part) for part in page("how-to/run/measure").split("With `--corpus-size N`"))
     assert named([row[0] for row in experiments]) == {f"embq bench {name}" for name in bench.commands}
     parameters = [p for command in bench.commands.values() for p in command.params if isinstance(p, click.Option)]
     assert named([row[0] for row in options]) == {p.opts[0] for p in parameters}
     assert all(p.help for p in parameters)
 
 
-def readme_commands() -> list[str]:
-    """The embq commands of the README and the guide."""
-    lines = [line for block in fences(README + GUIDE, "sh") for line in block.replace("\\\n", " ").splitlines()]
-    return [line for line in lines if line.startswith("embq ")]
-
-
-@pytest.mark.parametrize("line", readme_commands())
-def test_every_command_of_the_readme_is_understood(line: str) -> None:
-    _, verb, *arguments = shlex.split(line, comments=True)
-    command = cli.get_command(click.Context(cli), verb)
-    assert command is not None, f"there is no verb {verb}"
-    command.make_context(verb, arguments)
-
-
-def page_commands() -> list[str]:
-    """The embq commands of the other pages, those in a container of the stack included."""
-    names = ("deployment.md", "operations.md", "training.md")
-    pages = [page.read_text(encoding="utf-8") for page in PAGES if page.name in names]
-    blocks = [block.replace("\\\n", " ") for page in pages for block in fences(page, "sh")]
+def commands_of(pages: list[Path]) -> list[str]:
+    """The embq commands of pages, those in a container of the stack included."""
+    blocks = [one.replace("\\\n", " ") for path in pages for one in fences(path.read_text(encoding="utf-8"), "sh")]
     found = [re.sub(r"^docker compose run --rm embq ", "embq ", line) for one in blocks for line in one.splitlines()]
     return [line for line in found if line.startswith("embq ")]
 
 
-@pytest.mark.parametrize("line", page_commands())
+@pytest.mark.parametrize("line", sorted(set(commands_of(PAGES))))
 def test_every_command_of_the_pages_is_understood(line: str) -> None:
     _, verb, *arguments = shlex.split(line.rstrip("& "), comments=True)
     command = cli.get_command(click.Context(cli), verb)
@@ -135,8 +124,8 @@ def test_every_command_of_the_pages_is_understood(line: str) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_readme_and_guide_show_every_verb_at_work(verb: str) -> None:
-    assert verb in {line.split()[1] for line in readme_commands()}
+def test_readme_and_tutorials_show_every_verb_at_work(verb: str) -> None:
+    assert verb in {line.split()[1] for line in commands_of(FIRST)}
 
 
 # --- links ---
@@ -148,7 +137,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -169,14 +158,14 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 def test_the_settings_are_those_of_the_code() -> None:
     source = (ROOT / "core" / "settings.py").read_text(encoding="utf-8")
-    told = {name for row in table(section(OPERATIONS, "## Settings")) for name in named(row[:1])}
+    told = {name for row in table(page("reference/settings")) for name in named(row[:1])}
     assert told == set(re.findall(r"EMBQ_[A-Z]+(?:_[A-Z]+)*", source))
 
 
 def test_the_defaults_of_the_settings_are_those_of_the_code() -> None:
     from core.settings import Settings
 
-    told = {row[0].strip("`"): row[1] for row in table(section(OPERATIONS, "## Settings"))}
+    told = {row[0].strip("`"): row[1] for row in table(page("reference/settings"))}
     settings = Settings()
     assert told["EMBQ_LEASE_S"] == f"{settings.lease_s:g}"
     assert told["EMBQ_BEAT_S"] == f"{settings.beat_s:g}"
@@ -196,23 +185,18 @@ def events() -> Iterator[str]:
 
 
 def test_the_events_are_those_of_the_code() -> None:
-    told = {name for row in table(section(OPERATIONS, "## Logs")) for name in named(row[:1])}
+    told = {name for row in table(page("reference/events")) for name in named(row[:1])}
     # A row may come before the event that it tells of.
     assert set(events()) <= told
 
 
-@pytest.mark.parametrize("text", [REFERENCE, OPERATIONS], ids=["reference.md", "operations.md"])
-def test_the_exit_codes_are_those_of_the_code(text: str) -> None:
-    assert [int(row[0]) for row in table(section(text, "## Exit codes"))] == [int(code) for code in Exit]
-
-
 def test_the_names_of_the_exit_codes_are_those_of_the_code() -> None:
-    told = {int(row[0]): row[1] for row in table(section(OPERATIONS, "## Exit codes"))}
+    told = {int(row[0]): row[1] for row in table(page("reference/exit-codes"))}
     assert told == {int(code): code.name for code in Exit}
 
 
 def test_the_status_that_is_shown_has_the_shape_of_the_code() -> None:
-    (shown,) = (json.loads(block) for block in fences(section(OPERATIONS, "## Status"), "json"))
+    (shown,) = (json.loads(block) for block in fences(page("reference/status"), "json"))
     look = RunProgress(
         run="",
         output="",
@@ -312,7 +296,7 @@ def assigned_code(target: ast.expr, value: ast.expr) -> set[str]:
 
 
 def told_codes() -> set[str]:
-    rows = table(section(OPERATIONS, "## Failure codes"))
+    rows = table(page("reference/failure-codes"))
     return {name for row in rows for name in named(row[:1])}
 
 
@@ -349,7 +333,7 @@ def fault_ids() -> set[str]:
 
 def promised_ids() -> set[str]:
     """The ids behind the promises."""
-    return {id_ for row in table(section(OPERATIONS, "## Promises")) for id_ in re.findall(r"\b[A-Z]\d+\b", row[2])}
+    return {id_ for row in table(page("reference/promises")) for id_ in re.findall(r"\b[A-Z]\d+\b", row[2])}
 
 
 def test_every_promise_has_its_tests() -> None:
@@ -365,29 +349,29 @@ def test_every_fault_that_a_document_names_is_tested() -> None:
         id_
         for page in PAGES
         for id_ in re.findall(r"\b[WDSCRNTPVHI]\d\b", page.read_text(encoding="utf-8"))
-        if page.name != "adding-a-model.md"
+        if page.name != "add-a-model.md"
     }
     assert named - fault_ids() == set()
 
 
 def test_the_example_of_a_fault_is_a_fault_test() -> None:
-    (snippet,) = fences((ROOT / "docs" / "adding-a-fault.md").read_text(encoding="utf-8"), "python")
+    (snippet,) = fences(page("how-to/contribute/add-a-fault-test"), "python")
     names: dict[str, object] = {}
-    exec(compile(snippet, "adding-a-fault.md", "exec"), names)
+    exec(compile(snippet, "add-a-fault-test.md", "exec"), names)
     (mark,) = names["test_a_worker_is_killed_while_it_publishes"].pytestmark  # type: ignore[attr-defined]
     assert mark.args[0] in fault_ids()
 
 
-# --- the guide's way to read a result ---
+# --- the tutorial's way to read a result ---
 
 
-def test_the_readers_snippet_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readers_snippet_of_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [{"id": f"k{i}", "text": f"text {i}"} for i in range(7)]
     build(tmp_path / "out", [write_jsonl(tmp_path / "t.jsonl", lines)])
     monkeypatch.chdir(tmp_path)
-    (snippet,) = fences(section(GUIDE, "## Reading the result"), "python")
+    (snippet,) = fences(section(page("tutorial/texts"), "## Reading the result"), "python")
     names: dict[str, object] = {}
-    exec(compile(snippet, "guide.md", "exec"), names)
+    exec(compile(snippet, "texts.md", "exec"), names)
     result, vectors = names["table"], names["vectors"]
     assert result.column_names == ["id", "ordinal", "key", "embedding", "caption", "metadata", "unit_id"]
     assert result["id"].to_pylist() == list(range(7))

@@ -15,7 +15,7 @@ from embq.serving.metrics import METRICS as SERVED
 from tests.support.servers.monitoring import ALERTS, DASHBOARD, FILES, names_in, needs_prometheus, panels, queries
 
 TOLD = {metric.name for metrics in METRICS.values() for metric in metrics} | {metric.name for metric in SERVED}
-DEPLOYMENT = Path(__file__).resolve().parents[2] / "docs" / "deployment.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "deploy" / "monitor.md"
 
 
 @pytest.mark.parametrize("title", queries())
@@ -32,7 +32,7 @@ def test_every_alert_asks_only_for_what_is_told_and_says_what_to_do(alert: str) 
     assert names_in(rule["expr"]) or "up{" in rule["expr"]
     assert set(rule["annotations"]) == {"summary", "action"}
     assert rule["labels"]["severity"] in ("critical", "warning")
-    assert f"| `{alert}` |" in DEPLOYMENT.read_text("utf-8")
+    assert f"| `{alert}` |" in PAGE.read_text("utf-8")
 
 
 def test_every_alert_is_tried() -> None:

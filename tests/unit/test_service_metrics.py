@@ -17,7 +17,9 @@ from embq.serving.metrics import METRICS as SERVING_METRICS
 from embq.serving.metrics import STEPS, Metrics, Steps
 from tests.support.fakes.clock import FakeClock
 
-DEPLOYMENT = Path(__file__).resolve().parents[2] / "docs" / "deployment.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = DOCS / "reference" / "metrics.md"
+SERVING_PAGE = DOCS / "how-to" / "index" / "serve.md"
 ROLES: tuple[Role, ...] = ("producer", "writer", "worker")
 
 
@@ -28,7 +30,7 @@ def row(metric: Metric) -> str:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_the_documents_have_every_metric_of_a_role_in_order(role: Role) -> None:
-    told = [line for line in DEPLOYMENT.read_text("utf-8").splitlines() if re.match(r"\| `embq_\w+` \|", line)]
+    told = [line for line in PAGE.read_text("utf-8").splitlines() if re.match(r"\| `embq_\w+` \|", line)]
     rows = [row(metric) for metric in METRICS[role]]
     assert [line for line in told if line in rows] == rows
     assert set(told) <= {row(metric) for metrics in METRICS.values() for metric in metrics}
@@ -129,12 +131,9 @@ def test_a_read_that_never_ends_keeps_nobody_waiting_for_ever(clock: FakeClock) 
 # --- metrics of `embq serve` ---
 
 
-OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
-
-
 def test_the_documents_have_every_metric_with_its_labels() -> None:
     rows = re.findall(
-        r"^\| `(embq_\w+)` \| (\w+) \| ([\w, ]*) \| (.+) \|$", OPERATIONS.read_text("utf-8"), re.MULTILINE
+        r"^\| `(embq_\w+)` \| (\w+) \| ([\w, ]*) \| (.+) \|$", SERVING_PAGE.read_text("utf-8"), re.MULTILINE
     )
     told = [(name, kind, labels.strip(), meaning) for name, kind, labels, meaning in rows]
     assert told == [(one.name, one.kind, ", ".join(one.labels), one.meaning) for one in SERVING_METRICS]

@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "systemd"
 UNITS = sorted(FOLDER.glob("*.service"))
 VERBS = ["producer", "serve", "worker", "writer"]
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 SETTINGS = set(re.findall(r"EMBQ_[A-Z]+(?:_[A-Z]+)*", (ROOT / "core" / "settings.py").read_text(encoding="utf-8")))
 OF_OTHERS = {"HF_HOME", "HF_HUB_OFFLINE", "XDG_STATE_HOME", "XDG_CACHE_HOME"}
 

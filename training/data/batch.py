@@ -105,7 +105,7 @@ class Failure:
     Attributes:
         shard: path or URL of the shard.
         key: of the sample; "" where the shard as a whole is meant.
-        code: why, as docs/operations.md lists it.
+        code: why, as docs/reference/failure-codes.md lists it.
         message: what is the matter, for people.
         samples: how many samples it stands for: those that a damaged shard lacks by its sizes.json, 1 where nobody
             knows; 0 where nothing is lost.

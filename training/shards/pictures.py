@@ -100,7 +100,7 @@ class LeftOut(NamedTuple):
     """A picture that becomes no sample, and why.
 
     Attributes:
-        code: as of a failed sample, see docs/operations.md.
+        code: as of a failed sample, see docs/reference/failure-codes.md.
     """
 
     name: str

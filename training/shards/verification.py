@@ -36,7 +36,7 @@ class Violation:
     """A defect of a shard or a sample.
 
     Attributes:
-        code: as in docs/operations.md.
+        code: as in docs/reference/failure-codes.md.
         where: shard, and sample or member in it.
     """
 

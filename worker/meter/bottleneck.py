@@ -72,7 +72,7 @@ class Bottleneck:
         self._verdict = ""
 
     def look(self) -> dict[str, Any]:
-        """Fields for the report of the worker, see the table of `limit_detail` in docs/operations.md."""
+        """Fields for the report of the worker, see the table of `limit_detail` in docs/reference/status.md."""
         now, spent, tokens = self._clock(), self._meter.times.spent(), self._meter.tokens
         self._looks.append((now, spent, tokens))
         while len(self._looks) > 2 and now - self._looks[1][0] >= WINDOW_S:
