@@ -153,6 +153,10 @@ def chosen(screens: Sequence[tuple[Line, ...]]) -> list[tuple[Line, ...]]:
     return kept
 
 
+NO_BREAK = "\u00a0"
+"""Space that SVG viewers keep."""
+
+
 def svg(screens: Sequence[Sequence[Line]], columns: int) -> str:
     """Screens as one picture that shows them in turn; the last one where pictures do not move."""
     width = columns * CELL_W + 2 * MARGIN
@@ -160,7 +164,7 @@ def svg(screens: Sequence[Sequence[Line]], columns: int) -> str:
     whole_s = SHOWN_S * (len(screens) - 1) + LAST_S
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="14" style="white-space: pre">',
+        f'font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="14">',
         '<rect width="100%" height="100%" rx="8" fill="#1c2128"/>',
     ]
     for number, screen in enumerate(screens):
@@ -185,7 +189,7 @@ def _text(line: Line, row: int) -> str:
             weight = ' font-weight="bold"' if bold else ""
             spans.append(
                 f'<tspan x="{MARGIN + column * CELL_W:.1f}" textLength="{len(piece) * CELL_W:.1f}" '
-                f'fill="{COLOURS.get(colour, COLOURS["default"])}"{weight}>{escape(piece)}</tspan>'
+                f'fill="{COLOURS.get(colour, COLOURS["default"])}"{weight}>{escape(piece).replace(" ", NO_BREAK)}</tspan>'
             )
         column += len(whole)
     return f'<text y="{MARGIN + row * CELL_H + 14}">{"".join(spans)}</text>'
