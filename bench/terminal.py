@@ -185,11 +185,11 @@ def svg(screens: Sequence[Sequence[Line]], columns: int) -> str:
 def _text(line: Line, row: int) -> str:
     column, spans = 0, []
     for whole, colour, bold in line:
-        if piece := whole.rstrip():
+        if piece := whole.rstrip().replace(" ", NO_BREAK):
             weight = ' font-weight="bold"' if bold else ""
             spans.append(
                 f'<tspan x="{MARGIN + column * CELL_W:.1f}" textLength="{len(piece) * CELL_W:.1f}" '
-                f'fill="{COLOURS.get(colour, COLOURS["default"])}"{weight}>{escape(piece).replace(" ", NO_BREAK)}</tspan>'
+                f'fill="{COLOURS.get(colour, COLOURS["default"])}"{weight}>{escape(piece)}</tspan>'
             )
         column += len(whole)
     return f'<text y="{MARGIN + row * CELL_H + 14}">{"".join(spans)}</text>'

@@ -24,7 +24,7 @@ from core.run.layout import ENTRIES, Layout
 from core.run.run_info import RunInfo, load_run
 from core.service.progress_line import duration, folded
 from core.service.stopping import REPEAT_S, StopFlag
-from core.settings import Settings
+from core.settings import Settings, model_cache
 from core.storage.paths import Place
 from embq.cli.authorization import require
 from embq.cli.shared_options import settings_with
@@ -90,6 +90,7 @@ class Session:
     all_failed: str = field(default="", init=False)
     _last: RunProgress | None = field(default=None, init=False)
     _loading_on: list[str] = field(default_factory=list, init=False)
+    _cached: int = field(default_factory=lambda: cached_bytes(), init=False)
 
     def run(self) -> Outcome:
         """Work until the run is closed or a stop is requested. Raises the error of a service that gives up."""
@@ -178,6 +179,7 @@ class Session:
         """The progress, where no worker is at work yet: its services are not heard, or are started again."""
         if progress.state == "loading":
             self._loading_on = progress.loading_on
+            progress = replace(progress, downloaded=cached_bytes() - self._cached)
         elif progress.state not in ("stopped", "starting"):
             self._loading_on = []
         elif self._loading_on:  # loaded, and no first report yet
@@ -222,6 +224,15 @@ class Session:
             worker.stop(1.0)
         producer.stop(10.0)
         writer.stop(120.0)
+
+
+def cached_bytes() -> int:
+    """Bytes of models in the hub's cache, those of unfinished downloads included."""
+    sizes = 0
+    for path in model_cache().glob("models--*/blobs/*"):
+        with suppress(OSError):  # renamed when it is complete
+            sizes += path.stat().st_size
+    return sizes
 
 
 def run_locally(

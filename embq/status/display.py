@@ -127,7 +127,9 @@ def state_text(progress: RunProgress, since_s: float | None = None) -> str:
         case "starting":
             return f"starting{waited}"
         case "loading":
-            return f"loading the model on {', '.join(printable(device) for device in progress.loading_on)}{waited}"
+            on = ", ".join(printable(device) for device in progress.loading_on)
+            fetched = f", {progress.downloaded / 1e6:,.0f} MB downloaded" if progress.downloaded else ""
+            return f"loading the model on {on}{waited}{fetched}"
         case "finishing":
             units = progress.in_flight + progress.received
             bound = f", <= {duration(max(1.0, progress.eta_s))}" if progress.eta_s is not None else ""

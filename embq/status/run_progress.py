@@ -71,6 +71,7 @@ class RunProgress(RunCounts):
         limit: name of the bottleneck now; of a run that has just ended, of the whole run.
         limits: its details, now and since the workers have work.
         loading_on: devices that load its model.
+        downloaded: bytes of models that were downloaded meanwhile, by `embq run` on this machine.
         embedded: samples with a row or failure, committed or not; an estimate of those in published units.
         finish_s: seconds until the units in hand are embedded, at the present speed; None where unknown.
         waits_for: the models that are served now, while the run's own waits for its turn.
@@ -94,6 +95,7 @@ class RunProgress(RunCounts):
     limits: Limits = field(default_factory=Limits)
     waits_for: list[str] = field(default_factory=list)
     loading_on: list[str] = field(default_factory=list)
+    downloaded: int = 0
     embedded: int = 0
     finish_s: float | None = None
     tokens_total: int | None = None

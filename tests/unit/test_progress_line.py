@@ -139,6 +139,10 @@ def test_the_bar_has_a_tone_for_what_is_committed_and_one_for_what_is_embedded()
     [
         ({"state": "starting"}, "minilm  starting (4 s)"),
         ({"state": "loading", "loading_on": ["cuda:0", "cpu"]}, "loading the model on cuda:0, cpu (4 s)"),
+        (
+            {"state": "loading", "loading_on": ["cpu"], "downloaded": 34_200_000},
+            "loading the model on cpu (4 s), 34 MB downloaded",
+        ),
         ({"state": "finishing", "eta_s": 6.0}, "finishing 3 units, <= 6 s"),
         ({"state": "finishing", "eta_s": 0.0}, "finishing 3 units, <= 1 s"),
     ],
@@ -254,3 +258,15 @@ def test_prose_is_folded_at_words_on_a_terminal_alone_and_its_commands_stay_whol
     assert any("`embq status '/a long/folder'`" in line for line in lines)
     assert lines[-1] == "    embq resume '/a long/folder'"
     assert all(len(line) <= 40 for line in lines)
+
+
+def test_downloads_are_counted_while_they_are_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from embq.local.session import cached_bytes
+
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert cached_bytes() == 0
+    blobs = tmp_path / "models--org--model" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "1f.incomplete").write_bytes(b"x" * 1000)
+    (blobs / "2e").write_bytes(b"x" * 500)
+    assert cached_bytes() == 1500
