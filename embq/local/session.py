@@ -314,8 +314,11 @@ def make_way(root: Place) -> bool:
     """Remove a run of `embq run` that has no rows and that no process serves; gives whether it was removed."""
     layout = Layout(root)
     progress = RunMonitor(root, None).look()
-    ours = layout.broker.exists() or progress.state == "done"  # else the broker of others may know the run
-    if not isinstance(root, Path) or not ours or progress.rows:
+    if not isinstance(root, Path) or progress.rows:
+        return False
+    # A run that had no private server may be known to the broker of others, whose services may be at work on it.
+    private = layout.broker.is_dir() and any(entry.name != "lock" for entry in layout.broker.iterdir())
+    if progress.state != "done" and not private:
         return False
     if {entry.name for entry in root.iterdir()} - {*ENTRIES, layout.run_json.name}:  # files of others
         return False

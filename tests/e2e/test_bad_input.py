@@ -513,3 +513,13 @@ def test_a_run_with_rows_or_with_files_of_others_is_not_replaced(textless: Path,
     (failed / "notes.txt").write_text("mine")
     assert "error[other_run]" in ended("run", textless, "--limit", "1", "-m", "stub:16", "-o", failed)[2]
     assert (failed / "notes.txt").read_text() == "mine"
+
+
+def test_a_run_of_a_broker_of_others_is_not_replaced(short_tmp: Path, broker: EmbeddedServer) -> None:
+    root = short_tmp / "out"
+    write_texts(short_tmp / "in.jsonl", 3)
+    there = {"EMBQ_BROKER_URL": broker.url}
+    succeed("enqueue", short_tmp / "in.jsonl", "-o", root, "-m", MODEL, environment=there)
+    said = called("run", short_tmp / "in.jsonl", "-o", root, "-m", "stub:9")
+    assert_refused(*said, exits=65, code="other_run", says="stub:8 there, stub:9 asked for")
+    assert read_output(root).records == []
