@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.session import succeed, write_texts
-
-from embq.cli.entry_point import run
+from e2e.session import called, succeed, write_texts
 
 RUN = "run texts.jsonl -o new -m stub:8"
 WRONG: dict[str, tuple[int, str]] = {
@@ -112,13 +110,10 @@ def test_there_are_sixty_wrong_uses() -> None:
 
 
 @pytest.mark.parametrize("command", WRONG)
-def test_a_wrong_use_is_one_clear_error_and_nothing_is_written(
-    folder: Path, command: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_use_is_one_clear_error_and_nothing_is_written(folder: Path, command: str) -> None:
     exits, says = WRONG[command]
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
-    status = run(shlex.split(command))
-    out, said = capfd.readouterr()
+    status, out, said = called(*shlex.split(command))
     assert (status, out) == (exits, ""), said
     errors = [line for line in said.splitlines() if line.startswith(("error[", "Error: "))]
     assert len(errors) == 1, said
