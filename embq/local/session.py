@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,14 @@ import redis
 
 from core.broker.client import check, connect
 from core.broker.embedded import EmbeddedServer, keep_to_ourselves
-from core.errors import AwayError, EmbqError, Exit, TryLaterError, command_line
+from core.errors import AwayError, EmbqError, Exit, command_line
 from core.queue.heartbeats import Device
 from core.queue.ledger import Ledger
-from core.run.commit_log import CommitLog
-from core.run.layout import ENTRIES, Layout
+from core.run.layout import Layout
 from core.run.run_info import RunInfo, load_run
 from core.service.progress_line import duration, folded
 from core.service.stopping import REPEAT_S, StopFlag
-from core.settings import Settings, model_cache
+from core.settings import Settings
 from core.storage.paths import Place
 from embq.cli.authorization import require
 from embq.cli.shared_options import settings_with
@@ -36,6 +34,7 @@ from embq.status.run_monitor import RunMonitor
 from embq.status.run_progress import RunProgress
 from producer.announce import announce
 from sources.access.allowed_hosts import hosts_named
+from worker.embedders.lookup import cached_bytes
 
 LOOK_S = 0.25
 LOOK_FAR_S = 2.0
@@ -90,7 +89,7 @@ class Session:
     all_failed: str = field(default="", init=False)
     _last: RunProgress | None = field(default=None, init=False)
     _loading_on: list[str] = field(default_factory=list, init=False)
-    _cached: int = field(default_factory=lambda: cached_bytes(), init=False)
+    _cached: int = field(default_factory=cached_bytes, init=False)
 
     def run(self) -> Outcome:
         """Work until the run is closed or a stop is requested. Raises the error of a service that gives up."""
@@ -226,15 +225,6 @@ class Session:
         writer.stop(120.0)
 
 
-def cached_bytes() -> int:
-    """Bytes of models in the hub's cache, those of unfinished downloads included."""
-    sizes = 0
-    for path in model_cache().glob("models--*/blobs/*"):
-        with suppress(OSError):  # renamed when it is complete
-            sizes += path.stat().st_size
-    return sizes
-
-
 def run_locally(
     info: RunInfo, root: Place, options: dict[str, Any], *, broker: str, quiet: bool, inputs: Sequence[str] = ()
 ) -> Outcome:
@@ -280,60 +270,6 @@ def run_locally(
         ).run()
         log.show(outcome.progress, last=True)
         return outcome
-
-
-NOTHING_MADE = (Exit.USAGE, Exit.BAD_INPUT, Exit.CONFIG)
-"""Exit statuses of errors that the same command ends with again."""
-
-
-def is_new(root: Place) -> bool:
-    """True for a folder of this machine that is missing or empty."""
-    return isinstance(root, Path) and (not root.exists() or (root.is_dir() and not any(root.iterdir())))
-
-
-@contextmanager
-def undone_on_error(root: Place, made: RunInfo | None, *, broker: str) -> Iterator[None]:
-    """Remove a run whose block ends with an error of the command itself before anything was committed: the corrected
-    command then finds no other run there.
-
-    Args:
-        made: the run, where this process has made it in a new folder; None leaves everything alone.
-        broker: a run that is in a broker of others is left alone.
-    """
-    try:
-        yield
-    except EmbqError as error:
-        told = error.exit_code in NOTHING_MADE and error.code != "service"  # else the service's log says why
-        ours = made is not None and not settings_with(broker).broker_url
-        if isinstance(root, Path) and ours and told and _is_unbegun(root, made):
-            shutil.rmtree(root)
-        raise
-
-
-def make_way(root: Place) -> bool:
-    """Remove a run of `embq run` that has no rows and that no process serves; gives whether it was removed."""
-    layout = Layout(root)
-    progress = RunMonitor(root, None).look()
-    if not isinstance(root, Path) or progress.rows:
-        return False
-    # A run that had no private server may be known to the broker of others, whose services may be at work on it.
-    private = layout.broker.is_dir() and any(entry.name != "lock" for entry in layout.broker.iterdir())
-    if progress.state != "done" and not private:
-        return False
-    if {entry.name for entry in root.iterdir()} - {*ENTRIES, layout.run_json.name}:  # files of others
-        return False
-    try:
-        lock = keep_to_ourselves(layout.broker)
-    except TryLaterError:
-        return False
-    with lock:
-        shutil.rmtree(root)
-    return True
-
-
-def _is_unbegun(root: Path, made: RunInfo | None) -> bool:
-    there = load_run(root)
-    return made is not None and there.run == made.run and CommitLog(Layout(root)).replay(there.units).count == 0
 
 
 def _worker_arguments(options: dict[str, Any]) -> list[str]:

@@ -75,7 +75,8 @@ def run(
     from core.storage.paths import place
     from embq.cli.precision import precision_of_output, resolve_precision
     from embq.cli.run_options import request_from
-    from embq.local.session import is_new, own_devices, print_summary, run_locally, undone_on_error
+    from embq.local.session import own_devices, print_summary, run_locally
+    from embq.local.unused_runs import is_new, undone_on_error
     from embq.status.run_log import check_targets
     from producer.model_args import asked_models
 
@@ -84,15 +85,16 @@ def run(
         request_from(inputs, options), there=precision_of_output, devices=lambda: own_devices(options["devices"])
     )
     root = place(options["output"])
-    _configured_broker(settings_with(broker))  # before anything is written
-    for model in asked_models(request.models):
-        _look_for(model.spec)
+    client = _configured_broker(settings_with(broker))  # before anything is written
+    fresh = is_new(root)
+    if fresh:  # a run that is there may need its model no more
+        for model in asked_models(request.models):
+            _look_for(model.spec)
     if dry_run:
         if not add:
             _refuse_to_add(inputs, root)
-        _print_estimate(request, reason, _configured_broker(settings_with(broker)), as_json=as_json)
+        _print_estimate(request, reason, client, as_json=as_json)
         return 0
-    fresh = is_new(root)
     planned = _planned(request, root, add=add)
     if reason and not (quiet or as_json):
         click.echo(folded(reason, err=True), err=True)
@@ -124,7 +126,7 @@ def _look_for(spec: ModelSpec) -> None:
 
 def _planned(request: Request, root: Place, *, add: bool) -> Planned:
     """The run in the output folder, which replaces one without rows that this command corrects."""
-    from embq.local.session import make_way
+    from embq.local.unused_runs import remove_without_rows
     from producer.enqueue import prepare
 
     try:
@@ -132,7 +134,7 @@ def _planned(request: Request, root: Place, *, add: bool) -> Planned:
             _refuse_to_add(request.inputs, root)
         return prepare(request)
     except EmbqError as error:
-        if error.code not in OTHER_RUN or not make_way(root):
+        if error.code not in OTHER_RUN or not remove_without_rows(root):
             raise
         click.echo(f"the run in {root} has no rows; this command replaces it", err=True)
         return prepare(request)

@@ -20,7 +20,7 @@ from e2e.session import called, closed, ended, logs, succeed, write_shards, writ
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
 from core.errors import InputError
-from embq.local.session import undone_on_error
+from embq.local.unused_runs import undone_on_error
 from producer.enqueue import prepare
 from tests.support.outputs.build import build, request_of
 from tests.support.waiting import wait_until

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers.tls import free_ports
+
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial" / "texts.md"
 
 
@@ -20,8 +22,8 @@ def test_the_tutorial_runs_from_nothing_to_a_search(tmp_path: Path) -> None:
     blocks = re.findall(r"^```(sh|python)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert [language for language, _ in blocks] == ["sh", "sh", "sh", "python", "sh"]
     steps = [block if language == "sh" else f"python3 - <<'END'\n{block}END\n" for language, block in blocks]
-    # A port of the test's own in place of the default one.
-    script = "".join(steps).replace("embq serve out", "embq serve out --port 12393").replace(":1234", ":12393")
+    [port] = free_ports(1)
+    script = "".join(steps).replace("embq serve out", f"embq serve out --port {port}").replace(":1234", f":{port}")
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
         ["bash", "-e", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300

@@ -262,7 +262,7 @@ def test_prose_is_folded_at_words_on_a_terminal_alone_and_its_commands_stay_whol
 
 
 def test_downloads_are_counted_while_they_are_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from embq.local.session import cached_bytes
+    from worker.embedders.lookup import cached_bytes
 
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert cached_bytes() == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -64,6 +65,15 @@ def _in_folder(spec: ModelSpec, folder: Path, where: str) -> ModelLocation:
         raise ModelError(f"{spec}: the folder {folder} holds no weights", next_step="copy the whole model there")
     check_model_folder(folder, spec, spec.family)
     return ModelLocation(here=True, where=where)
+
+
+def cached_bytes() -> int:
+    """Bytes of models in the hub's cache, those of unfinished downloads included."""
+    sizes = 0
+    for path in model_cache().glob("models--*/blobs/*"):
+        with suppress(OSError):  # renamed when it is complete
+            sizes += path.stat().st_size
+    return sizes
 
 
 def has_weights(folder: Path) -> bool:
