@@ -223,7 +223,7 @@ def test_an_empty_log_is_unfinished(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_what_the_verb_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "training.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "train" / "mmoclip.md").read_text()
     (shown,) = re.findall(r"^```\n\$ embq bench mmoclip three\.log\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "three.log").write_text(PUBLISHED)
     assert run(["bench", "mmoclip", str(tmp_path / "three.log")]) == Exit.BAD_INPUT
