@@ -87,7 +87,8 @@ def test_the_weights_of_open_clip_are_those_that_it_lists_itself() -> None:
     # In a process of its own: other tests register architectures.
     program = (
         "import json, open_clip\n"
-        "listed = [[*pair, open_clip.get_pretrained_cfg(*pair).get('hf_hub', '')] for pair in open_clip.list_pretrained()]\n"
+        "at = open_clip.get_pretrained_cfg\n"
+        "listed = [[*pair, at(*pair).get('hf_hub', '')] for pair in open_clip.list_pretrained()]\n"
         "print(json.dumps([listed, open_clip.list_models()]))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
