@@ -20,7 +20,8 @@ def duration(seconds: float) -> str:
     if seconds < 3600:
         return f"{seconds / 60:.0f} min"
     if seconds < 86400 * 2:
-        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
+        hours, minutes = divmod(round(seconds / 60), 60)
+        return f"{hours} h {minutes} min"
     return f"{seconds / 86400:.1f} days"
 
 

@@ -51,7 +51,8 @@ def test_a_quiet_line_writes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(45.2, "45 s"), (720, "12 min"), (12_000, "3 h 20 min"), (216_000, "2.5 days")]
+    ("seconds", "text"),
+    [(45.2, "45 s"), (720, "12 min"), (12_000, "3 h 20 min"), (17_999.97, "5 h 0 min"), (216_000, "2.5 days")],
 )
 def test_a_duration_is_told_in_the_unit_that_people_use(seconds: float, text: str) -> None:
     assert duration(seconds) == text
