@@ -77,7 +77,7 @@ TABLES = {"run", "enqueue", "resume", "retry", "producer", "writer", "verify", "
 """Verbs that make Arrow tables, for which pyarrow would import pandas first, see `core.process.libraries`."""
 
 OPTIONAL = {
-    *("PIL", "faiss", "h5py", "matplotlib", "numpy", "simplejpeg", "starlette", "torch", "transformers"),
+    *("PIL", "faiss", "h5py", "jinja2", "matplotlib", "numpy", "simplejpeg", "starlette", "torch", "transformers"),
     "uvicorn",
 }
 """Packages of extras that some verbs import unconditionally."""

@@ -6,10 +6,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 from starlette.applications import Starlette
@@ -18,7 +19,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from core.errors import EmbqError, InputError, UsageError
 from core.service.log import Events
@@ -48,6 +49,33 @@ _log = Events("serve")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """The parts of a server that its web pages stand on."""
+
+    indices: Indices
+    models: QueryModels
+    search: Search
+    metrics: Metrics
+
+
+class Site(Protocol):
+    """Web pages beside the endpoints."""
+
+    @property
+    def routes(self) -> Sequence[BaseRoute]:
+        """Routes of the pages. They may not share a path and a method with an endpoint."""
+        ...
+
+    def start(self) -> None:
+        """Start what runs beside the pages, before the first request."""
+        ...
+
+    def stop(self) -> None:
+        """Stop it, after the last request."""
+        ...
+
+
 def application(
     folders: Sequence[str],
     names: Sequence[str],
@@ -58,6 +86,7 @@ def application(
     with_models: bool,
     image_urls: bool,
     rules: AccessRules,
+    site: Callable[[Serving], Site] | None = None,
 ) -> Starlette:
     """The ASGI application over indexes, all of which are open; models are loaded once it runs.
 
@@ -67,6 +96,7 @@ def application(
         follow: whether `folders` hold indexes at any depth, and are watched for new ones.
         memory: "ram" or "mmap".
         threads: of one search.
+        site: makes the web pages; None for none.
 
     Raises what `named_indices` and opening an index raise; InputError where a folder to follow does not exist.
     """
@@ -92,10 +122,12 @@ def application(
     indices = Indices([opened(one) for one in found])
     watcher = IndexWatcher(indices, followed, opened=opened, models=models, metrics=metrics)
     search = Search(indices, models, metrics, image_urls=image_urls)
-    routes = Routes(search, indices, models, watcher, metrics).all()
-    middleware = [
-        Middleware(AccessMiddleware, rules=rules, metrics=metrics, routes=frozenset(route.path for route in routes)),
+    pages = None if site is None else site(Serving(indices=indices, models=models, search=search, metrics=metrics))
+    routes: list[BaseRoute] = [
+        *Routes(search, indices, models, watcher, metrics).all(),
+        *(pages.routes if pages is not None else ()),
     ]
+    middleware = [Middleware(AccessMiddleware, rules=rules, metrics=metrics, routes=routes)]
     if rules.origins:
         cors = Middleware(
             CORSMiddleware,
@@ -111,7 +143,11 @@ def application(
         for index in indices.all:
             models.want(index.version)
         watcher.start()
+        if pages is not None:
+            pages.start()
         yield
+        if pages is not None:
+            await anyio.to_thread.run_sync(pages.stop)
         # In threads: a model may still be loading.
         await anyio.to_thread.run_sync(watcher.stop)
         await anyio.to_thread.run_sync(models.close)
@@ -171,8 +207,8 @@ class Routes:
             "/search": self.search,
         }
         return [
-            *(Route(path, _answering(endpoint), methods=["POST"]) for path, endpoint in post.items()),
-            *(Route(path, _answering(endpoint), methods=["GET"]) for path, endpoint in get.items()),
+            *(Route(path, answering(endpoint), methods=["POST"]) for path, endpoint in post.items()),
+            *(Route(path, answering(endpoint), methods=["GET"]) for path, endpoint in get.items()),
         ]
 
     async def knn_service(self, request: Request) -> Response:
@@ -228,7 +264,7 @@ class Routes:
         }
 
 
-def _answering(endpoint: Endpoint) -> Endpoint:
+def answering(endpoint: Endpoint) -> Endpoint:
     """An endpoint whose errors are JSON responses."""
 
     async def answer(request: Request) -> Response:

@@ -9,12 +9,14 @@ origin is allowed.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute, Match
 
 from core.networks import is_loopback
 from embq.serving.http_errors import HttpError, response_of
@@ -44,10 +46,10 @@ class AccessMiddleware:
     """Refuses requests by `AccessRules` and load; counts and times all.
 
     Args:
-        routes: the paths that are served; labels of metrics.
+        routes: what is served; their paths, with the names of parameters, are labels of metrics.
     """
 
-    def __init__(self, app: ASGIApp, *, rules: AccessRules, metrics: Metrics, routes: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, *, rules: AccessRules, metrics: Metrics, routes: Sequence[BaseRoute]) -> None:
         self._app, self._rules, self._metrics, self._routes = app, rules, metrics, routes
         self._in_flight = 0
 
@@ -57,7 +59,7 @@ class AccessMiddleware:
             await self._app(scope, receive, send)
             return
         start, status = time.perf_counter(), 0
-        route = scope["path"] if scope["path"] in self._routes else "other"
+        route = self._label(scope)
 
         async def counting(message: Message) -> None:
             nonlocal status
@@ -78,6 +80,13 @@ class AccessMiddleware:
             self._metrics.gauge("embq_http_in_flight").set(self._in_flight)
             self._metrics.counter("embq_http_requests_total").labels(route, str(status or "none")).inc()
             self._metrics.histogram("embq_http_request_seconds").labels(route).observe(time.perf_counter() - start)
+
+    def _label(self, scope: Scope) -> str:
+        """The path of the route for a request, "other" where there is none."""
+        for route in self._routes:
+            if route.matches(scope)[0] != Match.NONE:
+                return str(getattr(route, "path", "other"))
+        return "other"
 
     def _refusal(self, scope: Scope) -> HttpError | None:
         headers = Headers(scope=scope)

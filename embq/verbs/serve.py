@@ -77,6 +77,7 @@ def command(
     from embq.serving.app import application
     from embq.serving.middleware import AccessRules
     from embq.serving.server import bound, serve
+    from embq.ui.site import Site
 
     alone = is_loopback(host)
     rules = AccessRules(hosts=frozenset({host, *hosts}) if alone or hosts else frozenset(), origins=frozenset(origins))
@@ -92,6 +93,7 @@ def command(
             with_models=not no_model,
             image_urls=fetch_image_urls,
             rules=rules,
+            site=Site,
         )
         if is_json():
             log = Events("serve")

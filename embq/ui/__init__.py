@@ -1,0 +1,1 @@
+"""Web pages: search, fleet and map."""

@@ -1,0 +1,30 @@
+"""The web pages of a server: their routes, and what runs beside them."""
+
+from __future__ import annotations
+
+from starlette.routing import BaseRoute, Mount
+
+from embq.serving.app import Serving
+from embq.ui.rendering import static_files
+from embq.ui.search_page import SearchPage
+
+
+class Site:
+    """All pages of `embq serve` and `embq ui`.
+
+    Attributes:
+        routes: of the pages and their files.
+    """
+
+    def __init__(self, serving: Serving) -> None:
+        search = SearchPage(serving)
+        self.routes: list[BaseRoute] = [
+            *search.routes,
+            Mount("/static", static_files()),
+        ]
+
+    def start(self) -> None:
+        """Start what runs beside the pages."""
+
+    def stop(self) -> None:
+        """Stop it."""
