@@ -134,6 +134,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "--fetch-image-urls",
         "--allow-origin",
         "--allow-host",
+        "--open",
         "--url",
     ),
     "Users and certificates": ("--user", "--remove", "--days", "--owner", "--give"),

@@ -295,16 +295,16 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     return _json(body, status, dict(getattr(error, "headers", None) or {}))
 
 
-async def _body(request: Request) -> object:
-    """The JSON of a body, whatever its content type: clip-retrieval's client and page send none."""
+async def read_body(request: Request, most: int = MOST_BODY) -> bytes:
+    """The bytes of a body. Raises HttpError `too_large` above `most` of them, `too_slow` after BODY_S."""
     found = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
             async for chunk in request.stream():
                 found += chunk
-                if len(found) > MOST_BODY:
+                if len(found) > most:
                     raise HttpError(
-                        f"the body has more than {MOST_BODY:,} bytes",
+                        f"the body has more than {most:,} bytes",
                         code="too_large",
                         next_step="make the image smaller: models look at a few hundred pixels of it",
                         status=413,
@@ -313,8 +313,14 @@ async def _body(request: Request) -> object:
         raise HttpError(
             f"the body did not arrive within {BODY_S:g} s", code="too_slow", next_step="send it again", status=408
         ) from error
+    return bytes(found)
+
+
+async def _body(request: Request) -> object:
+    """The JSON of a body, whatever its content type: clip-retrieval's client and page send none."""
+    found = await read_body(request)
     try:
-        return await anyio.to_thread.run_sync(partial(json.loads, bytes(found), parse_constant=_no_constant))
+        return await anyio.to_thread.run_sync(partial(json.loads, found, parse_constant=_no_constant))
     except (ValueError, RecursionError) as error:
         raise HttpError(
             f"the body is not JSON: {error}", code="bad_json", next_step='send an object, such as {"text": "a red car"}'

@@ -1,59 +1,100 @@
-"""`embq serve`."""
+"""`embq serve` and `embq ui`."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import click
 
 from embq.cli.sections import SectionedCommand
+from embq.cli.shared_options import option_group
 
 DEFAULT_PORT = 1234
 """The port of clip-retrieval's back end, so that clients keep their addresses."""
 
+server_options = option_group(
+    click.option(
+        "--name", "names", multiple=True, metavar="NAME=INDEX", help="Serve an index under this name; repeatable."
+    ),
+    click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on."),
+    click.option(
+        "--port",
+        type=click.IntRange(0, 65535),
+        default=DEFAULT_PORT,
+        show_default=True,
+        metavar="N",
+        help="Port to listen on; 0 finds a free one.",
+    ),
+    click.option("--no-model", is_flag=True, help="Load no model; answer queries by vector or id only."),
+    click.option(
+        "--memory",
+        type=click.Choice(["ram", "mmap"]),
+        default="ram",
+        show_default=True,
+        help="Read indexes into memory, or map their files and let the system cache them.",
+    ),
+    click.option(
+        "--threads", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Threads per search."
+    ),
+    click.option("--fetch-image-urls", is_flag=True, help="Accept images by URL: https, public hosts only."),
+    click.option(
+        "--allow-origin",
+        "origins",
+        multiple=True,
+        metavar="ORIGIN",
+        help="Accept requests from pages of this origin, such as https://example.org, or of any with *; repeatable.",
+    ),
+    click.option(
+        "--allow-host",
+        "hosts",
+        multiple=True,
+        metavar="NAME",
+        help="Accept this name in the Host header, for a proxy that passes it on; repeatable.",
+    ),
+)
+"""Options of a server of indexes and pages."""
+
 
 @click.command("serve", cls=SectionedCommand, epilog="Examples: embq serve ./out | embq serve --follow /data/runs")
 @click.argument("indices", metavar="INDEX...", nargs=-1, type=click.Path(file_okay=False))
-@click.option(
-    "--name", "names", multiple=True, metavar="NAME=INDEX", help="Serve an index under this name; repeatable."
-)
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=DEFAULT_PORT,
-    show_default=True,
-    metavar="N",
-    help="Port to listen on; 0 finds a free one.",
-)
 @click.option("--follow", is_flag=True, help="Serve every index below INDEX, and watch for new ones.")
-@click.option("--no-model", is_flag=True, help="Load no model; answer queries by vector or id only.")
-@click.option(
-    "--memory",
-    type=click.Choice(["ram", "mmap"]),
-    default="ram",
-    show_default=True,
-    help="Read indexes into memory, or map their files and let the system cache them.",
-)
-@click.option(
-    "--threads", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Threads per search."
-)
-@click.option("--fetch-image-urls", is_flag=True, help="Accept images by URL: https, public hosts only.")
-@click.option(
-    "--allow-origin",
-    "origins",
-    multiple=True,
-    metavar="ORIGIN",
-    help="Accept requests from pages of this origin, such as https://example.org, or of any with *; repeatable.",
-)
-@click.option(
-    "--allow-host",
-    "hosts",
-    multiple=True,
-    metavar="NAME",
-    help="Accept this name in the Host header, for a proxy that passes it on; repeatable.",
-)
-def command(
-    indices: tuple[str, ...],
+@server_options
+def command(indices: tuple[str, ...], follow: bool, **options: Any) -> None:
+    """Answer searches over HTTP as clip-retrieval's back end does, until stopped.
+
+    INDEX is the folder or the s3:// or gs:// URL of an index, or of a run with indexes, which then have the name of the
+    run. A new version of an index is loaded when it is published. With --follow, INDEX is any folder, also an empty
+    one: each index below it is served under the path of its run, and new ones are added as they are published.
+
+    A browser shows the search page at the same address. The server has no users or passwords. It listens on this
+    machine only, unless --host is given.
+    """
+    _serve(indices, follow=follow, announce="listening on {url}", **options)
+
+
+@click.command("ui", cls=SectionedCommand, epilog="Examples: embq ui ./out | embq ui ./out --open")
+@click.argument("outputs", metavar="[OUT]...", nargs=-1, type=click.Path(file_okay=False))
+@click.option("--open", "opens", is_flag=True, help="Open the page in the browser of this machine.")
+@server_options
+def ui(outputs: tuple[str, ...], opens: bool, **options: Any) -> None:
+    """Show runs and their indexes as web pages, until stopped: search, fleet and map.
+
+    OUT is the output folder of a run, or any folder above such folders; without one, this folder. Indexes that are
+    published below it later appear by themselves. The server is that of `embq serve --follow`.
+    """
+    import webbrowser
+
+    started = webbrowser.open if opens else None
+    _serve(
+        outputs or (".",), follow=True, announce="open {url} in a browser; Ctrl-C ends it", started=started, **options
+    )
+
+
+def _serve(
+    folders: tuple[str, ...],
     names: tuple[str, ...],
+    *,
     follow: bool,
     host: str,
     port: int,
@@ -63,15 +104,9 @@ def command(
     fetch_image_urls: bool,
     origins: tuple[str, ...],
     hosts: tuple[str, ...],
+    announce: str,
+    started: Callable[[str], object] | None = None,
 ) -> None:
-    """Answer searches over HTTP as clip-retrieval's back end does, until stopped.
-
-    INDEX is the folder or the s3:// or gs:// URL of an index, or of a run with indexes, which then have the name of the
-    run. A new version of an index is loaded when it is published. With --follow, INDEX is any folder, also an empty
-    one: each index below it is served under the path of its run, and new ones are added as they are published.
-
-    The server has no users or passwords. It listens on this machine only, unless --host is given.
-    """
     from core.networks import is_loopback
     from core.service.log import Events, configure, is_json
     from embq.serving.app import application
@@ -85,7 +120,7 @@ def command(
     # First, so that a port in use is reported before an index is read for minutes.
     with bound(host, port) as listener:
         app = application(
-            indices,
+            folders,
             names,
             follow=follow,
             memory=memory,
@@ -103,4 +138,10 @@ def command(
             return
         if not alone:
             click.echo(f"warning: anyone who can reach {host} can search: there is no password", err=True)
-        serve(app, listener, announce=lambda url: click.echo(f"listening on {url}"))
+
+        def tell(url: str) -> None:
+            click.echo(announce.format(url=url))
+            if started is not None:
+                started(url)
+
+        serve(app, listener, announce=tell)

@@ -1,1 +1,18 @@
 "use strict";
+// Answers with an error status hold a message for people, so they are shown like any other.
+document.addEventListener("htmx:beforeSwap", (event) => {
+  if (event.detail.xhr.status >= 400) event.detail.shouldSwap = true;
+});
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  const label = button.textContent;
+  try {
+    await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Select the text and copy it";
+  }
+  setTimeout(() => { button.textContent = label; }, 1500);
+});
