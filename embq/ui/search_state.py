@@ -53,9 +53,11 @@ class SearchState:
                 code="too_long",
                 next_step="search for its beginning",
             )
-        image = given.get("image", "")
+        image, index = given.get("image", ""), given.get("index", "")
+        if given.get("of", index) != index:  # the form was changed to another index: ids and columns are not of that
+            return cls(index=index, text=text)
         return cls(
-            index=given.get("index", ""),
+            index=index,
             text=text,
             image=image if IMAGE_TOKEN.fullmatch(image) else "",
             id=_number("id", given["id"]) if given.get("id") else None,

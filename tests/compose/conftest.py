@@ -96,7 +96,7 @@ def stack(built: Path, tmp_path_factory: pytest.TempPathFactory, account: dict[s
     try:
         began = time.monotonic()
         stack.compose("up", "--detach", "--no-build")
-        stack.wait_for_health("broker", "producer", "writer", "worker", "serve")
+        stack.wait_for_health("broker", "producer", "writer", "worker", "ui")
         account["up_and_healthy_s"] = round(time.monotonic() - began, 1)
         yield stack
     finally:

@@ -103,7 +103,7 @@ class Stack:
     settings: dict[str, str] = field(default_factory=dict)
     project: str = field(default_factory=lambda: f"embqtest{secrets.token_hex(3)}")
     broker_port: int = field(default_factory=free_port)
-    serve_port: int = field(default_factory=free_port)
+    ui_port: int = field(default_factory=free_port)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -119,7 +119,7 @@ class Stack:
             "EMBQ_UID": str(uid),
             "EMBQ_GID": str(gid),
             "EMBQ_BROKER_PORT": str(self.broker_port),
-            "EMBQ_SERVE_PORT": str(self.serve_port),
+            "EMBQ_UI_PORT": str(self.ui_port),
             "HF_HUB_OFFLINE": "1",
             **self.settings,
         }

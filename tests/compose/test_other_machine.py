@@ -77,7 +77,7 @@ def box(built: Path, tmp_path_factory: pytest.TempPathFactory, gateway: str, tls
     )
     try:
         stack.compose("--profile", "shards", "up", "--detach", "--no-build")
-        stack.wait_for_health("broker", "producer", "writer", "worker", "serve")
+        stack.wait_for_health("broker", "producer", "writer", "worker", "ui")
         yield stack
     finally:
         stack.take_down()
@@ -225,12 +225,12 @@ def test_the_box_shows_other_machines_tls_and_shards_and_nothing_else(
     box: Stack, gateway: str, account: dict[str, Any]
 ) -> None:
     tls, http = int(box.settings["EMBQ_BROKER_TLS_PORT"]), int(box.settings["EMBQ_SHARDS_PORT"])
-    asked = (box.broker_port, box.serve_port, tls, http, 6379, 6380, 9101, 9102, 9103)
+    asked = (box.broker_port, box.ui_port, tls, http, 6379, 6380, 9101, 9102, 9103)
     found = open_ports("bridge", gateway, asked) - {6379, 6380, 9101, 9102, 9103}
     assert found == {tls, http}
     assert published(box) == {
         f"127.0.0.1:{box.broker_port}->6379/tcp",
-        f"127.0.0.1:{box.serve_port}->1234/tcp",
+        f"127.0.0.1:{box.ui_port}->1234/tcp",
         f"{gateway}:{tls}->6380/tcp",
         f"{gateway}:{http}->8080/tcp",
     }

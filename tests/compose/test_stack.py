@@ -93,7 +93,7 @@ def test_a_real_model_from_inputs_to_answers(stack: Stack, tmp_path: Path, accou
     stack.compose("run", "--rm", "-T", "embq", "enqueue", "/data/sentences.jsonl", "-o", "/out/real", "-m", "minilm")
     wait_until(lambda: any(one["state"] == "done" and one["output"] == "/out/real" for one in stack.status()["runs"]))
     stack.compose("run", "--rm", "-T", "embq", "index", "/out/real")
-    url = f"http://127.0.0.1:{stack.serve_port}"
+    url = f"http://127.0.0.1:{stack.ui_port}"
     question = "someone parked a bike beside a building"
     wait_until(lambda: works(lambda: stack.embq("search", url, question, "--json")))
     answer = json.loads(stack.embq("search", url, question, "--json").splitlines()[-1])
@@ -104,16 +104,16 @@ def test_a_real_model_from_inputs_to_answers(stack: Stack, tmp_path: Path, accou
 
 
 def test_strangers_find_nothing_but_what_is_documented(stack: Stack, account: dict[str, Any]) -> None:
-    inside = {name: open_ports(f"{stack.project}_default", name) for name in ("broker", "producer", "writer", "serve")}
+    inside = {name: open_ports(f"{stack.project}_default", name) for name in ("broker", "producer", "writer", "ui")}
     inside["worker"] = open_ports(f"{stack.project}_default", ip_of(stack, "worker"))
     # Other programs of this machine may listen there; of the stack's ports none may answer.
-    outside = open_ports("bridge", address_of_this_machine()) & {stack.broker_port, stack.serve_port}
-    beside = {name: open_ports("bridge", ip_of(stack, name), PORT_NUMBERS) for name in ("broker", "producer", "serve")}
+    outside = open_ports("bridge", address_of_this_machine()) & {stack.broker_port, stack.ui_port}
+    beside = {name: open_ports("bridge", ip_of(stack, name), PORT_NUMBERS) for name in ("broker", "producer", "ui")}
 
-    assert inside == {"broker": {6379}, "producer": {9101}, "writer": {9102}, "worker": {9103}, "serve": {1234}}
+    assert inside == {"broker": {6379}, "producer": {9101}, "writer": {9102}, "worker": {9103}, "ui": {1234}}
     assert outside == set()
-    assert beside == {"broker": set(), "producer": set(), "serve": set()}
-    assert published(stack) == {f"127.0.0.1:{stack.broker_port}->6379/tcp", f"127.0.0.1:{stack.serve_port}->1234/tcp"}
+    assert beside == {"broker": set(), "producer": set(), "ui": set()}
+    assert published(stack) == {f"127.0.0.1:{stack.broker_port}->6379/tcp", f"127.0.0.1:{stack.ui_port}->1234/tcp"}
     account["open_ports"] = {
         "in the stack's network": {name: sorted(ports) for name, ports in inside.items()},
         "from outside": sorted(outside),
@@ -130,7 +130,7 @@ def test_the_broker_answers_nobody_who_does_not_say_who_he_is(stack: Stack) -> N
 def test_no_container_runs_as_root_or_holds_a_password_in_its_description(stack: Stack) -> None:
     uid, gid = own_ids()
     secrets = [path.read_text().strip() for path in (stack.folder / "secrets").glob("*/password")]
-    for service in ("broker", "producer", "writer", "worker", "serve"):
+    for service in ("broker", "producer", "writer", "worker", "ui"):
         for container in stack.containers(service):
             described = docker("inspect", container)
             assert json.loads(described)[0]["Config"]["User"] == f"{uid}:{gid}"

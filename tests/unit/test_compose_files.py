@@ -28,7 +28,7 @@ WHOLE = (STACK, WORKER)
 VARIABLE = re.compile(r"\$\{([A-Z_]+)(?:(:?[-?])([^}]*))?\}")
 NEEDED = {"EMBQ_BROKER_BIND": "10.0.0.5", "EMBQ_BROKER_URL": "rediss://worker@10.0.0.5:6380"}
 """What has no default, as .env.example shows it."""
-ROLES = {"broker": "broker", "producer": "writer", "writer": "writer", "worker": "worker", "embq": "laptop"}
+ROLES = {"broker": "broker", "producer": "writer", "writer": "writer", "worker": "worker", "embq": "laptop", "ui": "monitor"}
 """Whose folder of secrets a service has as its own; the others have none."""
 
 
@@ -139,7 +139,7 @@ def test_a_service_sees_its_own_secrets_and_writes_where_its_work_is(file: str, 
     assert secret == own | ({"./secrets/monitor"} if name == "broker" else set())
     writable = {target for target, (_, writable) in found.items() if writable}
     assert writable <= {"/out", "/models", "/staging", "/state", "/broker", "/monitoring"}
-    assert name not in ("serve", "worker") or "/out" not in writable
+    assert name not in ("ui", "worker") or "/out" not in writable
 
 
 @pytest.mark.parametrize(("file", "name"), SERVICES)
@@ -316,7 +316,7 @@ def test_monitoring_is_started_only_when_asked_for_and_reads_files_that_are_ther
     jobs = yaml.safe_load(text_of("deploy/monitoring/prometheus.yml"))["scrape_configs"]
     assert {job["job_name"] for job in jobs} <= services.keys()
     for job in jobs:
-        port = services[job["job_name"]].get("environment", {}).get("EMBQ_METRICS", "serve:1234").rpartition(":")[2]
+        port = services[job["job_name"]].get("environment", {}).get("EMBQ_METRICS", "ui:1234").rpartition(":")[2]
         assert f":{port}" in str(job) or f"'port': {port}" in str(job)
 
 

@@ -1,0 +1,72 @@
+"""Screenshots of the web pages, where this machine has a browser."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge")
+"""Names on PATH of browsers that take Chromium's options."""
+
+START_S = 120.0
+"""Deadline for the server: it loads the indexes first."""
+
+LOAD_S = 60.0
+"""Deadline for a page; thumbnails and the model take a few seconds on a slow machine."""
+
+
+def screenshots(outputs: Path, folder: Path, pages: Mapping[str, str]) -> list[Path]:
+    """Write a picture of each page of `embq ui OUTPUTS`; gives their paths, none where there is no browser.
+
+    Args:
+        pages: name of the picture -> path of the page.
+    """
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if browser is None:
+        return []
+    folder.mkdir(parents=True, exist_ok=True)
+    with _server(outputs) as url:
+        return [_picture(browser, url + path, folder / f"{name}.png") for name, path in pages.items()]
+
+
+@contextmanager
+def _server(outputs: Path) -> Iterator[str]:
+    """The URL of an `embq ui` that runs until the block ends."""
+    command = [sys.executable, "-m", "embq", "ui", str(outputs), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            if not select.select([process.stdout], [], [], START_S)[0]:
+                raise TimeoutError("embq ui did not start")
+            yield process.stdout.readline().split()[1]
+        finally:
+            process.terminate()
+
+
+def _picture(browser: str, url: str, path: Path) -> Path:
+    """A page as PNG, 1,280 by 800 pixels."""
+    path.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="embq-demo-", ignore_cleanup_errors=True) as profile:
+        options = [
+            *("--headless", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-background-networking"),
+            *("--disable-component-update", "--disable-sync", f"--user-data-dir={profile}", "--window-size=1280,800"),
+            *(["--no-sandbox"] if os.geteuid() == 0 else []),
+            f"--screenshot={path.resolve()}",
+            "--virtual-time-budget=15000",
+        ]
+        began = time.monotonic()
+        with subprocess.Popen([browser, *options, url], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            while process.poll() is None and time.monotonic() < began + LOAD_S:
+                time.sleep(0.1)
+            process.kill()
+    if not path.exists():
+        raise TimeoutError(f"{browser} made no picture of {url}")
+    return path
