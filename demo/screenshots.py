@@ -63,7 +63,9 @@ def _picture(browser: str, url: str, path: Path) -> Path:
             "--virtual-time-budget=15000",
         ]
         began = time.monotonic()
-        with subprocess.Popen([browser, *options, url], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(
+            [browser, *options, url], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
             while process.poll() is None and time.monotonic() < began + LOAD_S:
                 time.sleep(0.1)
             process.kill()

@@ -51,12 +51,16 @@ class Server:
 
 
 @contextmanager
-def served(*arguments: str | Path) -> Iterator[Server]:
-    """`embq serve` with these arguments, on a free port, until the block ends."""
-    command = Command("serve", *arguments, "--port", "0")
+def served(*arguments: str | Path, verb: str = "serve", **changes: str | None) -> Iterator[Server]:
+    """`embq serve`, or `embq ui`, with these arguments, on a free port, until the block ends.
+
+    Args:
+        changes: of the environment.
+    """
+    command = Command(verb, *arguments, "--port", "0", environment=changes)
     try:
-        wait_until(lambda: "listening on " in command.stdout or command.process.poll() is not None)
+        wait_until(lambda: "http://" in command.stdout or command.process.poll() is not None)
         assert command.process.poll() is None, command.said
-        yield Server(command, command.stdout.split("listening on ")[1].strip())
+        yield Server(command, next(word for word in command.stdout.split() if word.startswith("http://")))
     finally:
         command.close()

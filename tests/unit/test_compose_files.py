@@ -28,7 +28,14 @@ WHOLE = (STACK, WORKER)
 VARIABLE = re.compile(r"\$\{([A-Z_]+)(?:(:?[-?])([^}]*))?\}")
 NEEDED = {"EMBQ_BROKER_BIND": "10.0.0.5", "EMBQ_BROKER_URL": "rediss://worker@10.0.0.5:6380"}
 """What has no default, as .env.example shows it."""
-ROLES = {"broker": "broker", "producer": "writer", "writer": "writer", "worker": "worker", "embq": "laptop", "ui": "monitor"}
+ROLES = {
+    "broker": "broker",
+    "producer": "writer",
+    "writer": "writer",
+    "worker": "worker",
+    "embq": "laptop",
+    "ui": "monitor",
+}
 """Whose folder of secrets a service has as its own; the others have none."""
 
 
