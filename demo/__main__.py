@@ -21,6 +21,7 @@ from pathlib import Path
 
 from core.errors import command_line
 from demo.collect import docstrings, photographs
+from demo.screenshots import screenshots
 
 TEXTS = 2000
 PHOTOGRAPHS = 96
@@ -30,6 +31,8 @@ QUESTIONS = (
     "read rows from a file with comma separated values",
     "turn a date written as text into a point in time",
 )
+PAGES = {"search": "/?index=texts:text&q=turn+text+into+a+date", "fleet": "/fleet", "map": "/map/texts/text"}
+"""Name of a picture -> page of `embq ui`."""
 HUB = ("huggingface.co", 443)
 PRETRAINED = "open_clip:ViT-B-32/laion2b_s34b_b79k"
 RANDOM = "open_clip:ViT-B-32?init=random&seed=0"
@@ -40,26 +43,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo")
     parser.add_argument("--output", type=Path, default=Path("demo-output"))
     root: Path = parser.parse_args().output
-    title("1/5  collecting: docstrings of Python's own modules and of installed packages, photographs of scikit-image")
+    title("1/6  collecting: docstrings of Python's own modules and of installed packages, photographs of scikit-image")
     texts = write_texts(root / "input" / "docstrings.jsonl")
     images = write_images(root / "input")
     print(f"     {TEXTS:,} texts, {PHOTOGRAPHS} photographs ({', '.join(path.name for path in images)})")
 
-    title("2/5  texts, with all-MiniLM-L6-v2")
+    title("2/6  texts, with all-MiniLM-L6-v2")
     text_out, image_out = root / "texts", root / "images"
     embq("run", str(texts), "--output", str(text_out), "--model", "minilm", "--unit-size", "100")
 
-    title("3/5  photographs, with CLIP ViT-B-32")
+    title("3/6  photographs, with CLIP ViT-B-32")
     model = image_model(image_out)
     if model == RANDOM:
         print("     no model hub answers: the weights are RANDOM (seed 0), so these vectors mean nothing")
     embq("run", *map(str, images), "--output", str(image_out), "--model", model, "--unit-size", "16")
 
-    title("4/5  checking every row against the input")
+    title("4/6  checking every row against the input")
     for output in (text_out, image_out):
         embq("verify", str(output))
 
-    title("5/5  making both searchable, and asking three questions")
+    title("5/6  making both searchable, and asking three questions")
     for output in (text_out, image_out):
         embq("index", str(output), "--quiet")
     for question in QUESTIONS:
@@ -74,6 +77,10 @@ def main() -> int:
         print(
             f"{name:<12} in {total:,} = rows {status['rows']:,} + failures {status['failures']:,}   {output / 'parts'}"
         )
+    title("6/6  the same in a browser")
+    for picture in screenshots(root, root / "pictures", PAGES):
+        print(f"     {picture}")
+    print(f"     to look at them: {command_line('ui', root, '--open')}")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,9 +48,21 @@ def _server(outputs: Path) -> Iterator[str]:
             assert process.stdout is not None
             if not select.select([process.stdout], [], [], START_S)[0]:
                 raise TimeoutError("embq ui did not start")
-            yield process.stdout.readline().split()[1]
+            url = process.stdout.readline().split()[1]
+            _wait_for_models(url)
+            yield url
         finally:
             process.terminate()
+
+
+def _wait_for_models(url: str) -> None:
+    """Return once the server can embed texts, or after START_S."""
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        with urllib.request.urlopen(f"{url}/health", timeout=START_S) as answer:
+            if all(one["model_state"] != "loading" for one in json.load(answer)["indices"]):
+                return
+        time.sleep(0.2)
 
 
 def _picture(browser: str, url: str, path: Path) -> Path:
@@ -62,13 +76,6 @@ def _picture(browser: str, url: str, path: Path) -> Path:
             f"--screenshot={path.resolve()}",
             "--virtual-time-budget=15000",
         ]
-        began = time.monotonic()
-        with subprocess.Popen(
-            [browser, *options, url], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as process:
-            while process.poll() is None and time.monotonic() < began + LOAD_S:
-                time.sleep(0.1)
-            process.kill()
-    if not path.exists():
-        raise TimeoutError(f"{browser} made no picture of {url}")
+        command = [browser, *options, url]
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LOAD_S, check=True)
     return path
