@@ -53,9 +53,9 @@ def main() -> int:
 
 
 @contextmanager
-def pages_of(outputs: Path) -> Iterator[str]:
+def pages_of(outputs: Path, *options: str) -> Iterator[str]:
     """The URL of an `embq ui` that runs until the block ends."""
-    command = [sys.executable, "-m", "embq", "ui", str(outputs), "--port", "0"]
+    command = [sys.executable, "-m", "embq", "ui", str(outputs), "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
