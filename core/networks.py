@@ -122,9 +122,13 @@ class Hosts:
     """Hosts and networks that an operator allows: `files.lan`, `10.0.0.5:8080`, `[fd00::5]`, `10.0.0.0/8`.
 
     An entry without a port allows every port. Raises ValueError with the first entry that is malformed.
+
+    Attributes:
+        entries: as they were given.
     """
 
     def __init__(self, entries: Sequence[str] = ()) -> None:
+        self.entries = tuple(entries)
         self._named: set[tuple[str, int | None]] = set()
         self._networks = []
         for entry in entries:

@@ -67,6 +67,15 @@ class Source(Protocol):
         """
         return self.modalities
 
+    def alone(self, unit: Unit, ordinal: int) -> Unit:
+        """The unit of one sample of a unit, where a sample can be read by itself; else the unit.
+
+        Args:
+            unit: of the inputs, not a retry.
+            ordinal: of the sample in `unit`.
+        """
+        return unit
+
     def may_have_metadata(self, unit: Unit) -> bool:
         """True if `first_metadata` can give anything; cheap."""
         return False

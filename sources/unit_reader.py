@@ -40,20 +40,34 @@ def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Itera
     Raises SourceError `shard_scheme_denied`, `source_denied` or `unknown_kind` at once, later what the source raises,
     and `too_large` where the texts of the unit are more than a unit may have.
     """
-    check_source(unit.source)
-    if not _is_allowed(unit.source, roots):
-        raise SourceError(
-            f"{unit.source}: outside of what the worker on {socket.gethostname()} may read ({', '.join(roots)})",
-            code="source_denied",
-            next_step="start that worker with the input's folder in EMBQ_ROOTS, or move the input; then embq retry",
-        )
+    require_allowed(unit.source, roots)
     source_for(unit.kind)
     samples = client.read(unit, roots, moved) if unit.kind in GUARDED else read_here(unit, roots, moved=moved)
     return _bounded(unit, samples)
 
 
-def read_here(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Iterator[Sample]:
-    """The result of `read`, in this process whatever the kind; nothing is checked before."""
+def require_allowed(source: str, roots: Sequence[str]) -> None:
+    """Raise SourceError `shard_scheme_denied` or `source_denied` for a source that may not be read; see `read`."""
+    check_source(source)
+    if not _is_allowed(source, roots):
+        raise SourceError(
+            f"{source}: outside of what the worker on {socket.gethostname()} may read ({', '.join(roots)})",
+            code="source_denied",
+            next_step="start that worker with the input's folder in EMBQ_ROOTS, or move the input; then embq retry",
+        )
+
+
+def read_here(
+    unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched, only: int | None = None
+) -> Iterator[Sample]:
+    """The result of `read`, in this process whatever the kind; nothing is checked before.
+
+    Args:
+        only: ordinal of the sample that is wanted. Of kinds that can read it by itself, it comes alone, with the
+            ordinal 0; of others all samples of the original unit come.
+    """
+    if only is not None:
+        unit = source_for(unit.kind).alone(replace(unit, retry=None), only)
     samples = source_for(unit.kind).read(within(unit, roots) if roots else unit, moved)
     if unit.retry is not None and unit.retry.is_rest:
         return rest(samples, unit, unit.retry)

@@ -72,6 +72,24 @@ def cpu_field(names: str) -> str:
     return found.group(1).strip() if found else ""
 
 
+def limit_memory(memory_bytes: int, cpu_s: int) -> None:
+    """Bound what this process may take from now on, beyond what it has used: address space and processor time.
+
+    A process over the first gets MemoryError, over the second SIGXCPU. Only Linux tells the address space in use;
+    elsewhere it is not bounded.
+    """
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _lower(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + 1 + cpu_s)
+    with suppress(OSError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        _lower(resource.RLIMIT_AS, pages * resource.getpagesize() + memory_bytes)
+
+
+def _lower(kind: int, limit: int) -> None:
+    most = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (limit if most < 0 else min(limit, most), most))
+
+
 DECODED_SHARE, DECODED_MOST_BYTES = 2, 8 << 30
 """A reader may hold half of the memory of its process, at most 8 GiB: the rest is the model's, and that of the stages
 behind the reader."""

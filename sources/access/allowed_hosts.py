@@ -9,8 +9,9 @@ checked: no URL can change it.
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 from braceexpand import braceexpand
@@ -47,6 +48,18 @@ class Reach:
     def of(cls, roots: Sequence[str], private_hosts: Sequence[str]) -> Reach:
         """From EMBQ_ROOTS and EMBQ_PRIVATE_HOSTS."""
         return cls(roots=tuple(root for root in roots if is_url(root)) if roots else None, hosts=Hosts(private_hosts))
+
+    @classmethod
+    def from_description(cls, described: Mapping[str, Any] | None) -> Reach:
+        """The inverse of `describe`."""
+        if described is None:
+            return ANYWHERE
+        roots = described["roots"]
+        return cls(roots=None if roots is None else tuple(roots), hosts=Hosts(described["hosts"]))
+
+    def describe(self) -> dict[str, Any] | None:
+        """As JSON-ready values, for another process; None for no limit."""
+        return {"roots": self.roots, "hosts": self.hosts.entries}
 
     def names(self, host: str, port: int | None) -> bool:
         """True if the operator has named a host, so that its addresses do not matter."""
@@ -102,6 +115,9 @@ def hosts_named(inputs: Sequence[str]) -> list[str]:
 
 class _Anywhere(Reach):
     """No limit: for a user's own process, which reads the inputs that the user names."""
+
+    def describe(self) -> None:
+        return None
 
     def names(self, host: str, port: int | None) -> bool:
         return True

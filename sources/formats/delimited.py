@@ -116,6 +116,16 @@ class DelimitedSource(Source):
                 next_step="put the planned file back, or plan a new run",
             )
 
+    def alone(self, unit: Unit, ordinal: int) -> Unit:
+        """The unit of one row, which is found by reading those before it; the unit where it has fewer."""
+        names, delimiter = _header(Unit(kind=self.kind, source=unit.source, etag=unit.etag))
+        with open_text(unit, unwatched) as text:
+            text.seek(unit.start)
+            cuts = _cuts(_rows(text, unit.start, delimiter, len(names)), unit.start, 1, 0)
+            for start, stop, _ in islice(cuts, ordinal, ordinal + 1):
+                return replace(unit, start=start, stop=stop, first=unit.first + ordinal, samples=1)
+        return unit
+
     def may_have_metadata(self, unit: Unit) -> bool:
         """Every other column is metadata, unless the user names some."""
         return unit.samples is not None

@@ -116,6 +116,10 @@ class TableSource(Source):
         with _LAST.at(unit, unit.first, moved, lambda: _TableCursor(unit, self._opened)) as cursor:
             yield from cursor.samples(unit.first, unit.samples, samples)
 
+    def alone(self, unit: Unit, ordinal: int) -> Unit:
+        """The unit of one row."""
+        return replace(unit, first=unit.first + ordinal, samples=1)
+
     def may_have_metadata(self, unit: Unit) -> bool:
         """Columns become metadata where the user names some."""
         return unit.samples is not None and "metadata_columns" in dict(unit.options)

@@ -26,6 +26,7 @@ from core.process.children import JsonChild
 from core.process.limits import decoded_bytes
 from core.settings import child_environment
 from core.units import Sample, Unit
+from sources.access.allowed_hosts import Reach, current
 from sources.interface import Moved
 from sources.reader_process.protocol import (
     END,
@@ -67,7 +68,7 @@ def first_metadata(unit: Unit, most: int, *, wait_s: float) -> list[str]:
 
 def read(unit: Unit, roots: Sequence[str], moved: Moved) -> Iterator[Sample]:
     """The result of `sources.unit_reader.read_here`; raises as `inspect` does."""
-    process = _IDLE.pop() if _IDLE else Process(_command(READ_IDLE_S))
+    process = _IDLE.pop() if _IDLE else Process(command(READ_IDLE_S))
     try:
         yield from process.read(unit, roots, moved)
     except EmbqError:
@@ -80,9 +81,14 @@ def read(unit: Unit, roots: Sequence[str], moved: Moved) -> Iterator[Sample]:
 
 
 class Process(JsonChild):
-    """A reader process, which calls `sources.reader_process.server.serve`; it answers in frames instead of lines."""
+    """A reader process, which calls `sources.reader_process.server.serve`; it answers in frames instead of lines.
 
-    def __init__(self, command: Sequence[str]) -> None:
+    Args:
+        memory_bytes: that one request may take; 0 for `core.process.limits.decoded_bytes`.
+    """
+
+    def __init__(self, command: Sequence[str], *, memory_bytes: int = 0) -> None:
+        self._memory_bytes = memory_bytes
         # Allocators that reserve no more than they use, so that a limit of address space is one of memory.
         super().__init__(command, ARROW_DEFAULT_MEMORY_POOL="system", MALLOC_ARENA_MAX="1", OMP_NUM_THREADS="1")
         self._lock = threading.Lock()
@@ -98,9 +104,17 @@ class Process(JsonChild):
             _, content = self._first_frame(unit, {"first_metadata": first_metadata}, deadline)
         return json.loads(content)
 
-    def read(self, unit: Unit, roots: Sequence[str], moved: Moved) -> Iterator[Sample]:
-        """The samples of a unit. One iterator at a time; where it is not taken to its end, `kill` the process."""
-        kind, content = self._first_frame(unit, {"roots": list(roots)}, None)
+    def read(
+        self, unit: Unit, roots: Sequence[str], moved: Moved, *, only: int | None = None, reach: Reach | None = None
+    ) -> Iterator[Sample]:
+        """The samples of a unit. One iterator at a time; where it is not taken to its end, `kill` the process.
+
+        Args:
+            only: see `sources.unit_reader.read_here`.
+            reach: hosts that may be read from; None for those of this process.
+        """
+        asked: dict[str, Any] = {"roots": list(roots), "only": only}
+        kind, content = self._first_frame(unit, asked, None, reach)
         while kind != END:
             if kind == SAMPLES:
                 try:
@@ -112,9 +126,17 @@ class Process(JsonChild):
             moved()
             kind, content = self._frame(unit)
 
-    def _first_frame(self, unit: Unit, asked: dict[str, Any], deadline: float | None) -> tuple[bytes, bytes]:
+    def stop(self) -> None:
+        """End the process from another thread; the one that reads gets SourceError `reader_died`."""
+        if (process := self._process) is not None:
+            process.kill()
+
+    def _first_frame(
+        self, unit: Unit, asked: dict[str, Any], deadline: float | None, reach: Reach | None = None
+    ) -> tuple[bytes, bytes]:
         """Send a request, and give the first frame of the answer."""
-        request = {"unit": unit.describe(), "cpu_s": CPU_S, "memory_bytes": decoded_bytes(), **asked}
+        limits = {"cpu_s": CPU_S, "memory_bytes": self._memory_bytes or decoded_bytes()}
+        request = {"unit": unit.describe(), **limits, "reach": (reach or current()).describe(), **asked}
         for is_last in (False, True):
             self.ask(request)
             process, answers = self._running()
@@ -173,11 +195,12 @@ class Process(JsonChild):
         )
 
 
-def _command(idle_s: float) -> list[str]:
+def command(idle_s: float) -> list[str]:
+    """The command of a reader process, which ends when it is asked nothing for `idle_s` seconds."""
     return [sys.executable, "-P", "-m", "sources.reader_process.server", str(idle_s)]
 
 
-_LOOKS = Process(_command(LOOK_IDLE_S))
+_LOOKS = Process(command(LOOK_IDLE_S))
 _IDLE: list[Process] = []
 """Processes for reading that wait for the next unit."""
 

@@ -14,11 +14,12 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from core.process.children import die_with_parent
+from core.process.limits import limit_memory
 from core.units import Sample, Unit
+from sources.access.allowed_hosts import Reach, limit
 from sources.access.files import source_errors
 from sources.kinds import source_for
 from sources.reader_process.protocol import (
@@ -61,9 +62,10 @@ def _answer(request: dict[str, Any], answers: int) -> None:
     try:
         unit = Unit.from_description(request["unit"])
         _limit(unit, request["cpu_s"], request["memory_bytes"])
+        limit(Reach.from_description(request["reach"]))
         with source_errors(unit.source):
             if "roots" in request:
-                _send_samples(unit, request["roots"], answers)
+                _send_samples(unit, request["roots"], request["only"], answers)
             else:
                 _send(answers, ANSWER, json.dumps(_look(unit, request["first_metadata"])).encode())
     except BrokenPipeError:
@@ -79,7 +81,7 @@ def _look(unit: Unit, metadata_of: int) -> Any:
     return source.inspect(unit)
 
 
-def _send_samples(unit: Unit, roots: Sequence[str], answers: int) -> None:
+def _send_samples(unit: Unit, roots: Sequence[str], only: int | None, answers: int) -> None:
     sent_at = time.monotonic()
 
     def moved() -> None:
@@ -90,7 +92,7 @@ def _send_samples(unit: Unit, roots: Sequence[str], answers: int) -> None:
 
     waiting: list[Sample] = []
     size, began = 0, 0.0
-    for sample in read_here(unit, roots, moved=moved):
+    for sample in read_here(unit, roots, moved=moved, only=only):
         began = began if waiting else time.monotonic()
         waiting.append(sample)
         size += len(sample.image or b"") + len(sample.text or "") + len(sample.metadata or "")
@@ -118,16 +120,7 @@ def _limit(unit: Unit, cpu_s: int, memory_bytes: int) -> None:
     elif unit.kind == "hdf5":
         with suppress(ImportError):
             import h5py  # noqa: F401 - only loaded
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _lower(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + 1 + cpu_s)
-    with suppress(OSError):  # only Linux tells how much address space is used
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        _lower(resource.RLIMIT_AS, pages * resource.getpagesize() + memory_bytes)
-
-
-def _lower(kind: int, limit: int) -> None:
-    most = resource.getrlimit(kind)[1]
-    resource.setrlimit(kind, (limit if most < 0 else min(limit, most), most))
+    limit_memory(memory_bytes, cpu_s)
 
 
 if __name__ == "__main__":

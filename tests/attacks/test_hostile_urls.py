@@ -15,6 +15,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from e2e.services import Services
 
@@ -161,6 +163,17 @@ def test_a_row_of_a_table_reaches_no_private_host(stack: ExitStack, tmp_path: Pa
     """Finding 8: no guard for private addresses."""
     there = Host(stack)
     ((code, message),) = filter(None, images_of(stack, tmp_path, f"{there.url}/latest/meta-data"))
+    assert (code, "not public" in message) == ("source_denied", True)
+    assert there.asked == []
+
+
+def test_a_row_of_a_table_that_the_reader_process_reads_reaches_no_private_host(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    there, table = Host(stack), tmp_path / "t.parquet"
+    pq.write_table(pa.table({"id": ["a"], "url": [f"{there.url}/latest/meta-data"]}), table)
+    (unit,) = SOURCES["parquet"].split(str(table), ReadOptions(image_column="url"))
+    ((code, message),) = [sample.error for sample in read(unit, ()) if sample.error]
     assert (code, "not public" in message) == ("source_denied", True)
     assert there.asked == []
 

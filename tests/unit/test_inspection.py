@@ -101,7 +101,7 @@ READER = """
 import os, signal
 from sources.reader_process import server
 read = server.read_here
-def odd(unit, roots, moved):
+def odd(unit, roots, moved, only):
     for sample in read(unit, roots, moved=moved):
         yield sample
     if sample.text != "b":
