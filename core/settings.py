@@ -15,6 +15,10 @@ _PLACE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:\[[^\]/]*\]|[^/:]*)(?::\d+(?=
 """A folder or a URL in EMBQ_ROOTS and EMBQ_OUTPUTS, between colons that are neither a scheme's nor a port's."""
 
 
+THUMBNAIL_CACHE_BYTES = 10**9
+"""Room for some 60,000 thumbnails."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Settings of this machine and process, never of a run.
@@ -145,7 +149,7 @@ class EffectiveSetting:
 def effective_settings() -> list[EffectiveSetting]:
     """Every setting in effect, secrets in URLs included; ConfigError for a value that cannot be used."""
     Settings.from_environment()
-    for check in (log_format, index_cache_bytes, broker_ca, plain_broker_allowed):
+    for check in (log_format, index_cache_bytes, thumbnail_cache_bytes, broker_ca, plain_broker_allowed):
         check()
     own = Settings()
     defaults = {
@@ -166,6 +170,7 @@ def effective_settings() -> list[EffectiveSetting]:
         "EMBQ_STAGING": "",
         "EMBQ_SPOOL": "",
         "EMBQ_INDEX_CACHE_GB": "",
+        "EMBQ_THUMBNAIL_CACHE_GB": f"{THUMBNAIL_CACHE_BYTES / 1e9:g}",
         "EMBQ_TRACE": own.trace,
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": own.omp_threads,
@@ -195,13 +200,23 @@ def cache_folder() -> Path:
 
 def index_cache_bytes() -> int:
     """Bytes that the cached copies of remote indexes may take, by EMBQ_INDEX_CACHE_GB; 0 where it is not set."""
-    text = os.environ.get("EMBQ_INDEX_CACHE_GB", "")
+    return _gigabytes("EMBQ_INDEX_CACHE_GB")
+
+
+def thumbnail_cache_bytes() -> int:
+    """Bytes that the thumbnails of `embq serve` may take on this machine, by EMBQ_THUMBNAIL_CACHE_GB."""
+    return _gigabytes("EMBQ_THUMBNAIL_CACHE_GB") or THUMBNAIL_CACHE_BYTES
+
+
+def _gigabytes(name: str) -> int:
+    """Bytes by a variable in gigabytes; 0 where it is not set."""
+    text = os.environ.get(name, "")
     try:
         count = int(float(text) * 1e9) if text else 0
     except (ValueError, OverflowError):
         count = -1
     if count < 0 or (text and not count):
-        raise ConfigError(f"EMBQ_INDEX_CACHE_GB={text!r} is not a positive number", next_step="unset it or mend it")
+        raise ConfigError(f"{name}={text!r} is not a positive number", next_step="unset it or mend it")
     return count
 
 

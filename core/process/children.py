@@ -22,6 +22,8 @@ _PR_SET_PDEATHSIG = 1
 
 CLOSE_S = 5.0
 """Time that a `JsonChild` gets to end by itself once its standard input is closed."""
+ANSWER_MAX_BYTES = 1 << 26
+"""Longest answer of a `JsonChild`; one that sends more is killed."""
 _READ_BYTES = 1 << 16
 
 
@@ -169,6 +171,8 @@ class JsonChild:
                 if not read:
                     raise ChildEndedError(self._ended())
                 self._unread += read
+                if len(self._unread) > ANSWER_MAX_BYTES:
+                    process.kill()
         line, _, self._unread = self._unread.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         return answer

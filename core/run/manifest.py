@@ -178,6 +178,17 @@ class Manifest:
     def __iter__(self) -> Iterator[Unit]:
         return (self.unit(u) for u in range(self.units))
 
+    def find(self, unit_id: str) -> Unit | None:
+        """The unit with this id; None where it is not in the list. Looks at the segment that was used last first."""
+        segments = sorted(range(len(self._starts)), key=lambda segment: segment != self._loaded)
+        for segment in segments:
+            loaded = segment == self._loaded
+            ids = self._ids if loaded else _read_table(self._paths[segment], ["unit_id"])["unit_id"]
+            at = pc.index(ids, unit_id).as_py()
+            if at >= 0:
+                return self.unit(self._starts[segment] + at)
+        return None
+
     def ids(self) -> Iterator[tuple[str, str]]:
         """(unit id, kind) of each unit in order, without building the units."""
         for path in self._paths:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from core.errors import InputError
+from core.storage.paths import Place
 from core.units import content_hash
 from indexer.collection.columns import Columns
 from indexer.collection.parts import Block, PartReader, PartRef, blocks_of, check_all, check_unchanged, rows_at
@@ -147,9 +148,27 @@ class Collection:
             yield table.add_column(0, pa.field("id", pa.int64(), nullable=False), ids)
             first += table.num_rows
 
+    def run_of(self, id_: int) -> Place | None:
+        """Output folder of the run that a row is of; None where the collection is of plain files."""
+        if self.kind != "run":
+            return None
+        return self._run_reader().run_of(self._part(id_))
+
+    def ordinal_of(self, id_: int) -> int:
+        """Position of a row of a run in its unit. Raises as `read_vectors` does."""
+        part = self._part(id_)
+        check_unchanged(self.root, part)
+        return self._run_reader().ordinal(part, id_ - part.first_id)
+
     def check(self) -> None:
         """Raise InputError where a file is missing, or is not what it was; none is read."""
         check_all(self.root, self.parts)
+
+    def _part(self, id_: int) -> PartRef:
+        """The part in which a row stands."""
+        if not 0 <= id_ < self.n:
+            raise ValueError(f"id {id_} of {self.n}")
+        return self.parts[bisect_right(self.parts, id_, key=lambda part: part.first_id) - 1]
 
     def _pieces(self, first_id: int, stop_id: int) -> Iterator[tuple[PartRef, int, int]]:
         """(part, start, stop) of a range of ids, each part as it was listed."""
@@ -165,10 +184,13 @@ class Collection:
 
     def _reader(self) -> PartReader:
         if self.kind == "run":
-            return RunReader(root=self.root, folders=self.folders, rows_spec=self.rows_spec, id_columns=self.id_columns)
+            return self._run_reader()
         columns = Columns(types=self.id_types, named=self.named)
         format_ = FORMATS["npy" if self.kind == "clip-retrieval" else self.kind]
         return PlainReader(format=format_, root=self.root, dim=self.dim, columns=columns)
+
+    def _run_reader(self) -> RunReader:
+        return RunReader(root=self.root, folders=self.folders, rows_spec=self.rows_spec, id_columns=self.id_columns)
 
     def _known(self, column: str | None) -> str:
         if column is not None and column not in (self.column, *self.query_columns.values()):

@@ -217,6 +217,16 @@ class RunReader:
             for table in self._tables(part, ["key", "caption", "unit_id", *self.id_columns], start, stop):
                 yield self._identity(table, sources[self._folder(part)])
 
+    def run_of(self, part: PartRef) -> Place:
+        """Output folder of the run that a part is of."""
+        folder = self._folder(part)
+        return place(self.root) / folder if folder else place(self.root)
+
+    def ordinal(self, part: PartRef, row: int) -> int:
+        """The ordinal of a row; raises InputError as `vectors` does."""
+        (found,) = (value for table in self._tables(part, ["ordinal"], row, row + 1) for value in table["ordinal"])
+        return int(found.as_py())
+
     def _folder(self, part: PartRef) -> str:
         """The folder of the run that a part is of; "" for the root."""
         return next((folder for folder in self.folders if part.files[0].path.startswith(f"{folder}/")), "")

@@ -205,7 +205,7 @@ def prepare_pictures(
     return prepare_each(samples, alone)
 
 
-def open_image(data: bytes, about_to_decode: Callable[[int], object] = int) -> Image.Image:
+def open_image(data: bytes, about_to_decode: Callable[[int], object] = int, *, least: int = 0) -> Image.Image:
     """The first frame of an encoded image, decoded, in its own mode and without turning it by its EXIF orientation.
 
     Raises SampleError with the code `too_large`, `bad_aspect`, `unidentified`, `truncated`, `corrupt` or
@@ -213,6 +213,7 @@ def open_image(data: bytes, about_to_decode: Callable[[int], object] = int) -> I
 
     Args:
         about_to_decode: called with the number of pixels before memory is taken for them.
+        least: where it is not 0, the decoder may make a JPEG smaller, down to so many pixels on its short side.
     """
     headers.check_file(data)
     image = None
@@ -221,6 +222,8 @@ def open_image(data: bytes, about_to_decode: Callable[[int], object] = int) -> I
         is_jpeg = image.format in ("JPEG", "MPO")
         headers.check_size(image.size, headers.JPEG_MAX_PIXELS if is_jpeg else headers.OTHER_MAX_PIXELS)
         about_to_decode(image.width * image.height)
+        if is_jpeg and least:
+            image.draft(None, (least, least))
         image.load()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise SampleError("too_large", str(error)) from error
