@@ -198,6 +198,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embq"
 
 
+def input_limits() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """EMBQ_ROOTS and EMBQ_PRIVATE_HOSTS, for a process that reads inputs and needs no other setting."""
+    return _places(os.environ.get("EMBQ_ROOTS", "")), _hosts("EMBQ_PRIVATE_HOSTS")
+
+
 def index_cache_bytes() -> int:
     """Bytes that the cached copies of remote indexes may take, by EMBQ_INDEX_CACHE_GB; 0 where it is not set."""
     return _gigabytes("EMBQ_INDEX_CACHE_GB")
