@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,7 +22,7 @@ from embq.searching.query import MOST_RESULTS, Query
 from embq.serving.app import Serving, answering, read_body
 from embq.serving.http_errors import HttpError, status_of
 from embq.serving.served_index import OpenVersion, ServedIndex
-from embq.ui.rendering import page
+from embq.ui.rendering import SECURITY_HEADERS, page
 from embq.ui.search_state import PAGE, SearchState
 from embq.ui.uploaded_images import MOST_IMAGE, UploadedImages
 
@@ -53,14 +54,19 @@ class Results:
 
 
 class SearchPage:
-    """The page `/`, and the images that it uploads."""
+    """The page `/`, and the images that it uploads.
 
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
+    Args:
+        preview: makes a small JPEG of an encoded image.
+    """
+
+    def __init__(self, serving: Serving, preview: Callable[[bytes], bytes]) -> None:
+        self._serving, self._preview = serving, preview
         self._images = UploadedImages()
         self.routes = [
             Route("/", self.show, methods=["GET"]),
             Route("/ui/image", answering(self.upload), methods=["POST"]),
+            Route("/ui/image/{token}", answering(self.uploaded), methods=["GET"]),
         ]
 
     async def show(self, request: Request) -> Response:
@@ -100,6 +106,13 @@ class SearchPage:
         if not data:
             raise HttpError("the body is empty", code="bad_query", next_step="send the bytes of an image file")
         return JSONResponse({"image": self._images.hold(data)}, headers={"Cache-Control": "no-store"})
+
+    async def uploaded(self, request: Request) -> Response:
+        """An uploaded image, made anew as a small JPEG: bytes of a client are never sent back."""
+        data = await anyio.to_thread.run_sync(self._preview, self._images.find(request.path_params["token"]))
+        return Response(
+            data, media_type="image/jpeg", headers={**SECURITY_HEADERS, "Cache-Control": "private, max-age=3600"}
+        )
 
     def _first(self) -> ServedIndex | None:
         return next(iter(self._serving.indices.all), None)

@@ -7,6 +7,7 @@ from starlette.routing import BaseRoute, Mount
 from embq.serving.app import Serving
 from embq.ui.rendering import static_files
 from embq.ui.search_page import SearchPage
+from embq.ui.thumbnails.routes import thumbnails_of
 
 
 class Site:
@@ -17,9 +18,11 @@ class Site:
     """
 
     def __init__(self, serving: Serving) -> None:
-        search = SearchPage(serving)
+        self._thumbnails = thumbnails_of(serving.indices)
+        search = SearchPage(serving, self._thumbnails.of)
         self.routes: list[BaseRoute] = [
             *search.routes,
+            *self._thumbnails.routes,
             Mount("/static", static_files()),
         ]
 
@@ -28,3 +31,4 @@ class Site:
 
     def stop(self) -> None:
         """Stop it."""
+        self._thumbnails.close()

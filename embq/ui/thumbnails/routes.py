@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 from functools import partial
@@ -54,17 +53,15 @@ _HEADERS = {
 }
 
 
-def routes(indices: Indices) -> list[Route]:
-    """The routes of thumbnails of the served indexes, for `application`; the environment bounds what is read.
+def thumbnails_of(indices: Indices) -> Thumbnails:
+    """Thumbnails of the served indexes; the environment bounds what is read.
 
     Raises ConfigError for a setting that cannot be used.
     """
     roots, private_hosts = input_limits()
     folder = cache_folder() / "thumbnails"
     images = Images(roots, Reach.of(roots, private_hosts), folder)
-    thumbnails = Thumbnails(indices, images, Decoders(), ThumbnailCache(folder, thumbnail_cache_bytes()))
-    atexit.register(thumbnails.close)
-    return thumbnails.routes()
+    return Thumbnails(indices, images, Decoders(), ThumbnailCache(folder, thumbnail_cache_bytes()))
 
 
 class Thumbnails:
@@ -76,9 +73,16 @@ class Thumbnails:
         self._lookups, self._reads = anyio.CapacityLimiter(LOOKUPS), anyio.CapacityLimiter(READS)
         self._made_by = f"{FORM} {_version('pillow')} {SIDE_PX}"
 
-    def routes(self) -> list[Route]:
-        """The one route."""
-        return [Route(PATH, answering(self.thumbnail), methods=["GET"])]
+        self.routes = [Route(PATH, answering(self.thumbnail), methods=["GET"])]
+
+    def of(self, data: bytes) -> bytes:
+        """The thumbnail of an encoded image, as JPEG. Raises HttpError `bad_image` where none can be made."""
+        try:
+            return self._decoders.thumbnail(data, SIDE_PX)
+        except SampleError as error:
+            raise no_thumbnail(
+                f"the image cannot be decoded: {error.message} ({error.code})", "use another image", code="bad_image"
+            ) from error
 
     def close(self) -> None:
         """End the child processes."""
