@@ -20,6 +20,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "--sorted",
         "--rows-per-file",
         "--columns",
+        "--ids",
         "--without",
         "--shards",
         "--index-path",
@@ -72,7 +73,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "--no-refine",
         "--queries",
     ),
-    "Changes": ("--delete", "--delete-from", "--compact", "--rebuild"),
+    "Changes": ("--delete", "--delete-from", "--delete-ids", "--compact", "--rebuild"),
     "Training": (
         "--epochs",
         "--lr",

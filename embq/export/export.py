@@ -57,7 +57,8 @@ class ExportOptions:
             the 1 that suits vectors of length 1.
         rows_per_file: most rows of a file; 0 for as many as `FILE_BYTES` hold.
         columns: names of the columns to keep beside `ALWAYS` and the vectors; None for all.
-        without: int64 (n,), ascending: ids of the rows to leave out; None for no row.
+        ids: int64 (n,), ascending: ids of the rows to export; None for all.
+        without: the same of the rows to leave out; None for no row.
     """
 
     format: str
@@ -66,6 +67,7 @@ class ExportOptions:
     int8_range: float | None = None
     rows_per_file: int = 0
     columns: Sequence[str] | None = None
+    ids: np.ndarray | None = None
     without: np.ndarray | None = None
 
 
@@ -106,14 +108,18 @@ def export(
     Args:
         on_rows: called with (rows written, all rows) after each file.
 
-    Raises InputError where `folder` is in use, the run holds no rows, or the options do not fit the run; OutputError
-    where the run cannot be read, or the folder not be written. The folder is removed then.
+    Raises InputError where `folder` is in use, the run holds no rows, there is no row with one of `options.ids`, or the
+    options do not fit the run; OutputError where the run cannot be read, or the folder not be written. The folder is
+    removed then.
     """
     info = load_run(root)
     _refuse_inside(root, folder)
     state, places = _committed(root, info, Manifest(Layout(root)))
     if not places.parts:
         raise InputError(f"{root} holds no committed rows", next_step="run it first", code="empty_input")
+    if options.ids is not None:
+        _check_ids(options.ids, state.rows)
+        places = places.only_parts_with(options.ids)
     rows = wanted_rows(info.rows, options.dtype or info.rows.dtype, options.int8_range)
     _refuse_npy(options.format, rows.dtype)
     with opened(root, places.parts[0]) as part:
@@ -127,20 +133,35 @@ def export(
     notes = replace(info, rows=rows).notes(fingerprint=state.fingerprint, version=info.version)
     window_rows = _rows_within(FILE_BYTES, schema)
     with closing(_tables(root, places, options.order, window_rows)) as tables, new_folder(folder) as unfinished:
-        made = (converted(_without(table, options.without).select(columns), info.rows, rows) for table in tables)
+        made = (converted(_chosen(table, options).select(columns), info.rows, rows) for table in tables)
+        total = state.rows if options.ids is None else len(options.ids)
         files: list[CommittedFile] = []
         for written in _files(made, Layout(unfinished), as_run, per_file, notes):
             files += written
             if on_rows is not None:
-                on_rows(sum(file.rows for file in files if file.kind == "rows"), state.rows)
+                on_rows(sum(file.rows for file in files if file.kind == "rows"), total)
         done = _account(as_run, state, options.order, columns, files)
         text = json.dumps({"schema": 1, **asdict(done)}, indent=1).encode() + b"\n"
         write_new(unfinished / ACCOUNT, text, temporary=unfinished / f"_{ACCOUNT}")
     return done
 
 
-def _without(table: pa.Table, ids: np.ndarray | None) -> pa.Table:
-    return table if ids is None else table.filter(pa.array(~np.isin(table["id"].to_numpy(), ids)))
+def _check_ids(ids: np.ndarray, rows: int) -> None:
+    if unknown := len(ids) - int(np.searchsorted(ids, rows)):
+        raise InputError(
+            f"{unknown:,} of the {len(ids):,} ids are of no committed row, such as {ids[-1]}",
+            next_step=f"the run holds {rows:,} rows, whose ids begin with 0: give ids of this run",
+            code="no_such_id",
+        )
+
+
+def _chosen(table: pa.Table, options: ExportOptions) -> pa.Table:
+    """The rows of a table that are to be exported."""
+    if options.ids is not None:
+        table = table.filter(pa.array(np.isin(table["id"].to_numpy(), options.ids)))
+    if options.without is not None:
+        table = table.filter(pa.array(~np.isin(table["id"].to_numpy(), options.without)))
+    return table
 
 
 def _committed(root: Place, info: RunInfo, manifest: Manifest) -> tuple[LogState, Places]:

@@ -52,6 +52,21 @@ class Places:
                 self.rows.append(unit.rows)
         self.parts.append(files)
 
+    def only_parts_with(self, ids: np.ndarray) -> Places:
+        """The places in the parts that have a row with one of the ids, which ascend."""
+        firsts = np.array([max(file.first_id for file in files) for files in self.parts])
+        # Ids are dense, and parts in their order: the next part begins where one ends.
+        kept = np.unique(np.searchsorted(firsts, ids, side="right") - 1)
+        number = {int(part): new for new, part in enumerate(kept)}
+        found = Places(parts=[self.parts[part] for part in number])
+        for unit, part, first, rows in zip(self.unit, self.part, self.first, self.rows, strict=True):
+            if part in number:
+                found.unit.append(unit)
+                found.part.append(number[part])
+                found.first.append(first)
+                found.rows.append(rows)
+        return found
+
 
 def sorted_tables(root: Place, places: Places, *, window_rows: int) -> Iterator[pa.Table]:
     """The rows by unit, ordinal and chunk, in windows of at most `window_rows`, or of one larger unit.

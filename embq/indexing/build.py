@@ -58,7 +58,7 @@ DECIDING = (
 
 def index(options: Mapping[str, Any]) -> int:
     """Build an index, or change the existing one; returns the exit status."""
-    if options["delete"] or options["delete_from"] or options["compact"]:
+    if options["delete"] or options["delete_from"] or options["delete_ids"] or options["compact"]:
         if options["index_path"]:
             raise UsageError("--index-path is for builds", next_step="change the index, then `embq index export` it")
         return change(options, runner_of(options, build_options(options).current_memory_available))

@@ -14,6 +14,7 @@ import numpy as np
 
 from core.errors import Exit, InputError, UsageError
 from core.storage.paths import Place
+from embq.cli.id_file import read_ids
 from embq.indexing.progress import ConsoleProgress
 from indexer.build.runners import Runner
 from indexer.change.compaction import Compaction, compact
@@ -50,16 +51,17 @@ def change(options: Mapping[str, Any], runner: AbstractContextManager[Runner]) -
     index = resolve_index(where, None if options["output"] else options["embedding"])
     groups = [name for name in options["delete_from"] if _is_parquet(name)]
     keys = _keys(options, [name for name in options["delete_from"] if name not in groups])
-    if (keys or groups) and options["compact"]:
+    ids = np.concatenate([NO_IDS, *(read_ids(name) for name in options["delete_ids"])])
+    if (keys or groups or len(ids)) and options["compact"]:
         raise UsageError("--delete and --compact cannot be combined", next_step="delete first, then compact")
     if options["compact"]:
         with runner as opened:
             result = compact(index, opened, ConsoleProgress(quiet=options["quiet"] or options["as_json"]))
         return _print_compaction(result, options)
-    if not keys and not groups:
+    if not keys and not groups and not len(ids):
         raise InputError(f"there is no key in {', '.join(options['delete_from'])}", code="bad_keys")
     build = read_current(index).build
-    ids = np.concatenate([NO_IDS, *(duplicate_ids(name, build=build) for name in groups)])
+    ids = np.concatenate([ids, *(duplicate_ids(name, build=build) for name in groups)])
     return _print_deletion(delete(index, keys, ids), options)
 
 

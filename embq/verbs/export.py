@@ -62,6 +62,14 @@ if TYPE_CHECKING:
     help="Columns to keep besides id, key and vectors, separated by commas.  [all]",
 )
 @click.option(
+    "--ids",
+    "id_file",
+    type=click.Path(),
+    default=None,
+    metavar="FILE",
+    help="Export only the rows with the ids in FILE, one per line, as the map and a search give them.",
+)
+@click.option(
     "--without",
     type=click.Path(),
     default=None,
@@ -69,7 +77,15 @@ if TYPE_CHECKING:
     help="Leave out the duplicates in FILE, the groups.parquet of `embq index dedup`.",
 )
 @json_option
-def command(output: str, folder: str, columns: str | None, without: str | None, as_json: bool, **options: Any) -> int:
+def command(
+    output: str,
+    folder: str,
+    columns: str | None,
+    id_file: str | None,
+    without: str | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
     """Write the committed rows of OUT as files in DIR, which is new or empty.
 
     Rows keep their ids and are ordered by id, or with --sorted in the order of the inputs. DIR appears when all files
@@ -82,6 +98,7 @@ def command(output: str, folder: str, columns: str | None, without: str | None, 
     from core.run.run_info import load_run
     from core.service.progress_line import ProgressLine
     from core.storage.paths import place, refuse_unnameable
+    from embq.cli.id_file import read_ids
     from embq.export.export import ExportOptions, export
 
     kept = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
@@ -93,7 +110,10 @@ def command(output: str, folder: str, columns: str | None, without: str | None, 
 
         left_out = duplicate_ids(without, run=load_run(place(output)).run)
     wanted = ExportOptions(
-        columns=kept, without=left_out, **{name: value for name, value in options.items() if value is not None}
+        columns=kept,
+        ids=None if id_file is None else read_ids(id_file),
+        without=left_out,
+        **{name: value for name, value in options.items() if value is not None},
     )
     refuse_unnameable(folder)
     with ProgressLine() as line:

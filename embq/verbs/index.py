@@ -127,6 +127,12 @@ workers_option = click.option(
     metavar="FILE",
     help="Delete the rows with the keys in FILE, one per line, or the duplicates in a groups.parquet of `dedup`.",
 )
+@click.option(
+    "--delete-ids",
+    multiple=True,
+    metavar="FILE",
+    help="Delete the rows with the ids in FILE, one per line, as the map and a search give them.",
+)
 @click.option("--compact", is_flag=True, help="Merge added rows into the lists, and drop deleted rows.")
 @click.option(
     "--index-path",

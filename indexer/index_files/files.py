@@ -25,6 +25,8 @@ from indexer.index_files.claim import claimed
 T = TypeVar("T")
 
 FILES, WORK = "files", "_work"
+MAP = "map.parquet"
+"""Coordinates of the rows, see `indexer.atlas.map_file`."""
 LOCK = "_lock"
 """A file; in a bucket, a prefix with a claim."""
 

@@ -17,7 +17,7 @@ from core.storage import beneath
 from core.storage.durable import drop, drop_in, fsync_folder, names_in
 from core.storage.objects import ObjectPath, unfinished
 from core.storage.paths import Place
-from indexer.index_files.files import FILES, WORK, disk_error, read_json, write_current
+from indexer.index_files.files import FILES, MAP, WORK, disk_error, read_json, write_current
 from indexer.index_files.version import CURRENT, NAME, RECORD, Version, current_name, read_version
 
 AT_ONCE = 16
@@ -127,7 +127,7 @@ def _drop_temporary(index: Path) -> None:
     for name in names_below(index):
         if name.startswith(".v"):
             remove_folder(index / name)
-        elif name.startswith(f".{CURRENT}."):
+        elif name.startswith((f".{CURRENT}.", f".{MAP}.")):
             beneath.unlink(index, name, missing_ok=True)
 
 
