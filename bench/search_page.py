@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from bench.pages import pages_of
 from bench.report import table, write
 from demo.collect import photographs
-from tests.ui.browser import opened_page, started_browser
+from tests.ui.browser import opened_page, started_browser, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -130,7 +130,7 @@ def ours(browser: Browser, url: str) -> dict[str, Any]:
             began = time.perf_counter()
             page.keyboard.press("Enter")
             page.wait_for_selector(".score")
-            page.wait_for_function(ALL_DRAWN)
+            until(page, ALL_DRAWN)
             answers.append(time.perf_counter() - began)
     return {
         "first_paint_s": statistics.median(paints),

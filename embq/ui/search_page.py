@@ -98,7 +98,8 @@ class SearchPage:
         }
         part = request.headers.get("hx-target") == "results"
         status = 200 if part or results.error is None else status_of(results.error)
-        return page(request, "search_results.html" if part else "search.html", values, status, {"Vary": "HX-Request"})
+        headers = {"Vary": "HX-Request, HX-Target"} | ({"HX-Push-Url": state.href} if part else {})
+        return page(request, "search_results.html" if part else "search.html", values, status, headers)
 
     async def upload(self, request: Request) -> Response:
         """Keep an image for a query; answers its token."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -75,6 +76,14 @@ def opened_page(
         assert not faults.outside
     finally:
         context.close()
+
+
+def until(page: Page, expression: str, deadline_s: float = 15.0) -> None:
+    """Wait until an expression of JavaScript is true; Playwright's own way needs `eval`, which pages forbid."""
+    end = time.monotonic() + deadline_s
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"not true within {deadline_s:g} s: {expression}"
+        page.wait_for_timeout(50)
 
 
 def _is_outside(url: str) -> bool:

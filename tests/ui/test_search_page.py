@@ -15,7 +15,7 @@ import pytest
 from e2e.served import Server, served
 
 from embq.cli.entry_point import run
-from tests.ui.browser import opened_page, serious_violations
+from tests.ui.browser import opened_page, serious_violations, until
 from tests.ui.outputs import HOSTILE, write_photographs, write_texts
 
 if TYPE_CHECKING:
@@ -143,9 +143,7 @@ def test_hostile_texts_are_shown_as_texts(server: Server, browser: Browser) -> N
 def test_thumbnails_are_those_of_their_rows(server: Server, browser: Browser) -> None:
     with opened_page(browser) as (page, _):
         page.goto(address(server, index=PHOTOGRAPHS))
-        page.wait_for_function(
-            "[...document.querySelectorAll('.picture img')].slice(0, 8).every(i => i.naturalWidth > 1)"
-        )
+        until(page, "[...document.querySelectorAll('.picture img')].slice(0, 8).every((i) => i.naturalWidth > 1)")
         assert page.locator(".picture.none").count() == 0
 
 
@@ -173,7 +171,7 @@ def test_results_lead_to_more_like_them_examples_and_filters(server: Server, bro
         body = {"id": row, "like": [like], "unlike": [unlike], "where": [["year", ">=", 2005]]}
         assert ids_of(page) == searched(server, **body, index="photographs", modality="image", k=48)
         page.click("[aria-label^='Remove the condition']")
-        page.wait_for_function("!location.search.includes('where')")
+        until(page, "!location.search.includes('where')")
 
 
 @pytest.mark.pages
@@ -220,7 +218,7 @@ def test_the_keyboard_reaches_everything(server: Server, browser: Browser) -> No
         page.keyboard.press("Escape")
         page.keyboard.press("j")
         page.keyboard.press("m")
-        page.wait_for_function("!location.search.includes('id=5')")
+        until(page, "!location.search.includes('id=5')")
 
 
 @pytest.mark.pages
