@@ -75,7 +75,10 @@ FOREIGN_VERBS = {
 
 HELP = ("-h", "--help")
 
-TABLES = {"run", "enqueue", "resume", "retry", "producer", "writer", "verify", "failures", "index", "export"}
+TABLES = {
+    *("run", "enqueue", "resume", "retry", "producer", "writer", "verify", "failures", "index", "export"),
+    *("serve", "ui"),
+}
 """Verbs that make Arrow tables, for which pyarrow would import pandas first, see `core.process.libraries`."""
 
 OPTIONAL = {
@@ -104,7 +107,9 @@ cli.params.append(NO_COLOR)
 def main() -> NoReturn:
     """Entry point of the command `embq`."""
     hide_broker_password(sys.argv[1:])
-    if TABLES.intersection(sys.argv[1:2]) and not set(HELP).intersection(sys.argv):
+    verb, of_server = sys.argv[1:2], any(one.startswith(("http://", "https://")) for one in sys.argv[2:])
+    makes_tables = TABLES.intersection(verb) or (verb == ["search"] and not of_server)
+    if makes_tables and not set(HELP).intersection(sys.argv):
         from core.process.libraries import leave_out_pandas
 
         leave_out_pandas()
