@@ -24,6 +24,10 @@ BATCH_ROWS = 65_536
 """Rows of a batch. A constant of the format: a row is found by it."""
 
 
+SAMPLED_BATCHES = 500
+"""Batches from which a sample is taken: each is a seek in its file."""
+
+
 @dataclass(slots=True)
 class _Names:
     """A dictionary that only grows."""
@@ -89,6 +93,7 @@ class _File:
         if self.batches != -(-rows // BATCH_ROWS):
             raise _damaged(path, f"it has {self.batches} batches, which do not hold {rows:,} rows")
         self._open: dict[int, pa.RecordBatch] = {}
+        self._whole: set[tuple[int, str]] = set()
 
     def batch(self, number: int) -> pa.RecordBatch:
         """A batch; InputError where it cannot be read."""
@@ -102,6 +107,17 @@ class _File:
                 raise _damaged(self.path, f"batch {number} has {batch.num_rows} rows")
             self._open[number] = batch
         return self._open[number]
+
+    def column(self, number: int, name: str) -> pa.Array:
+        """A column of a batch, all of whose values may be read: the first call checks them."""
+        column = self.batch(number).column(name)
+        if (number, name) not in self._whole:
+            try:
+                column.validate(full=True)
+            except pa.ArrowException as error:
+                raise _damaged(self.path, error) from error
+            self._whole.add((number, name))
+        return column
 
 
 class Identity:
@@ -164,6 +180,32 @@ class Identity:
         for file in self._files:
             for number in range(file.batches):
                 yield pa.Table.from_batches([file.batch(number)]).cast(self.schema)
+
+    def scan(self, columns: Sequence[str]) -> Iterator[tuple[int, list[pa.Array]]]:
+        """(id of the first row, the columns) of each batch, in the order of ids; nothing is copied.
+
+        Raises InputError `index_damaged` where a file holds no such values.
+        """
+        for file in self._files:
+            for number in range(file.batches):
+                yield file.first_id + number * BATCH_ROWS, [file.column(number, name) for name in columns]
+
+    def sample(self, rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(id of the first row, rows) from everywhere: about so many in all, all where there are no more.
+
+        Raises InputError `index_damaged` as `scan`.
+        """
+        batches = [(file, number) for file in self._files for number in range(file.batches)]
+        batches = batches[:: max(1, -(-len(batches) // SAMPLED_BATCHES))]
+        total = sum(file.batch(number).num_rows for file, number in batches)
+        for file, number in batches:
+            batch = file.batch(number)
+            piece = batch.slice(0, -(-batch.num_rows * min(rows, total) // total))
+            try:
+                piece.validate(full=True)
+            except pa.ArrowException as error:
+                raise _damaged(file.path, error) from error
+            yield file.first_id + number * BATCH_ROWS, piece
 
     def _find(self, row: int) -> tuple[pa.RecordBatch, int]:
         number = bisect_right(self._firsts, row) - 1

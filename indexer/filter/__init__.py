@@ -1,0 +1,1 @@
+"""Filters on the columns of rows: conditions, the rows that satisfy them, and columns to choose from."""
