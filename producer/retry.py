@@ -17,7 +17,7 @@ from core.run.commit_log import CommitLog
 from core.run.commits import Commit
 from core.run.control import load_control
 from core.run.layout import Layout
-from core.run.manifest import Manifest
+from core.run.manifest import Manifest, ManifestSummary
 from core.run.run_info import RunInfo, load_run
 from core.run.standing_failures import Retries, by_unit, covered_by, standing_by_record
 from core.storage.paths import Place
@@ -88,16 +88,18 @@ def preview(root: Place, chosen: FailureFilter) -> RetryResult:
     return planning.found
 
 
-def retry(root: Place, chosen: FailureFilter, *, version: str) -> RetryResult:
+def retry(root: Place, chosen: FailureFilter, *, version: str, expected: int | None = None) -> RetryResult:
     """Add retry units for the failures that stand; their rows and failures replace these.
 
     Failures that an earlier retry covers are left out, so repeating it adds nothing.
 
     Args:
         version: embq version, for the record.
+        expected: number of failures that a user has agreed to; None for any.
 
     Raises InputError where a source cannot be cut into the planned units any more, or every source is gone;
-    UsageError for a unit that the run does not have; TryLaterError for a run that rests. Then nothing is changed.
+    UsageError for a unit that the run does not have; TryLaterError for a run that rests; InputError, code
+    `count_changed`, where there are not `expected` failures. Then nothing is changed.
     """
     layout = Layout(root)
     load_run(root)
@@ -105,7 +107,17 @@ def retry(root: Place, chosen: FailureFilter, *, version: str) -> RetryResult:
     with planning_lock(layout), cached_listings():
         planning = _Planning(layout, chosen)
         asked = PlanRecord(inputs=(), options=(), version=version)
-        summary = append_generation(layout, planning.info, asked, planning.units(), check=lambda _: planning.check())
+
+        def check(_: ManifestSummary) -> None:
+            planning.check()
+            if expected is not None and planning.found.failures != expected:
+                raise InputError(
+                    f"{planning.found.failures:,} failures are there to retry, and not {expected:,}; nothing was added",
+                    next_step="look at them again, and agree to their number",
+                    code="count_changed",
+                )
+
+        summary = append_generation(layout, planning.info, asked, planning.units(), check=check)
         planning.found.units, planning.found.info = summary.units, load_run(root)
     return planning.found
 

@@ -246,9 +246,18 @@ def report_rate(client: redis.Redis, model: ModelConfig, rate: Rate, *, scripts:
 
 def measured_rates(client: redis.Redis, model: ModelConfig) -> list[Rate]:
     """The measured speeds of a model, by device."""
-    raw = cast("dict[bytes, bytes]", client.hgetall(RATES))
+    return rates_of(model, kept_rates(client))
+
+
+def kept_rates(client: redis.Redis) -> dict[bytes, bytes]:
+    """The measured speeds of all models, as the broker has them; for `rates_of`."""
+    return cast("dict[bytes, bytes]", client.hgetall(RATES))
+
+
+def rates_of(model: ModelConfig, kept: Mapping[bytes, bytes]) -> list[Rate]:
+    """The measured speeds of a model among all of `kept_rates`."""
     prefix = f"{model.queue_key} ".encode()
-    ours = {field: text for field, text in sorted(raw.items()) if field.startswith(prefix)}
+    ours = {field: text for field, text in sorted(kept.items()) if field.startswith(prefix)}
     return list(wire.read_each(Rate, ours, what="measured rate").values())
 
 
@@ -274,6 +283,7 @@ class Device:
         worker: name of the process that serves it now; "" where there is none.
         precisions: those that it computes fast, best first; () for a GPU that its torch does not support.
         why: reason and next step where it was given up, else "".
+        memory_used_bytes, memory_bytes: of a GPU, by all programs, and in all; 0 where unknown.
     """
 
     device: ShortText
@@ -282,6 +292,8 @@ class Device:
     worker: ShortText
     precisions: Annotated[tuple[Word, ...], Meta(max_length=16)] = UNKNOWN
     why: LongText = ""
+    memory_used_bytes: Count = 0
+    memory_bytes: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

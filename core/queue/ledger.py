@@ -112,14 +112,6 @@ class Ledger:
             self.client.hset(self.keys[0], mapping=cast("Any", wrong))
         return sorted(wrong)
 
-    def holders(self, units: Sequence[int]) -> list[str]:
-        """The token of the lease on each of some units; "" where there is none."""
-        if not units:
-            return []
-        names = [str(u) for u in units]
-        found = cast("list[bytes | None]", self.client.hmget(self.keys[RUN_PARTS.index("owner")], names))
-        return [_text(token) for token in found]
-
     def sent(self, entries: Sequence[Entry], units: int) -> tuple[list[tuple[Entry, Sender, bool]], list[str]]:
         """Check entries of the result stream, to which every user with the right to publish may add anything.
 
@@ -154,6 +146,18 @@ class Ledger:
         skipped(
             "result without a lease", f"{self.run} {sender.u} {sender.token}", f"unit {sender.u} was not leased to it"
         )
+
+    def leased(self) -> list[int]:
+        """The units that are leased."""
+        return self._units("owner")
+
+    def published(self) -> list[int]:
+        """The units that are published and not committed."""
+        return self._units("pub")
+
+    def _units(self, part: str) -> list[int]:
+        names = cast("list[bytes]", self.client.hkeys(self.keys[RUN_PARTS.index(part)]))
+        return [int(name) for name in names if len(name) < 10 and name.isdigit()]
 
     def gen(self) -> str:
         """The queue's generation; "" where the broker does not know the run, or only in another protocol version."""

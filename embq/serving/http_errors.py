@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from core.errors import BrokerError, DeviceError, DeviceFullError, EmbqError, InputError, ModelError, UsageError
+from core.errors import (
+    BrokerError,
+    DeviceError,
+    DeviceFullError,
+    EmbqError,
+    InputError,
+    ModelError,
+    TryLaterError,
+    UsageError,
+)
 
-STATUS_OF_CODE = {"other_modality": 400, "too_long": 413, "too_many": 413}
+STATUS_OF_CODE = {"count_changed": 409, "other_modality": 400, "too_long": 413, "too_many": 413}
 """Codes that decide the status before the class of the error does."""
 
 
@@ -27,13 +36,15 @@ class HttpError(InputError):
 
 
 def status_of(error: EmbqError) -> int:
-    """The HTTP status of an error: 400 for the query, 503 for the device or the model."""
+    """The HTTP status of an error: 400 for the query, 409 for the state of a run, 503 for the device or the model."""
     if isinstance(error, HttpError):
         return error.status
     if error.code in STATUS_OF_CODE:
         return STATUS_OF_CODE[error.code]
     if isinstance(error, DeviceError | DeviceFullError | ModelError | BrokerError):
         return 503
+    if isinstance(error, TryLaterError):
+        return 409
     return 400 if isinstance(error, InputError | UsageError) else 500
 
 

@@ -51,7 +51,7 @@ class AccessMiddleware:
 
     def __init__(self, app: ASGIApp, *, rules: AccessRules, metrics: Metrics, routes: Sequence[BaseRoute]) -> None:
         self._app, self._rules, self._metrics, self._routes = app, rules, metrics, routes
-        self._in_flight = 0
+        self._in_flight = self._posts = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -68,6 +68,7 @@ class AccessMiddleware:
             await send(message)
 
         self._in_flight += 1
+        self._posts += scope["method"] == "POST"
         self._metrics.gauge("embq_http_in_flight").set(self._in_flight)
         try:
             refusal = self._refusal(scope)
@@ -77,6 +78,7 @@ class AccessMiddleware:
                 await self._app(scope, receive, counting)
         finally:
             self._in_flight -= 1
+            self._posts -= scope["method"] == "POST"
             self._metrics.gauge("embq_http_in_flight").set(self._in_flight)
             self._metrics.counter("embq_http_requests_total").labels(route, str(status or "none")).inc()
             self._metrics.histogram("embq_http_request_seconds").labels(route).observe(time.perf_counter() - start)
@@ -106,8 +108,9 @@ class AccessMiddleware:
                 next_step="start it with --allow-origin and that origin",
                 status=403,
             )
-        # Health checks and metrics are still answered, so that monitoring does not take the server for dead.
-        if self._in_flight > MOST_IN_FLIGHT and scope["method"] == "POST":
+        # Health checks and metrics are still answered, so that monitoring does not take the server for dead; and pages
+        # that are kept up to date, whose requests last for minutes, take no room from queries.
+        if self._posts > MOST_IN_FLIGHT and scope["method"] == "POST":
             return HttpError(
                 f"{MOST_IN_FLIGHT} requests are being answered already",
                 code="overloaded",

@@ -196,9 +196,18 @@ def _url(listener: socket.socket) -> str:
     return f"http://{Address(host=host, port=port)}"
 
 
-def server_of(app: ASGIApp) -> uvicorn.Server:
-    """A uvicorn server with bounded connections."""
+def server_of(app: ASGIApp, leave: Callable[[], None] = lambda: None) -> uvicorn.Server:
+    """A uvicorn server with bounded connections.
+
+    Args:
+        leave: called in the event loop when the server begins to stop, to end responses that would go on.
+    """
     import uvicorn
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            leave()
+            await super().shutdown(sockets)
 
     bounds = Connections(room(), MOST_OF_CLIENT)
     config = uvicorn.Config(
@@ -216,16 +225,23 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
         timeout_keep_alive=30,
         timeout_graceful_shutdown=DRAIN_S,
     )
-    return uvicorn.Server(config)
+    return Server(config)
 
 
-def serve(app: ASGIApp, listener: socket.socket, announce: Callable[[str], None]) -> None:
+def serve(
+    app: ASGIApp,
+    listener: socket.socket,
+    announce: Callable[[str], None],
+    *,
+    leave: Callable[[], None] = lambda: None,
+) -> None:
     """Answer requests until SIGTERM or SIGINT; running requests get up to DRAIN_S to finish.
 
     Args:
         announce: called with the URL when requests can be sent.
+        leave: see `server_of`.
     """
-    server = server_of(app)
+    server = server_of(app, leave)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         server.should_exit = True

@@ -11,6 +11,15 @@ PREPARING = ("decoding", "tokenising")
 RELIEVED = ("cpu-fast", "gpu")
 """Decode paths that never decode large photographs at full size on the CPU."""
 
+STAGE_WORK = {"read": "reading", "prepare": "preparing samples", "publish": "publishing"}
+"""Stage beside the device -> its work."""
+
+LEAST_BUSY = 0.01
+"""Share of the time below which nothing is concluded from it."""
+
+MANY_TIMES = 10
+"""Above this, a multiple of the devices is no figure to go by."""
+
 MEANING = {
     "device": "the device: the other stages wait for it",
     "decoding": "decoding: the device waits for it",
@@ -72,6 +81,29 @@ class Bottleneck:
             ways.insert(0, f"--threads {min(self.cores, self.cores_needed)}: here are {self.cores} cores")
         return f"{text}; {about}{_many(self.cores_needed, 'core')} would keep {it} busy (or {', or '.join(ways)})"
 
+    def remedy(self) -> str:
+        """The number that would end the bottleneck, where `sentence` has none and it can be told; else ""."""
+        busy = {stage: states.get("busy", 0.0) for stage, states in self.stages.items()}
+        if self.name == "device":
+            next_name, next_busy = max(
+                ((stage, share) for stage, share in busy.items() if stage != "embed"),
+                key=lambda one: one[1],
+                default=("", 0.0),
+            )
+            if next_busy < LEAST_BUSY or busy.get("embed", 0.0) <= next_busy:
+                return ""
+            times = busy["embed"] / next_busy
+            if times > MANY_TIMES:
+                return f"{MANY_TIMES} times as many such devices would be kept busy as well"
+            devices = int(self.workers * times)
+            return f"with more than {_many(devices, 'such device')}, {STAGE_WORK[next_name]} would be the limit"
+        waits = self.device_waits if self.name in ("reading", "publishing") else self.causes.get(self.name, 0.0)
+        if self.name not in ("reading", "publishing", "writer") or not LEAST_BUSY <= waits <= 1 - LEAST_BUSY:
+            return ""
+        them = "the device" if self.workers == 1 else "the devices"
+        work = "writing" if self.name == "writer" else self.name
+        return f"{work} {1 / (1 - waits):.1f} times as fast would keep {them} busy"
+
     def describe(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
@@ -115,17 +147,18 @@ def _bottleneck(
     stages: dict[str, dict[str, float]] = {}
     for _, span, _, weight in reports:
         for cause, share in span["causes"].items():
-            causes[cause] = round(causes.get(cause, 0.0) + share * weight / total, 3)
+            causes[cause] = causes.get(cause, 0.0) + share * weight / total
         for stage, states in span["stages"].items():
             mean = stages.setdefault(stage, {})
             for state, share in states.items():
-                mean[state] = round(mean.get(state, 0.0) + share * weight / total, 3)
+                mean[state] = mean.get(state, 0.0) + share * weight / total
     held_up = [(span, whole) for one, span, whole, _ in reports if one == name]
     cores = [int(span["cores_needed"]) for span, _ in held_up if span.get("cores_needed")]
     return Bottleneck(
         name=name,
-        causes=causes,
-        stages=stages,
+        # Rounded at the end: the share of one of a thousand workers is less than the last digit.
+        causes={cause: round(share, 3) for cause, share in causes.items()},
+        stages={stage: {state: round(share, 3) for state, share in mean.items()} for stage, mean in stages.items()},
         threads=sum(int(whole["threads"]) for _, whole in held_up),
         workers=len(held_up),
         whole_images=name == "decoding" and any(whole["decode"] not in RELIEVED for _, whole in held_up),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from core.broker.client import now_ms
 from core.queue.heartbeats import Heard, live_workers, services
-from core.queue.keys import RUN_PARTS
-from core.queue.ledger import Ledger
-from embq.status.eta import done_in_flight, share_of
+from core.queue.keys import run_key
+from core.queue.ledger import Ledger, read_meta
+from core.run.control import requested_changes
+from embq.status.eta import done_of, holders_wanted, share_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,19 +69,48 @@ class BrokerSnapshot:
 
 def take_snapshot(ledger: Ledger) -> BrokerSnapshot:
     """Read the state of a run. Raises redis.exceptions.RedisError where the broker is away."""
-    # Before `meta`: tokens of a unit that is published meanwhile are counted there as waiting.
     workers = live_workers(ledger.client)
-    shares = share_of(workers, ledger.run)
-    begun = done_in_flight(ledger, shares)
-    at_ms = now_ms(ledger.client)
-    received, in_flight = (int(ledger.client.hlen(ledger.keys[RUN_PARTS.index(part)])) for part in ("pub", "owner"))
-    return BrokerSnapshot(
-        meta=ledger.meta(),
-        asked=ledger.asked(),
-        received=received,
-        in_flight=in_flight,
-        workers=workers,
-        services=[] if shares else services(ledger.client),
-        begun=begun,
-        now_ms=at_ms,
-    )
+    heard = [] if share_of(workers, ledger.run) else services(ledger.client)
+    return take_snapshots([ledger], workers, heard)[0]
+
+
+def take_snapshots(
+    ledgers: Sequence[Ledger], workers: list[dict[str, Any]], heard: list[Heard]
+) -> list[BrokerSnapshot]:
+    """Read the states of runs of one broker in one round trip. Raises redis.exceptions.RedisError where it is away.
+
+    Args:
+        workers, heard: the reports, read before: tokens of a unit that is published meanwhile are counted in `meta` as
+            waiting.
+    """
+    if not ledgers:
+        return []
+    shares = [share_of(workers, ledger.run) for ledger in ledgers]
+    wanted = [holders_wanted(some) for some in shares]
+    with ledgers[0].client.pipeline(transaction=False) as pipe:
+        pipe.time()
+        for ledger, units in zip(ledgers, wanted, strict=True):
+            # One field more than is wanted, because none may not be asked for.
+            pipe.hmget(run_key(ledger.run, "owner"), ["", *map(str, units)])
+            pipe.hgetall(run_key(ledger.run, "meta"))
+            pipe.hgetall(run_key(ledger.run, "asked"))
+            pipe.hlen(run_key(ledger.run, "pub"))
+            pipe.hlen(run_key(ledger.run, "owner"))
+        (seconds, micros), *answers = pipe.execute()
+    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    found = []
+    for at, some in enumerate(shares):
+        holders, meta, asked, received, in_flight = answers[5 * at : 5 * at + 5]
+        found.append(
+            BrokerSnapshot(
+                meta=read_meta(meta),
+                asked=requested_changes(asked),
+                received=int(received),
+                in_flight=int(in_flight),
+                workers=workers,
+                services=[] if some else heard,
+                begun=done_of(some, [(token or b"").decode(errors="replace") for token in holders[1:]]),
+                now_ms=now_ms,
+            )
+        )
+    return found

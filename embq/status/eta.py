@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from core.queue.ledger import Ledger
-
 SILENT_S = 10.0
 """Workers report every second; one that is silent for so long does not count."""
 SETTLED_S, SETTLED_SHARE, SETTLED_LEAST_S = 20.0, 0.1, 3.0
@@ -58,11 +56,6 @@ def in_hand_s(workers: Sequence[Mapping[str, Any]], run: str) -> float | None:
                 return None
             longest = max(longest, left / float(worker["rows_per_s"]))
     return longest
-
-
-def done_in_flight(ledger: Ledger, shares: Sequence[Mapping[str, Any]]) -> int:
-    """`done_of`, with the lease holders read from the broker."""
-    return done_of(shares, ledger.holders(holders_wanted(shares)))
 
 
 def holders_wanted(shares: Sequence[Mapping[str, Any]]) -> list[int]:

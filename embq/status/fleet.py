@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import redis
 
-from core.queue.heartbeats import Device, Heard, competing_services, hosts_of, live_workers, measured_rates, services
+from core.queue.heartbeats import (
+    Device,
+    Heard,
+    competing_services,
+    hosts_of,
+    kept_rates,
+    live_workers,
+    rates_of,
+    services,
+)
 from core.queue.keys import VERSION, run_key
 from core.queue.reporting import CLOCK_OFFSET_S, FOREIGN_NEXT, TWO_NEXT
-from core.queue.runs import ForeignRun, foreign_runs, registered
+from core.queue.runs import ForeignRun, RunRecord, foreign_runs, registered
 from core.redaction import printable
 from core.service.progress_line import duration
 from embq.status.display import FittedTable
@@ -131,24 +141,34 @@ class FleetStatus:
 
 def fleet_status(client: redis.Redis) -> FleetStatus:
     """The fleet now. Raises redis.exceptions.RedisError where the broker is away."""
-    heard = services(client)
-    records = registered(client)
+    return fleet_of(client, registered(client), live_workers(client), services(client))
+
+
+def fleet_of(
+    client: redis.Redis, records: Mapping[str, RunRecord], workers: list[dict[str, Any]], heard: list[Heard]
+) -> FleetStatus:
+    """The fleet by reports that were read before; raises as `fleet_status` does.
+
+    Args:
+        records: all runs that the broker knows, by id.
+    """
     models = {record.model.queue_key: record.model for record in records.values()}
+    kept = kept_rates(client) if heard else {}
     measured: dict[str, dict[str, float]] = {}
-    for model in models.values() if heard else ():
-        for rate in measured_rates(client, model):
+    for model in models.values():
+        for rate in rates_of(model, kept):
             measured.setdefault(rate.device, {})[model.spec] = rate.rows_per_s
+    with client.pipeline(transaction=False) as pipe:
+        for run in records:
+            pipe.hget(run_key(run, "meta"), "state")
+        states = dict(zip(records, pipe.execute(), strict=True))
     return FleetStatus(
         heard=heard,
-        workers={str(worker.get("name")): worker for worker in live_workers(client)},
+        workers={str(worker.get("name")): worker for worker in workers},
         measured=measured,
         foreign=foreign_runs(client),
-        wanted={record.model.spec for record in records.values() if not _is_over(client, record.run)},
+        wanted={record.model.spec for run, record in records.items() if states[run] not in (b"done", b"cancelled")},
     )
-
-
-def _is_over(client: redis.Redis, run: str) -> bool:
-    return client.hget(run_key(run, "meta"), "state") in (b"done", b"cancelled")
 
 
 def table(fleet: FleetStatus, *, verbose: bool = False) -> FittedTable:

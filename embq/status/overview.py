@@ -15,12 +15,16 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from core.queue.runs import registered
+from core.errors import OutputError
+from core.queue.heartbeats import live_workers, services
+from core.queue.ledger import Ledger
+from core.queue.runs import RunRecord, registered
 from core.queue.uploads import UploadProgress
 from core.service.progress_line import PLAIN_EVERY_S, duration
 from embq.status import fleet, upload_status
+from embq.status.broker_snapshot import BrokerSnapshot, take_snapshots
 from embq.status.display import FittedTable, count, panel, plain_line
-from embq.status.fleet import FleetStatus, fleet_status
+from embq.status.fleet import FleetStatus, fleet_of
 from embq.status.run_monitor import RemoteRunMonitor, RunMonitor, open_monitor
 from embq.status.run_progress import RunProgress
 
@@ -87,23 +91,41 @@ class Overview:
 
 
 class OverviewMonitor:
-    """Reads overviews of a broker, and each commit record once."""
+    """Reads overviews of a broker, and each commit record once.
+
+    Attributes:
+        monitors: run id -> monitor, of the runs of the last overview.
+    """
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
-        self._monitors: dict[str, RunMonitor | RemoteRunMonitor] = {}
+        self.monitors: dict[str, RunMonitor | RemoteRunMonitor] = {}
 
     def look(self) -> Overview:
         """The overview now. Raises redis.exceptions.RedisError where the broker is away."""
         records = registered(self.client)
-        self._monitors = {
-            run: self._monitors.get(run) or open_monitor(record, self.client) for run, record in records.items()
+        self.monitors = {
+            run: self.monitors.get(run) or open_monitor(record, self.client) for run, record in records.items()
         }
+        ledgers = {run: self._ledger(record) for run, record in records.items()}
+        # Once for all runs: with many workers and many runs, the reports are most of what is read.
+        workers, heard = live_workers(self.client), services(self.client)
+        asked = [ledger for ledger in ledgers.values() if ledger is not None]
+        seen = {one.run: found for one, found in zip(asked, take_snapshots(asked, workers, heard), strict=True)}
         return Overview(
-            runs=[monitor.look() for monitor in self._monitors.values()],
+            runs=[monitor.progress(seen.get(run, BrokerSnapshot())) for run, monitor in self.monitors.items()],
             uploads=upload_status.arriving(self.client, ""),
-            fleet=fleet_status(self.client),
+            fleet=fleet_of(self.client, records, workers, heard),
         )
+
+    def _ledger(self, record: RunRecord) -> Ledger | None:
+        """The ledger of a run; one whose folder is damaged is monitored through the broker from then on."""
+        try:
+            return self.monitors[record.run].ledger()
+        except OutputError as error:
+            click.echo(f"warning: {error.message}; the state in the broker is shown", err=True)
+            self.monitors[record.run] = remote = RemoteRunMonitor(record, self.client)
+            return remote.ledger()
 
 
 def _columns(run: RunProgress) -> dict[str, str]:

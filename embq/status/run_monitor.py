@@ -16,6 +16,7 @@ from core.run.layout import Layout
 from core.run.run_info import RunInfo, load_run
 from core.storage.paths import Place, is_folder, place
 from embq.status.broker_snapshot import BrokerSnapshot, take_snapshot
+from embq.status.commit_pace import CommitPace
 from embq.status.run_progress import RunCounts, RunProgress, derive_progress
 
 
@@ -25,6 +26,9 @@ class RunMonitor:
     Args:
         root: output folder.
         client: the broker; None for none.
+
+    Attributes:
+        pace: of the commits.
     """
 
     def __init__(self, root: Place, client: redis.Redis | None) -> None:
@@ -34,6 +38,8 @@ class RunMonitor:
         self._log = CommitLog(Layout(root))
         self._state = checkpoint.load(Layout(root), self.info.units)
         self._timing: dict[str, float] = {}
+        self._control = Control()
+        self.pace = CommitPace()
         self._scripts = load_scripts(client) if client is not None else {}
         # Once: listing all records on every look would be too slow.
         self._log.ends_with(self.log_state().n)
@@ -42,20 +48,34 @@ class RunMonitor:
         """The commit log now, with units that were added to the run."""
         for commit in self._log.read(after=self._state.n):
             self._log.advance(self._state, commit)
+            self.pace.commit(commit, self._state.rows)
             self._timing = commit.timing or self._timing
         if generations.exists(self._log.layout.manifest, len(self.info.added) + 1):
             self.info = load_run(self.root)
             self._state.grow(self.info.units)
         return self._state
 
+    def ledger(self) -> Ledger | None:
+        """Read the folder; gives the ledger, or None where the run is over or there is no broker."""
+        closed = self.log_state().closed
+        self._control = load_control(Layout(self.root))
+        if closed or self.client is None:
+            return None
+        return Ledger(self.client, self.info.run, scripts=self._scripts)
+
     def look(self) -> RunProgress:
         """The progress now. Raises redis.exceptions.RedisError where the broker is away."""
-        log = self.log_state()
-        seen = BrokerSnapshot()
-        if self.client is not None and not log.closed:
-            seen = take_snapshot(Ledger(self.client, self.info.run, scripts=self._scripts))
+        ledger = self.ledger()
+        return self.progress(BrokerSnapshot() if ledger is None else take_snapshot(ledger))
+
+    def progress(self, seen: BrokerSnapshot) -> RunProgress:
+        """The progress by the folder as `ledger` has read it, and by a snapshot of the ledger, the empty one for None.
+
+        The broker is read last, so that no unit counts twice.
+        """
+        log = self._state
         # The broker has requests first, until the writer has noted them in the folder.
-        control = load_control(Layout(self.root)).with_changes(seen.meta | seen.asked)
+        control = self._control.with_changes(seen.meta | seen.asked)
         return derive_progress(
             self.info.run,
             str(self.root),
@@ -72,16 +92,31 @@ class RemoteRunMonitor:
 
     Args:
         record: the run as it was announced.
+
+    Attributes:
+        pace: of the commits, as far as they were looked at.
     """
 
     def __init__(self, record: RunRecord, client: redis.Redis) -> None:
+        self.pace = CommitPace()
         self.record = record
         self.client = client
         self._ledger = Ledger(client, record.run, scripts=load_scripts(client))
 
+    def ledger(self) -> Ledger:
+        """The ledger of the run."""
+        return self._ledger
+
     def look(self) -> RunProgress:
         """The progress now. Raises redis.exceptions.RedisError where the broker is away."""
-        return progress_of(self.record, take_snapshot(self._ledger))
+        return self.progress(take_snapshot(self._ledger))
+
+    def progress(self, seen: BrokerSnapshot) -> RunProgress:
+        """The progress by a snapshot of `ledger`."""
+        progress = progress_of(self.record, seen)
+        if seen.now_ms:
+            self.pace.note(seen.now_ms / 1000, progress.rows)
+        return progress
 
 
 def open_monitor(record: RunRecord, client: redis.Redis) -> RunMonitor | RemoteRunMonitor:

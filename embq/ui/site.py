@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.routing import BaseRoute, Mount
 
 from embq.serving.app import Serving
+from embq.ui.fleet.pages import FleetPages
 from embq.ui.rendering import static_files
 from embq.ui.search_page import SearchPage
 from embq.ui.thumbnails.routes import thumbnails_of
@@ -17,12 +18,14 @@ class Site:
         routes: of the pages and their files.
     """
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, fleet: FleetPages) -> None:
+        self._fleet = fleet
         self._thumbnails = thumbnails_of(serving.indices)
         search = SearchPage(serving, self._thumbnails.of)
         self.routes: list[BaseRoute] = [
             *search.routes,
             *self._thumbnails.routes,
+            *fleet.routes,
             Mount("/static", static_files()),
         ]
 
@@ -31,4 +34,5 @@ class Site:
 
     def stop(self) -> None:
         """Stop it."""
+        self._fleet.stop()
         self._thumbnails.close()

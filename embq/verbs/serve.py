@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
 
 from embq.cli.sections import SectionedCommand
-from embq.cli.shared_options import option_group
+from embq.cli.shared_options import broker_option, option_group, settings_with
 
 DEFAULT_PORT = 1234
 """The port of clip-retrieval's back end, so that clients keep their addresses."""
@@ -25,6 +26,12 @@ server_options = option_group(
         show_default=True,
         metavar="N",
         help="Port to listen on; 0 finds a free one.",
+    ),
+    broker_option,
+    click.option(
+        "--allow-actions",
+        is_flag=True,
+        help="Let browsers that come with the printed token pause, resume, cancel and retry runs.",
     ),
     click.option("--no-model", is_flag=True, help="Load no model; answer queries by vector or id only."),
     click.option(
@@ -98,6 +105,8 @@ def _serve(
     follow: bool,
     host: str,
     port: int,
+    broker: str,
+    allow_actions: bool,
     no_model: bool,
     memory: str,
     threads: int,
@@ -112,8 +121,12 @@ def _serve(
     from embq.serving.app import application
     from embq.serving.middleware import AccessRules
     from embq.serving.server import bound, serve
+    from embq.ui.fleet.pages import FleetPages
+    from embq.ui.fleet.sources import sources_of
     from embq.ui.site import Site
 
+    settings = settings_with(broker)
+    fleet = FleetPages(sources_of(folders, settings.broker_url, settings.broker_password), allow_actions=allow_actions)
     alone = is_loopback(host)
     rules = AccessRules(hosts=frozenset({host, *hosts}) if alone or hosts else frozenset(), origins=frozenset(origins))
     configure()
@@ -128,20 +141,31 @@ def _serve(
             with_models=not no_model,
             image_urls=fetch_image_urls,
             rules=rules,
-            site=Site,
+            site=partial(Site, fleet=fleet),
         )
+
+        def tell_token(url: str) -> None:
+            if fleet.token:
+                click.echo(f"to act on runs, open {url}/fleet?token={fleet.token}", err=True)
+
         if is_json():
             log = Events("serve")
             if not alone:
                 log.warning("no_password", host=host)
-            serve(app, listener, announce=lambda url: log.info("listening", url=url))
+
+            def note(url: str) -> None:
+                log.info("listening", url=url)
+                tell_token(url)
+
+            serve(app, listener, announce=note, leave=fleet.leave)
             return
         if not alone:
             click.echo(f"warning: anyone who can reach {host} can search: there is no password", err=True)
 
         def tell(url: str) -> None:
             click.echo(announce.format(url=url))
+            tell_token(url)
             if started is not None:
                 started(url)
 
-        serve(app, listener, announce=tell)
+        serve(app, listener, announce=tell, leave=fleet.leave)

@@ -143,13 +143,19 @@ def processes_for(gpu: Gpu, gpus: int) -> int:
 
 def rooms_beside(gpu: Gpu) -> int:
     """Further processes that a GPU has memory for, if each takes half as much again as what is used now."""
+    used, total = memory_of(gpu)
+    return int((total - used) / (1.5 * max(used, 1)))
+
+
+def memory_of(gpu: Gpu) -> tuple[int, int]:
+    """Bytes that are used of the memory of a GPU, by all programs, and all of it; (0, 0) where NVML does not answer."""
     library = nvml()
     if library is None:
-        return 0
+        return 0, 0
     with suppress(library.NVMLError):
         memory = library.nvmlDeviceGetMemoryInfo(library.nvmlDeviceGetHandleByUUID(gpu.visible))
-        return int((memory.total - memory.used) / (1.5 * max(memory.used, 1)))
-    return 0
+        return int(memory.used), int(memory.total)
+    return 0, 0
 
 
 def nvml() -> Any:

@@ -13,7 +13,8 @@ from core.queue.heartbeats import Device, Service
 from core.settings import model_cache
 from worker.embedders.device.capability import BUILDS, serves
 from worker.embedders.device.hardware import device_name, precisions_of
-from worker.supervisor.devices import Gpu, find_gpus, torch_architectures
+from worker.supervisor.devices import Gpu, find_gpus, memory_of, torch_architectures
+from worker.supervisor.slot import Slot
 from worker.supervisor.supervisor import Supervisor
 
 
@@ -37,20 +38,23 @@ class Machine:
         return replace(
             service,
             state="draining" if self._supervisor.draining else "running",
-            devices=tuple(
-                replace(
-                    self._devices[slot.device],
-                    state=slot.doing,
-                    worker=slot.name if slot.process is not None else "",
-                    why=slot.why,
-                )
-                for slot in self._supervisor.slots
-            ),
+            devices=tuple(self._device(slot) for slot in self._supervisor.slots),
             cores=cores(),
             memory_bytes=memory_bytes(),
             cache_free_bytes=room(model_cache()),
             packages=self._packages,
             refused={model: why for slot in self._supervisor.slots for model, why in dict(slot.refused).items()},
+        )
+
+    def _device(self, slot: Slot) -> Device:
+        used, total = memory_of(slot.gpu) if slot.gpu is not None else (0, 0)
+        return replace(
+            self._devices[slot.device],
+            state=slot.doing,
+            worker=slot.name if slot.process is not None else "",
+            why=slot.why,
+            memory_used_bytes=used,
+            memory_bytes=total,
         )
 
 
