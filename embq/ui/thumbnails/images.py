@@ -232,7 +232,7 @@ def image_of(sample: Sample) -> bytes:
 # --- shards ---
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class _Shard:
     """Offsets of the images of a shard.
 

@@ -1,0 +1,438 @@
+"""Thumbnails of rows, from every kind of input that has images."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import signal
+import tarfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from embq.ui.thumbnails import decoder, decoder_process, routes
+from embq.ui.thumbnails.images import Images
+from tests.support.outputs.build import build, write_folder, write_tar
+from tests.support.outputs.index import build_index
+from tests.support.picture_files import beyond_limits, encoded, photograph, png_of
+from tests.support.waiting import wait_until
+from tests.ui.thumbnail_server import Server, assert_shows, image_of, pixels, started
+
+Serve = Callable[..., Server]
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Serves output folders of runs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with ExitStack() as stack:
+        yield partial(started, stack, cache=tmp_path / "cache")
+
+
+@pytest.fixture
+def served(serve: Serve, tmp_path: Path) -> Serve:
+    """Runs inputs, indexes the run, and serves it."""
+
+    def made(*inputs: Path, **options: object) -> Server:
+        root = build(tmp_path / "out", [*inputs], modalities=("image",), **options)  # type: ignore[arg-type]
+        build_index(root, output="image")
+        return serve(root)
+
+    return made
+
+
+@pytest.fixture
+def no_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every read of an input is an error."""
+
+    def fail(*_: object) -> bytes:
+        raise AssertionError("an input is read")
+
+    monkeypatch.setattr(Images, "image", fail)
+
+
+def members(count: int) -> list[tuple[str, bytes]]:
+    return [(f"k{i:03}.{end}", data) for i in range(count) for end, data in (("jpg", image_of(i)), ("txt", b"a"))]
+
+
+def tar_input(folder: Path) -> Path:
+    return write_tar(folder / "photos.tar", members(7))
+
+
+def compressed_input(folder: Path) -> Path:
+    path = folder / "photos.tar.gz"
+    path.write_bytes(gzip.compress(tar_input(folder).read_bytes(), compresslevel=1))
+    (folder / "photos.tar").unlink()
+    return path
+
+
+def folder_input(folder: Path) -> Path:
+    return write_folder(folder / "photos", {f"a/k{i}.jpg": image_of(i) for i in range(7)})
+
+
+def parquet_input(folder: Path, kind: str = ".parquet") -> Path:
+    path = folder / f"photos{kind}"
+    table = pa.table({"id": [f"k{i}" for i in range(7)], "image": [image_of(i) for i in range(7)]})
+    if kind == ".parquet":
+        pq.write_table(table, path, row_group_size=4)
+    else:
+        with pa.ipc.new_file(str(path), table.schema) as file:
+            file.write_table(table)
+    return path
+
+
+def csv_input(folder: Path) -> Path:
+    folder_input(folder)
+    path = folder / "photos.csv"
+    path.write_text("image,n\n" + "".join(f"photos/a/k{i}.jpg,{i}\n" for i in range(7)))
+    return path
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        tar_input,
+        compressed_input,
+        folder_input,
+        parquet_input,
+        lambda folder: parquet_input(folder, ".arrow"),
+        csv_input,
+    ],
+    ids=["tar", "compressed tar", "folder", "parquet", "arrow", "csv"],
+)
+def test_each_row_has_the_thumbnail_of_its_own_image(
+    made: Callable[[Path], Path], served: Serve, tmp_path: Path
+) -> None:
+    server = served(made(tmp_path))
+    for id_ in (0, 4, 6, 2):
+        answer = server.get(id_)
+        assert answer.status_code == 200, answer.text
+        assert_shows(answer.content, id_)
+
+
+def test_a_photograph_looks_like_its_source(served: Serve, tmp_path: Path) -> None:
+    source = photograph(size=(500, 380))
+    server = served(write_tar(tmp_path / "a.tar", [("k.png", encoded(source, "PNG"))]))
+    found = pixels(server.get(0).content)
+    wanted = source.resize((320, 243), Image.Resampling.LANCZOS)
+    assert found.shape == (243, 320, 3)
+    assert abs(found - pixels(encoded(wanted, "JPEG", quality=95))).mean() < 6
+
+
+def test_rows_that_share_a_key_have_the_images_of_their_own_units(served: Serve, tmp_path: Path) -> None:
+    inputs = [write_tar(tmp_path / f"{n}.tar", [("same.jpg", image_of(n))]) for n in range(3)]
+    server = served(*inputs)
+    for id_ in range(3):
+        assert_shows(server.get(id_).content, id_)
+
+
+def test_a_key_that_is_not_utf8_is_found(served: Serve, tmp_path: Path) -> None:
+    odd = os.fsdecode(b"a\xff?#%2F&'\"<b>.jpg")
+    server = served(
+        write_tar(tmp_path / "a.tar", [("x.jpg", image_of(0)), (f"d/{odd}", image_of(1))]),
+        write_folder(tmp_path / "folder", {f"ä {odd}": image_of(2)}),
+    )
+    for id_ in range(3):
+        assert_shows(server.get(id_).content, id_)
+
+
+def test_the_image_of_a_key_is_that_which_was_embedded(served: Serve, tmp_path: Path) -> None:
+    """The first extension in the order of the reader, and of a repeated member the first."""
+    files = [("k.png", image_of(3, "PNG")), ("k.jpg", image_of(1)), ("k.jpg", image_of(2))]
+    assert_shows(served(write_tar(tmp_path / "a.tar", files)).get(0).content, 1)
+
+
+def test_an_index_below_a_followed_folder_has_thumbnails(serve: Serve, tmp_path: Path) -> None:
+    root = build(tmp_path / "runs" / "team" / "notes", [tar_input(tmp_path)], modalities=("image",))
+    build_index(root, output="image")
+    (tmp_path / "other").mkdir()
+    server = serve(tmp_path / "runs", follow=True)
+    wait_until(lambda: server.get(1, index="team/notes").status_code == 200)
+    assert_shows(server.get(1, index="team/notes").content, 1)
+
+
+# --- what has none ---
+
+
+def test_a_source_that_changed_has_no_thumbnail(served: Serve, tmp_path: Path) -> None:
+    tar, folder = tar_input(tmp_path), write_folder(tmp_path / "p", {"x.jpg": image_of(0)})
+    server = served(tar, folder)
+    assert server.get(0).status_code == 200
+    os.utime(tar, ns=(1, 1))
+    (folder / "x.jpg").write_bytes(image_of(1) + b"\0")
+    assert {server.code(1), server.code(7)} == {"thumbnail_changed"}
+    assert_shows(server.get(0).content, 0)  # of the planned version, from the cache
+    tar.unlink()
+    assert server.code(1) == "no_thumbnail"
+
+
+def test_ids_and_indexes_that_are_not_there_are_refused(served: Serve, tmp_path: Path) -> None:
+    server = served(tar_input(tmp_path))
+    assert server.code(7) == "no_such_id"
+    assert server.code(10**30) == "no_such_id"
+    assert server.get(0, index="other").json()["code"] == "no_such_index"
+    assert server.client.get("/thumb/out/text/0").json()["code"] == "no_such_index"
+    assert server.client.get("/thumb/out/image/-1").json()["code"] == "no_such_route"
+
+
+def test_texts_have_no_thumbnail(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    root = build(tmp_path / "out", [tmp_path / "a.txt"])
+    build_index(root, output="text")
+    answer = serve(root).client.get("/thumb/out/text/0")
+    assert (answer.status_code, answer.json()["code"]) == (404, "no_thumbnail")
+
+
+def test_a_shard_that_became_a_link_to_another_place_is_not_read(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, secret = tmp_path / "inputs", tmp_path / "secret"
+    inputs.mkdir()
+    secret.mkdir()
+    tar = tar_input(inputs)
+    root = build(tmp_path / "out", [tar], modalities=("image",))
+    build_index(root, output="image")
+    monkeypatch.setenv("EMBQ_ROOTS", str(inputs))
+    server = serve(root)
+    assert server.get(0).status_code == 200
+    moved = tar.rename(secret / tar.name)  # it keeps its version
+    tar.symlink_to(moved)
+    for id_ in (0, 1):  # also one that is cached
+        assert server.code(id_) == "no_thumbnail"
+        assert "EMBQ_ROOTS" in server.get(id_).json()["next"]
+    tar.unlink()
+    inputs.rmdir()
+    inputs.symlink_to(secret)  # the folder itself leads out: what the operator named is where it leads to
+    assert server.get(1).status_code == 200
+
+
+def test_a_file_of_a_folder_that_became_a_link_out_of_it_is_not_read(served: Serve, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "p", {"x.jpg": image_of(0), "y.jpg": image_of(1)})
+    server = served(folder)
+    moved = (folder / "x.jpg").rename(tmp_path / "x.jpg")
+    (folder / "x.jpg").symlink_to(moved)
+    (folder / "y.jpg").rename(folder / "z.jpg")
+    (folder / "y.jpg").symlink_to(folder / "z.jpg")
+    assert server.code(0) == "no_thumbnail"
+    assert_shows(server.get(1).content, 1)
+
+
+def test_bombs_and_files_that_are_no_images_are_errors_and_the_next_image_is_shown(
+    served: Serve, tmp_path: Path
+) -> None:
+    svg = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
+    odd = {name: data for name, data, _ in beyond_limits() if name in ("a real png of 81 MP", "webp of 256 MP")}
+    odd |= {"svg": svg, "cut": image_of(0)[:2000], "page": b"<html></html>", "rows": png_of(8000, 4000, 8, 6, b"")}
+    files = [(f"{i}.jpg", data) for i, data in enumerate(odd.values())]
+    server = served(write_tar(tmp_path / "a.tar", [*files, ("z.jpg", image_of(2))]))
+    for id_ in range(len(odd)):
+        assert server.code(id_) == "bad_image"
+    assert_shows(server.get(len(odd)).content, 2)
+    assert not [path for path in server.cache.rglob("*") if path.is_file()][1:]
+
+
+# --- form ---
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_thumbnail_is_upright_by_its_exif(orientation: int) -> None:
+    upright = Image.new("RGB", (600, 400), (20, 20, 200))
+    upright.paste((250, 250, 250), (0, 0, 150, 100))
+    undo = {5: 5, 6: 8, 7: 7, 8: 6}.get(orientation, orientation)
+    turned = upright if undo == 1 else upright.transpose(decoder_process.TURNS[undo])
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    found = pixels(decoder_process.thumbnail(encoded(turned, "JPEG", exif=exif), 320))
+    assert found.shape == (213, 320, 3)
+    assert found[10, 10].min() > 235
+    assert found[200, 10].max() < 230
+    assert found[10, 300].min() < 40
+
+
+def test_what_is_transparent_is_white_and_nothing_but_pixels_is_taken_over() -> None:
+    clear = Image.new("RGBA", (640, 640), (255, 0, 0, 0))
+    clear.paste((255, 0, 0, 255), (320, 0, 640, 640))
+    palette = clear.convert("P")
+    palette.info["transparency"] = palette.getpixel((0, 0))
+    for image in (clear, palette, clear.convert("LA")):
+        found = pixels(decoder_process.thumbnail(encoded(image, "PNG"), 320))
+        assert found.shape == (320, 320, 3)
+        assert found[160, 40].min() > 240
+        assert found[160, 280].min() < 120
+    exif = Image.Exif()
+    exif[0x010E] = "a secret place"
+    made = decoder_process.thumbnail(encoded(photograph(), "JPEG", exif=exif, comment=b"secret", icc_profile=b"x"), 320)
+    assert b"secret" not in made
+    assert b"Exif" not in made
+    assert b"ICC_PROFILE" not in made
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "I;16", "CMYK", "YCbCr"])
+def test_images_of_other_modes_have_thumbnails(mode: str) -> None:
+    gray = photograph("L")
+    image = gray.convert("I").point(lambda value: value * 257).convert("I;16") if mode == "I;16" else gray.convert(mode)
+    kind = "JPEG" if mode in ("CMYK", "YCbCr") else "PNG"
+    found = pixels(decoder_process.thumbnail(encoded(image, kind), 320))
+    wanted = pixels(decoder_process.thumbnail(encoded(gray, "PNG"), 320))
+    blurred = [one[:240, :320].reshape(12, 20, 16, 20, 3).mean((1, 3)) for one in (found, wanted)]
+    assert abs(blurred[0] - blurred[1]).mean() < 12
+
+
+def test_a_small_image_is_not_enlarged() -> None:
+    small = encoded(Image.new("RGB", (40, 1), "red"), "PNG")
+    assert pixels(decoder_process.thumbnail(small, 320)).shape == (1, 40, 3)
+
+
+# --- http ---
+
+
+def test_the_headers_let_a_browser_keep_it_and_guess_nothing(
+    served: Serve, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    server = served(tar_input(tmp_path))
+    first = server.get(1)
+    assert first.headers["content-type"] == "image/jpeg"
+    assert first.headers["cache-control"] == "private, max-age=86400"
+    assert first.headers["x-content-type-options"] == "nosniff"
+    etag = first.headers["etag"]
+    assert etag.startswith('"')
+    assert server.get(2).headers["etag"] != etag
+    request.getfixturevalue("no_images")
+    for sent in (etag, f'"x", W/{etag}', "*"):
+        again = server.get(1, if_none_match=sent)
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+    assert server.get(1, if_none_match='"x"').status_code == 200
+    assert server.get(3).status_code == 500  # what `no_images` raises: a failure is not cached
+    assert server.get(3).headers["cache-control"] == "no-store"
+
+
+def test_the_metrics_name_the_template_and_no_path(served: Serve, tmp_path: Path) -> None:
+    server = served(tar_input(tmp_path))
+    server.get(1)
+    server.get(99)
+    said = server.client.get("/metrics").text
+    assert f'embq_http_requests_total{{route="{routes.PATH}",status="200"}} 1.0' in said
+    assert f'embq_http_requests_total{{route="{routes.PATH}",status="404"}} 1.0' in said
+    assert "/thumb/out" not in said
+
+
+def test_many_thumbnails_at_once_are_right_while_the_server_answers(served: Serve, tmp_path: Path) -> None:
+    server = served(write_tar(tmp_path / "a.tar", members(50)), unit_samples=50)
+    with ThreadPoolExecutor(50) as pool:
+        found = pool.map(server.get, range(50))
+        assert server.client.get("/health").status_code == 200
+        for id_, answer in enumerate(found):
+            assert_shows(answer.content, id_)
+
+
+# --- cache ---
+
+
+def test_thumbnails_outlive_a_restart(
+    serve: Serve, served: Serve, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    first = served(tar_input(tmp_path))
+    made = first.get(5).content
+    request.getfixturevalue("no_images")
+    assert serve(tmp_path / "out").get(5).content == made
+
+
+def test_a_damaged_file_of_the_cache_is_made_anew(served: Serve, tmp_path: Path) -> None:
+    server = served(tar_input(tmp_path))
+    made = server.get(5).content
+    (file,) = (path for path in server.cache.rglob("*") if path.is_file())
+    file.write_bytes(bytes(len(made)))
+    assert server.get(5).content == made
+    assert file.read_bytes() == made
+
+
+def test_the_cache_stays_below_its_bound_and_keeps_what_was_used_last(
+    served: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMBQ_THUMBNAIL_CACHE_GB", "0.00001")
+    server = served(tar_input(tmp_path))
+    names = {}
+    for id_ in (0, 1, 2, 3, 0, 4, 0, 5, 0, 6):
+        names[id_] = server.get(id_).headers["etag"].strip('"')
+        for path in server.cache.rglob("*"):  # as if each request came a second after the last
+            if path.is_file():
+                status = path.stat()
+                os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns - 10**9))
+    there = {path.name: path.stat().st_size for path in server.cache.rglob("*") if path.is_file()}
+    assert sum(there.values()) <= 10_000
+    assert 1 < len(there) < 7
+    assert {names[0], names[6]} <= set(there)
+    assert not {names[1], names[2]} & set(there)
+
+
+def test_a_cache_that_cannot_be_written_costs_time_alone(serve: Serve, served: Serve, tmp_path: Path) -> None:
+    server = served(tar_input(tmp_path))
+    server.cache.parent.mkdir(parents=True)
+    server.cache.write_text("a file in its place")
+    for _ in range(2):
+        assert_shows(server.get(3).content, 3)
+
+
+# --- processes ---
+
+
+def test_a_killed_decoder_is_replaced(served: Serve, tmp_path: Path) -> None:
+    server = served(tar_input(tmp_path))
+    assert_shows(server.get(0).content, 0)
+    for id_ in (1, 2):
+        (pid,) = server.thumbnails._decoders.pids
+        os.kill(pid, signal.SIGKILL)
+        assert_shows(server.get(id_).content, id_)
+        assert server.thumbnails._decoders.pids != [pid]
+
+
+def test_a_decoder_that_hangs_is_killed_and_one_of_many_images_replaced(
+    served: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = served(tar_input(tmp_path))
+    assert server.get(0).status_code == 200
+    (pid,) = server.thumbnails._decoders.pids
+    monkeypatch.setattr(decoder, "IMAGE_S", 0.2)
+    os.kill(pid, signal.SIGSTOP)
+    assert server.code(1) == "bad_image"
+    assert not psutil.pid_exists(pid)
+    monkeypatch.setattr(decoder, "IMAGE_S", 30.0)
+    monkeypatch.setattr(decoder, "IMAGES", 2)
+    seen = set()
+    for id_ in (1, 2, 3, 4):
+        assert_shows(server.get(id_).content, id_)
+        seen.update(server.thumbnails._decoders.pids)
+    assert len(seen) == 2
+
+
+def test_a_compressed_shard_is_read_once_for_all_its_images(
+    served: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = served(compressed_input(tmp_path))
+    assert server.get(0).status_code == 200
+    monkeypatch.setattr("sources.reader_process.client.Process.read", None)  # a second one would fail
+    assert_shows(server.get(6).content, 6)
+
+
+def test_members_behind_damage_have_no_thumbnail_and_those_before_it_have(serve: Serve, tmp_path: Path) -> None:
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as tar:
+        for name, data in members(4):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    (tmp_path / "a.tar").write_bytes(whole.getvalue()[: whole.getvalue().index(b"k003.jpg") + 1000])
+    root = build(tmp_path / "out", [tmp_path / "a.tar"], modalities=("image",), damaged="keep")
+    build_index(root, output="image")
+    server = serve(root)
+    assert_shows(server.get(2).content, 2)
+    assert server.code(3) == "no_such_id"

@@ -1,0 +1,85 @@
+"""Coloured images, and a server of the thumbnails of runs in this process."""
+
+from __future__ import annotations
+
+import io
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from starlette.testclient import TestClient
+
+from embq.serving.app import Serving, application
+from embq.serving.middleware import AccessRules
+from embq.ui.site import Site
+from embq.ui.thumbnails.routes import Thumbnails
+
+COLOURS = [(200, 30, 30), (30, 180, 40), (40, 60, 220), (230, 200, 20), (150, 40, 170), (20, 190, 190), (250, 140, 30)]
+SIZE = (800, 500)
+
+
+def image_of(number: int, kind: str = "JPEG", size: tuple[int, int] = SIZE, **options: object) -> bytes:
+    """An encoded image of one colour, a lighter square in its top left corner."""
+    image = Image.new("RGB", size, COLOURS[number % len(COLOURS)])
+    image.paste((250, 250, 250), (0, 0, size[0] // 4, size[1] // 4))
+    data = io.BytesIO()
+    image.save(data, kind, **options)
+    return data.getvalue()
+
+
+def pixels(jpeg: bytes) -> np.ndarray:
+    with Image.open(io.BytesIO(jpeg), formats=["JPEG"]) as image:
+        return np.asarray(image.convert("RGB")).astype(int)
+
+
+def assert_shows(jpeg: bytes, number: int) -> None:
+    """The thumbnail is that of `image_of(number)`: its shape, its colour, and which way is up."""
+    found = pixels(jpeg)
+    assert found.shape == (200, 320, 3)
+    assert np.abs(found[150, 250] - COLOURS[number % len(COLOURS)]).max() < 12
+    assert found[10, 10].min() > 235
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """The server of one run; `thumbnails` is what makes them."""
+
+    client: TestClient
+    thumbnails: Thumbnails
+    cache: Path
+
+    def get(self, id_: int, *, index: str = "out", **headers: str):
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.client.get(f"/thumb/{index}/image/{id_}", headers=named)
+
+    def code(self, id_: int) -> str:
+        """The code of a refusal, which is a 404."""
+        answer = self.get(id_)
+        assert answer.status_code == 404, answer.text
+        assert set(answer.json()) == {"code", "message", "next"}
+        return str(answer.json()["code"])
+
+
+def started(stack: ExitStack, *folders: Path, cache: Path, follow: bool = False) -> Server:
+    """A server of these indexes, until the stack is closed; `cache` is XDG_CACHE_HOME."""
+    sites: list[Site] = []
+
+    def site(serving: Serving) -> Site:
+        sites.append(Site(serving))
+        return sites[0]
+
+    app = application(
+        [str(folder) for folder in folders],
+        [],
+        follow=follow,
+        memory="ram",
+        threads=1,
+        with_models=False,
+        image_urls=False,
+        rules=AccessRules(),
+        site=site,
+    )
+    client = stack.enter_context(TestClient(app))
+    return Server(client=client, thumbnails=sites[0]._thumbnails, cache=cache / "embq" / "thumbnails")
