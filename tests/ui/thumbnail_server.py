@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from embq.serving.app import Serving, application
 from embq.serving.middleware import AccessRules
+from embq.ui.fleet.pages import FleetPages
 from embq.ui.site import Site
 from embq.ui.thumbnails.routes import Thumbnails
 
@@ -67,7 +68,7 @@ def started(stack: ExitStack, *folders: Path, cache: Path, follow: bool = False)
     sites: list[Site] = []
 
     def site(serving: Serving) -> Site:
-        sites.append(Site(serving))
+        sites.append(Site(serving, FleetPages([], allow_actions=False)))
         return sites[0]
 
     app = application(
