@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from embq.indexing.autofaiss import build_index
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from os import PathLike
 
     from embq.searching.query import Result
@@ -23,7 +24,11 @@ def search(
     image: bytes | str | PathLike[str] | None = None,
     vector: Any = None,
     id: int | None = None,
+    like: Iterable[int] = (),
+    unlike: Iterable[int] = (),
+    where: Iterable[Any] = (),
     k: int = 10,
+    offset: int = 0,
     name: str | None = None,
     embedding: str | None = None,
     nprobe: int | None = None,
@@ -40,6 +45,11 @@ def search(
         image: an encoded image, or the path of its file.
         vector: numbers of shape (d,), as an array or a list, or the path of a .npy or JSON file.
         id: of a row, which is excluded from its own results.
+        like, unlike: ids of rows towards which the query is moved, and away from which; they are excluded from the
+            results.
+        where: conditions that all results satisfy: texts as `embq search --where` takes them, or (column, operator,
+            value). Operators are = != < <= > >= contains in.
+        offset: results to skip, for the next page.
         name: which index of a server, where it serves several.
         embedding: which of the vectors of a run, where several are indexed.
         nprobe: inverted lists to search; None for the tuned number.
@@ -47,7 +57,8 @@ def search(
         prompt, prompt_text: the prompt before the text: its name in the model, or the prompt itself.
         model: spec of the model, where it is not where the run had it; it must be the same model.
 
-    Exactly one of text, image, vector and id is given. Raises `core.errors.EmbqError` with a code and a next step.
+    One of text, image, vector and id is given, or none where `like` is. Raises `core.errors.EmbqError` with a code and
+    a next step.
     """
     # Here, because `import embq` must stay light.
     from pathlib import Path
@@ -55,13 +66,18 @@ def search(
     from core.errors import UsageError
     from embq.searching.query import Query, path_of
     from embq.searching.remote import is_server, search_remote
+    from indexer.filter.condition import read_conditions
 
     query = Query(
         text=text,
         image=image if isinstance(image, bytes) else path_of(image),
         vector=path_of(vector) or vector,
         id=id,
+        like=tuple(like),
+        unlike=tuple(unlike),
+        where=read_conditions(where),
         k=k,
+        offset=offset,
         nprobe=nprobe,
         refine=refine,
         prompt=prompt,
@@ -77,5 +93,4 @@ def search(
         )
     from embq.searching.local import search_local
 
-    where = index if isinstance(index, str) else Path(index)
-    return search_local(where, query, output=embedding).results
+    return search_local(index if isinstance(index, str) else Path(index), query, output=embedding).results

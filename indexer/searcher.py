@@ -299,8 +299,9 @@ class Searcher:
 
 def _settled(before: np.ndarray, now: np.ndarray) -> bool:
     """True where more lists have changed one in a hundred of the best rows of a query, or fewer."""
-    new = [np.isin(ids, known, invert=True).sum() for known, ids in zip(before, now, strict=True)]
-    return max(new, default=0) <= now.shape[1] // 100
+    new = [int(np.isin(ids, known, invert=True).sum()) for known, ids in zip(before, now, strict=True)]
+    most_new: int = now.shape[1] // 100
+    return max(new, default=0) <= most_new
 
 
 def _of_piece(ranges: int, piece: tuple[int, int]) -> range:

@@ -18,13 +18,14 @@ from msgspec import Meta
 
 from core import wire
 from core.errors import ConfigError, InputError, MalformedError, SampleError, UsageError
+from indexer.filter.condition import MOST_CONDITIONS, Condition, Forms
 
 T = TypeVar("T")
 
 KINDS = ("text", "image", "vector", "id")
 """A query is one of these."""
 
-JSON_FIELDS = (*KINDS, "k", "index", "modality", "nprobe", "refine")
+JSON_FIELDS = (*KINDS, "k", "offset", "where", "like", "unlike", "index", "modality", "nprobe", "refine")
 """Fields of the body of `/search`."""
 
 SCHEMA = 1
@@ -33,7 +34,10 @@ SCHEMA = 1
 DEFAULT_RESULTS = 10
 
 MOST_RESULTS = 10_000
-"""Most ids of one answer of a server; clip-retrieval's page asks for 3,000."""
+"""Most ids of one answer of a server, the skipped ones among them; clip-retrieval's page asks for 3,000."""
+
+MOST_EXAMPLES = 32
+"""Rows that a query resembles, and rows that it does not."""
 
 MOST_TEXT = 10_000
 """Most characters of a text that a server takes. Models read a few hundred tokens and cut off the rest."""
@@ -48,18 +52,24 @@ IDENTITY = ("id", "key", "caption", "source", "unit_id")
 
 Whole = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Signed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+FromZero = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Examples: Any = Annotated[list[Signed], Meta(max_length=MOST_EXAMPLES)]
 Modality = Literal["", "image", "text"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """One query: exactly one of `text`, `image`, `vector` and `id`, and how it is answered.
+    """One query: one of `text`, `image`, `vector` and `id`, or none where `like` is given, and how it is answered.
 
     Attributes:
         image: an encoded image, or the path of its file.
         vector: numbers of shape (d,), or (n, d), of which the first row counts; or the path of a file of them.
         id: of a row, which is excluded from its own results.
         k: most results.
+        offset: results to skip before the first.
+        where: conditions that all results satisfy.
+        like: ids of rows towards which the query is moved, which are excluded from the results.
+        unlike: ids of rows away from which it is moved, excluded as well.
         index: name of a server's index; "" where there is only one.
         modality: of a server's index: "image" or "text"; "" where the name has only one.
         nprobe: inverted lists to search; None for the tuned number.
@@ -74,6 +84,10 @@ class Query:
     vector: Any = None
     id: int | None = None
     k: int = DEFAULT_RESULTS
+    offset: int = 0
+    where: tuple[Condition, ...] = ()
+    like: tuple[int, ...] = ()
+    unlike: tuple[int, ...] = ()
     index: str = ""
     modality: str = ""
     nprobe: int | None = None
@@ -86,18 +100,26 @@ class Query:
     def from_json(cls, body: object) -> Query:
         """The query in a body of `/search`. Absent and null mean the same.
 
-        Raises InputError `no_query`, `bad_query`, `too_many`, `too_long` or `bad_request`; also for unknown fields.
+        Raises InputError `no_query`, `bad_query`, `bad_filter`, `too_many`, `too_long` or `bad_request`; also for
+        unknown fields.
         """
         fields = json_object(body)
         if unknown := [name for name in fields if name not in JSON_FIELDS]:
             raise _bad_request(f"there is no field {unknown[0][:40]!r}", f"send only {', '.join(JSON_FIELDS)}")
         given = [name for name in KINDS if fields.get(name) is not None]
-        if len(given) != 1:
+        like = json_field(fields, "like", Examples, [])
+        if len(given) > 1 or not (given or like):
             message = f"the request has several queries: {', '.join(given)}" if given else "the request has no query"
             raise InputError(message, code="no_query", next_step=f"send one of {', '.join(KINDS)}")
+        k, offset = count_field(fields, "k", DEFAULT_RESULTS, Whole), count_field(fields, "offset", 0, FromZero)
+        count_field({"offset + k": offset + k}, "offset + k", 0, Whole)
         return cls(
-            **query_field(given[0], fields[given[0]]),
-            k=count_field(fields, "k", DEFAULT_RESULTS, Whole),
+            **(query_field(given[0], fields[given[0]]) if given else {}),
+            k=k,
+            offset=offset,
+            where=tuple(Condition.from_form(form) for form in json_field(fields, "where", Forms, [])),
+            like=tuple(like),
+            unlike=tuple(json_field(fields, "unlike", Examples, [])),
             index=json_field(fields, "index", str, ""),
             modality=json_field(fields, "modality", Modality, ""),
             nprobe=json_field(fields, "nprobe", Whole, None),
@@ -109,18 +131,30 @@ class Query:
         fields = {name: getattr(self, name) for name in JSON_FIELDS}
         if isinstance(self.image, bytes):
             fields["image"] = base64.b64encode(self.image).decode()
-        return {name: value for name, value in fields.items() if value not in (None, "")}
+        fields["where"] = [condition.describe() for condition in self.where]
+        fields["offset"] = self.offset or None
+        return {name: value for name, value in fields.items() if value not in (None, "", (), [])}
+
+    @property
+    def excluded(self) -> frozenset[int]:
+        """Ids of rows that are no results: they are the query."""
+        return frozenset((*self.like, *self.unlike, *(() if self.id is None else (self.id,))))
 
     def check(self) -> None:
-        """Raise UsageError where there is not exactly one query, or options do not belong to it."""
+        """Raise UsageError where there is no query, or more than one, or options do not belong to it."""
         given = [name for name in KINDS if getattr(self, name) is not None]
-        if len(given) != 1:
+        if len(given) > 1 or not (given or self.like):
             raise UsageError(
                 f"several queries are given: {', '.join(given)}" if given else "no query is given",
-                next_step="give one of a text, an image, a vector and the id of a row",
+                next_step="give one of a text, an image, a vector and the id of a row, or rows that results are like",
             )
-        if self.k < 1:
-            raise UsageError(f"k is {self.k}", next_step="ask for one result or more")
+        if self.k < 1 or self.offset < 0:
+            raise UsageError(
+                f"k is {self.k}, offset is {self.offset}", next_step="ask for one result or more, after 0 or more"
+            )
+        for name, most in (("where", MOST_CONDITIONS), ("like", MOST_EXAMPLES), ("unlike", MOST_EXAMPLES)):
+            if (count := len(getattr(self, name))) > most:
+                raise UsageError(f"{name} is given {count} times", next_step=f"give it {most} times or fewer")
         if self.text is None and (self.prompt is not None or self.prompt_text is not None):
             raise UsageError("a prompt is given without a text", next_step="leave the prompt out")
         if self.prompt is not None and self.prompt_text is not None:
@@ -168,8 +202,8 @@ class Answer:
 
     Attributes:
         results: best first.
-        timing: load_s: opening the index and the model; embed_ms: the query; search_ms: its neighbours; rows_ms: their
-            keys and captions.
+        timing: load_s: opening the index and the model; embed_ms: the query; filter_ms: the rows that satisfy the
+            conditions; search_ms: its neighbours; rows_ms: their keys and captions.
     """
 
     results: list[Result]

@@ -77,7 +77,7 @@ def search_remote(
     answer = fetch_json(address, "/search", body, timeout_s=SEARCH_S)
     try:
         results = [_result(one) for one in answer["results"]]
-        timing = {key: float(answer["timing"][key]) for key in ("embed_ms", "search_ms", "rows_ms")}
+        timing = {key: float(answer["timing"][key]) for key in ("filter_ms", "embed_ms", "search_ms", "rows_ms")}
     except (KeyError, TypeError, ValueError) as error:
         raise address.not_embq("its answer to a search is not one of embq") from error
     elsewhere_s = time.perf_counter() - began - sum(timing.values()) / 1000

@@ -13,7 +13,7 @@ from core.errors import (
     UsageError,
 )
 
-STATUS_OF_CODE = {"count_changed": 409, "other_modality": 400, "too_long": 413, "too_many": 413}
+STATUS_OF_CODE = {"count_changed": 409, "no_such_id": 404, "other_modality": 400, "too_long": 413, "too_many": 413}
 """Codes that decide the status before the class of the error does."""
 
 

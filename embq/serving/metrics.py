@@ -35,8 +35,8 @@ METRICS = (
         name="embq_search_seconds",
         kind="histogram",
         labels=("step",),
-        meaning="a step of `/knn-service` or `/search`: `fetch` an image by its URL, `embed` the query, `knn`, "
-        "`duplicates`, `rows`",
+        meaning="a step of `/knn-service` or `/search`: `fetch` an image by its URL, `embed` the query, `filter`, "
+        "`knn`, `duplicates`, `rows`",
     ),
     Metric(name="embq_index_rows", kind="gauge", labels=("index", "modality"), meaning="rows that can be found"),
     Metric(
@@ -57,7 +57,7 @@ METRICS = (
 
 SEARCH_ROUTES = ("/knn-service", "/search")
 
-STEPS = ("fetch", "embed", "knn", "duplicates", "rows")
+STEPS = ("fetch", "filter", "embed", "knn", "duplicates", "rows")
 
 
 class Steps:

@@ -7,12 +7,19 @@ for every filter by default): it is named in `not_applied`. The body of `/search
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
-
-from msgspec import Meta
 
 from core.errors import InputError
-from embq.searching.query import MOST_RESULTS, Modality, Query, Whole, count_field, json_field, json_object, query_field
+from embq.searching.query import (
+    MOST_RESULTS,
+    FromZero,
+    Modality,
+    Query,
+    Whole,
+    count_field,
+    json_field,
+    json_object,
+    query_field,
+)
 
 DEFAULT_RESULTS = 40
 """As clip-retrieval's client asks for."""
@@ -21,8 +28,6 @@ FILTERS = ("use_mclip", "use_safety_model", "use_violence_detector")
 
 QUERIES = {"text": "text", "image": "image", "image_url": "text", "embedding_input": "vector"}
 """Field -> kind of query, in the order in which clip-retrieval's back end looks for one; it takes the first."""
-
-FromZero = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

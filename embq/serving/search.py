@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import anyio
 import numpy as np
 
 from core.errors import InputError, OutputError, SampleError
-from embq.searching.local import checked_vector, embed_query, results_of
+from embq.searching.local import check_ids, complete_vector, embed_query, nearest_of, results_of
 from embq.searching.query import SCHEMA, Query, not_embedded
 from embq.serving.http_errors import HttpError
 from embq.serving.image_url import fetch_image
@@ -25,6 +25,8 @@ from embq.serving.served_index import OpenVersion
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from indexer.filter.selection import Selection
 
 _FETCHES = 8
 """Images by URL that are fetched at once."""
@@ -38,6 +40,10 @@ class KnnAnswer:
     version: str
     not_applied: tuple[str, ...] = ()
     server_timing: str = ""
+
+
+TIMED = {"filter_ms": "filter", "embed_ms": "embed", "search_ms": "knn", "rows_ms": "rows"}
+"""Times in the answer of `/search` -> steps."""
 
 
 class Search:
@@ -94,14 +100,19 @@ class Search:
         index = self._indices.only(query.index, query.modality)
         began, steps = time.perf_counter(), Steps(self._metrics)
         with index.use() as version:
+            among = None
+            if query.where:
+                # Before the model is waited for: a wrong condition is an error at once.
+                select = partial(_selected, query, version, steps)
+                among = await anyio.to_thread.run_sync(select, limiter=version.turn)
             try:
                 vector = await self._vector(query, version, steps)
             except SampleError as error:
                 raise not_embedded(error) from error
-            search = partial(_search_results, query, version, vector, steps)
+            search = partial(_search_results, query, version, vector, among, steps)
             results = await anyio.to_thread.run_sync(search, limiter=version.turn)
         timing = {"load_s": time.perf_counter() - began - sum(steps.seconds.values())}
-        for name, step in (("embed_ms", "embed"), ("search_ms", "knn"), ("rows_ms", "rows")):
+        for name, step in TIMED.items():
             timing[name] = 1000 * steps.seconds.get(step, 0.0)
         return {
             "schema": SCHEMA,
@@ -111,24 +122,31 @@ class Search:
             "version": version.info.name,
         }
 
+    async def columns(self, index: str, modality: str) -> list[dict[str, Any]]:
+        """The columns that `where` of `/search` may name: `name`, `type`, `values` and `rows`.
+
+        `values` are (value, rows with it), the most frequent first, of columns with few different ones; None of others.
+        `rows` is the number of rows that were looked at.
+
+        Args:
+            index, modality: as in the body of `/search`.
+        """
+        with self._indices.only(index, modality).use() as version:
+            found = await anyio.to_thread.run_sync(version.searcher.columns, limiter=version.turn)
+        return [asdict(one) for one in found]
+
     async def _vector(self, query: Query, version: OpenVersion, steps: Steps) -> np.ndarray:
         """The query as float32 (d,)."""
         info = version.info
-        if query.id is not None:
-            if not 0 <= query.id < info.ids:
-                raise HttpError(
-                    f"the index has no row {query.id}: its ids go from 0 to {info.ids - 1}",
-                    code="no_such_id",
-                    next_step="ask for an id that a search has given",
-                    status=404,
-                )
-            vector = await anyio.to_thread.run_sync(version.searcher.vector_of, query.id, limiter=version.turn)
-        elif query.vector is not None:
-            vector = np.array(query.vector, np.float64)
-        else:
+        check_ids(query, info.ids)
+        embedded = None
+        if query.text is not None or query.image is not None:
             with steps.step("embed"):
-                vector = await self._models.embed(info, lambda model: embed_query(model, query))
-        return checked_vector(vector, info.dim, "cosine" if info.cosine else "ip")
+                embedded = await self._models.embed(info, lambda model: embed_query(model, query))
+        complete = partial(complete_vector, version.searcher, query, embedded, "cosine" if info.cosine else "ip")
+        if not query.excluded:
+            return complete()
+        return await anyio.to_thread.run_sync(complete, limiter=version.turn)
 
     async def _fetch(self, url: str, steps: Steps) -> bytes:
         if not self._image_urls:
@@ -142,13 +160,20 @@ class Search:
             return await anyio.to_thread.run_sync(fetch_image, url, limiter=self._fetches)
 
 
-def _search_results(query: Query, version: OpenVersion, vector: np.ndarray, steps: Steps) -> list[dict[str, Any]]:
+def _selected(query: Query, version: OpenVersion, steps: Steps) -> Selection:
+    with steps.step("filter"):
+        return version.searcher.select(query.where)
+
+
+def _search_results(
+    query: Query, version: OpenVersion, vector: np.ndarray, among: Selection | None, steps: Steps
+) -> list[dict[str, Any]]:
     """The results as `Result.describe` gives them, best first, with values that JSON can hold."""
     with steps.step("knn"):
-        wanted = min(query.k + (query.id is not None), version.info.ids)
-        found = version.searcher.search(vector[None], wanted, nprobe=query.nprobe, refine=query.refine)
+        found = nearest_of(version.searcher, query, vector, among)
     with steps.step("rows"):
-        results = results_of(found.ids[0], found.scores[0], version.searcher.rows, k=query.k, excluded=query.id)
+        ids, scores, rows = found.ids[0], found.scores[0], version.searcher.rows
+        results = results_of(ids, scores, rows, k=query.k, offset=query.offset, excluded=query.excluded)
     return [
         replace(one, metadata={name: json_value(value) for name, value in one.metadata.items()}).describe()
         for one in results

@@ -34,8 +34,21 @@ KEY_WIDTH, SOURCE_WIDTH = 44, 28
 )
 @click.option("--id", type=int, metavar="N", default=None, help="Search for rows similar to the row with this id.")
 @click.option(
+    "--like", type=int, multiple=True, metavar="N", help="Move the query towards the row with this id; repeatable."
+)
+@click.option(
+    "--unlike", type=int, multiple=True, metavar="N", help="Move it away from the row with this id; repeatable."
+)
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="CONDITION",
+    help="Only rows that satisfy it, such as 'year >= 2020' or 'caption contains cat'; repeatable, all must hold.",
+)
+@click.option(
     "-k", "k", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="Number of results."
 )
+@click.option("--offset", type=click.IntRange(min=0), default=0, metavar="N", help="Results to skip.")
 @click.option("--index", "name", default=None, metavar="NAME", help="Index of a server that serves several.")
 @embedding_option
 @click.option(
@@ -67,11 +80,12 @@ def command(
     vector: str | None,
     name: str | None,
     embedding: str | None,
+    where: tuple[str, ...],
     no_refine: bool,
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Find the rows of an index that are nearest to a text, an image, a vector or another row.
+    """Find the rows of an index that are nearest to a text, an image, a vector or other rows.
 
     INDEX is the folder of an index or of one of its versions, the output folder of a run, the s3:// or gs:// URL of an
     index, or the URL of an `embq serve`, which needs only embq itself on this machine. Texts and images are embedded
@@ -80,10 +94,12 @@ def command(
     from pathlib import Path
 
     from embq.searching.query import Query
+    from indexer.filter.condition import read_conditions
 
     query = Query(
         image=None if image is None else Path(image),
         vector=None if vector is None else Path(vector),
+        where=read_conditions(where),
         refine=False if no_refine else None,
         **options,
     )

@@ -70,7 +70,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str
     assert run(["search", *arguments, "--json"]) == Exit.DONE
     told = json.loads(capsys.readouterr().out)
     assert set(told) == {"schema", "results", "timing"}
-    assert set(told["timing"]) == {"load_s", "embed_ms", "search_ms", "rows_ms"}
+    assert set(told["timing"]) == {"load_s", "filter_ms", "embed_ms", "search_ms", "rows_ms"}
     results: list[dict[str, object]] = told["results"]
     return results
 
