@@ -92,6 +92,7 @@ class Process(JsonChild):
         # Allocators that reserve no more than they use, so that a limit of address space is one of memory.
         super().__init__(command, ARROW_DEFAULT_MEMORY_POOL="system", MALLOC_ARENA_MAX="1", OMP_NUM_THREADS="1")
         self._lock = threading.Lock()
+        self._stopped = False
 
     def look(self, unit: Unit, *, first_metadata: int = 0, wait_s: float | None = None) -> Any:
         """The result of `inspect`, or the metadata of so many samples.
@@ -113,6 +114,7 @@ class Process(JsonChild):
             only: see `sources.unit_reader.read_here`.
             reach: hosts that may be read from; None for those of this process.
         """
+        self._stopped = False
         asked: dict[str, Any] = {"roots": list(roots), "only": only}
         kind, content = self._first_frame(unit, asked, None, reach)
         while kind != END:
@@ -127,7 +129,8 @@ class Process(JsonChild):
             kind, content = self._frame(unit)
 
     def stop(self) -> None:
-        """End the process from another thread; the one that reads gets SourceError `reader_died`."""
+        """End the request in hand from another thread; the one that reads gets SourceError `reader_died`."""
+        self._stopped = True
         if (process := self._process) is not None:
             process.kill()
 
@@ -140,6 +143,8 @@ class Process(JsonChild):
         for is_last in (False, True):
             self.ask(request)
             process, answers = self._running()
+            if self._stopped:
+                process.kill()
             if deadline is not None:
                 wait_s = max(0.0, deadline - time.monotonic())
                 if not select.select([answers], [], [], wait_s)[0]:
@@ -149,7 +154,7 @@ class Process(JsonChild):
             status = self._ended()
             if deadline is not None and time.monotonic() >= deadline:
                 raise SourceError(f"{unit.source}: its reader has not answered in time", code=DIED)
-            if is_last or status == -signal.SIGXCPU:
+            if is_last or self._stopped or status == -signal.SIGXCPU:
                 raise self._failure(unit, status)
             # It may have ended for want of requests, or been killed by somebody: a fresh one tells.
         raise AssertionError("unreachable")
