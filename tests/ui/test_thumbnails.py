@@ -19,11 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from embq.ui.thumbnails import decoder, decoder_process, routes
+from embq.ui.thumbnails import decoder, decoder_process, images, routes
 from embq.ui.thumbnails.images import Images
 from tests.support.outputs.build import build, write_folder, write_tar
 from tests.support.outputs.index import build_index
 from tests.support.picture_files import beyond_limits, encoded, photograph, png_of
+from tests.support.servers.storage import http_server
 from tests.support.waiting import wait_until
 from tests.ui.thumbnail_server import Server, assert_shows, image_of, pixels, started
 
@@ -436,3 +437,45 @@ def test_members_behind_damage_have_no_thumbnail_and_those_before_it_have(serve:
     server = serve(root)
     assert_shows(server.get(2).content, 2)
     assert server.code(3) == "no_such_id"
+
+
+# --- behind URLs ---
+
+
+def test_inputs_behind_urls_have_thumbnails_where_their_host_may_be_read(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tar_input(write_folder(tmp_path / "files", {"linked.jpg": image_of(5)}))
+    with http_server(tmp_path / "files") as there:
+        table = tmp_path / "links.parquet"
+        pq.write_table(pa.table({"url": [f"{there.url}/gone.jpg", f"{there.url}/linked.jpg"]}), table)
+        inputs = [f"{there.url}/photos.tar", table]
+        root = build(tmp_path / "out", inputs, modalities=("image",), image_column="url")
+        build_index(root, output="image")
+        refused = serve(root)  # loopback is no public host
+        assert {refused.code(1), refused.code(7)} == {"no_thumbnail"}
+        monkeypatch.setenv("EMBQ_PRIVATE_HOSTS", "127.0.0.1")
+        server = serve(root)
+        assert_shows(server.get(1).content, 1)
+        assert_shows(server.get(7).content, 5)
+        asked = there.asked.copy()
+        assert_shows(server.get(6).content, 6)
+        assert there.asked == asked  # the shard is kept
+
+
+def test_a_slow_input_is_given_up_and_read_later(
+    served: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMBQ_PRIVATE_HOSTS", "127.0.0.1")
+    (tmp_path / "files").mkdir()
+    tar_input(tmp_path / "files")
+    with http_server(tmp_path / "files") as there:
+        server = served(f"{there.url}/photos.tar")
+        monkeypatch.setattr(images, "READ_S", 0.5)
+        there.latency_s = 60.0
+        answer = server.get(0)
+        assert (answer.status_code, answer.json()["code"]) == (503, "no_thumbnail")
+        assert "0.5 s" in answer.json()["message"]
+        monkeypatch.setattr(images, "READ_S", 60.0)
+        there.latency_s = 0.0
+        assert_shows(server.get(0).content, 0)

@@ -82,7 +82,7 @@ def request_of(root: Place, *inputs: Path | str, **changes: Any) -> Request:
 
 def build(
     root: Path,
-    inputs: Sequence[Path],
+    inputs: Sequence[Path | str],
     *,
     model: str | tuple[str, ...] = "stub:8",
     modalities: tuple[str, ...] = (),
@@ -93,6 +93,7 @@ def build(
     only: int | None = None,
     loaded: Callable[[ModelConfig, str], Embedder] = load,
     metadata_columns: tuple[str, ...] = (),
+    image_column: str = "",
     damaged: str = "",
 ) -> Path:
     """An output folder as a run leaves it: a fence, the data, and, unless `only` that many units are done, a close.
@@ -107,7 +108,9 @@ def build(
         modalities=modalities,
         rows=rows,
         format=format,
-        options=ReadOptions(unit_samples=unit_samples, metadata_columns=metadata_columns, damaged=damaged),
+        options=ReadOptions(
+            unit_samples=unit_samples, metadata_columns=metadata_columns, image_column=image_column, damaged=damaged
+        ),
     )
     info = prepare(request).info
     layout, manifest = Layout(root), Manifest(Layout(root))
