@@ -21,7 +21,8 @@ from PIL import Image
 
 from embq.ui.thumbnails import decoder, decoder_process, images, routes
 from embq.ui.thumbnails.images import Images
-from tests.support.outputs.build import build, write_folder, write_tar
+from producer.retry import FailureFilter, retry
+from tests.support.outputs.build import build, go_on, write_folder, write_tar
 from tests.support.outputs.index import build_index
 from tests.support.picture_files import beyond_limits, encoded, photograph, png_of
 from tests.support.servers.storage import http_server
@@ -150,6 +151,30 @@ def test_the_image_of_a_key_is_that_which_was_embedded(served: Serve, tmp_path: 
     """The first extension in the order of the reader, and of a repeated member the first."""
     files = [("k.png", image_of(3, "PNG")), ("k.jpg", image_of(1)), ("k.jpg", image_of(2))]
     assert_shows(served(write_tar(tmp_path / "a.tar", files)).get(0).content, 1)
+
+
+def test_rows_of_a_retry_have_their_own_images(serve: Serve, tmp_path: Path) -> None:
+    """Of a folder and of a table that names files: some were missing, and came later."""
+    folder = folder_input(tmp_path)
+    table = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"image": [f"photos/a/k{i}.jpg" for i in (6, 5, 4, 3, 2)]}), table)
+    for name in ("k4", "k5"):
+        (folder / "a" / f"{name}.jpg").rename(tmp_path / f"{name}.jpg")
+    (folder / "a" / "k4.jpg").symlink_to(tmp_path / "gone")
+    (folder / "a" / "k5.jpg").symlink_to(tmp_path / "gone")
+    root = build(tmp_path / "out", [folder, table], modalities=("image",), unit_samples=10, image_column="image")
+    for name in ("k4", "k5"):
+        (tmp_path / f"{name}.jpg").replace(folder / "a" / f"{name}.jpg")
+    retry(root, FailureFilter(), version="0")
+    go_on(root)
+    build_index(root, output="image")
+    server = serve(root)
+    rows = server.client.post("/metadata", json={"ids": [*range(12)]}).json()
+    numbers = {"t.parquet:1": 6, "t.parquet:2": 5, "t.parquet:3": 4, "t.parquet:4": 3, "t.parquet:5": 2}
+    numbers |= {f"a/k{i}.jpg": i for i in range(7)}
+    assert {row["metadata"]["key"] for row in rows} == set(numbers)
+    for row in rows:
+        assert_shows(server.get(row["id"]).content, numbers[row["metadata"]["key"]])
 
 
 def test_an_index_below_a_followed_folder_has_thumbnails(serve: Serve, tmp_path: Path) -> None:
@@ -422,6 +447,21 @@ def test_a_compressed_shard_is_read_once_for_all_its_images(
     assert server.get(0).status_code == 200
     monkeypatch.setattr("sources.reader_process.client.Process.read", None)  # a second one would fail
     assert_shows(server.get(6).content, 6)
+
+
+@pytest.mark.parametrize(("bound", "most"), [("TABLE_MEMBERS", 10), ("KEPT_SHARDS", 1), ("KEPT_BYTES", 1)])
+def test_shards_that_are_forgotten_are_read_again(
+    served: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, most: int
+) -> None:
+    monkeypatch.setattr(images, bound, most)
+    inputs = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        inputs += [compressed_input(tmp_path / name), tar_input(tmp_path / name)]
+    server = served(*inputs)
+    for id_ in (0, 7, 14, 21, 1, 8, 15, 22):
+        assert_shows(server.get(id_).content, id_ % 7)
+    assert len(server.thumbnails._images._shards._shards) < 4
 
 
 def test_members_behind_damage_have_no_thumbnail_and_those_before_it_have(serve: Serve, tmp_path: Path) -> None:

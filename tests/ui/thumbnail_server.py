@@ -13,9 +13,7 @@ from starlette.testclient import TestClient
 
 from embq.serving.app import Serving, application
 from embq.serving.middleware import AccessRules
-from embq.ui.fleet.pages import FleetPages
-from embq.ui.site import Site
-from embq.ui.thumbnails.routes import Thumbnails
+from embq.ui.thumbnails.routes import Thumbnails, thumbnails_of
 
 COLOURS = [(200, 30, 30), (30, 180, 40), (40, 60, 220), (230, 200, 20), (150, 40, 170), (20, 190, 190), (250, 140, 30)]
 SIZE = (800, 500)
@@ -63,13 +61,28 @@ class Server:
         return str(answer.json()["code"])
 
 
+class Pages:
+    """A site of thumbnails alone."""
+
+    def __init__(self, serving: Serving) -> None:
+        self.thumbnails = thumbnails_of(serving.indices)
+        self.routes = self.thumbnails.routes
+
+    def start(self) -> None:
+        """Nothing runs beside them."""
+
+    def stop(self) -> None:
+        """End the child processes."""
+        self.thumbnails.close()
+
+
 def started(stack: ExitStack, *folders: Path, cache: Path, follow: bool = False) -> Server:
     """A server of these indexes, until the stack is closed; `cache` is XDG_CACHE_HOME."""
-    sites: list[Site] = []
+    made: list[Pages] = []
 
-    def site(serving: Serving) -> Site:
-        sites.append(Site(serving, FleetPages([], allow_actions=False)))
-        return sites[0]
+    def site(serving: Serving) -> Pages:
+        made.append(Pages(serving))
+        return made[0]
 
     app = application(
         [str(folder) for folder in folders],
@@ -83,4 +96,4 @@ def started(stack: ExitStack, *folders: Path, cache: Path, follow: bool = False)
         site=site,
     )
     client = stack.enter_context(TestClient(app))
-    return Server(client=client, thumbnails=sites[0]._thumbnails, cache=cache / "embq" / "thumbnails")
+    return Server(client=client, thumbnails=made[0].thumbnails, cache=cache / "embq" / "thumbnails")

@@ -176,8 +176,9 @@ def _refused(error: SourceError) -> HttpError:
         )
     if error.code == "source_denied":
         return no_thumbnail(
-            f"{error.message.partition(':')[0]} may not be read by this server",
-            "start embq serve with the input's folder in EMBQ_ROOTS, as a user who may read it",
+            "its source may not be read by this server",
+            "start embq serve with the input's folder in EMBQ_ROOTS, or its host in EMBQ_PRIVATE_HOSTS, as a user who "
+            "may read it",
         )
     if error.transient:
         return no_thumbnail(error.message, "ask again in a while", status=503)
