@@ -6,6 +6,7 @@ from starlette.routing import BaseRoute, Mount
 
 from embq.serving.app import Serving
 from embq.ui.fleet.pages import FleetPages
+from embq.ui.map_page import map_routes
 from embq.ui.rendering import static_files
 from embq.ui.search_page import SearchPage
 from embq.ui.thumbnails.routes import thumbnails_of
@@ -26,6 +27,7 @@ class Site:
             *search.routes,
             *self._thumbnails.routes,
             *fleet.routes,
+            *map_routes(serving),
             Mount("/static", static_files()),
         ]
 

@@ -1,0 +1,428 @@
+"use strict";
+(() => {
+  const map = document.getElementById("map");
+  const canvas = document.getElementById("points");
+  const pen = canvas.getContext("2d");
+  const tip = document.getElementById("tip");
+  const { index, name, modality } = map.dataset;
+  const NONE = 255, NEAR = 8, MOST_CORNERS = 400, HITS = 500;
+  const RAMP = ["#46327e", "#3f5a9a", "#2f7d9b", "#229b8c", "#3fb56e", "#7ac550", "#b3c938", "#d9b528"];
+
+  let ids, x, y, codes, legend = { kind: "category", entries: [] };
+  let place = new Map();               // id -> number of the point
+  let labels = [];                     // [x, y, text], the largest cluster first
+  let view = { x: 0, y: 0, scale: 1 }; // centre, pixels per unit
+  let home = view, near = 0;
+  let chosen = null, hits = null;      // Set of ids
+  let chosenText = "", tool = "move", path = null, hover = -1, kept = -1, asked = 0;
+  const rows = new Map();              // id -> metadata, of rows that were looked at
+
+  // --- data ---
+
+  async function fetched(path, options) {
+    const answer = await fetch(path, options);
+    if (answer.ok) return answer;
+    const error = await answer.json().catch(() => ({ message: answer.statusText, next: "" }));
+    throw new Error([error.message, error.next].filter(Boolean).join(": "));
+  }
+
+  async function framed(path) {
+    const data = await (await fetched(path)).arrayBuffer();
+    const length = new DataView(data).getUint32(0, true);
+    return [JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length))), data, 4 + length];
+  }
+
+  const address = (path, more = {}) => path + "?" + new URLSearchParams({ index, ...more });
+
+  async function loadPoints() {
+    const [{ points, labels: all }, data, at] = await framed(address("/map/points"));
+    labels = all;
+    ids = new Float64Array(data, at, points);
+    x = new Float32Array(data, at + 8 * points, points);
+    y = new Float32Array(data, at + 12 * points, points);
+    place = new Map(Array.from(ids, (id, i) => [id, i]));
+    codes = new Uint8Array(points).fill(NONE);
+    if (points < +map.dataset.rows) say(`${points.toLocaleString()} of the points are drawn; a selection is made among all.`);
+  }
+
+  async function loadColours() {
+    const column = document.getElementById("column").value;
+    const [head, data, at] = await framed(address("/map/colours", { column }));
+    codes = new Uint8Array(data, at);
+    legend = head;
+    showLegend(column);
+    draw();
+  }
+
+  function say(text, bad = false) {
+    const status = document.getElementById("status");
+    status.textContent = text;
+    status.classList.toggle("bad", bad);
+  }
+
+  const failed = (error) => say(error.message, true);
+
+  // --- drawing ---
+
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const style = (property) => getComputedStyle(document.documentElement).getPropertyValue(property).trim();
+
+  function colour(code) {
+    if (code >= legend.entries.length) return dark.matches ? "#5b6674" : "#aab3bd";
+    if (legend.kind === "number") return RAMP[Math.round((code * 7) / Math.max(1, legend.entries.length - 1))];
+    if (legend.entries[code].name === "other") return dark.matches ? "#7c8794" : "#8a949f";
+    const light = (dark.matches ? 62 : 46) + [0, 8, -7][code % 3];
+    return `hsl(${(212 + code * 137.5) % 360} ${code % 2 ? 58 : 68}% ${light}%)`;
+  }
+
+  const across = (value) => (value - view.x) * view.scale + canvas.clientWidth / 2;
+  const down = (value) => canvas.clientHeight / 2 - (value - view.y) * view.scale;
+  const back = (left, top) => [(left - canvas.clientWidth / 2) / view.scale + view.x, view.y - (top - canvas.clientHeight / 2) / view.scale];
+
+  let waiting = false;
+  function draw() {
+    if (!waiting) requestAnimationFrame(() => { waiting = false; paint(); });
+    waiting = true;
+  }
+
+  function paint() {
+    const ratio = devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
+    if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+      canvas.width = Math.round(width * ratio);
+      canvas.height = Math.round(height * ratio);
+    }
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, width, height);
+    const zoom = Math.sqrt(view.scale / home.scale);
+    const size = Math.min(9, Math.max(1.5, (160 / Math.sqrt(ids.length) + 1.2) * zoom));
+    const marked = chosen || hits;
+    const buckets = new Map();
+    for (let i = 0; i < ids.length; i++) {
+      const left = across(x[i]), top = down(y[i]);
+      if (left < -9 || top < -9 || left > width + 9 || top > height + 9) continue;
+      const key = marked && !(chosen && chosen.has(ids[i])) && !(hits && hits.has(ids[i])) ? -1 : codes[i];
+      if (!buckets.has(key)) buckets.set(key, []);
+      buckets.get(key).push(left, top);
+    }
+    for (const [code, at] of [...buckets].sort((a, b) => (a[0] === -1 ? -1 : b[0] === -1 ? 1 : 0))) {
+      pen.fillStyle = code === -1 ? style("--line") : colour(code);
+      pen.globalAlpha = code === -1 ? 0.8 : ids.length > 20_000 ? 0.6 : 0.8;
+      pen.beginPath();
+      for (let i = 0; i < at.length; i += 2) {
+        if (size < 4) pen.rect(at[i] - size / 2, at[i + 1] - size / 2, size, size);
+        else { pen.moveTo(at[i] + size / 2, at[i + 1]); pen.arc(at[i], at[i + 1], size / 2, 0, 7); }
+      }
+      pen.fill();
+    }
+    pen.globalAlpha = 1;
+    for (const id of hits || []) if (place.has(id)) ring(place.get(id), size / 2 + 2, "--accent");
+    if (hover >= 0) ring(hover, size / 2 + 3, "--ink");
+    paintLabels();
+    if (path) paintPath();
+  }
+
+  function ring(i, radius, property) {
+    pen.strokeStyle = style(property);
+    pen.lineWidth = 1.5;
+    pen.beginPath();
+    pen.arc(across(x[i]), down(y[i]), radius, 0, 7);
+    pen.stroke();
+  }
+
+  function paintLabels() {
+    const taken = [];
+    pen.font = "600 12px system-ui, sans-serif";
+    pen.textAlign = "center";
+    pen.textBaseline = "middle";
+    pen.lineJoin = "round";
+    for (const [atX, atY, text] of labels) {
+      const left = across(atX), top = down(atY), half = pen.measureText(text).width / 2 + 4;
+      if (left + half < 0 || left - half > canvas.clientWidth || top < 0 || top > canvas.clientHeight) continue;
+      if (taken.some(([a, b, h]) => Math.abs(a - left) < h + half && Math.abs(b - top) < 18)) continue;
+      taken.push([left, top, half]);
+      pen.strokeStyle = style("--panel");
+      pen.lineWidth = 4;
+      pen.strokeText(text, left, top);
+      pen.fillStyle = style("--ink");
+      pen.fillText(text, left, top);
+    }
+  }
+
+  function paintPath() {
+    pen.strokeStyle = style("--accent");
+    pen.lineWidth = 1.5;
+    pen.beginPath();
+    path.forEach(([left, top], i) => (i ? pen.lineTo(left, top) : pen.moveTo(left, top)));
+    pen.closePath();
+    pen.stroke();
+    pen.globalAlpha = 0.12;
+    pen.fillStyle = style("--accent");
+    pen.fill();
+    pen.globalAlpha = 1;
+  }
+
+  // --- view ---
+
+  function whole() {
+    const some = (of) => { const sorted = Float32Array.from(of).sort(); return [sorted[0], sorted[sorted.length - 1]]; };
+    const [[left, right], [low, high]] = [some(x), some(y)];
+    const scale = 0.92 * Math.min(canvas.clientWidth / (right - left || 1), canvas.clientHeight / (high - low || 1));
+    home = { x: (left + right) / 2, y: (low + high) / 2, scale };
+    view = { ...home };
+    draw();
+  }
+
+  function zoom(factor, left = canvas.clientWidth / 2, top = canvas.clientHeight / 2) {
+    const [atX, atY] = back(left, top);
+    view.scale = Math.min(home.scale * 400, Math.max(home.scale / 4, view.scale * factor));
+    const [newX, newY] = back(left, top);
+    view.x += atX - newX;
+    view.y += atY - newY;
+    hideTip();
+    draw();
+  }
+
+  function pan(left, top) {
+    view.x -= left / view.scale;
+    view.y += top / view.scale;
+    draw();
+  }
+
+  // --- pointer and keys ---
+
+  const pointers = new Map();
+  const at = (event) => { const box = canvas.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
+  const spread = () => { const [[a, b], [c, d]] = [...pointers.values()]; return Math.hypot(a - c, b - d); };
+
+  canvas.addEventListener("pointerdown", (event) => {
+    canvas.setPointerCapture(event.pointerId);
+    pointers.set(event.pointerId, at(event));
+    near = 0;
+    path = pointers.size === 1 && (tool === "lasso" || event.shiftKey) ? [at(event)] : null;
+  });
+
+  canvas.addEventListener("pointermove", (event) => {
+    const here = at(event), before = pointers.get(event.pointerId);
+    if (!before) return look(here);
+    const apart = pointers.size === 2 ? spread() : 0;
+    pointers.set(event.pointerId, here);
+    near += Math.hypot(here[0] - before[0], here[1] - before[1]);
+    if (apart) zoom(spread() / (apart || 1), here[0], here[1]);
+    else if (path) { path.push(here); draw(); }
+    else if (near > 3) { hideTip(); pan(here[0] - before[0], here[1] - before[1]); }
+  });
+
+  canvas.addEventListener("pointerup", (event) => {
+    pointers.delete(event.pointerId);
+    if (near <= 3) keep(at(event));
+    else if (path && path.length > 2) selectInside(path.map(([left, top]) => back(left, top)));
+    path = null;
+    draw();
+  });
+  canvas.addEventListener("pointercancel", (event) => { pointers.delete(event.pointerId); path = null; draw(); });
+  canvas.addEventListener("pointerleave", () => { if (kept < 0) hideTip(); });
+  canvas.addEventListener("wheel", (event) => { event.preventDefault(); zoom(Math.exp(-event.deltaY / 400), ...at(event)); }, { passive: false });
+
+  const KEYS = {
+    ArrowLeft: () => pan(60, 0), ArrowRight: () => pan(-60, 0), ArrowUp: () => pan(0, 60), ArrowDown: () => pan(0, -60),
+    "+": () => zoom(1.4), "=": () => zoom(1.4), "-": () => zoom(1 / 1.4), 0: whole, Escape: clear,
+    Enter: () => selectInside([[0, 0], [canvas.clientWidth, 0], [canvas.clientWidth, canvas.clientHeight], [0, canvas.clientHeight]].map(([left, top]) => back(left, top))),
+  };
+  canvas.addEventListener("keydown", (event) => {
+    if (!(event.key in KEYS)) return;
+    event.preventDefault();
+    KEYS[event.key]();
+  });
+
+  // --- one row ---
+
+  function nearest([left, top]) {
+    let best = -1, least = NEAR * NEAR;
+    for (let i = 0; i < ids.length; i++) {
+      const a = across(x[i]) - left, b = down(y[i]) - top, far = a * a + b * b;
+      if (far < least) { least = far; best = i; }
+    }
+    return best;
+  }
+
+  function look(here) {
+    if (kept >= 0 || !ids) return;
+    const found = nearest(here);
+    if (found === hover) return;
+    hover = found;
+    draw();
+    tip.classList.add("gone");
+    const turn = ++asked;
+    if (found >= 0) setTimeout(() => { if (turn === asked) showTip(found); }, 60);
+  }
+
+  function keep(here) {
+    kept = nearest(here);
+    hover = kept;
+    if (kept >= 0) showTip(kept); else hideTip();
+  }
+
+  function hideTip() {
+    hover = kept = -1;
+    asked++;
+    tip.classList.add("gone");
+    draw();
+  }
+
+  async function metadata(wanted) {
+    const missing = wanted.filter((id) => !rows.has(id));
+    if (missing.length) {
+      const body = JSON.stringify({ ids: missing, indice_name: name, modality });
+      for (const row of await (await fetched("/metadata", { method: "POST", body })).json()) rows.set(row.id, row.metadata);
+      if (rows.size > 5_000) rows.clear();
+    }
+    return wanted.map((id) => rows.get(id) || {});
+  }
+
+  function element(tag, text, className = "") {
+    const made = document.createElement(tag);
+    made.textContent = text;
+    made.className = className;
+    return made;
+  }
+
+  const cut = (text, most) => (text.length > most ? text.slice(0, most) + "…" : text);
+
+  async function showTip(i) {
+    const id = ids[i], turn = asked;
+    const [row] = await metadata([id]).catch(() => [{}]);
+    if (turn !== asked || hover !== i) return;
+    tip.replaceChildren();
+    if (modality === "image") {
+      const image = element("img", "");
+      image.alt = "";
+      image.onerror = () => image.remove();
+      image.src = `/thumb/${name.split("/").map(encodeURIComponent).join("/")}/${modality}/${id}`;
+      tip.append(image);
+    }
+    if (row.caption) tip.append(element("p", cut(row.caption, 300)));
+    tip.append(element("p", cut(String(row.key ?? id), 120), "muted"));
+    if (codes[i] < legend.entries.length) tip.append(element("p", legend.entries[codes[i]].name, "muted"));
+    if (kept === i) {
+      const link = element("a", "More like this");
+      link.href = "/?" + new URLSearchParams({ index, id });
+      tip.append(link);
+    }
+    tip.classList.toggle("kept", kept === i);
+    tip.classList.remove("gone");
+    const left = across(x[i]), top = down(y[i]);
+    tip.style.left = `${Math.max(4, Math.min(left + 12, canvas.clientWidth - tip.offsetWidth - 4))}px`;
+    tip.style.top = `${top + tip.offsetHeight + 16 < canvas.clientHeight ? top + 12 : Math.max(4, top - tip.offsetHeight - 12)}px`;
+  }
+
+  // --- selection ---
+
+  async function select(shape) {
+    try {
+      chosenText = await (await fetched(address("/map/select"), { method: "POST", body: JSON.stringify(shape) })).text();
+      showChosen();
+    } catch (error) { failed(error); }
+  }
+
+  function selectInside(corners) {
+    const every = Math.ceil(corners.length / MOST_CORNERS);
+    return select({ polygon: corners.filter((_, i) => i % every === 0) });
+  }
+
+  let file = "";
+  async function showChosen() {
+    const found = chosenText.split("\n").filter(Boolean).map(Number);
+    chosen = found.length ? new Set(found) : null;
+    document.getElementById("chosen").classList.toggle("gone", !chosen);
+    document.getElementById("count").textContent = `${found.length.toLocaleString()} ${found.length === 1 ? "row" : "rows"} selected`;
+    URL.revokeObjectURL(file);
+    file = URL.createObjectURL(new Blob([chosenText], { type: "text/plain" }));
+    document.getElementById("download").href = file;
+    draw();
+    const some = found.slice(0, 12), list = document.getElementById("examples");
+    list.replaceChildren();
+    const known = await metadata(some).catch(() => []);
+    list.replaceChildren(...known.map((row, i) => element("li", cut(row.caption || String(row.key ?? some[i]), 110))));
+  }
+
+  function clear() {
+    chosenText = "";
+    hits = null;
+    document.getElementById("q").value = "";
+    say("");
+    hideTip();
+    showChosen();
+  }
+
+  function showLegend(column) {
+    document.getElementById("legend").replaceChildren(...legend.entries.map((entry, code) => {
+      const item = document.createElement("li"), button = element("button", "");
+      button.type = "button";
+      button.title = "Select these rows";
+      const swatch = element("span", "", "swatch");
+      swatch.style.background = colour(code);
+      button.append(swatch, element("bdi", entry.name || "(empty)", "name"), element("span", entry.rows.toLocaleString(), "muted number"));
+      button.addEventListener("click", () => select({ column, code }));
+      item.append(button);
+      return item;
+    }));
+  }
+
+  // --- search ---
+
+  async function find() {
+    const text = document.getElementById("q").value.trim();
+    hits = null;
+    say(text ? "Searching…" : "");
+    draw();
+    if (!text) return;
+    try {
+      const body = JSON.stringify({ text, index: name, modality, k: Math.min(HITS, Math.max(10, Math.round(ids.length / 100))) });
+      const { results } = await (await fetched("/search", { method: "POST", body })).json();
+      hits = new Set(results.map((row) => row.id));
+      const drawn = results.filter((row) => place.has(row.id)).length;
+      say(`The nearest ${results.length.toLocaleString()} rows; ${drawn === results.length ? "all" : drawn.toLocaleString()} are drawn.`);
+      chosenText = results.map((row) => row.id + "\n").join("");
+      await showChosen();
+    } catch (error) { failed(error); }
+    draw();
+  }
+
+  // --- controls ---
+
+  const on = (id, event, act) => document.getElementById(id).addEventListener(event, act);
+  function use(chosenTool) {
+    tool = chosenTool;
+    for (const one of ["move", "lasso"]) document.getElementById(one).setAttribute("aria-pressed", String(one === tool));
+    canvas.classList.toggle("lasso", tool === "lasso");
+  }
+  on("move", "click", () => use("move"));
+  on("lasso", "click", () => use("lasso"));
+  on("in", "click", () => zoom(1.6));
+  on("out", "click", () => zoom(1 / 1.6));
+  on("all", "click", whole);
+  on("clear", "click", clear);
+  on("column", "change", () => loadColours().catch(failed));
+  on("find", "submit", (event) => {
+    event.preventDefault();
+    history.replaceState(null, "", address("/map", { q: document.getElementById("q").value }));
+    find();
+  });
+  on("copy", "click", async (event) => {
+    try {
+      await navigator.clipboard.writeText(chosenText);
+      event.target.textContent = "Copied";
+    } catch { event.target.textContent = "Download them"; }
+    setTimeout(() => { event.target.textContent = "Copy ids"; }, 1500);
+  });
+  dark.addEventListener("change", () => { showLegend(document.getElementById("column").value); draw(); });
+  new ResizeObserver(() => { if (ids) draw(); }).observe(canvas);
+
+  (async () => {
+    await loadPoints();
+    whole();
+    await loadColours();
+    map.dataset.ready = "1";
+    if (document.getElementById("q").value) find();
+  })().catch(failed);
+})();
