@@ -34,6 +34,7 @@ VERBS = {
     "export": "Write committed rows as files for other tools.",
     "index": "Build a search index with a given recall.",
     "ui": "Show search, fleet and map as web pages.",
+    "atlas": "Show an index as a map.",
     "serve": "Answer searches over HTTP, as clip-retrieval's back end does.",
     "failures": "List samples without an embedding, grouped by cause.",
     "retry": "Retry failed samples after the cause is fixed.",
@@ -77,7 +78,7 @@ HELP = ("-h", "--help")
 
 TABLES = {
     *("run", "enqueue", "resume", "retry", "producer", "writer", "verify", "failures", "index", "export"),
-    *("serve", "ui"),
+    *("atlas", "serve", "ui"),
 }
 """Verbs that make Arrow tables, for which pyarrow would import pandas first, see `core.process.libraries`."""
 

@@ -6,7 +6,7 @@ from starlette.routing import BaseRoute, Mount
 
 from embq.serving.app import Serving
 from embq.ui.fleet.pages import FleetPages
-from embq.ui.map_page import map_routes
+from embq.ui.map.page import map_routes
 from embq.ui.rendering import static_files
 from embq.ui.search_page import SearchPage
 from embq.ui.thumbnails.routes import thumbnails_of

@@ -77,7 +77,7 @@ def command(indices: tuple[str, ...], follow: bool, **options: Any) -> None:
     A browser shows the search page at the same address. The server has no users or passwords. It listens on this
     machine only, unless --host is given.
     """
-    _serve(indices, follow=follow, announce="listening on {url}", **options)
+    serve_pages(indices, follow=follow, announce="listening on {url}", **options)
 
 
 @click.command("ui", cls=SectionedCommand, epilog="Examples: embq ui ./out | embq ui ./out --open")
@@ -93,29 +93,35 @@ def ui(outputs: tuple[str, ...], opens: bool, **options: Any) -> None:
     import webbrowser
 
     started = webbrowser.open if opens else None
-    _serve(
+    serve_pages(
         outputs or (".",), follow=True, announce="open {url} in a browser; Ctrl-C ends it", started=started, **options
     )
 
 
-def _serve(
+def serve_pages(
     folders: tuple[str, ...],
-    names: tuple[str, ...],
+    names: tuple[str, ...] = (),
     *,
-    follow: bool,
-    host: str,
-    port: int,
-    broker: str,
-    allow_actions: bool,
-    no_model: bool,
-    memory: str,
-    threads: int,
-    fetch_image_urls: bool,
-    origins: tuple[str, ...],
-    hosts: tuple[str, ...],
     announce: str,
+    follow: bool = False,
+    host: str = "127.0.0.1",
+    port: int = DEFAULT_PORT,
+    broker: str = "",
+    allow_actions: bool = False,
+    no_model: bool = False,
+    memory: str = "ram",
+    threads: int = 1,
+    fetch_image_urls: bool = False,
+    origins: tuple[str, ...] = (),
+    hosts: tuple[str, ...] = (),
     started: Callable[[str], object] | None = None,
 ) -> None:
+    """Serve indexes and pages until stopped; arguments as the options of `embq serve`.
+
+    Args:
+        announce: line that is printed when requests can be sent; {url} is replaced.
+        started: called with the URL then.
+    """
     from core.networks import is_loopback
     from core.service.log import Events, configure, is_json
     from embq.serving.app import application

@@ -12,8 +12,8 @@ from core.errors import EmbqError, InputError
 from embq.serving.app import Serving, answering, read_body
 from embq.serving.http_errors import HttpError, status_of
 from embq.serving.served_index import ServedIndex
-from embq.ui.atlas_app import address, application_folder, atlas_routes
-from embq.ui.map_data import LoadedMap, LoadedMaps, Shape
+from embq.ui.map.data import LoadedMap, LoadedMaps, Shape
+from embq.ui.map.embedding_atlas import address, application_folder, atlas_routes
 from embq.ui.rendering import SECURITY_HEADERS, page
 
 MOST_SHAPE = 1 << 16

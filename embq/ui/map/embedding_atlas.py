@@ -22,7 +22,7 @@ from starlette.staticfiles import StaticFiles
 from embq.serving.app import answering
 from embq.serving.http_errors import HttpError
 from embq.serving.served_index import ServedIndex
-from embq.ui.map_data import LoadedMap
+from embq.ui.map.data import LoadedMap
 from embq.ui.rendering import SECURITY_HEADERS
 
 POLICY = (

@@ -1,0 +1,1 @@
+"""The map page, its data, and Embedding Atlas."""
