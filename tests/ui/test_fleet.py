@@ -1,0 +1,386 @@
+"""The fleet page of real runs on a real broker: samples, history, live parts, permissions, and hostile data."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+import redis
+from e2e.served import Server, served
+from starlette.requests import Request
+
+from core.broker.embedded import EmbeddedServer
+from core.queue.heartbeats import SERVICE_REPORTS, WORKER_REPORTS, Device
+from core.queue.keys import SERVICES, service_key
+from core.queue.reporting import this_service
+from core.queue.runs import register
+from core.queue.scripts import load_scripts
+from core.rows.results import encode_result, row_schema
+from core.run.run_info import load_run
+from core.units import Failure
+from embq.ui.fleet.fragments import Fragments, limit_sentence, top_line
+from embq.ui.fleet.history import Histories, charts
+from embq.ui.fleet.live import MOST_STREAMS, Live
+from embq.ui.fleet.pages import FleetPages
+from embq.ui.fleet.snapshot import Sampler
+from embq.ui.fleet.sources import BrokerSource, FolderSource
+from tests.support.outputs.build import build, write_jsonl
+from tests.support.outputs.run_case import DIM, RunCase, make_case
+from tests.support.waiting import wait_until
+
+HOSTILE = '"><script>window.pwned=1</script><img src=x onerror=pwned=2>\u202egpj'
+
+
+@pytest.fixture
+def case(own_client: redis.Redis, tmp_path: Path) -> RunCase:
+    case = make_case(own_client, tmp_path / "notes")
+    register(own_client, case.record)
+    return case
+
+
+@pytest.fixture
+def sampler(own_server: EmbeddedServer) -> Iterator[Sampler]:
+    sampler = Sampler([BrokerSource(own_server.url)])
+    yield sampler
+    sampler.stop()
+
+
+def commit(case: RunCase, *units: int, failed: int = 0) -> None:
+    """Commit units, of which the first `failed` have a failure."""
+    writer = case.writer()
+    for number, u in enumerate(units):
+        case.work_one(u, failed=[2] if number < failed else [])
+    writer.step()
+    case.clock.advance(31)
+    writer.step()
+
+
+def report_machine(client: redis.Redis, case: RunCase, host: str = "box", **device: object) -> str:
+    """A machine with one device at work reports; gives the name of its service."""
+    worker = f"{host}.cuda0.abc"
+    late = {"causes": {"device": 0.9}, "stages": {"embed": {"busy": 0.9, "starved": 0.1}, "prepare": {"busy": 0.3}}}
+    fields = {
+        "name": worker,
+        "host": host,
+        "rows_per_s": 40.0,
+        "held": 1,
+        "unit": "d" * 32,
+        "stage": "embed",
+        "age_s": 4.0,
+        "model": case.record.model.spec,
+        "limit": "device",
+        "attribution": {"threads": 1, "cores": 2, "decode": "", "late": late, "whole": {"limit": "device", **late}},
+    }
+    scripts = load_scripts(client)
+    WORKER_REPORTS.report(client, fields, life_s=60, scripts=scripts)
+    shown = {"device": "cuda:0", "name": "NVIDIA H100", "state": "serving", "worker": worker, **device}
+    service = this_service("worker", version="0.1.0")
+    service = type(service)(
+        name=f"{host}.worker.abc",
+        role="worker",
+        host=host,
+        pid=1,
+        version="0.1.0",
+        devices=(Device(**shown),),  # type: ignore[arg-type]
+        cores=8,
+    )
+    SERVICE_REPORTS.report(client, service, life_s=60, scripts=scripts)
+    return service.name
+
+
+def seen_ago(client: redis.Redis, service: str, seconds: float) -> None:
+    """A service has not reported for some time."""
+    now_s, _ = client.time()
+    client.zadd(SERVICES, {service: (int(now_s) - seconds) * 1000})
+
+
+# --- samples ---
+
+
+def test_a_sample_has_the_runs_the_machines_and_what_limits_them(
+    case: RunCase, sampler: Sampler, own_client: redis.Redis
+) -> None:
+    commit(case, 0, 1, failed=1)
+    report_machine(own_client, case, memory_used_bytes=30, memory_bytes=80)
+    snapshot = sampler.sample()
+    (run,) = snapshot.runs
+    assert (run.progress.run, run.progress.rows, run.progress.failures) == (case.info.run, 5, 1)
+    assert run.root == case.layout.root
+    ((device,),) = (machine.devices for machine in snapshot.machines)
+    assert (device.state, device.rows_per_s, device.busy, device.age_s) == ("serving", 40.0, 0.9, 4.0)
+    assert (device.memory_used_bytes, device.memory_bytes) == (30, 80)
+    figures = {one.label: one for one in top_line(snapshot)}
+    assert figures["Failures"].value == "1"
+    assert figures["Failures"].note.endswith("of 6 samples")
+    assert "more to write" in figures["Disk"].note
+    assert "with more than 3 such devices, preparing samples would be the limit" in limit_sentence(snapshot)
+
+
+def test_a_machine_that_falls_silent_turns_grey_and_stays_when_it_is_gone(
+    case: RunCase, sampler: Sampler, own_client: redis.Redis
+) -> None:
+    service = report_machine(own_client, case)
+    fragments = Fragments(Histories())
+
+    def card() -> str:
+        return fragments.fleet(sampler.sample(), may_act=False)["machines"]
+
+    assert 'data-state="serving"' in card()
+    seen_ago(own_client, service, 12)
+    assert 'card s-silent grey" data-device="cuda:0"' in card()
+    own_client.delete(service_key(service))
+    assert 'card s-lost grey" data-device="cuda:0"' in card()
+    report_machine(own_client, case)
+    assert 'data-state="serving"' in card()
+
+
+def test_a_broker_that_is_away_is_told_and_the_page_goes_on_by_itself(
+    case: RunCase, own_server: EmbeddedServer, own_client: redis.Redis, sampler: Sampler
+) -> None:
+    commit(case, 0)
+    report_machine(own_client, case)
+    assert not sampler.sample().troubles
+    own_server.stop()
+    snapshot = sampler.sample()
+    assert "does not answer since" in snapshot.troubles[0]
+    assert [one.progress.rows for one in snapshot.runs] == [3]
+    assert [device.state for machine in snapshot.machines for device in machine.devices] == ["serving"]
+    assert "does not answer" in Fragments(Histories()).fleet(snapshot, may_act=False)["banner"]
+    own_server.start()
+    register(own_client, case.record)
+    assert not sampler.sample().troubles
+
+
+def test_a_folder_shows_its_runs_without_a_broker(tmp_path: Path) -> None:
+    root = build(tmp_path / "deep" / "texts", [write_jsonl(tmp_path / "t.jsonl", [{"text": "a"}, {"text": ""}])])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "run.json").write_text("{}")
+    sampler = Sampler([FolderSource(tmp_path)])
+    (run,) = sampler.sample().runs
+    assert (run.root, run.progress.state, run.progress.rows, run.progress.failures) == (root, "done", 1, 1)
+    sampler.stop()
+
+
+def test_the_history_and_the_map_are_drawn_from_the_log_again_after_a_restart(case: RunCase, sampler: Sampler) -> None:
+    for u in range(4):
+        commit(case, u, failed=1 if u == 2 else 0)
+    (view,) = sampler.sample().runs
+    before, after = (charts(view, Histories(), []) for _ in range(2))
+    assert before == after
+    assert before["complete"]
+    assert (before["commits"]["rows"][-1], before["commits"]["failures"][-1]) == (11, 1)
+    assert before["commits"]["rows"] == sorted(before["commits"]["rows"])
+    assert before["commits"]["at"][-1] == pytest.approx(time.time(), abs=60)
+    parts = Fragments(Histories()).run(sampler.sample(), case.info.run, may_act=False)
+    assert parts is not None
+    assert '<path class="failures" d="M2 0h' in parts["units"]
+    assert '<path class="done"' in parts["units"]
+
+
+# --- over HTTP ---
+
+
+@pytest.fixture
+def server(case: RunCase, own_server: EmbeddedServer, tmp_path: Path) -> Iterator[Server]:
+    folder = tmp_path / "served"
+    folder.mkdir()
+    arguments = (folder, "--no-model", "--allow-actions")
+    with served(*arguments, verb="ui", EMBQ_BROKER_URL=own_server.url) as server:
+        yield server
+
+
+def token_of(server: Server) -> str:
+    wait_until(lambda: "?token=" in server.command.stderr)
+    return server.command.stderr.split("?token=")[1].split()[0]
+
+
+def permitted(server: Server) -> dict[str, str]:
+    """Headers of a browser that has come with the token, on a page of this server."""
+    parts = urlsplit(server.url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
+    connection.request("GET", f"/fleet?token={token_of(server)}")
+    answer = connection.getresponse()
+    assert (answer.status, answer.headers["location"]) == (303, "/fleet")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    connection.close()
+    return {"Cookie": cookie.partition(";")[0], "Origin": server.url}
+
+
+def test_actions_need_the_token_and_a_page_of_this_server(
+    server: Server, case: RunCase, own_client: redis.Redis
+) -> None:
+    case.build()
+    good, path = permitted(server), f"/ui/runs/{case.info.run}/pause"
+    assert server.ask("/fleet?token=wrong").status == 403
+    for headers in (
+        {},
+        {"Origin": good["Origin"]},
+        {"Cookie": good["Cookie"]},
+        {**good, "Origin": "http://evil.example"},
+        {**good, "Origin": "null"},
+        {**good, "Cookie": good["Cookie"][:-1] + "x"},
+    ):
+        assert server.ask(path, data=b"x=1", **headers).status == 403
+    assert case.ledger.meta()["state"] == "running"
+    assert server.ask("/ui/runs/ffffffffffffffff/pause", data=b"x=1", **good).status == 404
+    assert server.ask(f"/ui/runs/{case.info.run}/explode", data=b"x=1", **good).status == 404
+    assert server.ask(path, data=b"x" * 5_000, **good).status == 413
+    assert b"hx-post" not in server.ask("/fleet").data
+    assert b"hx-post" in server.ask("/fleet", Cookie=good["Cookie"]).data
+
+
+def test_a_server_without_actions_has_no_buttons_and_refuses_all(
+    case: RunCase, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    case.build()
+    with served(tmp_path, "--no-model", verb="ui", EMBQ_BROKER_URL=own_server.url) as server:
+        assert "token" not in server.command.said
+        assert server.ask("/fleet?token=x").status == 403
+        assert b"hx-post" not in server.ask("/fleet").data
+        answer = server.ask(f"/ui/runs/{case.info.run}/cancel", data=b"x=1", Origin=server.url)
+        assert answer.status == 403
+        assert b"--allow-actions" in answer.data
+    assert case.ledger.meta()["state"] == "running"
+
+
+def test_a_retry_needs_the_count_that_was_shown(tmp_path: Path) -> None:
+    lines = [{"id": str(number), "text": f"text {number}" if number % 4 else ""} for number in range(12)]
+    source = write_jsonl(tmp_path / "t.jsonl", lines)
+    root = build(tmp_path / "texts", [source])
+    run = load_run(root).run
+    with served(root, "--no-model", "--allow-actions", verb="ui") as server:
+        good = permitted(server)
+        assert b"Retry" in server.ask(f"/ui/fleet/failures/{run}", Cookie=good["Cookie"]).data
+        assert b"Retry" not in server.ask(f"/ui/fleet/failures/{run}").data
+        write_jsonl(source, [{**one, "text": one["text"] or "mended"} for one in lines])
+        path = f"/ui/runs/{run}/retry"
+        shown = server.ask(path, data=urlencode({"code": "empty_text"}).encode(), **good)
+        assert shown.status == 200
+        assert b"3 failures would be done again" in shown.data
+        assert load_run(root).added == ()
+        for count in ("2", "-3", "x"):
+            refused = server.ask(path, data=urlencode({"expected_count": count}).encode(), **good)
+            assert refused.status == 409, refused.data
+        assert load_run(root).added == ()
+        done = server.ask(path, data=urlencode({"code": "empty_text", "expected_count": "3"}).encode(), **good)
+        assert done.status == 200
+        assert b"embq resume" in done.data
+    (added,) = load_run(root).added
+    assert added.is_retry
+
+
+def test_hostile_names_and_messages_are_texts_and_short(
+    server: Server, case: RunCase, own_client: redis.Redis, tmp_path: Path
+) -> None:
+    odd = make_case(own_client, tmp_path / HOSTILE.replace("/", "_"), 1)
+    register(own_client, odd.record)
+    writer = odd.writer()
+    failure = Failure(ordinal=0, key=HOSTILE * 9, code="decode", message=HOSTILE + "y" * 10_000_000)
+    others = [Failure(ordinal=ordinal, key="k", code="decode", message="m") for ordinal in (1, 2)]
+    schema = row_schema(("text",), {"text": DIM}, odd.record.rows)
+    data = encode_result([], {}, [failure, *others], schema, odd.record.rows.columns)
+    odd.work_one(0, failed=[0, 1, 2], data=data)
+    writer.step()
+    odd.clock.advance(31)
+    writer.step()
+    report_machine(own_client, case, host=HOSTILE, name=HOSTILE, why=HOSTILE * 20)
+    pages = [
+        server.ask(path).data.decode()
+        for path in ("/fleet", f"/fleet/{odd.info.run}", f"/ui/fleet/failures/{odd.info.run}")
+    ]
+    wait_until(lambda: "pwned" in server.ask("/fleet").data.decode())
+    for page in [*pages, server.ask("/fleet").data.decode()]:
+        assert "<script>window" not in page
+        assert "<img src=x" not in page
+        assert "\u202e" not in page
+        assert len(page) < 60_000
+    assert "window.pwned=1" in pages[2]
+    assert "y" * 1_000 not in pages[2]
+
+
+def test_a_run_that_nobody_knows_is_a_page_that_says_so(server: Server) -> None:
+    answer = server.ask("/fleet/<script>")
+    assert answer.status == 404
+    assert b"There is no run" in answer.data
+    assert b"<script>" not in answer.data.replace(b"<script src", b"")
+    assert server.ask("/ui/fleet/history/0123456789abcdef").status == 404
+
+
+# --- the stream ---
+
+
+def events_of(server: Server, path: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    parts = urlsplit(server.url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    return connection, answer
+
+
+def names_until(answer: http.client.HTTPResponse, last: str) -> list[str]:
+    """Names of the events up to one of a name."""
+    found: list[str] = []
+    while last not in found:
+        line = answer.readline().decode()
+        assert line, f"the stream ended before {last}"
+        if line.startswith("event: "):
+            found.append(line.split()[1])
+    return found
+
+
+def test_the_stream_has_all_parts_first_and_then_those_that_change_until_the_server_stops(
+    server: Server, case: RunCase
+) -> None:
+    connection, answer = events_of(server, "/ui/fleet/events")
+    assert answer.readline() == b"retry: 2000\n"
+    part = f"run-{case.info.run}"
+    assert names_until(answer, "machines") == ["banner", "top", "stages", "runs", part, "machines"]
+    commit(case, 0, 1)
+    later = names_until(answer, part)
+    assert "machines" not in later
+    began = time.monotonic()
+    server.command.signal(signal.SIGTERM)
+    while answer.readline():
+        pass
+    assert server.command.wait() == 0
+    assert time.monotonic() - began < 10
+    connection.close()
+
+
+def test_parts_are_made_once_for_all_viewers(case: RunCase, sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    fragments = Fragments(Histories())
+    whole = fragments.fleet
+    monkeypatch.setattr(fragments, "fleet", lambda *args, **kw: made.append(1) or whole(*args, **kw))
+    live = Live(sampler, fragments)
+    sampler.first(10)
+
+    async def viewed() -> list[bytes]:
+        streams = [live.stream("", may_act=False) for _ in range(50)]
+        await asyncio.gather(*(anext(one) for one in streams))
+        first = await asyncio.gather(*(anext(one) for one in streams))
+        for one in streams:
+            await one.aclose()  # type: ignore[attr-defined]
+        return first
+
+    first = asyncio.run(viewed())
+    assert len(first) == 50
+    assert len(made) <= 3, "a sample may come meanwhile"
+    assert live.streams == 0
+
+
+def test_streams_above_the_limit_are_refused(case: RunCase, own_server: EmbeddedServer) -> None:
+    pages = FleetPages([BrokerSource(own_server.url)])
+    pages._live.streams = MOST_STREAMS
+    request = Request({"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": []})
+    assert asyncio.run(pages.events(request)).status_code == 503
+    pages.stop()

@@ -1,0 +1,124 @@
+"""The fleet page in a browser, beside real services: counters, a machine that dies, buttons, a retry with its count."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from e2e.served import Server, served
+from e2e.services import Services
+from e2e.session import closed, run_of
+
+from core.broker.embedded import EmbeddedServer
+from core.run.commit_log import CommitLog
+from core.run.layout import Layout
+from core.run.run_info import load_run
+from core.storage.paths import place
+from tests.support.outputs.build import write_jsonl
+from tests.support.waiting import wait_until
+from tests.ui.browser import opened_page, serious_violations
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.pages
+
+
+@contextmanager
+def fleet(server: EmbeddedServer, folder: Path, workers: int = 2) -> Iterator[tuple[Services, Server]]:
+    """Services, and `embq ui` with actions."""
+    with ExitStack() as stack:
+        services = Services(stack, server, workers=workers)
+        arguments = (folder, "--no-model", "--allow-actions")
+        yield services, stack.enter_context(served(*arguments, verb="ui", EMBQ_BROKER_URL=server.url))
+
+
+def act(page: Page, server: Server) -> None:
+    """Come with the token."""
+    wait_until(lambda: "?token=" in server.command.stderr)
+    page.goto(re.findall(r"http\S+token=\S+", server.command.stderr)[0])
+    page.wait_for_url("**/fleet")
+
+
+def rows_of(page: Page) -> int:
+    return int(page.locator(".runs .rows").first.inner_text().split()[0].replace(",", ""))
+
+
+def test_counters_move_buttons_act_and_a_machine_that_dies_turns_grey(
+    own_server: EmbeddedServer, short_tmp: Path, browser: Browser
+) -> None:
+    root = short_tmp / "notes"
+    with fleet(own_server, short_tmp) as (services, server), opened_page(browser) as (page, _):
+        services.enqueue(root, 4_000)
+        act(page, server)
+        page.locator(".runs .state.s-running").wait_for(timeout=60_000)
+        page.locator(".card.s-serving, .card.s-waiting").first.wait_for()
+        wait_until(lambda: rows_of(page) > 0)
+        before = rows_of(page)
+        wait_until(lambda: rows_of(page) > before)
+        assert serious_violations(page) == []
+
+        page.get_by_role("button", name="Pause").click()
+        page.locator("#said").get_by_text("is paused").wait_for()
+        page.locator(".runs .state.s-paused").wait_for()
+        assert services.status(root)["state"] == "paused"
+        page.get_by_role("button", name="Resume").click()
+        page.locator(".runs .state.s-running").wait_for(timeout=30_000)
+        assert services.status(root)["state"] == "running"
+
+        assert page.locator(".card.grey").count() == 0
+        services.services["worker"].kill_all()
+        page.locator(".card.grey").first.wait_for(timeout=30_000)
+        assert page.locator(".card.grey").count() == services.workers
+
+
+def test_the_page_of_a_run_shows_its_failures_and_a_retry_tells_its_count_first(
+    own_server: EmbeddedServer, short_tmp: Path, browser: Browser
+) -> None:
+    root, source = short_tmp / "notes", short_tmp / "notes.jsonl"
+    lines = [{"id": str(number), "text": f"text {number}" if number % 5 else ""} for number in range(15)]
+    write_jsonl(source, lines)
+    with fleet(own_server, short_tmp, workers=1) as (services, server), opened_page(browser) as (page, _):
+        services.call("enqueue", source, "-o", root, "-m", "stub:4", "--unit-size", "5")
+        services.until(lambda: closed(root))
+        write_jsonl(source, [{**one, "text": one["text"] or "mended"} for one in lines])
+        act(page, server)
+        page.locator(".runs .name").click()
+        page.wait_for_url(f"**/fleet/{run_of(root)}")
+        page.locator(".group code").get_by_text("empty_text").wait_for()
+        assert page.locator("svg.units path.failures").count() == 1
+        page.locator("[data-chart=commits] canvas").wait_for()
+        assert serious_violations(page) == []
+
+        page.get_by_role("button", name="Retry…").click()
+        page.locator("#said").get_by_text("3 failures would be done again").wait_for()
+        assert load_run(place(str(root))).added == ()
+        page.get_by_role("button", name="Retry 3").click()
+        page.locator("#said").get_by_text("3 failures are done again").wait_for()
+        page.get_by_text("None is committed.").wait_for(timeout=60_000)
+        assert page.locator("svg.units path.failures").count() == 0
+    info = load_run(place(str(root)))
+    state = CommitLog(Layout(place(str(root)))).replay(info.units)
+    assert (state.rows, state.failures) == (15, 0)
+
+
+@pytest.mark.parametrize("width", [1440, 390, 360])
+def test_no_page_is_wider_than_the_window(
+    own_server: EmbeddedServer, short_tmp: Path, browser: Browser, width: int
+) -> None:
+    with fleet(own_server, short_tmp, workers=1) as (services, server):
+        services.enqueue(short_tmp / "a-rather-long-name-of-an-output-folder", 40)
+        services.enqueue(short_tmp / "short", 4)
+        with opened_page(browser, width=width, dark=width == 390) as (page, _):
+            act(page, server)
+            page.locator(".runs .name").nth(1).wait_for()
+            page.locator(".card").first.wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            page.locator(".runs .name").first.click()
+            page.locator("svg.units").wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert serious_violations(page) == []
