@@ -2,8 +2,8 @@
 
     python -m bench.ui_fleet [--json bench/results/ui_fleet.json]
 
-A real valkey holds real reports of 125 machines with 8 devices, and 100 runs, 20 of them at work. Rates move between two
-samples, so that every part that can change does.
+A real valkey holds real reports of 125 machines with 8 devices, and 100 runs, 20 of them at work. Rates move between
+two samples, so that every part that can change does.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,8 +26,7 @@ from embq.serving.served_index import OpenVersion, ServedIndex
 from embq.ui.rendering import SECURITY_HEADERS, page
 from embq.ui.search_state import PAGE, SearchState
 from embq.ui.uploaded_images import MOST_IMAGE, UploadedImages
-
-OPERATORS = ("=", "!=", "<", "<=", ">", ">=", "contains", "in")
+from indexer.filter.condition import OPS, Condition
 
 TIMING = (("embed_ms", "embedding"), ("filter_ms", "filter"), ("search_ms", "index"), ("rows_ms", "reading"))
 """Field of the answer -> name on the page."""
@@ -83,7 +83,7 @@ class SearchPage:
             results = await self._results(state, index) if index is not None else Results(rows=[], timing=[])
         if index is not None:
             state = replace(state, index=f"{index.name}:{index.modality}")
-        columns = []
+        columns = await self._serving.search.columns(index.name, index.modality) if index is not None else []
         values = {
             "state": state,
             "results": results,
@@ -91,7 +91,7 @@ class SearchPage:
             "indices": self._serving.indices.all,
             "model_state": self._serving.models.state(index.version) if index is not None else "",
             "columns": columns,
-            "operators": OPERATORS,
+            "operators": OPS,
             "copies": _copies(str(request.base_url).rstrip("/"), state) if state.has_query else [],
             "page_size": PAGE,
             "last": MOST_RESULTS,
@@ -111,9 +111,8 @@ class SearchPage:
     async def uploaded(self, request: Request) -> Response:
         """An uploaded image, made anew as a small JPEG: bytes of a client are never sent back."""
         data = await anyio.to_thread.run_sync(self._preview, self._images.find(request.path_params["token"]))
-        return Response(
-            data, media_type="image/jpeg", headers={**SECURITY_HEADERS, "Cache-Control": "private, max-age=3600"}
-        )
+        headers = {**SECURITY_HEADERS, "Cache-Control": "private, max-age=3600"}
+        return Response(data, media_type="image/jpeg", headers=headers)
 
     def _first(self) -> ServedIndex | None:
         return next(iter(self._serving.indices.all), None)
@@ -126,7 +125,7 @@ class SearchPage:
     async def _results(self, state: SearchState, index: ServedIndex) -> Results:
         began = time.perf_counter()
         try:
-            conditions = ()
+            conditions = tuple(Condition.parse(one) for one in state.where)
             if not state.has_query and not conditions:
                 with index.use() as version:
                     rows = await anyio.to_thread.run_sync(partial(_first_rows, version), limiter=version.turn)
@@ -144,7 +143,11 @@ class SearchPage:
                     text=state.text or None if not state.image else None,
                     image=self._images.find(state.image) if state.image else None,
                     id=state.id if not (state.text or state.image) else None,
+                    like=state.like,
+                    unlike=state.unlike,
+                    where=conditions,
                     k=PAGE,
+                    offset=state.offset,
                     index=index.name,
                     modality=index.modality,
                 )
@@ -164,14 +167,14 @@ class SearchPage:
 def _first_rows(version: OpenVersion) -> list[dict[str, Any]]:
     """Rows from all over the index, to begin with."""
     ids = np.unique(np.linspace(0, max(0, version.info.ids - 1), PAGE).astype(np.int64))[: version.info.ids]
-    found = results_of(ids, np.zeros(len(ids), np.float32), version.searcher.rows, k=PAGE, excluded=None)
+    found = results_of(ids, np.zeros(len(ids), np.float32), version.searcher.rows, k=PAGE)
     return [one.describe() for one in found]
 
 
 def _added_condition(request: Request) -> str | None:
     """The condition in the fields of the form; None where the form was not sent."""
     column, operator, value = (request.query_params.get(name, "") for name in ("column", "op", "value"))
-    return f"{column} {operator} {value}" if column and operator in OPERATORS else None
+    return f"{column} {operator} {value}" if column and operator in OPS else None
 
 
 def _copies(server: str, state: SearchState) -> list[tuple[str, str]]:
@@ -180,7 +183,7 @@ def _copies(server: str, state: SearchState) -> list[tuple[str, str]]:
     body |= {"offset": state.offset} if state.offset else {}
     body |= {"like": state.like} if state.like else {}
     body |= {"unlike": state.unlike} if state.unlike else {}
-    body |= {"where": [one for one in _parsed(state.where)]} if state.where else {}
+    body |= {"where": [one.describe() for one in _parsed(state.where)]} if state.where else {}
     python: list[str] = [f"k={PAGE}", f"name={state.name!r}"]
     shell = ["embq", "search", server]
     if state.image:
@@ -206,13 +209,10 @@ def _copies(server: str, state: SearchState) -> list[tuple[str, str]]:
     return [("curl", curl), ("Python", call), ("CLI", shlex.join(shell))]
 
 
-def _parsed(where: tuple[str, ...]) -> list[str]:
+def _parsed(where: tuple[str, ...]) -> list[Condition]:
     """The conditions that can be parsed; the page shows the error of the others."""
     found = []
     for one in where:
-        try:
-            pass
-        except EmbqError:
-            continue
-        found.append(one)
+        with suppress(EmbqError):
+            found.append(Condition.parse(one))
     return found

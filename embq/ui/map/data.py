@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -212,7 +213,7 @@ def _ranges(values: pa.ChunkedArray) -> Colours:
     codes = np.full(len(numbers), NONE, np.uint8)
     codes[known] = np.searchsorted(edges[1:-1], numbers[known], side="right")
     counts = np.bincount(codes[known], minlength=len(edges) - 1)
-    names = [f"{low:.6g} to {high:.6g}" for low, high in zip(edges[:-1], edges[1:], strict=True)]
+    names = [f"{low:.6g} to {high:.6g}" for low, high in pairwise(edges)]
     return Colours(
         kind="number", entries=[(name, int(rows)) for name, rows in zip(names, counts, strict=True)], codes=codes
     )

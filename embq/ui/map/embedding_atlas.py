@@ -91,7 +91,7 @@ def atlas_routes(folder: Path, map_of: Callable[[str], LoadedMap]) -> list[BaseR
             path, media_type="application/octet-stream", headers={"Cache-Control": "no-cache", **HEADERS}
         )
 
-    async def nothing(request: Request) -> Response:
+    async def nothing(_request: Request) -> Response:
         return JSONResponse(None, headers={"Cache-Control": "no-store", **HEADERS})
 
     data = f"{BASE}/{{token}}/data"
