@@ -175,6 +175,8 @@ class Searcher:
         if one_by_one and among is not None and among.ids is not None:
             ids = self._with_direction(among.ids)
             return _padded(*self._reranked(queries, np.tile(ids, (len(queries), 1)), k), k, self._worst)
+        # The nearest of some rows are farther away than the nearest of all, and codes tell them apart less well.
+        factor = factor if among is None or k_factor else 2 * factor
         wanted = max(1, min(k * factor if reranks else k, self.version.next_id))
         set_threads(self.threads)
         distances, ids = self._probed(queries, wanted, k, nprobe, among, fill)

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from core import wire
 from core.errors import ConfigError, InputError, MalformedError, SampleError, UsageError
-from indexer.filter.condition import MOST_CONDITIONS, Condition, Forms
+from indexer.filter.condition import MOST_CONDITIONS, Condition, conditions_from_json
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ class Query:
             **(query_field(given[0], fields[given[0]]) if given else {}),
             k=k,
             offset=offset,
-            where=tuple(Condition.from_form(form) for form in json_field(fields, "where", Forms, [])),
+            where=_where(fields.get("where")),
             like=tuple(like),
             unlike=tuple(json_field(fields, "unlike", Examples, [])),
             index=json_field(fields, "index", str, ""),
@@ -271,6 +271,13 @@ def query_field(name: str, value: object, kind: str = "") -> dict[str, Any]:
             next_step="send its beginning",
         )
     return {kind: text}
+
+
+def _where(value: object) -> tuple[Condition, ...]:
+    try:
+        return () if value is None else conditions_from_json(value)
+    except MalformedError as error:
+        raise _bad_request(error.message, 'send a list of conditions, such as [["year", ">=", 2020]]') from error
 
 
 def _image_bytes(text: str) -> bytes:
