@@ -245,7 +245,8 @@ def _embedded(run: str, counts: RunCounts, seen: BrokerSnapshot, workers: list[d
 
 
 def _rate(workers: list[dict[str, Any]]) -> float:
-    return sum(float(worker.get("rows_per_s", 0)) for worker in workers)
+    heard = (worker for worker in workers if worker.get("silent_s", 0.0) <= SILENT_S)
+    return sum(float(worker.get("rows_per_s", 0)) for worker in heard)
 
 
 def _tokens_expected(seen: BrokerSnapshot) -> int | None:

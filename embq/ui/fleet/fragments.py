@@ -15,6 +15,7 @@ from core.errors import EmbqError
 from core.service.progress_line import duration
 from embq.status.bottleneck import Bottleneck
 from embq.status.display import STAGE_NAMES, count, limit_line, state_text
+from embq.status.eta import SILENT_S
 from embq.status.run_progress import RunProgress
 from embq.ui.fleet.history import Histories, cells_of
 from embq.ui.fleet.machines import CARDS, DeviceView
@@ -199,10 +200,15 @@ def _end(snapshot: FleetSnapshot) -> Figure:
 def _rate_figure(snapshot: FleetSnapshot) -> Figure:
     # Runs that ended a moment ago are part of the ten minutes.
     rates = [view.rate for view in snapshot.runs if view.rate is not None]
-    workers = {str(one.get("name")): one for view in snapshot.runs if view.active for one in view.progress.workers}
+    workers = {str(one.get("name")): one for one in _workers(snapshot) if one.get("silent_s", 0.0) <= SILENT_S}
     now = sum(float(one.get("rows_per_s") or 0.0) for one in workers.values())
     note = f"{_per_s(now)} embedded now" if workers else ""
     return Figure(label="Rows/s over 10 min", value=_per_s(sum(rates)) if rates else "–", note=note)
+
+
+def _workers(snapshot: FleetSnapshot) -> list[dict[str, Any]]:
+    """Reports of the workers of runs that are at work; of each, as many as it has runs."""
+    return [worker for view in snapshot.runs if view.active for worker in view.progress.workers]
 
 
 def _failures(snapshot: FleetSnapshot) -> Figure:
@@ -263,6 +269,9 @@ def limit_sentence(snapshot: FleetSnapshot) -> str:
     loading = sorted({device for progress in active for device in progress.loading_on})
     if loading:
         return f"A model is being loaded on {', '.join(loading[:4])}{' and others' if len(loading) > 4 else ''}."
+    silent_s = min((float(worker.get("silent_s", 0.0)) for worker in _workers(snapshot)), default=0.0)
+    if silent_s > SILENT_S:
+        return f"No worker has reported for {duration(silent_s)}."
     if all(progress.state == "stopped" for progress in active):
         return "No worker serves these runs; `embq worker` starts some."
     return "What limits the rate is not known yet."
