@@ -13,6 +13,7 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 import redis
 from e2e.served import Server, served
+from e2e.session import run_of, started
 from starlette.requests import Request
 
 from core.broker.embedded import EmbeddedServer
@@ -164,6 +165,28 @@ def test_a_folder_shows_its_runs_without_a_broker(tmp_path: Path) -> None:
     sampler = Sampler([FolderSource(tmp_path)])
     (run,) = sampler.sample().runs
     assert (run.root, run.progress.state, run.progress.rows, run.progress.failures) == (root, "done", 1, 1)
+    sampler.stop()
+
+
+def test_a_run_with_a_private_broker_is_live_while_it_is_at_work(tmp_path: Path, short_tmp: Path) -> None:
+    source = write_jsonl(tmp_path / "t.jsonl", [{"id": str(n), "text": f"text {n}"} for n in range(2_000)])
+    root = short_tmp / "out"
+    arguments = ("run", source, "-o", root, "-m", "stub:4?ms_per_sample=8", "--unit-size", "20", "--devices", "cpu")
+    sampler = Sampler([FolderSource(short_tmp)])
+
+    def at_work() -> bool:
+        snapshot = sampler.sample()
+        devices = [device for machine in snapshot.machines for device in machine.devices]
+        return any(device.rows_per_s for device in devices) and snapshot.runs[0].progress.in_flight > 0
+
+    with started(*arguments) as command:
+        wait_until(at_work)
+        assert sampler.registered(run_of(root)) is not None
+        command.signal(signal.SIGINT)
+        command.wait()
+    (run,) = sampler.sample().runs
+    assert (run.client, run.progress.in_flight) == (None, 0)
+    assert sampler.registered(run_of(root)) is None
     sampler.stop()
 
 

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
-from core.errors import EmbqError, InputError
+from core.errors import EmbqError
 from core.queue.heartbeats import live_workers, services
 from core.queue.runs import RunRecord, registered
 from core.queue.uploads import UploadProgress
@@ -33,6 +33,8 @@ MOST_FOLDERS, MOST_RUNS = 20_000, 1_000
 """Limits of one search for runs."""
 SEARCH_S = 10.0
 """Between two searches for new runs."""
+SEARCH_REST = 20
+"""The same, in times of a search: of a large tree it takes seconds."""
 SERVER_S = 2.0
 """Between two looks for the server of an `embq run`."""
 
@@ -107,10 +109,12 @@ class FolderSource:
     def look(self) -> Seen:
         """The runs now; one whose folder cannot be read is left out until the next search."""
         if time.monotonic() >= self._search_at:
+            began = time.monotonic()
             found = list(runs_below(self._folder))
             self._runs = {root: self._runs.get(root) or _FolderRun(root) for root in found}
             self._unreadable.clear()
-            self._search_at = time.monotonic() + SEARCH_S
+            took_s = time.monotonic() - began
+            self._search_at = time.monotonic() + max(SEARCH_S, SEARCH_REST * took_s)
         runs, fleets = [], []
         for root, one in self._runs.items():
             if root in self._unreadable:
@@ -203,15 +207,15 @@ def sources_of(folders: Sequence[str], broker: str, password: str = "") -> list[
         folders: of runs, or above runs; URLs of object stores are left out: a search there is no listing of a folder.
         broker: URL; "" for none.
 
-    Raises ConfigError where the URL cannot be used, InputError where there is no such folder.
+    Raises ConfigError where the URL cannot be used.
     """
     found: list[BrokerSource | FolderSource] = [BrokerSource(broker, password)] if broker else []
     for given in folders:
         if "://" in given:
             continue
         folder = Path(given).resolve()
-        if not folder.is_dir():
-            raise InputError(f"there is no folder {folder}", next_step="name the output folder of a run")
+        if not folder.is_dir():  # an error of the server, which wants indexes there
+            continue
         # An index lies in the folder of its run.
         of_run = (one for one in (folder, *folder.parents[:3]) if (one / "run.json").is_file())
         found.append(FolderSource(next(of_run, folder)))

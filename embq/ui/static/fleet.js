@@ -26,11 +26,11 @@
   document.addEventListener("htmx:sseOpen", (event) => {
     source = event.detail.source;
     clearTimeout(lostTimer);
+    lostTimer = 0;
     lost(false);
   });
   document.addEventListener("htmx:sseError", () => {
-    clearTimeout(lostTimer);
-    lostTimer = setTimeout(() => lost(true), LOST_MS);
+    lostTimer ||= setTimeout(() => lost(true), LOST_MS);
   });
   document.addEventListener("visibilitychange", () => {
     clearTimeout(hiddenTimer);

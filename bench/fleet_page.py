@@ -1,14 +1,13 @@
 """The fleet page with 1,000 devices, 100 runs and 200 viewers: time of its parts, and what the broker and viewers cost.
 
-    python -m bench.ui_fleet [--json bench/results/ui_fleet.json]
+    python -m bench.fleet_page
 
-A real valkey holds real reports of 125 machines with 8 devices, and 100 runs, 20 of them at work. Rates move between
-two samples, so that every part that can change does.
+A real valkey holds reports of 125 machines with 8 devices, and 100 runs, 20 of them at work. Rates move between two
+samples, so that every part that can change does.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import resource
@@ -48,24 +47,18 @@ LIFE_S = 3600
 
 def main() -> int:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(prog="python -m bench.ui_fleet")
-    parser.add_argument("--json", type=Path)
-    parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="embq-ui") as folder, EmbeddedServer(Path(folder) / "b") as server:
-        with connect(server.url) as client:
-            fleet = SimulatedFleet(client, Path(folder))
-            figures = {
-                "machines": MACHINES,
-                "devices": MACHINES * DEVICES,
-                "runs": RUNS,
-                **rendering(server.url, fleet),
-            }
-            with fleet.moving():
-                for viewers in (1, VIEWERS):
-                    figures[f"viewers_{viewers}"] = asyncio.run(watched(server.url, client, viewers))
-                    print(viewers, figures[f"viewers_{viewers}"])
+    with (
+        tempfile.TemporaryDirectory(prefix="embq-ui") as folder,
+        EmbeddedServer(Path(folder) / "b") as server,
+        connect(server.url) as client,
+    ):
+        fleet = SimulatedFleet(client, Path(folder))
+        figures = {"machines": MACHINES, "devices": MACHINES * DEVICES, "runs": RUNS, **rendering(server.url, fleet)}
+        with fleet.moving():
+            for viewers in (1, VIEWERS):
+                figures[f"viewers_{viewers}"] = asyncio.run(watched(server.url, client, viewers))
     print(figures)
-    print(write("ui_fleet", figures))
+    print(write("fleet_page", figures))
     return 0
 
 
@@ -178,6 +171,7 @@ def rendering(url: str, fleet: SimulatedFleet) -> dict[str, Any]:
     samples, renders, size = [], [], 0
     fragments = Fragments(Histories())
     for _ in range(TIMES):
+        fleet.report()
         began = time.perf_counter()
         snapshot = sampler.sample()
         samples.append(time.perf_counter() - began)
@@ -253,7 +247,7 @@ def _commands(client: redis.Redis) -> int:
 
 
 def _of_reports(name: str) -> bool:
-    return name in ("cmdstat_evalsha", "cmdstat_zadd", "cmdstat_set", "cmdstat_info", "cmdstat_pexpire")
+    return name in ("cmdstat_evalsha", "cmdstat_zadd", "cmdstat_set", "cmdstat_info", "cmdstat_time")
 
 
 def _cpu_s() -> float:
