@@ -10,7 +10,7 @@ from core.settings import change_environment
 from sources.reader_options import DECLARED
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Query": ("--image", "--vector", "--id", "-k", "--index"),
+    "Query": ("--image", "--vector", "--id", "--like", "--unlike", "--where", "-k", "--offset", "--index"),
     "Output": (
         "--output",
         "--add",

@@ -185,11 +185,11 @@ def _of_whole_numbers(condition: Condition) -> Condition:
     """Compare whole numbers with whole numbers: a float64 does not tell those beyond 2^53 apart."""
     read = [_number(one, condition) for one in _values(condition)]
     column, op, value = condition.column, condition.op, read[0]
-    if op in ("=", "in"):
-        return Condition(column, "in", tuple(int(one) for one in read if one == int(one) and _fits(int(one))))
-    if op == "!=":
-        whole = value == int(value) and _fits(int(value))
-        return Condition(column, op, int(value)) if whole else Condition(column, _ANY, 0)
+    if op in ("=", "!=", "in"):
+        whole = tuple(int(one) for one in read if one == int(one) and _fits(int(one)))
+        if op == "in" or not whole:
+            return Condition(column, _ANY, 0) if op == "!=" else Condition(column, "in", whole)
+        return Condition(column, op, whole[0])
     if value != int(value):  # x < 2.5 is x <= 2, x > 2.5 is x >= 3
         op, value = ("<=", math.floor(value)) if op in ("<", "<=") else (">=", math.ceil(value))
     if _fits(int(value)):

@@ -266,7 +266,15 @@ def _of_the_network() -> dict[str, Border]:
         "body of a query": Border(
             lambda data: Query.from_json(_body(data)),
             tuple(
-                map(_json, ({"text": "x", "k": 3, "index": "a"}, {"vector": [0.5, -1.0], "refine": False}, {"id": 7}))
+                map(
+                    _json,
+                    (
+                        {"text": "x", "k": 3, "index": "a"},
+                        {"vector": [0.5, -1.0], "refine": False},
+                        {"id": 7, "where": [["year", ">=", 2020], ["label", "in", ["a", "b"]]], "offset": 50},
+                        {"like": [3, 5], "unlike": [8], "where": [["score", "<", 0.5], ["flag", "=", True]]},
+                    ),
+                )
             ),
         ),
         "body of a look-up": Border(

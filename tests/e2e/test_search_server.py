@@ -11,8 +11,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+import anyio
 import numpy as np
 import pytest
 from e2e.served import Server, served
@@ -21,6 +23,11 @@ import embq
 from core.errors import EmbqError, Exit
 from core.rows.spec import RowSpec
 from embq.cli.entry_point import run
+from embq.serving.indices import Indices
+from embq.serving.metrics import Metrics
+from embq.serving.query_models import QueryModels
+from embq.serving.search import Search
+from embq.serving.served_index import ServedIndex, open_version
 from tests.support.outputs.build import build, write_jsonl, write_tar
 from tests.support.outputs.index import build_index
 from worker.embedders.stub import stub_vector
@@ -104,8 +111,13 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
         ["--id", "3", "-k", "4"],
         ["text 9", "--nprobe", "1", "--no-refine"],
         ["text 1", "-k", "500"],
+        ["text 1", "--where", "n >= 11", "--where", "url contains /3", "-k", "50"],
+        ["text 1", "--where", "key in k3, k4, k60"],
+        ["text 1", "--like", "3", "--like", "5", "--unlike", "8", "-k", "4"],
+        ["--like", "3", "--where", "n != 5"],
+        ["text 1", "-k", "7", "--offset", "14"],
     ],
-    ids=["text", "id", "options", "all rows"],
+    ids=["text", "id", "options", "all rows", "where", "in", "examples", "no query", "offset"],
 )
 def test_a_server_gives_what_the_folder_gives(
     question: list[str], docs: Path, server: Server, capsys: pytest.CaptureFixture[str]
@@ -149,6 +161,12 @@ def embq_results(docs: Path, vector: np.ndarray) -> list[dict[str, object]]:
 
 def test_python_gets_the_same_objects(two: Server, docs: Path, pairs: Path) -> None:
     assert embq.search(two.url, "text 3", name="docs", k=4) == embq.search(docs, "text 3", k=4)
+    options = {"where": ["n > 9", ("url", "!=", "http://x/13")], "like": [3], "unlike": (4, 6), "offset": 2, "k": 5}
+    found = embq.search(two.url, "text 3", name="docs", **options)  # type: ignore[arg-type]
+    assert found == embq.search(docs, "text 3", **options)  # type: ignore[arg-type]
+    assert [one.rank for one in found] == [3, 4, 5, 6, 7]
+    assert all(one.metadata["n"] > 9 and one.id != 13 for one in found)
+    assert embq.search(docs, "text 3", where="n = 9")[0].id == 9
     vector = stub_vector(b"text 5", DIM)
     for given in (vector, vector.tolist(), vector[None]):
         assert [one.key for one in embq.search(two.url, vector=given, name="docs", k=1)] == ["k5"]
@@ -173,6 +191,36 @@ def test_a_npy_file_where_numpy_is_not_installed_says_what_to_do(server: Server,
     assert done.returncode == Exit.CONFIG
     assert "error[no_numpy]" in done.stderr
     assert "pip install numpy" in done.stderr
+
+
+def test_pages_follow_each_other_and_the_time_of_a_filter_is_its_own(server: Server) -> None:
+    body = {"text": "text 5", "where": [["n", ">=", 0]], "nprobe": 1_000}
+    whole = server.ask("/search", {**body, "k": 30}).json["results"]
+    pages = [server.ask("/search", {**body, "k": 8, "offset": at}).json for at in range(0, 40, 8)]
+    assert [one for page in pages for one in page["results"]] == whole
+    assert len(whole) == 30
+    timing = server.ask("/search", {**body, "where": [["n", ">", 7]]}).json["timing"]
+    assert list(timing) == ["load_s", "filter_ms", "embed_ms", "search_ms", "rows_ms"]
+    assert timing["filter_ms"] > 0
+    assert server.ask("/search", {"text": "text 5"}).json["timing"]["filter_ms"] == 0
+    assert b'embq_search_seconds_count{step="filter"}' in server.ask("/metrics").data
+
+
+def test_the_columns_of_an_index_are_listed_for_a_page(docs: Path) -> None:
+    index = ServedIndex(
+        name="docs",
+        modality="text",
+        path=docs / "index" / "text",
+        opener=partial(open_version, memory="mmap", threads=1),
+        count_rows=lambda _: None,
+    )
+    search = Search(Indices([index]), QueryModels(None, on_ready=lambda _: None), Metrics(), image_urls=False)
+    found = {one["name"]: one for one in json.loads(json.dumps(anyio.run(search.columns, "docs", "")))}
+    index.close()
+    assert list(found) == ["key", "caption", "source", "url", "n", "metadata"]
+    assert found["source"]["values"] == [[str(docs.parent / "t.jsonl"), ROWS]]
+    assert found["n"]["values"] == [[n, 1] for n in range(1, ROWS, 2)]
+    assert found["url"] == {"name": "url", "type": "string", "values": None, "rows": ROWS}
 
 
 # --- which index ---
@@ -211,6 +259,40 @@ def test_a_server_refuses_by_itself_what_does_not_say_which(two: Server) -> None
         ({"vector": ["a"], "index": "docs"}, "bad_query"),
         ({"image": "?", "index": "docs"}, "bad_query"),
         ({"text": "x", "k": 10_001, "index": "docs"}, "too_many"),
+        ({"text": "x", "k": 1, "offset": 10_000, "index": "docs"}, "too_many"),
+        ({"text": "x", "offset": -1, "index": "docs"}, "bad_request"),
+        ({"unlike": [3], "index": "docs"}, "no_query"),
+        ({"like": [], "index": "docs"}, "no_query"),
+        ({"like": [ROWS], "index": "docs"}, "no_such_id"),
+        ({"text": "x", "unlike": [-1], "index": "docs"}, "no_such_id"),
+        ({"text": "x", "like": 3, "index": "docs"}, "bad_request"),
+        ({"text": "x", "like": ["3"], "index": "docs"}, "bad_request"),
+        ({"text": "x", "like": list(range(33)), "index": "docs"}, "bad_request"),
+        ({"text": "x", "where": [["rank", "=", 3]], "index": "docs"}, "no_column"),
+        ({"text": "x", "where": [["n", "=", "many"]], "index": "docs"}, "bad_filter"),
+        ({"text": "x", "where": [["n", "in", 3]], "index": "docs"}, "bad_filter"),
+        *(
+            ({"text": "x", "where": where, "index": "docs"}, "bad_request")
+            for where in (
+                "n = 3",
+                {"n": 3},
+                ["n", "=", 3],
+                ["n = 3"],
+                [["n", "="]],
+                [["n", "=", 3, 4]],
+                [["n", "~", 3]],
+                [["n", "=", None]],
+                [["n", "=", {}]],
+                [["n", "=", 2**63]],
+                [["n", "in", []]],
+                [["n", "in", [[3]]]],
+                [["n", "in", [3] * 257]],
+                [["n", "=", 3]] * 17,
+                [["n" * 1_001, "=", 3]],
+                [["url", "=", "x" * 1_001]],
+                [["url", "=", "\ud800"]],
+            )
+        ),
         ({"text": "x" * 10_001, "index": "docs"}, "too_long"),
     ):
         refused = two.ask("/search", body)

@@ -18,8 +18,9 @@ import embq
 from core.errors import EmbqError, Exit, InputError, ModelError
 from core.rows.spec import RowSpec
 from embq.cli.entry_point import run
+from embq.searching.embedding import QueryEmbedder
 from indexer.index_files.version import read_current
-from tests.support.outputs.build import build, write_folder
+from tests.support.outputs.build import build, write_folder, write_jsonl
 from worker.embedders.stub import stub_vector
 
 MODEL_DIM = 64
@@ -132,8 +133,6 @@ def test_a_table_says_rank_score_key_caption_and_source_in_a_line_each(
 def test_long_captions_and_control_characters_do_not_break_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tests.support.outputs.build import write_jsonl
-
     long = {"id": "k" * 300, "text": "line\n\x1b[31mred\t" * 200}
     lines: list[object] = [long, *({"id": f"b{row}", "text": f"b{row}"} for row in range(20))]
     built = build(tmp_path / "out", [write_jsonl(tmp_path / "in.jsonl", lines)], model="stub:16")
@@ -199,6 +198,65 @@ def test_a_query_is_cut_and_brought_to_length_1_as_the_rows_were(
 def test_fewer_rows_than_were_asked_for_are_all_of_them(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, str(out), "words", "-k", "500", "--nprobe", "2")
     assert sorted(int(str(one["id"])) for one in found) == list(range(40))
+
+
+# --- filters and examples ---
+
+
+def test_conditions_are_read_from_the_command_line(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, str(out), "words", "--where", "rank >= 10", "--where", "tag in t12, t15, t3", "-k", "40")
+    assert sorted(str(one["key"]) for one in found) == ["a12", "a15"]
+    untagged = answer(capsys, str(out), "words", "--where", "tag != t3", "-k", "40")
+    assert sorted(int(str(one["id"])) for one in untagged) == [row for row in range(0, 40, 3) if row != 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "code", "said"),
+    [
+        (["--where", "year >= 2020"], Exit.BAD_INPUT, "no_column", "it has key, caption, source, rank, tag"),
+        (["--where", "rank >= new"], Exit.BAD_INPUT, "bad_filter", "holds numbers"),
+        (["--where", "rank"], Exit.USAGE, "usage", "COLUMN OPERATOR VALUE"),
+        (["--where", "rank > 0"] * 17, Exit.USAGE, "usage", "17 times"),
+        (["--like", "40"], Exit.BAD_INPUT, "no_such_id", "0 to 39"),
+        (["--unlike", "1"] * 33, Exit.USAGE, "usage", "33 times"),
+    ],
+)
+def test_a_filter_that_cannot_be_applied_is_refused_before_a_model_is_loaded(
+    arguments: list[str], status: int, code: str, said: str, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = refusal(capsys, str(out), "words", *arguments)
+    assert told[:2] == (status, code)
+    assert said in told[2]
+
+
+ANIMALS = [
+    "spotted fur and sharp teeth",
+    "prey by the river in the jungle",
+    "cubs follow their mother",
+    "a zoo of cats",
+]
+CARS = ["an engine of six cylinders", "leather seats and a dashboard", "a dealer of used sedans", "new brakes and oil"]
+
+
+def test_examples_move_the_results_of_a_real_model_and_are_none_themselves(tmp_path: Path) -> None:
+    lines: list[object] = [{"id": f"t{row}", "text": f"jaguar: {text}"} for row, text in enumerate(ANIMALS + CARS)]
+    built = build(tmp_path / "out", [write_jsonl(tmp_path / "in.jsonl", lines)], model="minilm")
+    index_of(built, index_key="IVF1,Flat")
+    collection = read_current(built / "index" / "text").collection
+    embedder = QueryEmbedder.open(collection.model, collection.rows_spec, collection.fingerprint)
+    jaguar = embedder.text("jaguar")
+
+    def place_of_animals(like: tuple[int, ...] = (), unlike: tuple[int, ...] = ()) -> float:
+        """Mean rank of the animals among the results, 0 to 1, of which 0 is the best."""
+        ids = [one.id for one in embq.search(built, vector=jaguar, k=8, like=like, unlike=unlike)]
+        assert sorted(ids) == [row for row in range(8) if row not in like + unlike]
+        return float(np.mean([rank for rank, id_ in enumerate(ids) if id_ < 4])) / (len(ids) - 1)
+
+    neither = place_of_animals()
+    assert place_of_animals(like=(0,), unlike=(4,)) < neither < place_of_animals(like=(4,), unlike=(0,))
+    assert place_of_animals(unlike=(4,)) < place_of_animals(unlike=(0,))
+    assert place_of_animals(like=(0,)) < place_of_animals(like=(4,))
+    assert embq.search(built, like=[1], k=1)[0].id in (0, 2, 3)
 
 
 # --- Python ---
