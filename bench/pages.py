@@ -25,7 +25,7 @@ PAGES = {
     "search-images": "/?index=images:image",
     "search-texts": "/?index=texts:text&q=read+rows+from+a+file+with+comma+separated+values",
     "fleet": "/fleet",
-    "map": "/map/texts/text",
+    "map": "/map?index=texts:text",
 }
 """Name of a picture -> address."""
 

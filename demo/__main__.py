@@ -31,7 +31,7 @@ QUESTIONS = (
     "read rows from a file with comma separated values",
     "turn a date written as text into a point in time",
 )
-PAGES = {"search": "/?index=texts:text&q=turn+text+into+a+date", "fleet": "/fleet", "map": "/map/texts/text"}
+PAGES = {"search": "/?index=texts:text&q=turn+text+into+a+date", "fleet": "/fleet", "map": "/map?index=texts:text"}
 """Name of a picture -> page of `embq ui`."""
 HUB = ("huggingface.co", 443)
 PRETRAINED = "open_clip:ViT-B-32/laion2b_s34b_b79k"
@@ -77,7 +77,8 @@ def main() -> int:
         print(
             f"{name:<12} in {total:,} = rows {status['rows']:,} + failures {status['failures']:,}   {output / 'parts'}"
         )
-    title("6/6  the same in a browser")
+    title("6/6  the same in a browser, and a map of the texts")
+    embq("atlas", str(text_out), "--no-serve")
     for picture in screenshots(root, root / "pictures", PAGES):
         print(f"     {picture}")
     print(f"     to look at them: {command_line('ui', root, '--open')}")

@@ -136,6 +136,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "--fetch-image-urls",
         "--allow-origin",
         "--allow-host",
+        "--allow-actions",
         "--open",
         "--no-serve",
         "--url",

@@ -7,6 +7,7 @@ file of this package.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version as version_of
@@ -37,6 +38,9 @@ SECURITY_HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 
+_JOINERS = re.compile("[^\u200c\u200d]+")
+"""All but the characters that join and part letters: Persian words and many emoji need them, and they hide nothing."""
+
 MOST_SHOWN = 300
 """Characters of a text from data; the whole of a caption may have megabytes."""
 
@@ -45,7 +49,8 @@ def shown(text: object, most: int = MOST_SHOWN) -> str:
     """A text from data, cut to `most` characters, with line ends as spaces and control characters as escapes."""
     whole = "" if text is None else str(text)
     cut = " ".join(whole[: 4 * most].split())
-    return printable(cut[:most] + ("…" if len(cut) > most or len(whole) > 4 * most else ""))
+    kept = cut[:most] + ("…" if len(cut) > most or len(whole) > 4 * most else "")
+    return _JOINERS.sub(lambda part: printable(part[0]), kept)
 
 
 @cache

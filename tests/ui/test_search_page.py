@@ -171,7 +171,7 @@ def test_results_lead_to_more_like_them_examples_and_filters(server: Server, bro
         body = {"id": row, "like": [like], "unlike": [unlike], "where": [["year", ">=", 2005]]}
         assert ids_of(page) == searched(server, **body, index="photographs", modality="image", k=48)
         page.click("[aria-label^='Remove the condition']")
-        until(page, "!location.search.includes('where')")
+        page.wait_for_url(lambda url: "where" not in url)
 
 
 @pytest.mark.pages
@@ -218,7 +218,7 @@ def test_the_keyboard_reaches_everything(server: Server, browser: Browser) -> No
         page.keyboard.press("Escape")
         page.keyboard.press("j")
         page.keyboard.press("m")
-        until(page, "!location.search.includes('id=5')")
+        page.wait_for_url(lambda url: "id=5" not in url)
 
 
 @pytest.mark.pages
