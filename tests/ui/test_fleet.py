@@ -6,8 +6,10 @@ import asyncio
 import http.client
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import pytest
@@ -34,6 +36,8 @@ from embq.ui.fleet.sources import BrokerSource, FolderSource
 from tests.support.outputs.build import build, write_jsonl
 from tests.support.outputs.run_case import DIM, RunCase, make_case
 from tests.support.waiting import wait_until
+
+T = TypeVar("T")
 
 HOSTILE = '"><script>window.pwned=1</script><img src=x onerror=pwned=2>\u202egpj'
 
@@ -340,6 +344,12 @@ def test_a_run_that_nobody_knows_is_a_page_that_says_so(server: Server) -> None:
 # --- the stream ---
 
 
+def awaited(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine, in a thread: the loop of a browser of other tests may run in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
+
+
 def events_of(server: Server, path: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
     parts = urlsplit(server.url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
@@ -395,7 +405,7 @@ def test_parts_are_made_once_for_all_viewers(case: RunCase, sampler: Sampler, mo
             await one.aclose()  # type: ignore[attr-defined]
         return first
 
-    first = asyncio.run(viewed())
+    first = awaited(viewed())
     assert len(first) == 50
     assert len(made) <= 3, "a sample may come meanwhile"
     assert live.streams == 0
@@ -405,5 +415,5 @@ def test_streams_above_the_limit_are_refused(case: RunCase, own_server: Embedded
     pages = FleetPages([BrokerSource(own_server.url)])
     pages._live.streams = MOST_STREAMS
     request = Request({"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": []})
-    assert asyncio.run(pages.events(request)).status_code == 503
+    assert awaited(pages.events(request)).status_code == 503
     pages.stop()
