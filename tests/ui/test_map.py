@@ -1,0 +1,146 @@
+"""The map of an index: coordinates, clusters and labels, the page, and selections as ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from e2e.served import Server, served
+
+import embq
+from core.errors import EmbqError, Exit
+from core.rows.spec import RowSpec
+from embq.cli.entry_point import run
+from indexer.atlas.map_file import MapOptions, make_map, map_path, read_info
+from indexer.index_files.version import read_current
+from tests.support.outputs.build import build, write_jsonl
+from tests.support.outputs.index import build_index
+from tests.ui.browser import opened_page, serious_violations, until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+WORDS = {"animals": "horse stable saddle", "stars": "galaxy nebula orbit", "kitchen": "flour oven recipe"}
+"""Topic -> words of its texts; the stub has no topics, so texts of one topic are equal but for their key."""
+
+EACH = 40
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three topics, with its index."""
+    folder = tmp_path_factory.mktemp("map")
+    lines: list[object] = [
+        {"id": f"{topic}-{i}", "text": words, "topic": topic} for topic, words in WORDS.items() for i in range(EACH)
+    ]
+    out = build(
+        folder / "topics", [write_jsonl(folder / "t.jsonl", lines)], model="stub:16", rows=RowSpec(normalize=True)
+    )
+    build_index(out, output="text")
+    return out
+
+
+@pytest.fixture(scope="module")
+def server(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    assert run(["atlas", str(root), "--no-serve"]) == Exit.DONE
+    with served(root.parent, "--no-model", verb="ui") as one:
+        yield one
+
+
+def test_rows_of_one_topic_lie_together_under_their_words(root: Path) -> None:
+    index = root / "index" / "text"
+    info, _ = make_map(index, MapOptions())
+    table = pq.read_table(map_path(index))
+    assert info.rows == table.num_rows == 3 * EACH
+    assert table["id"].to_pylist() == list(range(3 * EACH))
+    at = np.column_stack([table["x"].to_numpy(), table["y"].to_numpy()])
+    topics = np.array([key.partition("-")[0] for key in table["key"].to_pylist()])
+    centres = {topic: at[topics == topic].mean(0) for topic in WORDS}
+    spread = max(np.abs(at[topics == topic] - centres[topic]).max() for topic in WORDS)
+    apart = min(np.linalg.norm(centres[a] - centres[b]) for a in WORDS for b in WORDS if a != b)
+    assert apart > 10 * spread
+    labels = {(topic, label) for topic, label in zip(topics, table["label"].to_pylist(), strict=True)}
+    assert all(set(label.split(", ")) <= set(WORDS[topic].split()) and label for topic, label in labels)
+
+
+def test_a_map_says_what_it_is_of_and_is_made_anew_only_for_another_version(root: Path) -> None:
+    index = root / "index" / "text"
+    make_map(index, MapOptions())
+    version = read_current(index)
+    info = read_info(map_path(index))
+    assert (info.version, info.fingerprint) == (version.name, version.collection.fingerprint)
+    assert make_map(index, MapOptions())[1] is False
+    assert make_map(index, MapOptions(sample=50))[0].rows == 50
+    assert make_map(index, MapOptions())[1] is True
+
+
+def test_a_damaged_map_is_named(root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "map.parquet"
+    for content in (b"", b"PAR1" * 4, map_path(root / "index" / "text").read_bytes()[:-40]):
+        path.write_bytes(content)
+        with pytest.raises(EmbqError) as refused:
+            read_info(path)
+        assert refused.value.code == "bad_map"
+
+
+def test_a_selection_is_exported_and_deleted_by_its_ids(root: Path, tmp_path: Path, server: Server) -> None:
+    shape = {"polygon": [[-1e6, -1e6], [1e6, -1e6], [1e6, 1e6], [-1e6, 1e6]]}
+    answer = server.ask("/map/select?index=topics:text", shape)
+    assert answer.status == 200
+    assert [int(line) for line in answer.data.split()] == list(range(3 * EACH))
+    ids = tmp_path / "ids.txt"
+    ids.write_text("3\n77\n5\n")
+    assert run(["export", str(root), str(tmp_path / "some"), "--output-format", "parquet", "--ids", str(ids)]) == 0
+    exported = [
+        row for file in sorted((tmp_path / "some").rglob("*.parquet")) for row in pq.read_table(file).to_pylist()
+    ]
+    assert sorted(row["key"] for row in exported) == ["animals-3", "animals-5", "stars-37"]
+    copy = build_index(root, output="text", to=tmp_path / "copy")
+    assert run(["index", str(root), "--output", str(copy), "--delete-ids", str(ids), "--quiet"]) == Exit.DONE
+    found = embq.search(copy, id=4, k=3 * EACH)
+    assert not {3, 5, 77} & {one.id for one in found}
+    assert len(found) == 3 * EACH - 4
+
+
+@pytest.mark.parametrize("text", ["x\n", "1\n-2\n", "99999999\n", "1.5\n"])
+def test_a_file_that_holds_no_ids_is_refused(
+    root: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = tmp_path / "ids.txt"
+    ids.write_text(text)
+    assert run(["export", str(root), str(tmp_path / "out"), "--output-format", "parquet", "--ids", str(ids)]) != 0
+    assert capsys.readouterr().err.startswith("error[")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("shape", [b"[]", b'{"polygon": [["a", 1]]}', b"x" * 100])
+def test_a_selection_that_is_no_shape_is_refused(server: Server, shape: bytes) -> None:
+    answer = server.ask("/map/select?index=topics:text", data=shape)
+    assert answer.status == 400
+    assert set(json.loads(answer.data)) == {"code", "message", "next"}
+
+
+@pytest.mark.pages
+def test_points_are_drawn_and_selected_in_a_browser(server: Server, browser: Browser) -> None:
+    with opened_page(browser) as (page, _):
+        page.goto(f"{server.url}/map?index=topics:text")
+        until(page, "document.querySelectorAll('#legend li').length >= 3")
+        colours = """(() => {
+            const canvas = document.getElementById("points");
+            const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+            return new Set(new Uint32Array(pixels.buffer)).size;
+        })()"""
+        assert page.evaluate(colours) > 3
+        page.focus("#points")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#chosen:not(.gone)")
+        page.click("#copy")
+        until(page, "navigator.clipboard.readText().then((text) => text.includes('7'))")
+        ids = [int(line) for line in page.evaluate("navigator.clipboard.readText()").split()]
+        assert ids == list(range(3 * EACH))
+        assert serious_violations(page) == []
