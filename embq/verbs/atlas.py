@@ -8,9 +8,6 @@ from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import embedding_option
 from embq.verbs.serve import DEFAULT_PORT, serve_pages
 
-MOST_ROWS = 2_000_000
-"""As `indexer.atlas.map_file.MOST_ROWS`, which help must not import faiss for."""
-
 
 @click.command(
     "atlas", cls=SectionedCommand, epilog="Examples: embq atlas ./out --open | embq atlas ./out --method umap"
@@ -26,11 +23,11 @@ MOST_ROWS = 2_000_000
 )
 @click.option(
     "--sample",
-    type=click.IntRange(1, MOST_ROWS),
-    default=MOST_ROWS,
+    type=click.IntRange(min=1),
+    default=2_000_000,
     show_default=True,
     metavar="N",
-    help="Most rows of the map; a random sample of more.",
+    help="Most rows of the map, up to 2,000,000; of more, a random sample.",
 )
 @click.option("--seed", type=int, default=1234, show_default=True, help="Random seed for sample, clusters and UMAP.")
 @click.option("--no-serve", is_flag=True, help="Make the map, and start no server.")
