@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for all tests of a process."""
+    """One browser for the tests of a file.
+
+    Playwright's event loop runs in this thread for as long, so that no test of the file may start another.
+    """
     with started_browser() as browser:
         yield browser
