@@ -105,15 +105,15 @@ def plane(points: np.ndarray, method: str, seed: int) -> np.ndarray:
         points = np.pad(points, ((0, 0), (0, 2 - points.shape[1])))
     if method == "pca" or len(points) <= 3:
         return np.ascontiguousarray(points[:, :2])
-    try:
-        from umap import UMAP
-    except ImportError as error:
-        raise ConfigError(
-            "--method umap needs the package umap-learn, which is not installed here",
-            next_step="pip install 'embq[umap]', or use --method pca",
-        ) from error
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of numba and scikit-learn about their own use
+        warnings.simplefilter("ignore")  # of umap about TensorFlow, and of numba and scikit-learn about their use there
+        try:
+            from umap import UMAP
+        except ImportError as error:
+            raise ConfigError(
+                "--method umap needs the package umap-learn, which is not installed here",
+                next_step="pip install 'embq[umap]', or use --method pca",
+            ) from error
         layout = UMAP(
             n_components=2,
             n_neighbors=min(NEIGHBOURS, len(points) - 1),

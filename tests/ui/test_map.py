@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,8 @@ import embq
 from core.errors import EmbqError, Exit
 from core.rows.spec import RowSpec
 from embq.cli.entry_point import run
+from embq.cli.id_file import read_ids
+from embq.ui.map.embedding_atlas import address
 from indexer.atlas.map_file import MapOptions, make_map, map_path, read_info
 from indexer.index_files.version import read_current
 from tests.support.outputs.build import build, write_jsonl
@@ -137,10 +141,93 @@ def test_points_are_drawn_and_selected_in_a_browser(server: Server, browser: Bro
         })()"""
         assert page.evaluate(colours) > 3
         page.focus("#points")
+        page.keyboard.press("0")
         page.keyboard.press("Enter")
         page.wait_for_selector("#chosen:not(.gone)")
         page.click("#copy")
         until(page, "navigator.clipboard.readText().then((text) => text.includes('7'))")
         ids = [int(line) for line in page.evaluate("navigator.clipboard.readText()").split()]
         assert ids == list(range(3 * EACH))
+        page.select_option("#column", "topic")
+        page.get_by_role("button", name="stars 40").click()
+        until(page, "document.getElementById('count').textContent === '40 rows selected'")
+        page.click("#lasso")
+        box = page.locator("#points").bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + 2, box["y"] + 2)
+        page.mouse.down()
+        for right, bottom in ((1, 0), (1, 1), (0, 1)):
+            page.mouse.move(box["x"] + 2 + right * (box["width"] - 4), box["y"] + 2 + bottom * (box["height"] - 4))
+        page.mouse.up()
+        until(page, "document.getElementById('count').textContent === '120 rows selected'")
         assert serious_violations(page) == []
+
+
+@pytest.mark.slow  # numba compiles for half a minute
+def test_umap_keeps_topics_apart_and_is_the_same_for_a_seed(root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("umap", reason="umap-learn is not installed: pip install 'embq[umap]'")
+    index = build_index(root, output="text", to=tmp_path / "index")
+    tables = []
+    for sample in (3 * EACH, 3 * EACH + 1):
+        info, made = make_map(index, MapOptions(method="umap", sample=sample))
+        assert made
+        assert info.method == "umap"
+        tables.append(pq.read_table(map_path(index)))
+    assert tables[0].equals(tables[1])
+    at = np.column_stack([tables[0]["x"].to_numpy(), tables[0]["y"].to_numpy()])
+    topics = np.array([key.partition("-")[0] for key in tables[0]["key"].to_pylist()])
+    distances = np.linalg.norm(at[:, None] - at[None], axis=2) + np.diag(np.full(len(at), np.inf))
+    assert (topics[distances.argmin(axis=1)] == topics).mean() > 0.95
+
+
+def test_umap_that_is_not_installed_is_named(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "umap", None)
+    assert run(["atlas", str(root), "--method", "umap", "--no-serve"]) == Exit.CONFIG
+    assert "pip install 'embq[umap]'" in capsys.readouterr().err
+
+
+# --- Embedding Atlas ---
+
+needs_atlas = pytest.mark.skipif(
+    find_spec("embedding_atlas") is None, reason="embedding-atlas is not installed: pip install 'embq[atlas]'"
+)
+
+
+@needs_atlas
+def test_embedding_atlas_gets_the_file_and_the_server_answers_no_query(server: Server, root: Path) -> None:
+    folder = address("topics", "text")
+    assert f'href="{folder}"' in server.ask("/map?index=topics:text").data.decode()
+    page = server.ask(folder)
+    assert page.status == 200
+    assert b"Embedding Atlas" in page.data
+    policy = page.headers["content-security-policy"]
+    assert "http" not in policy
+    assert "'unsafe-eval'" not in policy
+    assert server.ask(folder + "data/metadata.json").json["database"] == {"type": "wasm", "load": True}
+    assert server.ask(folder + "data/dataset.parquet").data == map_path(root / "index" / "text").read_bytes()
+    for path in ("data/query", "data/selection"):
+        assert server.ask(folder + path, {"type": "json", "sql": "SELECT 1"}).status in (404, 405)
+    for path in ("%2e%2e/%2e%2e/server.py", "..%2f__init__.py", "data/cache/../../../../etc/passwd"):
+        assert b"import" not in server.ask(folder + path).data
+    assert server.ask("/map/app/nothing!/data/metadata.json").status == 404
+
+
+@needs_atlas
+@pytest.mark.pages
+def test_embedding_atlas_runs_without_a_request_elsewhere(server: Server, browser: Browser) -> None:
+    with opened_page(browser) as (page, faults):
+        page.goto(server.url + address("topics", "text"))
+        page.get_by_text(f"{3 * EACH} points").first.wait_for(timeout=60_000)
+        page.get_by_text("horse", exact=False).first.wait_for()
+        # Headless browsers have no WebGPU, which only the scatter plot needs; and it has no icon.
+        faults.errors = [one for one in faults.errors if "WebGPU" not in one and "404" not in one]
+
+
+def test_ids_are_read_from_tables_that_hold_texts_too(root: Path, tmp_path: Path) -> None:
+    csv = tmp_path / "selection.csv"  # as Embedding Atlas writes it
+    csv.write_text('id,x,caption\n7,0.5,"two\nlines, ""quoted"""\n3,0.25,\n')
+    assert read_ids(csv).tolist() == [3, 7]
+    make_map(root / "index" / "text", MapOptions())
+    assert read_ids(map_path(root / "index" / "text")).tolist() == list(range(3 * EACH))

@@ -21,7 +21,6 @@ from starlette.staticfiles import StaticFiles
 
 from embq.serving.app import answering
 from embq.serving.http_errors import HttpError
-from embq.serving.served_index import ServedIndex
 from embq.ui.map.data import LoadedMap
 from embq.ui.rendering import SECURITY_HEADERS
 
@@ -46,9 +45,9 @@ def application_folder() -> Path | None:
     return None
 
 
-def address(index: ServedIndex) -> str:
+def address(name: str, modality: str) -> str:
     """Where the application shows an index. Names of indexes have slashes, and the application relative paths."""
-    token = base64.urlsafe_b64encode(f"{index.name}:{index.modality}".encode()).decode().rstrip("=")
+    token = base64.urlsafe_b64encode(f"{name}:{modality}".encode()).decode().rstrip("=")
     return f"{BASE}/{token}/"
 
 

@@ -61,7 +61,9 @@ class MapPage:
             "missing": error is not None and error.code == "no_map",
             "error": error if error is not None and error.code != "no_map" else None,
             "query": request.query_params.get("q", ""),
-            "atlas": address(index) if index is not None and loaded is not None and self._atlas is not None else "",
+            "atlas": address(index.name, index.modality)
+            if index is not None and loaded is not None and self._atlas is not None
+            else "",
         }
         status = 200 if error is None or error.code == "no_map" else status_of(error)
         return page(request, "map.html", values, status)

@@ -192,10 +192,11 @@
 
   // --- view ---
 
-  function whole() {
-    const some = (of) => { const sorted = Float32Array.from(of).sort(); return [sorted[0], sorted[sorted.length - 1]]; };
+  // The map without a few points on each side, beside which all others may be a dot.
+  function whole(few = 0) {
+    const some = (of) => { const sorted = Float32Array.from(of).sort(); return [sorted[few], sorted[sorted.length - 1 - few]]; };
     const [[left, right], [low, high]] = [some(x), some(y)];
-    const scale = 0.92 * Math.min(width / (right - left || 1), height / (high - low || 1));
+    const scale = (few ? 0.75 : 0.92) * Math.min(width / (right - left || 1), height / (high - low || 1));
     home = { x: (left + right) / 2, y: (low + high) / 2, scale };
     view = { ...home };
     draw();
@@ -254,7 +255,7 @@
 
   const KEYS = {
     ArrowLeft: () => pan(60, 0), ArrowRight: () => pan(-60, 0), ArrowUp: () => pan(0, 60), ArrowDown: () => pan(0, -60),
-    "+": () => zoom(1.4), "=": () => zoom(1.4), "-": () => zoom(1 / 1.4), 0: whole, Escape: clear,
+    "+": () => zoom(1.4), "=": () => zoom(1.4), "-": () => zoom(1 / 1.4), 0: () => whole(), Escape: clear,
     Enter: () => selectInside([[0, 0], [width, 0], [width, height], [0, height]].map(([left, top]) => back(left, top))),
   };
   canvas.addEventListener("keydown", (event) => {
@@ -349,6 +350,7 @@
   async function select(shape) {
     try {
       chosenText = await (await fetched(address("/map/select"), { method: "POST", body: JSON.stringify(shape) })).text();
+      say(chosenText ? "" : "No row lies in there.");
       showChosen();
     } catch (error) { failed(error); }
   }
@@ -429,7 +431,7 @@
   on("lasso", "click", () => use("lasso"));
   on("in", "click", () => zoom(1.6));
   on("out", "click", () => zoom(1 / 1.6));
-  on("all", "click", whole);
+  on("all", "click", () => whole());
   on("clear", "click", clear);
   on("column", "change", () => loadColours().catch(failed));
   on("find", "submit", (event) => {
@@ -452,7 +454,7 @@
 
   (async () => {
     await loadPoints();
-    whole();
+    whole(ids.length >> 6);
     await loadColours();
     map.dataset.ready = "1";
     if (document.getElementById("q").value) find();
