@@ -12,7 +12,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge")
@@ -25,8 +25,12 @@ LOAD_S = 60.0
 """Deadline for a page; thumbnails and the model take a few seconds on a slow machine."""
 
 
+LIVE = ("/fleet",)
+"""Pages with a stream that never ends: virtual time stands still for it."""
+
+
 def screenshots(outputs: Path, folder: Path, pages: Mapping[str, str]) -> list[Path]:
-    """Write a picture of each page of `embq ui OUTPUTS`; gives their paths, none where there is no browser.
+    """Write a picture of each page of `embq ui OUTPUTS`; gives their paths, none where no browser is to be had.
 
     Args:
         pages: name of the picture -> path of the page.
@@ -36,7 +40,8 @@ def screenshots(outputs: Path, folder: Path, pages: Mapping[str, str]) -> list[P
         return []
     folder.mkdir(parents=True, exist_ok=True)
     with _server(outputs) as url:
-        return [_picture(browser, url + path, folder / f"{name}.png") for name, path in pages.items()]
+        made = [_picture(browser, url, path, folder / f"{name}.png") for name, path in pages.items()]
+    return [path for path in made if path.exists()]
 
 
 @contextmanager
@@ -65,8 +70,8 @@ def _wait_for_models(url: str) -> None:
         time.sleep(0.2)
 
 
-def _picture(browser: str, url: str, path: Path) -> Path:
-    """A page as PNG, 1,280 by 800 pixels."""
+def _picture(browser: str, url: str, page: str, path: Path) -> Path:
+    """A page as PNG, 1,280 by 800 pixels; no file where the browser makes none in time."""
     path.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="embq-demo-", ignore_cleanup_errors=True) as profile:
         options = [
@@ -74,8 +79,9 @@ def _picture(browser: str, url: str, path: Path) -> Path:
             *("--disable-component-update", "--disable-sync", f"--user-data-dir={profile}", "--window-size=1280,800"),
             *(["--no-sandbox"] if os.geteuid() == 0 else []),
             f"--screenshot={path.resolve()}",
-            "--virtual-time-budget=15000",
+            "--timeout=4000" if page in LIVE else "--virtual-time-budget=15000",
         ]
-        command = [browser, *options, url]
-        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LOAD_S, check=True)
+        command = [browser, *options, url + page]
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LOAD_S, check=False)
     return path
