@@ -120,5 +120,6 @@ def test_no_page_is_wider_than_the_window(
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             page.locator(".runs .name").first.click()
             page.locator("svg.units").wait_for()
+            page.wait_for_load_state()  # elements are there before the style sheets are
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert serious_violations(page) == []
