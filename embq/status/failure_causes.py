@@ -50,15 +50,15 @@ class Group:
 
     Attributes:
         samples: those of shards that failed, as far as files beside the shards tell; 0 for none.
-        examples: (key, unit id, index of the unit in the manifest, message, attempt) of the first ones; the key of a
-            whole unit is "".
+        examples: (key, ordinal, unit id, index of the unit in the manifest, message, attempt) of the first ones; of a
+            whole unit the key is "" and the ordinal None.
     """
 
     code: str
     whole_unit: bool
     count: int = 0
     samples: int = 0
-    examples: list[tuple[str, str, int, str, int]] = field(default_factory=list)
+    examples: list[tuple[str, int | None, str, int, str, int]] = field(default_factory=list)
 
 
 def grouped(root: Place) -> list[Group]:
@@ -82,7 +82,8 @@ def grouped(root: Place) -> list[Group]:
                 group.samples += missing_samples(mine) if of_shards else 0
                 first = mine.slice(0, EXAMPLES - len(group.examples)).to_pylist()
                 group.examples += [
-                    (one["key"], one["unit_id"], one["u"], one["message"], one["attempt"]) for one in first
+                    (one["key"], one["ordinal"], one["unit_id"], one["u"], one["message"], one["attempt"])
+                    for one in first
                 ]
     return sorted(groups.values(), key=lambda group: (-group.count, group.code, group.whole_unit))
 
@@ -110,12 +111,13 @@ def described(root: Place, groups: list[Group]) -> list[dict[str, Any]]:
             "examples": [
                 {
                     "key": key,
+                    "ordinal": ordinal,
                     "unit": unit_id,
                     "source": manifest.unit(u).source if manifest is not None else "",
                     "message": message,
                     "attempt": attempt,
                 }
-                for key, unit_id, u, message, attempt in group.examples
+                for key, ordinal, unit_id, u, message, attempt in group.examples
             ],
             "next": next_step(group.code, root),
         }

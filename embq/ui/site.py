@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.routing import BaseRoute, Mount
 
 from embq.serving.app import Serving
+from embq.ui.fleet.failed_samples import FailedSamples
 from embq.ui.fleet.pages import FleetPages
 from embq.ui.map.page import map_routes
 from embq.ui.rendering import static_files
@@ -23,10 +24,12 @@ class Site:
         self._fleet = fleet
         self._thumbnails = thumbnails_of(serving.indices)
         search = SearchPage(serving, self._thumbnails.of)
+        failed = FailedSamples(fleet, self._thumbnails.images, self._thumbnails.of)
         self.routes: list[BaseRoute] = [
             *search.routes,
             *self._thumbnails.routes,
             *fleet.routes,
+            *failed.routes,
             *map_routes(serving),
             Mount("/static", static_files()),
         ]

@@ -21,9 +21,9 @@ FRAME_MAX_BYTES = 8 * SAMPLE_MAX_BYTES
 FRAME_BYTES = 1 << 20
 """Size at which a frame of samples is sent, and size of the pipe."""
 
-_Row = tuple[int, bytes, bytes | None, str | None, str | None, tuple[str, bytes] | None]
-"""Ordinal, key, image, text, metadata and error of a sample. Keys and messages may hold bytes of paths that are not
-UTF-8."""
+_Row = tuple[int, bytes, bytes | None, bytes | None, bytes | None, tuple[str, bytes] | None]
+"""Ordinal, key, image, text, metadata and error of a sample. Texts are bytes, because they may hold lone surrogates:
+bytes of paths that are not UTF-8, and halves of pairs in JSON."""
 
 _DECODER = msgspec.msgpack.Decoder(list[_Row])
 _ENCODER = msgspec.msgpack.Encoder()
@@ -36,23 +36,40 @@ def encode_samples(samples: list[Sample]) -> bytes:
 
 def decode_samples(content: bytes) -> list[Sample]:
     """The samples of a `SAMPLES` frame; msgspec.DecodeError where it holds anything else."""
-    return [
-        Sample(
-            ordinal=ordinal,
-            key=key.decode("utf-8", "surrogatepass"),
-            image=image,
-            text=text,
-            metadata=metadata,
-            error=None if error is None else (error[0], error[1].decode("utf-8", "surrogatepass")),
-        )
-        for ordinal, key, image, text, metadata, error in _DECODER.decode(content)
-    ]
+    try:
+        return [
+            Sample(
+                ordinal=ordinal,
+                key=_text(key),
+                image=image,
+                text=None if text is None else _text(text),
+                metadata=None if metadata is None else _text(metadata),
+                error=None if error is None else (error[0], _text(error[1])),
+            )
+            for ordinal, key, image, text, metadata, error in _DECODER.decode(content)
+        ]
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 def _row(sample: Sample) -> _Row:
-    key, error = sample.key.encode("utf-8", "surrogatepass"), sample.error
-    encoded = None if error is None else (error[0], error[1].encode("utf-8", "surrogatepass"))
-    return sample.ordinal, key, sample.image, sample.text, sample.metadata, encoded
+    text, metadata, error = sample.text, sample.metadata, sample.error
+    return (
+        sample.ordinal,
+        _bytes(sample.key),
+        sample.image,
+        None if text is None else _bytes(text),
+        None if metadata is None else _bytes(metadata),
+        None if error is None else (error[0], _bytes(error[1])),
+    )
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
 
 
 def encode_error(error: Exception) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import re
 import signal
 import time
 from collections.abc import Coroutine, Iterator
@@ -27,13 +28,14 @@ from core.queue.scripts import load_scripts
 from core.rows.results import encode_result, row_schema
 from core.run.run_info import load_run
 from core.units import Failure
+from demo.collect import photographs
 from embq.ui.fleet.fragments import Fragments, limit_sentence, top_line
 from embq.ui.fleet.history import Histories, charts
 from embq.ui.fleet.live import MOST_STREAMS, Live
 from embq.ui.fleet.pages import FleetPages
 from embq.ui.fleet.snapshot import Sampler
 from embq.ui.fleet.sources import BrokerSource, FolderSource
-from tests.support.outputs.build import build, write_jsonl
+from tests.support.outputs.build import build, write_jsonl, write_tar
 from tests.support.outputs.run_case import DIM, RunCase, make_case
 from tests.support.waiting import wait_until
 
@@ -302,6 +304,30 @@ def test_a_retry_needs_the_count_that_was_shown(tmp_path: Path) -> None:
         assert b"embq resume" in done.data
     (added,) = load_run(root).added
     assert added.is_retry
+
+
+def test_each_failure_group_shows_the_picture_the_text_or_the_first_bytes_of_a_sample(tmp_path: Path) -> None:
+    (_, photograph), (_, other) = photographs(2, seed=3)
+    page = b"<html><script>alert(1)</script></html>"
+    members = [("a.jpg", photograph), ("a.txt", b"a"), ("b.jpg", other), ("b.txt", b" "), ("c.jpg", page)]
+    shard = write_tar(tmp_path / "s.tar", [*members, ("a.jpg", other), ("a.txt", b"again")])
+    texts = write_jsonl(tmp_path / "t.jsonl", [{"id": "x", "text": "<b>half \ud83d a pair</b>"}])
+    pairs = build(tmp_path / "out" / "pairs", [shard], modalities=("image", "text"))
+    notes = build(tmp_path / "out" / "texts", [texts])
+    with served(tmp_path / "out", "--no-model", verb="ui") as server:
+
+        def shown(root: Path) -> dict[str, bytes]:
+            groups = server.ask(f"/ui/fleet/failures/{load_run(root).run}").data.decode()
+            found = re.findall(r'<code>(\w+)</code>.*?hx-get="(/ui/fleet/sample/[^"]+)"', groups, re.DOTALL)
+            return {code: server.ask(path).data for code, path in found}
+
+        of_pairs, of_texts = shown(pairs), shown(notes)
+        assert server.ask(f"/ui/fleet/sample/{load_run(notes).run}/{'0' * 32}/0").data.count(b"no failure group") == 1
+    assert b'src="data:image/jpeg;base64,' in of_pairs["empty_text"]
+    assert b"38 bytes" in of_pairs["missing_member"]
+    assert b"&lt;html&gt;" in of_pairs["missing_member"]
+    assert b"data:" not in of_pairs["duplicate_key"], "its key has the picture of another sample"
+    assert b"&lt;b&gt;half \\ud83d a pair&lt;/b&gt;" in of_texts["text_not_utf8"]
 
 
 def test_hostile_names_and_messages_are_texts_and_short(

@@ -54,6 +54,7 @@ def test_a_group_has_three_examples_at_most_with_key_unit_source_and_message(
     unit = Manifest(Layout(out)).unit(0)
     assert examples[0] == {
         "key": "t.jsonl:1",
+        "ordinal": 0,
         "unit": unit.unit_id,
         "source": str(tmp_path / "t.jsonl"),
         "message": "the line is blank",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -12,6 +13,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 
 from core.errors import EmbqError
+from core.storage.paths import Place
 from embq.serving.http_errors import HttpError, response_of
 from embq.status.failure_causes import described, grouped
 from embq.ui.fleet.actions import Actions, Permission
@@ -25,6 +27,21 @@ FIRST_S = 3.0
 """Time for the first sample; the page comes without it, and fills later."""
 KEPT = 16
 """Runs whose failure groups are in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedSample:
+    """A sample that stands for its failure group.
+
+    Attributes:
+        root: output folder of its run.
+    """
+
+    root: Place
+    unit_id: str
+    ordinal: int
+    key: str
+    code: str
 
 
 class FleetPages:
@@ -97,7 +114,7 @@ class FleetPages:
     async def history(self, request: Request) -> Response:
         """GET /ui/fleet/history/{run}: columns for charts, see `embq.ui.fleet.history.charts`."""
         try:
-            view = await self._view(request)
+            view = await self._view(request.path_params["run"])
             rates = self._sampler.rates(view.progress.run)
             found = await anyio.to_thread.run_sync(charts, view, self._histories, rates)
         except EmbqError as error:
@@ -108,12 +125,22 @@ class FleetPages:
         """GET /ui/fleet/failures/{run}: the groups of failures with a sample each, as HTML."""
         may_act = self._permission.holds(request)
         try:
-            view = await self._view(request)
+            view = await self._view(request.path_params["run"])
             values = await anyio.to_thread.run_sync(self._groups.of, view)
         except EmbqError as error:
             values = {"groups": [], "total": 0, "why": error.message}
         run = request.path_params["run"]
         return page(request, "fleet/failures.html", {**values, "run": run, "may_act": may_act})
+
+    async def failed_sample(self, run: str, unit_id: str, ordinal: int) -> FailedSample:
+        """A sample that a failure group of a run shows. Raises HttpError where none does."""
+        view = await self._view(run)
+        values = await anyio.to_thread.run_sync(self._groups.of, view)
+        for group in values["groups"]:
+            for example in group["examples"][:1]:
+                if (example["unit"], example["ordinal"]) == (unit_id, ordinal) and view.root is not None:
+                    return FailedSample(view.root, unit_id, ordinal, example["key"], group["code"])
+        raise HttpError("no failure group shows this sample any more", code="no_sample", status=404)
 
     def _parts(self, snapshot: FleetSnapshot, run: str, may_act: bool) -> dict[str, str] | None:
         return parts_of(self._fragments, snapshot, run, may_act=may_act)
@@ -123,8 +150,7 @@ class FleetPages:
         asked = "; ".join(source.name for source in self._sampler.sources)
         return snapshot or FleetSnapshot(number=0, at_s=0.0, troubles=(f"waiting for {asked}",))
 
-    async def _view(self, request: Request) -> RunView:
-        run = request.path_params["run"]
+    async def _view(self, run: str) -> RunView:
         if (view := (await self._first()).run(run)) is None:
             raise HttpError(f"there is no run {run[:100]!r} here", code="no_run", status=404)
         return view

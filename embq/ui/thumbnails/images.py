@@ -91,13 +91,18 @@ class Images:
         Raises SourceError and SampleError as reading the unit does (`source_changed` and `shard_changed` where it is
         not the planned version), `missing_member` where the sample has no image, a transient SourceError after READ_S.
         """
-        self.require_allowed(unit)
         if unit.kind in TEXT_KINDS:
+            self.require_allowed(unit)
             raise _no_image(key)
+        return image_of(self.sample(unit, key, ordinal))
+
+    def sample(self, unit: Unit, key: str, ordinal: Callable[[], int]) -> Sample:
+        """A sample by itself; of folders and shards with its image alone. Arguments and errors as of `image`."""
+        self.require_allowed(unit)
         if unit.kind == "files":
             return self._of_folder(unit, key)
         if unit.kind == "tar":
-            return self._shards.image(unit, key)
+            return Sample(ordinal=0, key=key, image=self._shards.image(unit, key))
         return self._only(unit, key, ordinal())
 
     def close(self) -> None:
@@ -105,21 +110,21 @@ class Images:
         for reader in self._all:
             reader.kill()
 
-    def _of_folder(self, unit: Unit, key: str) -> bytes:
+    def _of_folder(self, unit: Unit, key: str) -> Sample:
         item = next((item for item in unit.items if clean_text(item[0]) == key), None)
         if item is None:
             raise SourceError(f"{unit.source}: the unit names no file {key!r}", code="source_missing")
         if is_url(unit.source):
             return self._only(replace(unit, items=(item,), samples=1, retry=None), key, None)
-        return file_inside(unit.source, *item)
+        return Sample(ordinal=0, key=key, image=file_inside(unit.source, *item))
 
-    def _only(self, unit: Unit, key: str, ordinal: int | None) -> bytes:
+    def _only(self, unit: Unit, key: str, ordinal: int | None) -> Sample:
         found = None
         with self._read(unit, ordinal) as samples:
             for sample in samples:  # to their end: a process that is left halfway is replaced
                 found = sample if found is None and clean_text(sample.key) == key else found
         if found is not None:
-            return image_of(found)
+            return found
         raise SourceError(f"{unit.source}: holds no sample {key!r} where it was", code="source_changed")
 
     def _read_whole(self, unit: Unit, keep: Callable[[Sample], None]) -> None:

@@ -65,10 +65,14 @@ def thumbnails_of(indices: Indices) -> Thumbnails:
 
 
 class Thumbnails:
-    """Makes thumbnails of rows."""
+    """Makes thumbnails of rows.
+
+    Attributes:
+        images: reads them.
+    """
 
     def __init__(self, indices: Indices, images: Images, decoders: Decoders, cache: ThumbnailCache) -> None:
-        self._indices, self._images, self._decoders, self._cache = indices, images, decoders, cache
+        self._indices, self.images, self._decoders, self._cache = indices, images, decoders, cache
         self._finder = Finder()
         self._lookups, self._reads = anyio.CapacityLimiter(LOOKUPS), anyio.CapacityLimiter(READS)
         self._made_by = f"{FORM} {_version('pillow')} {SIDE_PX}"
@@ -87,7 +91,7 @@ class Thumbnails:
     def close(self) -> None:
         """End the child processes."""
         self._decoders.close()
-        self._images.close()
+        self.images.close()
 
     async def thumbnail(self, request: Request) -> Response:
         """The thumbnail of a row. Raises HttpError `no_such_index`, `no_such_id` or what `_made` raises."""
@@ -131,7 +135,7 @@ class Thumbnails:
         """The origin of a row that may be read, and the name of its thumbnail: a hash of all that decides its bytes."""
         origin = self._finder.origin(collection, id_, key, unit_id)
         try:
-            self._images.require_allowed(origin.unit)
+            self.images.require_allowed(origin.unit)
         except SourceError as error:
             raise _refused(error) from error
         of = [self._made_by, str(origin.run), collection.run, unit_id, key]
@@ -140,7 +144,7 @@ class Thumbnails:
     def _made(self, origin: Origin, name: str) -> bytes:
         """A new thumbnail. Raises HttpError for an image that cannot be read, or of which none can be made."""
         try:
-            data = self._images.image(origin.unit, origin.key, origin.ordinal)
+            data = self.images.image(origin.unit, origin.key, origin.ordinal)
         except HttpError:
             raise
         except SourceError as error:
