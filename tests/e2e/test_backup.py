@@ -35,15 +35,13 @@ def by_hand(folder: Path) -> None:
             shutil.copytree(entry, folder / "backup" / entry.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "copy",
     [
         pytest.param(
             by_rsync,
-            marks=[
-                pytest.mark.skipif(shutil.which("rsync") is None, reason="rsync is not installed"),
-                pytest.mark.slow,
-            ],
+            marks=pytest.mark.skipif(shutil.which("rsync") is None, reason="rsync is not installed"),
         ),
         by_hand,
     ],

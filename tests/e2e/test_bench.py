@@ -47,6 +47,7 @@ def figures_of(out: Path, name: str) -> dict[str, Any]:
     return figures
 
 
+@pytest.mark.slow
 def test_workers_on_one_device(short_tmp: Path, temporary: Path, texts: Path) -> None:
     out = short_tmp / "out"
     options = ["-m", STUB, "--devices", "cpu", "--counts", "2", "--corpus-size", "86400000", "--texts", texts]

@@ -77,6 +77,7 @@ def test_the_shortest_command_of_their_readme_runs(short_tmp: Path) -> None:
     assert (status, "Did you mean run?" in told) == (2, True)
 
 
+@pytest.mark.slow
 def test_the_command_of_their_tutorial_for_spark_is_worked_off_by_the_workers(
     s3: str, own_server: EmbeddedServer, short_tmp: Path
 ) -> None:

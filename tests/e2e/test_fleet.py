@@ -36,6 +36,7 @@ def devices_of(services: Services) -> list[dict[str, Any]]:
     return [device for one in services_of(services) if one["role"] == "worker" for device in one["devices"]]
 
 
+@pytest.mark.slow
 def test_an_idle_machine_shows_within_ten_seconds_and_is_gone_when_it_was_stopped(own_server: EmbeddedServer) -> None:
     with ExitStack() as stack:
         services = Services(stack, own_server, start=("producer", "writer"))

@@ -26,6 +26,7 @@ def everything(services: Services) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_downloaded_is_told_by_the_log_and_by_status(
     own_server: EmbeddedServer, short_tmp: Path
 ) -> None:
@@ -65,6 +66,7 @@ def test_a_worker_that_may_not_read_the_inputs_is_named_by_the_failure(
     assert f"outside of what the worker on {socket.gethostname()} may read (/nowhere)" in told
 
 
+@pytest.mark.slow
 def test_a_read_only_output_is_told_by_the_writer_and_goes_on_by_itself(
     own_server: EmbeddedServer, short_tmp: Path
 ) -> None:

@@ -29,8 +29,9 @@ def large_photographs(folder: Path, count: int) -> Path:
 
 @pytest.mark.parametrize(
     ("ms_per_sample", "samples", "limit"),
-    [pytest.param(1, 1000, "decoding", marks=pytest.mark.slow), (200, 96, "device")],
+    [(1, 1000, "decoding"), (200, 96, "device")],
 )
+@pytest.mark.slow
 def test_status_and_the_account_say_what_limits_a_run(
     short_tmp: Path, ms_per_sample: int, samples: int, limit: str
 ) -> None:

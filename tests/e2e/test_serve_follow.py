@@ -64,6 +64,7 @@ def asking(server: Server, text: str, index: str) -> Iterator[list[tuple[int, st
             thread.join()
 
 
+@pytest.mark.slow
 def test_a_server_starts_with_nothing_and_takes_up_what_is_published(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()

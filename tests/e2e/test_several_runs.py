@@ -116,6 +116,7 @@ def test_a_cancelled_run_keeps_what_is_committed_and_can_be_resumed(
     check_complete(root, expected, units=300, dim=DIM)
 
 
+@pytest.mark.slow
 def test_a_session_on_one_machine_rests_goes_on_and_is_cancelled(short_tmp: Path) -> None:
     root, texts = short_tmp / "out", short_tmp / "texts.jsonl"
     write_texts(texts, 4_000)

@@ -233,6 +233,7 @@ def test_images_by_value_keep_their_captions_and_names_and_more_are_sent_alone(
     assert [text for text in output.rows["metadata"].to_pylist() if text] == ['{"found":"later"}']
 
 
+@pytest.mark.slow
 def test_without_a_writer_the_broker_keeps_it_and_says_so(setting: Setting, short_tmp: Path) -> None:
     expected = write_texts(short_tmp / "texts.jsonl", 50)
     laptop = setting.enqueue(short_tmp / "texts.jsonl", "--inline")

@@ -76,6 +76,7 @@ def in_state(box: Box, run: str | Path, state: str) -> Callable[[], bool]:
     return look
 
 
+@pytest.mark.slow
 def test_everything_that_users_do_is_allowed_to_them(box: Box) -> None:
     expected = write_texts(box.folder / "t.jsonl", 600)
     seen, sent, there = (box.folder / name for name in ("seen", "sent", "there"))

@@ -214,7 +214,7 @@ def test_embq_run_outlives_an_outage_of_a_broker_that_is_not_its_own(cluster: Cl
 # --- R2: it comes back and has forgotten everything ---
 
 
-@pytest.mark.fault("R2", "the broker forgets everything in mid-run (FLUSHALL)", gate=True)
+@pytest.mark.fault("R2", "the broker forgets everything in mid-run (FLUSHALL)")
 def test_flushall(cluster: Cluster, recovery: Recovery) -> None:
     everybody = crew(cluster, recovery, 60, environment=QUICK_LEASES, hold=20)
     recovery.injected()

@@ -164,7 +164,7 @@ def test_a_card_that_fails_for_good(cluster: Cluster, recovery: Recovery, tmp_pa
     assert 3 <= machine.said_times("worker_died") <= 6
 
 
-@pytest.mark.fault("W9", "a card falls off the bus between two passes: the other card does its units", gate=True)
+@pytest.mark.fault("W9", "a card falls off the bus between two passes: the other card does its units")
 def test_a_card_that_disappears(cluster: Cluster, recovery: Recovery, tmp_path: Path) -> None:
     cluster.begin(60, QUICK)
     cards = Cards(tmp_path / "cards", H100, L4)

@@ -86,7 +86,7 @@ def test_a_build_that_was_killed_while_it_was_published_is_whole(
     assert building.begun() == done
 
 
-@pytest.mark.fault("X2", "a process that does index units is killed, once in each stage", gate=True)
+@pytest.mark.fault("X2", "a process that does index units is killed, once in each stage")
 def test_each_stage_outlives_the_death_of_one_of_its_processes(
     make_building: MakeBuilding, undisturbed: Building, tmp_path: Path, recovery: Recovery
 ) -> None:

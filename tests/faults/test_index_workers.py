@@ -31,7 +31,7 @@ def refusals(machine: Service) -> str:
     return " ".join(re.findall(r"index_refused .*", machine.log))
 
 
-@pytest.mark.fault("X4", "workers of a broker build an index: a worker and two unit processes are killed", gate=True)
+@pytest.mark.fault("X4", "workers of a broker build an index: a worker and two unit processes are killed")
 def test_two_workers_build_the_same_files_though_they_are_killed(
     cluster: Cluster, make_building: MakeBuilding, undisturbed: Building, tmp_path: Path
 ) -> None:

@@ -186,19 +186,8 @@ def test_a_broker_that_forgets_everything_is_filled_again(make_case) -> None:
     assert "queue_lost" in logs(case.root)
 
 
-def _dead_at_once(loss: str, *, gate: bool) -> object:
-    sentence = "`embq run`: everything is killed at once; `embq resume` completes it"
-    return pytest.param(loss, marks=pytest.mark.fault("C1", sentence, gate=gate))
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        _dead_at_once("nothing", gate=False),
-        _dead_at_once("the queue", gate=True),
-        _dead_at_once("the folder of the broker", gate=False),
-    ],
-)
+@pytest.mark.fault("C1", "`embq run`: everything is killed at once; `embq resume` completes it")
+@pytest.mark.parametrize("loss", ["nothing", "the queue", "the folder of the broker"])
 def test_when_everything_dies_at_once_resume_completes_the_run(make_case, loss: str) -> None:
     case = make_case(120)
     with started(*case.command(4), environment=case.held_after(40)) as command:
@@ -220,7 +209,7 @@ def test_when_everything_dies_at_once_resume_completes_the_run(make_case, loss: 
     assert committed(case.root)[: len(before)] == before
 
 
-@pytest.mark.fault("W1", "`embq run`: the supervisor is killed", gate=True)
+@pytest.mark.fault("W1", "`embq run`: the supervisor is killed")
 def test_a_supervisor_that_is_killed_is_started_again(make_case) -> None:
     case = make_case(100)
     with started(*case.command(4), environment={**QUICK_LEASES, **case.held_after(30)}) as command:
@@ -236,7 +225,7 @@ def test_a_supervisor_that_is_killed_is_started_again(make_case) -> None:
     case.assert_exact()
 
 
-@pytest.mark.fault("N1", "a worker process is stopped past its lease and comes back", gate=True)
+@pytest.mark.fault("N1", "a worker process is stopped past its lease and comes back")
 def test_a_worker_that_was_stopped_past_its_lease_cannot_publish(make_case) -> None:
     case = make_case(120)
     environment = {"EMBQ_LEASE_S": "2", "EMBQ_BEAT_S": "0.5", **case.held_after(40)}

@@ -249,7 +249,7 @@ def test_a_process_stopped_in_mid_batch(cluster: Cluster, recovery: Recovery, tm
     stop_a_process(cluster, recovery, EMBED, tmp_path / "m")
 
 
-@pytest.mark.fault("W3", "a worker process with nothing in hand is stopped and is noticed as well", gate=True)
+@pytest.mark.fault("W3", "a worker process with nothing in hand is stopped and is noticed as well")
 def test_a_process_stopped_with_nothing_in_hand(cluster: Cluster, recovery: Recovery, tmp_path: Path) -> None:
     stop_a_process(cluster, recovery, "worker.meter.meter:Meter.batch_done", tmp_path / "m")  # between two batches
 
@@ -449,7 +449,7 @@ def assert_isolated(cluster: Cluster, machines: list[Service], numbers: list[int
     assert crashes <= most, f"{crashes} crashes\n" + "\n".join(machine.log for machine in machines)
 
 
-@pytest.mark.fault("W6", "a sample kills each worker that takes it: after three crashes it is a failure", gate=True)
+@pytest.mark.fault("W6", "a sample kills each worker that takes it: after three crashes it is a failure")
 def test_a_poison_sample(cluster: Cluster, recovery: Recovery) -> None:
     cluster.begin(100, QUICK)
     sabotage = poison(cluster, 137, WAYS["killed in embed"])
@@ -619,7 +619,7 @@ def test_a_worker_that_can_start_no_thread(cluster: Cluster, recovery: Recovery)
 # --- V2: asked to end ---
 
 
-@pytest.mark.fault("V2", "SIGTERM to a machine in mid-run: it ends what it began, and no unit is charged", gate=True)
+@pytest.mark.fault("V2", "SIGTERM to a machine in mid-run: it ends what it began, and no unit is charged")
 def test_sigterm_in_mid_run(cluster: Cluster, recovery: Recovery) -> None:
     # What it has begun is 4 s of work, and all there is 14 s. How much it begins until the signal arrives is
     # left to chance.

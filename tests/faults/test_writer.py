@@ -313,7 +313,7 @@ def test_a_second_writer_is_refused(cluster: Cluster, recovery: Recovery) -> Non
     cluster.assert_exact()
 
 
-@pytest.mark.fault("C3", "a paused writer is taken over, and goes on afterwards", gate=True)
+@pytest.mark.fault("C3", "a paused writer is taken over, and goes on afterwards")
 def test_a_writer_that_was_paused_and_taken_over_ends_at_its_next_commit(cluster: Cluster, recovery: Recovery) -> None:
     cluster.write_texts(120)
     cluster.enqueue("stub:16?ms_per_sample=8")

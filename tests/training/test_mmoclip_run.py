@@ -37,6 +37,7 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     return out, json.loads(stdout), stderr
 
 
+@pytest.mark.slow
 def test_a_short_training_has_its_figures_and_the_loss_of_its_batch(tmp_path: Path) -> None:
     arguments = [*ON_CPU, "--samples", "32", "--num-devices", "1", "--json", "--output", str(tmp_path / "out")]
     status, stdout, stderr = ended("bench", "mmoclip", *arguments, deadline_s=200)

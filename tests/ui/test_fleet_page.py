@@ -48,6 +48,7 @@ def rows_of(page: Page) -> int:
     return int(page.locator(".runs .rows").first.inner_text().split()[0].replace(",", ""))
 
 
+@pytest.mark.slow
 def test_counters_move_buttons_act_and_a_machine_that_dies_turns_grey(
     own_server: EmbeddedServer, short_tmp: Path, browser: Browser
 ) -> None:

@@ -174,6 +174,7 @@ def test_a_folder_shows_its_runs_without_a_broker(tmp_path: Path) -> None:
     sampler.stop()
 
 
+@pytest.mark.slow
 def test_a_run_with_a_private_broker_is_live_while_it_is_at_work(tmp_path: Path, short_tmp: Path) -> None:
     source = write_jsonl(tmp_path / "t.jsonl", [{"id": str(n), "text": f"text {n}"} for n in range(2_000)])
     root = short_tmp / "out"
