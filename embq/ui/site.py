@@ -36,6 +36,7 @@ class Site:
 
     def start(self) -> None:
         """Start what runs beside the pages."""
+        self._thumbnails.start()
 
     def stop(self) -> None:
         """Stop it."""

@@ -461,7 +461,19 @@ def test_shards_that_are_forgotten_are_read_again(
     server = served(*inputs)
     for id_ in (0, 7, 14, 21, 1, 8, 15, 22):
         assert_shows(server.get(id_).content, id_ % 7)
-    assert len(server.thumbnails._images._shards._shards) < 4
+    assert len(server.thumbnails.images._shards._shards) < 4
+
+
+def test_shards_of_a_served_index_are_looked_into_before_anybody_asks(
+    served: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "z").mkdir()
+    server = served(tar_input(tmp_path), compressed_input(tmp_path / "z"))
+    shards = server.thumbnails.images._shards
+    server.thumbnails.start()
+    wait_until(lambda: len(shards._shards) == 1)  # what is read whole is left to those who ask
+    monkeypatch.setattr(images, "offsets_of", None)  # a second walk would fail
+    assert_shows(server.get(3).content, 3)
 
 
 def test_members_behind_damage_have_no_thumbnail_and_those_before_it_have(serve: Serve, tmp_path: Path) -> None:

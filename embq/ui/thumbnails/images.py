@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 import weakref
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
+
+import numpy as np
 
 from core.errors import EmbqError, OutsideError, SampleError, SourceError
 from core.process.limits import decoded_bytes
@@ -50,8 +53,8 @@ SHARD_MAX_BYTES = 1 << 30
 KEPT_SHARDS, KEPT_BYTES, SHARD_KEPT_BYTES = 4, 4 << 30, 2 << 30
 """Shards whose images are kept in unnamed files, and their bytes together and each."""
 
-TABLE_MEMBERS, SHARD_MEMBERS = 400_000, 2_000_000
-"""Members whose offsets are kept for all shards together (some 80 MB), and most members of one shard."""
+TABLE_MEMBERS, SHARD_MEMBERS = 10_000_000, 2_000_000
+"""Images whose offsets are kept for all shards together (240 MB), and most members of one shard."""
 
 FAILED_S, SLOW_S, FAILED_SHARDS = 60.0, 1.0, 64
 """A shard that failed after more than the second time is not read again for the first; so many are remembered."""
@@ -104,6 +107,14 @@ class Images:
         if unit.kind == "tar":
             return Sample(ordinal=0, key=key, image=self._shards.image(unit, key))
         return self._only(unit, key, ordinal())
+
+    def look_ahead(self, unit: Unit) -> None:
+        """Find the images of a plain local shard, so that the first of them need not wait for that. Raises as `image`
+        does. Other units are left alone.
+        """
+        self.require_allowed(unit)
+        if unit.kind == "tar" and not is_url(unit.source):
+            self._shards.look_ahead(unit)
 
     def close(self) -> None:
         """End the reader processes."""
@@ -239,26 +250,47 @@ def image_of(sample: Sample) -> bytes:
 
 @dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class _Shard:
-    """Offsets of the images of a shard.
+    """Offsets of the images of a shard: 24 bytes for each, so that those of millions are kept.
 
     Attributes:
-        offsets: key, as rows have it, -> (first byte, byte after the last).
-        unsure: keys that two samples have once they are escaped.
-        kept: descriptor of the unnamed file that the offsets are in; None for the shard itself.
+        keys: int64 (n,), ascending: hashes of the keys of this process, of which nobody can make two alike on purpose.
+        places: int64 (n, 2): first byte, and byte after the last.
+        kept: descriptor of the unnamed file that the places are in; None for the shard itself.
         bytes: of that file.
     """
 
-    offsets: dict[str, tuple[int, int]]
-    unsure: set[str]
+    keys: np.ndarray
+    places: np.ndarray
     kept: int | None = None
     bytes: int = 0
 
+    def find(self, key: str) -> tuple[int, int] | None:
+        """The place of an image, by the key as rows have it; None where there is none, or two samples have that key."""
+        at = int(np.searchsorted(self.keys, wanted := hash(key)))
+        if at == len(self.keys) or self.keys[at] != wanted:
+            return None
+        return int(self.places[at, 0]), int(self.places[at, 1])
+
+
+class _Places:
+    """Collects the places of the images of a shard."""
+
+    def __init__(self) -> None:
+        self._keys, self._places = array("q"), array("q")
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
     def add(self, key: str, start: int, stop: int) -> None:
         """The image of one more sample."""
-        name = clean_text(key)
-        if name in self.offsets:
-            self.unsure.add(name)
-        self.offsets.setdefault(name, (start, stop))
+        self._keys.append(hash(key if key.isascii() else clean_text(key)))
+        self._places.extend((start, stop))
+
+    def shard(self, **kept: int) -> _Shard:
+        """The shard, without keys that two samples have once they are escaped."""
+        keys, places = np.array(self._keys, np.int64), np.array(self._places, np.int64).reshape(-1, 2)
+        unique, first, count = np.unique(keys, return_index=True, return_counts=True)
+        return _Shard(keys=unique[count == 1], places=places[first[count == 1]], **kept)
 
 
 class _Shards:
@@ -273,8 +305,7 @@ class _Shards:
 
     def image(self, unit: Unit, key: str) -> bytes:
         shard = self._shard(unit)
-        place = None if key in shard.unsure else shard.offsets.get(key)
-        if place is None:
+        if (place := shard.find(key)) is None:
             raise _no_image(key)
         if shard.kept is not None:
             data = _pread(shard.kept, *place)
@@ -284,6 +315,13 @@ class _Shards:
         if len(data) != place[1] - place[0]:
             raise SourceError(f"{unit.source} changed while it was read", code="source_changed")
         return data
+
+    def look_ahead(self, unit: Unit) -> None:
+        """See `Images.look_ahead`."""
+        with planned_file(unit) as descriptor:
+            if compression_of(_pread(descriptor, 0, HEAD_BYTES), unit.source):
+                return
+        self._shard(unit)
 
     def _shard(self, unit: Unit) -> _Shard:
         name = (unit.source, unit.etag, unit.options)
@@ -323,7 +361,7 @@ class _Shards:
         members = files = size = 0
         is_full = False
         for number, (name, shard) in enumerate(reversed([*self._shards.items()])):
-            members, size, files = members + len(shard.offsets), size + shard.bytes, files + (shard.kept is not None)
+            members, size, files = members + len(shard.keys), size + shard.bytes, files + (shard.kept is not None)
             is_full = is_full or members > TABLE_MEMBERS or size > KEPT_BYTES or files > KEPT_SHARDS
             if is_full and number:
                 del self._shards[name]  # its file is closed when the last thread has read from it
@@ -345,22 +383,24 @@ class _Shards:
             )
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self._folder) as file:
-            shard = _Shard(offsets={}, unsure=set(), kept=os.dup(file.fileno()))
-            weakref.finalize(shard, os.close, cast(int, shard.kept))
+            places, size = _Places(), 0
 
             def keep(sample: Sample) -> None:
+                nonlocal size
                 if sample.error is not None or sample.image is None:
                     return
-                if shard.bytes + len(sample.image) > SHARD_KEPT_BYTES or len(shard.offsets) >= SHARD_MEMBERS:
+                if size + len(sample.image) > SHARD_KEPT_BYTES or len(places) >= SHARD_MEMBERS:
                     raise SourceError(
                         f"{unit.source}: its images take more than {SHARD_KEPT_BYTES:,} bytes", code="too_large"
                     )
                 file.write(sample.image)
-                shard.add(sample.key, shard.bytes, shard.bytes + len(sample.image))
-                shard.bytes += len(sample.image)
+                places.add(sample.key, size, size + len(sample.image))
+                size += len(sample.image)
 
             self._read_whole(unit, keep)
             file.flush()
+            shard = places.shard(kept=os.dup(file.fileno()), bytes=size)
+            weakref.finalize(shard, os.close, cast(int, shard.kept))
             return shard
 
 
@@ -372,11 +412,11 @@ def offsets_of(descriptor: int, unit: Unit) -> _Shard:
     size = os.fstat(descriptor).st_size
     data = cast(Memory, _Headers(descriptor, size, unit.source))
     archive = walk(data, unit.source, SHARD_MEMBERS)
-    shard, wanted = _Shard(offsets={}, unsure=set()), extensions_of(unit.options)
+    places, wanted = _Places(), extensions_of(unit.options)
     for entry in group(archive.members, wanted):
         if entry.again is None and (place := _image_in(entry, wanted)) is not None:
-            shard.add(entry.key, *place)
-    return shard
+            places.add(entry.key, *place)
+    return places.shard()
 
 
 def _image_in(entry: Entry, wanted: Extensions) -> tuple[int, int] | None:

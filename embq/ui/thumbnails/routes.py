@@ -25,6 +25,7 @@ from embq.ui.thumbnails.cache import ThumbnailCache
 from embq.ui.thumbnails.decoder import Decoders
 from embq.ui.thumbnails.finder import Finder, Origin, no_thumbnail
 from embq.ui.thumbnails.images import Images
+from embq.ui.thumbnails.look_ahead import LookAhead
 from sources.access.allowed_hosts import Reach
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Thumbnails:
         self._indices, self.images, self._decoders, self._cache = indices, images, decoders, cache
         self._finder = Finder()
         self._lookups, self._reads = anyio.CapacityLimiter(LOOKUPS), anyio.CapacityLimiter(READS)
+        self._ahead = LookAhead(indices, images, is_busy=lambda: self._reads.borrowed_tokens > 0)
         self._made_by = f"{FORM} {_version('pillow')} {SIDE_PX}"
 
         self.routes = [Route(PATH, answering(self.thumbnail), methods=["GET"])]
@@ -88,8 +90,13 @@ class Thumbnails:
                 f"the image cannot be decoded: {error.message} ({error.code})", "use another image", code="bad_image"
             ) from error
 
+    def start(self) -> None:
+        """Find the images of served shards beside requests; see `LookAhead`."""
+        self._ahead.start()
+
     def close(self) -> None:
         """End the child processes."""
+        self._ahead.stop()
         self._decoders.close()
         self.images.close()
 
