@@ -23,7 +23,7 @@ from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.base import Embedder
 from worker.meter.meter import Meter
 from worker.stages.embed import EmbedStage
-from worker.stages.read import Chunk, EndOfUnit, ReadStage
+from worker.stages.read import Chunk, EndOfUnit, ReadStage, Source
 
 BYTES_AHEAD = 256 * 1024 * 1024
 """Between reader and device: as many samples as the embed stage asks for, and no more bytes than this."""
@@ -90,6 +90,7 @@ class Pipeline:
     Args:
         meter: its number of threads prepare samples.
         prefetch: claimed units that wait for the reader.
+        source: gives the samples of a unit; None reads its input.
         roots: folders that inputs may come from; empty allows all.
     """
 
@@ -101,6 +102,7 @@ class Pipeline:
         publish: Publisher,
         *,
         prefetch: int,
+        source: Source | None = None,
         roots: Sequence[str] = (),
     ) -> None:
         self.leases = leases
@@ -115,7 +117,13 @@ class Pipeline:
         self._chunks: BoundedQueue[Chunk | EndOfUnit] = BoundedQueue()
         self._results: BoundedQueue[LeasedUnit] = BoundedQueue()
         self.read = ReadStage(
-            embedder, self._pool, meter, roots=roots, hand_on=self._put_chunk, upcoming=self._units.waiting
+            embedder,
+            self._pool,
+            meter,
+            source=source,
+            roots=roots,
+            hand_on=self._put_chunk,
+            upcoming=self._units.waiting,
         )
         self.embed = EmbedStage(embedder, meter, hand_on=self._put_result)
         self._publish = publish

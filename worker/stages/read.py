@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,6 +41,9 @@ CHUNKS_OF_A_THREAD = 2
 
 CUT_TEXT_FACTOR = 6
 """Bytes that a character of a text takes when it is cut: in the text, in its chunk, and in the chunk's tokens."""
+
+
+Source = Callable[[LeasedUnit], Iterable[Sample]]
 
 
 class Chunk:
@@ -93,6 +96,7 @@ class ReadStage:
 
     Args:
         pool: threads that prepare.
+        source: gives the samples of a unit; raises SourceError as `sources.unit_reader.read` does.
         roots: folders that inputs may come from; empty allows all.
         hand_on: takes each chunk in order; it blocks while the device is behind.
         upcoming: the units that wait for this stage, the next one first.
@@ -104,6 +108,7 @@ class ReadStage:
         pool: ThreadPoolExecutor,
         meter: Meter,
         *,
+        source: Source | None = None,
         roots: Sequence[str],
         hand_on: Callable[[Chunk | EndOfUnit], None],
         upcoming: Callable[[], list[LeasedUnit]] = list,
@@ -114,6 +119,7 @@ class ReadStage:
         self.image_bytes = embedder.image_bytes if isinstance(embedder, BuffersImages) else 0
         self.pool = pool
         self.meter = meter
+        self.source = source or self._of_input
         self.roots = roots
         self.hand_on = hand_on
         self.upcoming = upcoming
@@ -148,7 +154,7 @@ class ReadStage:
         count = 0
         size = 1 if lease.careful else min(CHUNK_SAMPLES, self.embedder.batch_size)
         try:
-            samples = iter(read(lease.unit, self.roots, moved=self.meter.board.advance))
+            samples = iter(self.source(lease))
             while chunk := self._next_chunk(lease, samples, size):
                 count += len(chunk)
                 self._fetch_next()
@@ -167,6 +173,9 @@ class ReadStage:
                 f"{lease.unit.source} gave {count} samples, the manifest says {planned}", code="source_changed"
             )
         return count, None
+
+    def _of_input(self, lease: LeasedUnit) -> Iterable[Sample]:
+        return read(lease.unit, self.roots, moved=self.meter.board.advance)
 
     def _submit(
         self, lease: LeasedUnit, chunk: Sequence[Sample]

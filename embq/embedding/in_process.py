@@ -1,0 +1,165 @@
+"""A loaded model in this process, with the stages of a worker around it: the same passes, and so the same numbers."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+import numpy as np
+
+from core.errors import DeviceError, EmbqError
+from core.models import ModelConfig
+from core.process.limits import cores
+from core.queue.hints import Hint
+from core.queue.ledger import Ledger
+from core.queue.runs import RunRecord
+from core.rows.spec import RowSpec
+from core.run.run_info import WorkerDefaults
+from core.units import Failure, Sample, Unit
+from worker.claim.lease import LeasedUnit, Leases
+from worker.embedders.device.tuning import tune
+from worker.embedders.device.warm_up import warm_up
+from worker.embedders.registry import load
+from worker.meter.meter import Meter
+from worker.stages.pipeline import POLL_S, Pipeline
+
+UNIT_SAMPLES = 1_000
+"""Samples that are handed to the stages together."""
+UNITS_AHEAD = 4
+"""Units in the stages at once; their samples are in memory."""
+
+
+class CallUnit(LeasedUnit):
+    """Some samples of a call, which are not leased from anybody.
+
+    Args:
+        samples: their ordinals count from 0.
+        done: gets the unit when all of them are rows or failures.
+    """
+
+    def __init__(
+        self, number: int, samples: list[Sample], record: RunRecord, done: queue.SimpleQueue[CallUnit]
+    ) -> None:
+        unit = Unit(kind="call", source=f"call:{number}", samples=len(samples))
+        hint = Hint(run=record.run, gen="", u=number, unit=unit)
+        # There is no ledger: what would ask it is overridden.
+        super().__init__(hint, record, cast(Ledger, None), f"{id(done):x}.{number}", attempts=0, poison=frozenset())
+        self.wanted = samples
+        self.done = done
+
+    def begin(self) -> bool:
+        """See `Lease`."""
+        return not self.lost
+
+    def vectors_of(self, output: str, dim: int) -> tuple[np.ndarray, list[int]]:
+        """float32 of shape (rows, dim), and the ordinal of each."""
+        if not self.samples:
+            return np.empty((0, dim), np.float32), []
+        return np.concatenate(self.vectors[output]), [sample.ordinal for sample in self.samples]
+
+
+class InProcess:
+    """A model on one device. Safe to use from any thread; calls wait for each other.
+
+    Args:
+        config: of the model.
+        device: "cpu", "cuda", "cuda:1".
+        batch_size: most samples of a pass; 0 for what suits the device.
+        threads: that decode and tokenise; 0 for one per core.
+
+    Raises as `worker.embedders.registry.load` does.
+    """
+
+    def __init__(self, config: ModelConfig, device: str, *, batch_size: int = 0, threads: int = 0) -> None:
+        self.embedder = load(config, device)
+        if batch_size:
+            self.embedder.batch_size = batch_size
+        warm_up(self.embedder, config.modalities)
+        tune(self.embedder, config, device=device, batch_size=batch_size)
+        self._record = RunRecord(
+            run="0" * 16, output="/", model=config, units=1, rows=RowSpec(dtype="float32"), workers=WorkerDefaults()
+        )
+        self._lock = threading.Lock()
+        self._pipeline = Pipeline(
+            self.embedder,
+            Leases(),
+            Meter(threads or cores()),
+            self,
+            prefetch=UNITS_AHEAD,
+            source=lambda unit: cast(CallUnit, unit).wanted,
+        )
+        self._pipeline.start()
+
+    def run(self, lease: LeasedUnit) -> None:
+        """The last stage: give a complete unit back to its call."""
+        unit = cast(CallUnit, lease)
+        unit.done.put(unit)
+
+    def embed(self, samples: Iterable[Sample]) -> Iterator[CallUnit]:
+        """The units of a call, in the order of its samples. What is taken of `samples` is bounded.
+
+        Raises what broke a stage; the model can then be used no more.
+        """
+        done: queue.SimpleQueue[CallUnit] = queue.SimpleQueue()
+        under_way: deque[CallUnit] = deque()
+        finished: set[int] = set()
+        iterator, numbers = iter(samples), itertools.count()
+        with self._lock:
+            try:
+                while True:
+                    while len(under_way) < UNITS_AHEAD and (part := list(itertools.islice(iterator, UNIT_SAMPLES))):
+                        under_way.append(CallUnit(next(numbers), part, self._record, done))
+                        self._pipeline.submit(under_way[-1])
+                    if not under_way:
+                        return
+                    while under_way[0].u not in finished:
+                        finished.add(self._next_done(done).u)
+                    finished.discard(under_way[0].u)
+                    yield under_way.popleft()
+            finally:
+                for unit in under_way:  # of a call that was given up
+                    unit.lost = True
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pipeline.close()
+
+    def _next_done(self, done: queue.SimpleQueue[CallUnit]) -> CallUnit:
+        while self._pipeline.running:
+            try:
+                return done.get(timeout=POLL_S)
+            except queue.Empty:
+                continue
+        error = self._pipeline.error
+        if isinstance(error, EmbqError):
+            raise error
+        raise DeviceError("the model of this process is closed, or has failed before") from error
+
+
+def rows_and_failures(units: Iterable[CallUnit], output: str, dim: int) -> tuple[np.ndarray, dict[int, Failure]]:
+    """float32 of shape (samples, dim), NaN where a sample has no vector; and position -> failure."""
+    blocks, failures, first = [np.empty((0, dim), np.float32)], {}, 0
+    for unit in units:
+        block = np.full((len(unit.wanted), dim), np.nan, np.float32)
+        vectors, ordinals = unit.vectors_of(output, dim)
+        block[ordinals] = vectors
+        failures |= {first + (failure.ordinal or 0): failure for failure in unit.failures}
+        blocks.append(block)
+        first += len(block)
+    return np.concatenate(blocks), failures
+
+
+def samples_of(texts: Iterable[Any]) -> Iterator[Sample]:
+    """Samples of texts or encoded images, numbered from 0 within each unit."""
+    for number, one in enumerate(texts):
+        ordinal = number % UNIT_SAMPLES
+        if isinstance(one, bytes):
+            yield Sample(ordinal=ordinal, key=str(number), image=one)
+        elif isinstance(one, tuple):  # why there is none
+            yield Sample(ordinal=ordinal, key=str(number), error=one)
+        else:
+            yield Sample(ordinal=ordinal, key=str(number), text=one)
