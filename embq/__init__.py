@@ -2,19 +2,103 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from embq.indexing.autofaiss import build_index
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from os import PathLike
 
+    from embq.embedding.model import Model
+    from embq.embedding.runs import Inputs, Run
+    from embq.indexing.autofaiss import build_index
     from embq.searching.query import Result
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "build_index", "search"]
+__all__ = ["Model", "__version__", "build_index", "embed", "enqueue", "run", "search"]
+
+_LATER = {"Model": "embq.embedding.model", "build_index": "embq.indexing.autofaiss"}
+"""Name -> the module that has it, imported when the name is first used: `import embq` must stay light."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'embq' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LATER[name]), name)
+
+
+def embed(
+    data: Any,
+    model: str | Model,
+    *,
+    text: str | None = None,
+    image: str | None = None,
+    column: str = "embedding",
+    precision: str = "auto",
+    devices: str = "auto",
+    on_error: Literal["raise", "null"] = "raise",
+    progress: bool | None = None,
+) -> Any:
+    """Vectors of texts or images, with the numbers of `embq run`.
+
+    Args:
+        data: a list or an iterator of texts (str), or of images (`pathlib.Path`, encoded bytes, PIL images); or a table:
+            a DataFrame of pandas or polars, a `pyarrow.Table`, a `datasets.Dataset`.
+        model: spec as of `embq run --model`, or an `embq.Model`, which is loaded once for several calls.
+        text, image: column of the table; images in it are paths or encoded bytes.
+        column: name of the new column.
+        precision: as `--precision`.
+        devices: "auto" embeds in this process, on the first GPU or the CPU; "cpu", "cuda:1" there; "all" by a worker
+            process on each device of this machine, as does a list such as "cuda:0,cuda:1".
+        on_error: "raise", or "null" for NaN in an array and null in a column where an item has no vector.
+        progress: None shows a bar for much input, in a terminal or a notebook.
+
+    Returns float32 of shape (n, dim) in the order given; of a table, the table with a column of vectors.
+
+    Raises `core.errors.EmbqError` with a code and a next step: `not_embedded` where items have no vector.
+    """
+    from embq.embedding.embed import embed
+
+    return embed(
+        data,
+        model,
+        text=text,
+        image=image,
+        column=column,
+        precision=precision,
+        devices=devices,
+        on_error=on_error,
+        progress=progress,
+    )
+
+
+def run(inputs: Inputs, output: str | PathLike[str], *, model: str | list[str], **options: Any) -> Run:
+    """Start `embq run` in a process of its own, and give a handle on it.
+
+    Args:
+        inputs: as on the command line; one or several.
+        output: folder or s3:// URL.
+        options: those of `embq run` with underscores, such as `chunk_tokens=256`, `similarity=True`.
+
+    Returns an `embq.embedding.runs.Run`: `.progress()`, `.wait()`, `.cancel()`, `.stop()`. The run stops, and can be
+    gone on with, where this program ends. Raises UsageError for an option that there is not; other errors of the run
+    are raised by its handle.
+    """
+    from embq.embedding.runs import run
+
+    return run(inputs, output, model=model, **options)
+
+
+def enqueue(inputs: Inputs, output: str | PathLike[str], *, model: str | list[str], **options: Any) -> Run:
+    """Plan a run and hand it to resident workers, as `embq enqueue`; arguments as of `embq.run`.
+
+    Returns when it is handed over. Raises what `embq enqueue` ends with.
+    """
+    from embq.embedding.runs import enqueue
+
+    return enqueue(inputs, output, model=model, **options)
 
 
 def search(
@@ -60,7 +144,6 @@ def search(
     One of text, image, vector and id is given, or none where `like` is. Raises `core.errors.EmbqError` with a code and
     a next step.
     """
-    # Here, because `import embq` must stay light.
     from pathlib import Path
 
     from core.errors import UsageError

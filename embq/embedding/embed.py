@@ -62,9 +62,7 @@ def _column(table: Table, text: str | None, image: str | None) -> tuple[str, str
     name, modality = (text, "text") if text is not None else (str(image), "image")
     assert name is not None
     if name not in table.names:
-        raise UsageError(
-            f"the table has no column {name!r}", next_step=f"it has {', '.join(map(str, table.names))}"
-        )
+        raise UsageError(f"the table has no column {name!r}", next_step=f"it has {', '.join(map(str, table.names))}")
     return name, modality
 
 
@@ -135,9 +133,7 @@ def by_workers(
     return vectors, missing | failures
 
 
-def _written(
-    folder: Path, kind: str, items: Iterable[Any]
-) -> tuple[list[str], int, dict[int, tuple[str, str]]]:
+def _written(folder: Path, kind: str, items: Iterable[Any]) -> tuple[list[str], int, dict[int, tuple[str, str]]]:
     """Inputs of a run with the items under their positions as keys, the number of items, and those that are none."""
     if kind == "image":
         return _shards(folder, items)

@@ -142,7 +142,8 @@ class InProcess:
 
 def rows_and_failures(units: Iterable[CallUnit], output: str, dim: int) -> tuple[np.ndarray, dict[int, Failure]]:
     """float32 of shape (samples, dim), NaN where a sample has no vector; and position -> failure."""
-    blocks, failures, first = [np.empty((0, dim), np.float32)], {}, 0
+    blocks, first = [np.empty((0, dim), np.float32)], 0
+    failures: dict[int, Failure] = {}
     for unit in units:
         block = np.full((len(unit.wanted), dim), np.nan, np.float32)
         vectors, ordinals = unit.vectors_of(output, dim)

@@ -1,10 +1,11 @@
-"""A bar of items in a terminal or a notebook."""
+"""Bars in a terminal or a notebook."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from types import TracebackType
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 
@@ -20,7 +21,7 @@ def shown(items: Iterable[Item], total: int | None, *, wanted: bool | None) -> I
         wanted: None for a bar in a terminal or a notebook, where there is much.
     """
     if wanted is None:
-        wanted = (total is None or total >= MUCH) and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+        wanted = (total is None or total >= MUCH) and somebody_looks()
     if not wanted:
         yield from items
         return
@@ -28,3 +29,40 @@ def shown(items: Iterable[Item], total: int | None, *, wanted: bool | None) -> I
 
     with tqdm(items, total=total, unit="rows", smoothing=0.1) as bar:
         yield from bar
+
+
+def somebody_looks() -> bool:
+    """Whether this is a terminal or a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+class Bar:
+    """A bar of the samples of a run.
+
+    Args:
+        wanted: None for a bar in a terminal or a notebook.
+    """
+
+    def __init__(self, wanted: bool | None) -> None:
+        self._wanted = somebody_looks() if wanted is None else wanted
+        self._bar: Any = None
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, done: int, total: int | None) -> None:
+        """Show that so many of so many samples are done."""
+        if not self._wanted:
+            return
+        if self._bar is None:
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(unit="rows")
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,8 +16,8 @@ class Table(Protocol):
         """Of its columns."""
         ...
 
-    def column(self, name: str) -> Iterable[Any]:
-        """The values of a column; null as None."""
+    def column(self, name: str) -> Any:
+        """The values of a column, an iterable with a length; null as None."""
         ...
 
     def with_vectors(self, name: str, vectors: np.ndarray, nulls: Sequence[int]) -> Any:
@@ -49,7 +49,7 @@ class PandasTable:
         """See `Table`."""
         return list(self._data.columns)
 
-    def column(self, name: str) -> Iterable[Any]:
+    def column(self, name: str) -> Any:
         """See `Table`."""
         column = self._data[name]
         return column.astype(object).where(column.notna(), None).tolist()
@@ -74,7 +74,7 @@ class ArrowTable:
         """See `Table`."""
         return list(self._data.column_names)
 
-    def column(self, name: str) -> Iterable[Any]:
+    def column(self, name: str) -> Any:
         """See `Table`."""
         return self._data[name].to_pylist()
 
@@ -97,7 +97,7 @@ class PolarsTable:
         """See `Table`."""
         return list(self._data.columns)
 
-    def column(self, name: str) -> Iterable[Any]:
+    def column(self, name: str) -> Any:
         """See `Table`."""
         return self._data[name].to_list()
 
@@ -119,7 +119,7 @@ class HuggingFaceTable:
         """See `Table`."""
         return list(self._data.column_names)
 
-    def column(self, name: str) -> Iterable[Any]:
+    def column(self, name: str) -> Any:
         """See `Table`."""
         import datasets
 
