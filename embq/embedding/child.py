@@ -35,7 +35,7 @@ def main() -> None:
     except click.ClickException as error:
         told = {"error": error_fields(UsageError(error.format_message())), "status": int(Exit.USAGE)}
     sys.stdout.flush()
-    print(json.dumps(told), flush=True)
+    click.echo(json.dumps(told))
     sys.exit(told["status"])
 
 

@@ -1,7 +1,9 @@
-"""`embq.embed`: vectors of a list, an iterator or a column of a table, in this process or by workers of this machine."""
+"""`embq.embed`: vectors of a list, an iterator or a column of a table, in this process or by workers beside it."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import tarfile
 from collections.abc import Iterable, Sequence
 from io import BytesIO
@@ -19,7 +21,7 @@ from embq.embedding.progress import shown
 from embq.embedding.tables import Table, table_of
 
 SHARD_IMAGES = 1_000
-"""Images in a shard that workers read."""
+"""Images in a shard that workers read; these are in memory together."""
 
 
 def embed(
@@ -42,7 +44,7 @@ def embed(
         if text is not None or image is not None:
             raise UsageError(
                 f"a column is named, and {type(data).__name__} is no table embq knows",
-                next_step="give a DataFrame of pandas or polars, a pyarrow.Table or a datasets.Dataset; or leave it out",
+                next_step="leave it out; or give a DataFrame, a pyarrow.Table or a datasets.Dataset",
             )
         if isinstance(data, str | bytes):
             raise UsageError("one item is given", next_step="give a list: embq.embed([item], ...); or Model.encode")
@@ -137,8 +139,6 @@ def _written(folder: Path, kind: str, items: Iterable[Any]) -> tuple[list[str], 
     """Inputs of a run with the items under their positions as keys, the number of items, and those that are none."""
     if kind == "image":
         return _shards(folder, items)
-    import json
-
     count, missing = 0, {}
     path = folder / "texts.jsonl"
     with path.open("w", encoding="utf-8") as file:
@@ -152,24 +152,17 @@ def _written(folder: Path, kind: str, items: Iterable[Any]) -> tuple[list[str], 
 
 def _shards(folder: Path, images: Iterable[Any]) -> tuple[list[str], int, dict[int, tuple[str, str]]]:
     paths: list[str] = []
-    count, kept, missing = 0, 0, {}
-    tar: tarfile.TarFile | None = None
-    try:
-        for count, data in enumerate(images, start=1):
-            if isinstance(data, tuple):
-                missing[count - 1] = data
-                continue
-            if kept % SHARD_IMAGES == 0:
-                if tar is not None:
-                    tar.close()
-                paths.append(str(folder / f"{len(paths):06d}.tar"))
-                tar = tarfile.open(paths[-1], "w", format=tarfile.USTAR_FORMAT)
-            assert tar is not None
-            member = tarfile.TarInfo(f"{count - 1}.jpg")  # decoders look at the content
-            member.size = len(data)
-            tar.addfile(member, BytesIO(data))
-            kept += 1
-    finally:
-        if tar is not None:
-            tar.close()
+    count, missing = 0, {}
+    numbered = iter(enumerate(images))
+    while part := list(itertools.islice(numbered, SHARD_IMAGES)):
+        paths.append(str(folder / f"{len(paths):06d}.tar"))
+        with tarfile.open(paths[-1], "w", format=tarfile.USTAR_FORMAT) as tar:
+            for count, data in part:
+                if isinstance(data, tuple):
+                    missing[count] = data
+                    continue
+                member = tarfile.TarInfo(f"{count}.jpg")  # decoders look at the content
+                member.size = len(data)
+                tar.addfile(member, BytesIO(data))
+        count += 1
     return paths, count, missing

@@ -217,7 +217,7 @@ def is_picture(item: Any) -> bool:
 
 
 def of_one_kind(items: Iterable[Any], modality: str = "") -> tuple[str, Iterable[Any]]:
-    """The modality of items, and the items as `samples_of` takes them: texts, encoded images, reasons why there is none.
+    """The modality of items, and the items as `samples_of` takes them: texts, encoded images, or why there is none.
 
     Args:
         modality: "text" or "image"; "" for that of the first item, and "text" where there is none.

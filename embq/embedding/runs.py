@@ -44,8 +44,9 @@ class Run:
 
     def __init__(self, verb: str, arguments: list[str], output: str, broker: str) -> None:
         self.output, self._broker = output, broker
-        self._log: IO[bytes] = tempfile.TemporaryFile()
-        self._answer: IO[bytes] = tempfile.TemporaryFile()
+        self._error: EmbqError | None = None
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the handle
+        self._answer: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._child = subprocess.Popen(
             [sys.executable, "-m", "embq.embedding.child", verb, *arguments],
             stdin=subprocess.PIPE,
@@ -54,6 +55,7 @@ class Run:
             env=child_environment(EMBQ_LOG="text"),
             process_group=0,  # Ctrl-C in a terminal is for this program, which decides
         )
+        _AT_WORK.add(self)
 
     def __repr__(self) -> str:
         return f"<embq run in {self.output}>"
@@ -68,8 +70,8 @@ class Run:
 
     def progress(self) -> RunProgress | None:
         """The run now; None while it is being planned. Raises what ended it."""
-        if self._child.poll() is not None:
-            self._raise_error()
+        if self._has_ended() and self._error is not None:
+            raise self._error
         with suppress(EmbqError):
             if (monitor := resolve_run(self.output, self._broker).monitor()) is not None:
                 return monitor.look()
@@ -87,7 +89,7 @@ class Run:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with Bar(progress) as bar:
             while True:
-                ended = self._child.poll() is not None
+                ended = self._has_ended()
                 now = self.progress()
                 if now is not None:
                     bar.show(now.rows + now.failures, now.rows_total)
@@ -109,7 +111,7 @@ class Run:
 
     def stop(self) -> None:
         """End the process of a run of this machine; what is committed stays, and `embq.run` goes on with it."""
-        if self._child.poll() is not None:
+        if self._has_ended():
             return
         assert self._child.stdin is not None
         self._child.stdin.close()
@@ -118,25 +120,41 @@ class Run:
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
+        self._has_ended()
 
     @property
     def _is_resident(self) -> bool:
         """Whether services of a broker do the work: then the child only planned it."""
         return "enqueue" in self._child.args  # type: ignore[operator]
 
-    def _raise_error(self) -> None:
-        """Raise the error with which the child ended, if it did."""
+    def _has_ended(self) -> bool:
+        """Whether the child has; keeps the error with which it did."""
+        if self._child.poll() is None:
+            return False
+        if self in _AT_WORK:
+            _AT_WORK.remove(self)
+            assert self._child.stdin is not None
+            self._child.stdin.close()
+            with self._answer, self._log:
+                self._error = self._told()
+        return True
+
+    def _told(self) -> EmbqError | None:
         self._answer.seek(0)
         lines = self._answer.read().splitlines()
         with suppress(ValueError, IndexError):
             told = json.loads(lines[-1])
             if "error" in told:
-                raise error_of(told["error"])
+                return error_of(told["error"])
             if told["status"] in (Exit.DONE, Exit.SOME_FAILED, Exit.INTERRUPTED):
-                return
+                return None
         self._log.seek(0)
         tail = self._log.read()[-LOG_TAIL:].decode(errors="replace").strip()
-        raise EmbqError(f"the run in {self.output} ended with status {self._child.returncode}: {tail}", code="bug")
+        return EmbqError(f"the run in {self.output} ended with status {self._child.returncode}: {tail}", code="bug")
+
+
+_AT_WORK: set[Run] = set()
+"""Runs whose process is at work: it ends with its pipe, which the last reference to the handle would close."""
 
 
 def run(inputs: Inputs, output: str | PathLike[str], *, model: str | list[str], **options: Any) -> Run:
@@ -147,9 +165,10 @@ def run(inputs: Inputs, output: str | PathLike[str], *, model: str | list[str], 
 def enqueue(inputs: Inputs, output: str | PathLike[str], *, model: str | list[str], **options: Any) -> Run:
     """See `embq.enqueue`."""
     job = _started("enqueue", inputs, output, {"model": model, **options}, "--json")
-    while job._child.poll() is None:
+    while not job._has_ended():
         time.sleep(0.05)
-    job._raise_error()
+    if job._error is not None:
+        raise job._error
     return job
 
 

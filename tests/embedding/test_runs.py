@@ -1,0 +1,75 @@
+"""`embq.run` and `embq.enqueue`: the verbs of the command line, started by a program."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from e2e.services import Services
+
+import embq
+from core.broker.embedded import EmbeddedServer
+from core.errors import EmbqError, InputError, ModelError, UsageError
+from core.run.reader import row_tables
+from embq.embedding.runs import arguments_of
+from tests.support.outputs.build import write_jsonl
+from tests.support.waiting import wait_until
+
+
+def texts(path: Path, count: int) -> Path:
+    return write_jsonl(path, [{"id": str(n), "text": f"text {n}"} for n in range(count)])
+
+
+def rows(root: Path) -> int:
+    return sum(table.num_rows for table in row_tables(root, ["id"]))
+
+
+def test_a_run_is_watched_stopped_gone_on_with_and_done(tmp_path: Path, short_tmp: Path) -> None:
+    source, out = texts(tmp_path / "t.jsonl", 300), short_tmp / "out"
+    options = {"model": "stub:4?ms_per_sample=20", "unit_size": 10, "devices": "cpu"}
+    with embq.run(source, out, **options) as job:
+        wait_until(lambda: (now := job.progress()) is not None and now.share_embedded > 0)
+        with pytest.raises(TimeoutError):
+            job.wait(0.1)
+    with pytest.raises(EmbqError) as raised:
+        job.wait()
+    assert raised.value.code == "stopped"
+    done = embq.run([str(source)], str(out), **options).wait(60)
+    assert (done.state, done.rows, done.failures) == ("done", 300, 0)
+    assert rows(out) == 300
+
+
+def test_errors_of_a_run_are_raised(tmp_path: Path) -> None:
+    source = texts(tmp_path / "t.jsonl", 3)
+    with pytest.raises(InputError, match="not found"):
+        embq.run(tmp_path / "absent.jsonl", tmp_path / "out", model="stub:4").wait(60)
+    with pytest.raises(ModelError):
+        embq.run(source, tmp_path / "out", model="nonsense:4").wait(60)
+    with pytest.raises(UsageError, match="no option dtypes"):
+        embq.run(source, tmp_path / "out", model="stub:4", dtypes="int8")
+    with pytest.raises(UsageError, match="float8"):
+        embq.run(source, tmp_path / "out", model="stub:4", dtype="float8").wait(60)
+
+
+def test_options_are_those_of_the_command_line() -> None:
+    given = {"model": ["a=stub:4", "b=stub:8"], "normalize": False, "similarity": True, "add": False, "limit": None}
+    assert arguments_of("run", given) == ["--model=a=stub:4", "--model=b=stub:8", "--no-normalize", "--similarity"]
+    assert arguments_of("run", {"metadata_columns": ["a", "b"]}) == ["--metadata-columns=a,b"]
+
+
+def test_a_run_of_a_broker_is_watched_and_cancelled(
+    own_server: EmbeddedServer, tmp_path: Path, short_tmp: Path
+) -> None:
+    with ExitStack() as stack:
+        Services(stack, own_server, workers=1)
+        source = texts(tmp_path / "t.jsonl", 60)
+        options = {"broker": own_server.url, "unit_size": 5}
+        job = embq.enqueue(source, short_tmp / "one", model="stub:4", **options)
+        assert job.wait(60).rows == 60
+        slow = embq.enqueue(source, short_tmp / "two", model="stub:4?ms_per_sample=200", **options)
+        wait_until(lambda: slow.progress() is not None)
+        slow.cancel()
+        assert slow.wait(60).state == "cancelled"
+        with pytest.raises(InputError):
+            embq.enqueue(tmp_path / "absent", short_tmp / "three", model="stub:4", **options)
