@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import os
 import queue
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +29,7 @@ from worker.embedders.device.warm_up import warm_up
 from worker.embedders.registry import load
 from worker.meter.meter import Meter
 from worker.stages.pipeline import POLL_S, Pipeline
+from worker.supervisor.slot import KEPT_MEMORY
 
 UNIT_SAMPLES = 1_000
 """Samples that are handed to the stages together."""
@@ -75,6 +79,8 @@ class InProcess:
     """
 
     def __init__(self, config: ModelConfig, device: str, *, batch_size: int = 0, threads: int = 0) -> None:
+        if device == "cpu":
+            keep_memory()
         self.embedder = load(config, device)
         if batch_size:
             self.embedder.batch_size = batch_size
@@ -138,6 +144,19 @@ class InProcess:
         if isinstance(error, EmbqError):
             raise error
         raise DeviceError("the model of this process is closed, or has failed before") from error
+
+
+_MALLOC = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_THRESHOLD_": -3}
+"""Variable of glibc -> number of the parameter of `mallopt` (malloc.h) that it sets at the start of a process."""
+
+
+def keep_memory() -> None:
+    """Have glibc keep what a pass frees for the next one, as worker processes on a CPU do; nothing elsewhere."""
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for name, value in KEPT_MEMORY.items():
+            if name not in os.environ:
+                mallopt(_MALLOC[name], int(value))
 
 
 def rows_and_failures(units: Iterable[CallUnit], output: str, dim: int) -> tuple[np.ndarray, dict[int, Failure]]:
