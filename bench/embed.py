@@ -2,8 +2,8 @@
 
     python -m bench.embed [TEXTS]
 
-TEXTS (10,000) are the first lines of docstrings, the same for all, each contender in fresh processes, in turns. The time
-is that after the model is loaded: of `embq run` from the first batch to the last commit.
+TEXTS (10,000) are the first lines of docstrings, the same for all, each contender in fresh processes, in turns. The
+time is that after the model is loaded: of `embq run` from the first batch to the last commit.
 """
 
 from __future__ import annotations
@@ -83,9 +83,8 @@ def one(who: str, source: Path, output: Path) -> int:
 
 def written(path: Path, count: int) -> Path:
     """So many short texts as JSON lines."""
-    lines = [
-        line.strip()[:CHARS] for text in docstrings() for line in text.splitlines() if len(line.strip()) > CHARS // 4
-    ]
+    lines = [line.strip() for text in docstrings(count) for line in text.splitlines()]
+    lines = [line[:CHARS] for line in lines if len(line) > CHARS // 4]
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
             file.write(json.dumps({"id": str(number), "text": lines[number % len(lines)]}) + "\n")
