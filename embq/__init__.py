@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from embq.embedding.model import Model
     from embq.embedding.runs import Inputs, Run
     from embq.indexing.autofaiss import build_index
+    from embq.output.output import Output
     from embq.searching.query import Result
 
 __version__ = "0.1.0"
 
-__all__ = ["Model", "__version__", "build_index", "embed", "enqueue", "run", "search"]
+__all__ = ["Model", "__version__", "build_index", "embed", "enqueue", "open", "run", "search"]
 
 _LATER = {"Model": "embq.embedding.model", "build_index": "embq.indexing.autofaiss"}
 """Name -> the module that has it, imported when the name is first used: `import embq` must stay light."""
@@ -99,6 +100,17 @@ def enqueue(inputs: Inputs, output: str | PathLike[str], *, model: str | list[st
     from embq.embedding.runs import enqueue
 
     return enqueue(inputs, output, model=model, **options)
+
+
+def open(path: str | PathLike[str]) -> Output:
+    """The results of a run: as tables, arrays, tensors and searches; see `embq.output.output.Output`.
+
+    Args:
+        path: output folder, or its s3:// or gs:// URL.
+    """
+    from embq.output.output import open_output
+
+    return open_output(path)
 
 
 def search(

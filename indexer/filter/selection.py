@@ -66,7 +66,7 @@ class Selections:
         Raises InputError `no_column` for a column that the index does not have, `bad_filter` for a value or an operator
         that is not of the column's type.
         """
-        tests = frozenset(_typed(one, columns_of(self._identity)) for one in conditions)
+        tests = frozenset(typed(one, columns_of(self._identity)) for one in conditions)
         if tests not in self._kept:
             self._kept[tests] = self._selected(sorted(tests, key=lambda one: one.column))
             held = sum(one.bits.nbytes for one in self._kept.values())
@@ -133,11 +133,11 @@ _COMPARE: Mapping[str, Callable[[pa.Array, Any], pa.Array]] = {
 # --- values as the types of columns ---
 
 
-def _typed(condition: Condition, columns: Mapping[str, pa.DataType]) -> Condition:
+def typed(condition: Condition, columns: Mapping[str, pa.DataType]) -> Condition:
     """A condition whose values are of the column's type; InputError where they cannot be."""
     if condition.column not in columns:
         raise InputError(
-            f"the index has no column {condition.column[:200]!r}",
+            f"there is no column {condition.column[:200]!r}",
             next_step=f"it has {', '.join(columns)}",
             code="no_column",
         )

@@ -1,0 +1,1 @@
+"""Results of runs in Python: `embq.open`."""

@@ -1,0 +1,124 @@
+"""`embq.open`: the same rows as tables, arrays, tensors and searches, whatever the format of the run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embq
+from core.errors import InputError
+from core.rows.spec import RowSpec
+from core.run.reader import row_tables
+from embq.output.output import Output
+from tests.support.outputs.build import build, write_jsonl
+from tests.ui.outputs import write_photographs, write_texts
+
+FORMATS = ("parquet", "hdf5", "npy", "arrow")
+
+
+def written(folder: Path, **options: Any) -> Output:
+    """A run of 300 texts with a number each, one of them blank, in parts of 100."""
+    lines = [{"id": f"k{n}", "text": f"text {n}" if n != 7 else " ", "n": n} for n in range(300)]
+    options = {"model": "stub:16", "unit_samples": 50, **options}
+    return embq.open(build(folder / "out", [write_jsonl(folder / "t.jsonl", lines)], **options))
+
+
+def stored(out: Output) -> np.ndarray:
+    """What the engine's own reader gives."""
+    blocks = [np.stack(table["embedding"].to_pylist()) for table in row_tables(out.root)]
+    return np.concatenate(blocks)
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_rows_are_those_of_the_run_in_every_form(tmp_path: Path, format_: str) -> None:
+    out = written(tmp_path, format=format_)
+    expected = stored(out)
+    assert len(out) == 299
+    assert out.complete
+    np.testing.assert_array_equal(out.vectors(), expected)
+    mapped = out.vectors(mmap=True)
+    assert isinstance(mapped, np.memmap)
+    np.testing.assert_array_equal(mapped, expected)
+    assert out.vectors(dtype=np.float32).dtype == np.float32
+
+    rows = list(out.rows())
+    assert [row["id"] for row in rows] == list(range(299))
+    np.testing.assert_array_equal(np.stack([row["embedding"] for row in rows]), expected)
+    assert next(out.rows(["key"])) == {"key": "k0"}
+    assert out.table(["key", "id"]).column_names == ["key", "id"]
+
+    batches = list(out.torch(batch_size=64, columns=["key"]))
+    assert [len(batch["id"]) for batch in batches] == [64, 64, 64, 64, 43]
+    np.testing.assert_array_equal(np.concatenate([batch["embedding"].numpy() for batch in batches]), expected)
+    assert [key for batch in batches for key in batch["key"]] == [row["key"] for row in rows]
+
+
+def test_conditions_and_failures(tmp_path: Path) -> None:
+    out = written(tmp_path)
+    assert [row["key"] for row in out.rows(["key"], where=['key = "k9"'])] == ["k9"]
+    assert out.table(["id"], where=[("id", "<", 5), ("key", "in", ["k3", "k200"])]).num_rows == 1
+    with pytest.raises(InputError, match="no column 'x'"):
+        out.table(where=["x = 1"])
+    with pytest.raises(InputError, match="no column y"):
+        out.table(["y"])
+    (failure,) = out.failures().to_pylist()
+    assert (failure["key"], failure["code"]) == ("k7", "empty_text")
+    assert failure["source"].endswith("t.jsonl")
+
+
+def test_vectors_of_integers_are_restored(tmp_path: Path) -> None:
+    out = written(tmp_path, rows=RowSpec(dtype="int8", normalize=True))
+    vectors = out.vectors()
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=0.05)
+    np.testing.assert_array_equal(out.vectors(mmap=True), vectors)
+
+
+def test_loader_workers_share_the_rows_out(tmp_path: Path) -> None:
+    from torch.utils.data import DataLoader
+
+    out = written(tmp_path, format="npy")
+    loader = DataLoader(out.torch(batch_size=32), batch_size=None, num_workers=2)
+    assert sorted(id_ for batch in loader for id_ in batch["id"].tolist()) == list(range(299))
+
+
+def test_other_packages_get_all_rows(tmp_path: Path) -> None:
+    out = written(tmp_path)
+    frame = out.to_pandas(["id", "key", "embedding"])
+    np.testing.assert_array_equal(np.stack(frame["embedding"]), stored(out))
+    assert "text 3" in out.to_pandas()["caption"].tolist()
+    assert "299" in out._repr_html_()
+    pytest.importorskip("polars")
+    assert out.to_polars(["id"]).height == 299
+
+
+def test_an_index_answers_many_queries(tmp_path: Path) -> None:
+    root = write_texts(tmp_path)
+    texts = [f"an ordinary text, number {i}" for i in (3, 50, 99)]
+    with embq.open(root).index() as index:
+        found = index.search(texts, k=2)
+        assert [one[0].caption for one in found] == texts
+        assert index.search(texts[0], k=1)[0].key == found[0][0].key
+        vectors = embq.open(root).vectors()[[one[0].id for one in found]]
+        assert [one[0].id for one in index.search(vectors, k=1)] == [one[0].id for one in found]
+        html = index.search("x", k=len(index))._repr_html_()
+        assert "&lt;i&gt;" in html
+        assert not re.search("<(script|svg|img|i)", html)
+        with pytest.raises(InputError):
+            index.search(np.ones((1, 3)))
+
+
+def test_results_over_images_have_thumbnails(tmp_path: Path) -> None:
+    root = write_photographs(tmp_path, 12)
+    with embq.open(root).index("image") as index:
+        html = index.search(embq.open(root).vectors("image_embedding")[:1], k=3)[0]._repr_html_()
+    assert html.count("src='data:image/jpeg;base64,") == 3
+
+
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        embq.open(tmp_path)
