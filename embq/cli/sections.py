@@ -133,6 +133,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "--host",
         "--port",
         "--follow",
+        "--embeddings",
         "--fetch-image-urls",
         "--allow-origin",
         "--allow-host",

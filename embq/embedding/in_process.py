@@ -6,9 +6,8 @@ import ctypes
 import itertools
 import os
 import queue
-import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, cast
 
@@ -42,16 +41,16 @@ class CallUnit(LeasedUnit):
 
     Args:
         samples: their ordinals count from 0.
-        done: gets the unit when all of them are rows or failures.
+        done: called with the unit when all of them are rows or failures, in a thread of the stages.
     """
 
     def __init__(
-        self, number: int, samples: list[Sample], record: RunRecord, done: queue.SimpleQueue[CallUnit]
+        self, number: int, samples: list[Sample], record: RunRecord, done: Callable[[CallUnit], object]
     ) -> None:
         unit = Unit(kind="call", source=f"call:{number}", samples=len(samples))
         hint = Hint(run=record.run, gen="", u=number, unit=unit)
         # There is no ledger: what would ask it is overridden.
-        super().__init__(hint, record, cast(Ledger, None), f"{id(done):x}.{number}", attempts=0, poison=frozenset())
+        super().__init__(hint, record, cast(Ledger, None), f"call.{number}", attempts=0, poison=frozenset())
         self.wanted = samples
         self.done = done
 
@@ -67,18 +66,21 @@ class CallUnit(LeasedUnit):
 
 
 class InProcess:
-    """A model on one device. Safe to use from any thread; calls wait for each other.
+    """A model on one device. Safe to use from any thread; calls share passes.
 
     Args:
         config: of the model.
         device: "cpu", "cuda", "cuda:1".
         batch_size: most samples of a pass; 0 for what suits the device.
         threads: that decode and tokenise; 0 for one per core.
+        units_ahead: units in the stages; who submits more waits.
 
     Raises as `worker.embedders.registry.load` does.
     """
 
-    def __init__(self, config: ModelConfig, device: str, *, batch_size: int = 0, threads: int = 0) -> None:
+    def __init__(
+        self, config: ModelConfig, device: str, *, batch_size: int = 0, threads: int = 0, units_ahead: int = UNITS_AHEAD
+    ) -> None:
         if device == "cpu":
             keep_memory()
         self.embedder = load(config, device)
@@ -89,13 +91,13 @@ class InProcess:
         self._record = RunRecord(
             run="0" * 16, output="/", model=config, units=1, rows=RowSpec(dtype="float32"), workers=WorkerDefaults()
         )
-        self._lock = threading.Lock()
+        self._numbers = itertools.count()
         self._pipeline = Pipeline(
             self.embedder,
             Leases(),
             Meter(threads or cores()),
             self,
-            prefetch=UNITS_AHEAD,
+            prefetch=units_ahead,
             source=lambda unit: cast(CallUnit, unit).wanted,
         )
         self._pipeline.start()
@@ -103,7 +105,22 @@ class InProcess:
     def run(self, lease: LeasedUnit) -> None:
         """The last stage: give a complete unit back to its call."""
         unit = cast(CallUnit, lease)
-        unit.done.put(unit)
+        unit.done(unit)
+
+    def submit(self, samples: list[Sample], done: Callable[[CallUnit], object]) -> CallUnit:
+        """Have samples embedded, whose ordinals count from 0. A unit that is `lost` is left out from then on."""
+        unit = CallUnit(next(self._numbers), samples, self._record, done)
+        self._pipeline.submit(unit)
+        return unit
+
+    def check(self) -> None:
+        """Raise what broke a stage; the model can be used no more."""
+        if self._pipeline.running:
+            return
+        error = self._pipeline.error
+        if isinstance(error, EmbqError):
+            raise error
+        raise DeviceError("the model of this process is closed, or has failed before") from error
 
     def embed(self, samples: Iterable[Sample]) -> Iterator[CallUnit]:
         """The units of a call, in the order of its samples. What is taken of `samples` is bounded.
@@ -113,37 +130,31 @@ class InProcess:
         done: queue.SimpleQueue[CallUnit] = queue.SimpleQueue()
         under_way: deque[CallUnit] = deque()
         finished: set[int] = set()
-        iterator, numbers = iter(samples), itertools.count()
-        with self._lock:
-            try:
-                while True:
-                    while len(under_way) < UNITS_AHEAD and (part := list(itertools.islice(iterator, UNIT_SAMPLES))):
-                        under_way.append(CallUnit(next(numbers), part, self._record, done))
-                        self._pipeline.submit(under_way[-1])
-                    if not under_way:
-                        return
-                    while under_way[0].u not in finished:
-                        finished.add(self._next_done(done).u)
-                    finished.discard(under_way[0].u)
-                    yield under_way.popleft()
-            finally:
-                for unit in under_way:  # of a call that was given up
-                    unit.lost = True
+        iterator = iter(samples)
+        try:
+            while True:
+                while len(under_way) < UNITS_AHEAD and (part := list(itertools.islice(iterator, UNIT_SAMPLES))):
+                    under_way.append(self.submit(part, done.put))
+                if not under_way:
+                    return
+                while under_way[0].u not in finished:
+                    finished.add(self._next_done(done).u)
+                finished.discard(under_way[0].u)
+                yield under_way.popleft()
+        finally:
+            for unit in under_way:  # of a call that was given up
+                unit.lost = True
 
     def close(self) -> None:
         """End the threads."""
         self._pipeline.close()
 
     def _next_done(self, done: queue.SimpleQueue[CallUnit]) -> CallUnit:
-        while self._pipeline.running:
+        while True:
             try:
                 return done.get(timeout=POLL_S)
             except queue.Empty:
-                continue
-        error = self._pipeline.error
-        if isinstance(error, EmbqError):
-            raise error
-        raise DeviceError("the model of this process is closed, or has failed before") from error
+                self.check()
 
 
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_THRESHOLD_": -3}

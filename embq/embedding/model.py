@@ -173,9 +173,17 @@ class Model:
 
 
 def loaded(
-    spec: ModelSpec, modality: str, *, device: str, precision: str, batch_size: int = 0, threads: int = 0
+    spec: ModelSpec,
+    modality: str,
+    *,
+    device: str,
+    precision: str,
+    **options: int,
 ) -> InProcess:
     """A model for one modality, with the precision that `embq run` would choose for the device.
+
+    Args:
+        options: as `InProcess` takes them.
 
     Raises ModelError also where the model does not embed the modality, NoDeviceError where there is no such device.
     """
@@ -195,7 +203,7 @@ def loaded(
     # Threads tokenise side by side; each with a pool of its own would be too many.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     config = config_of([NamedSpec(name="", spec=spec)], modalities=(modality,), precision=precision, chunking=None)
-    return InProcess(config, found[0], batch_size=batch_size, threads=threads)
+    return InProcess(config, found[0], **options)
 
 
 def not_embedded(failures: dict[int, tuple[str, str]], total: int) -> InputError:
