@@ -83,7 +83,7 @@ def one(who: str, source: Path, output: Path) -> int:
 
 def written(path: Path, count: int) -> Path:
     """So many short texts as JSON lines."""
-    lines = [line.strip() for text in docstrings(count) for line in text.splitlines()]
+    lines = [line.strip() for _, text in docstrings(count) for line in text.splitlines()]
     lines = [line[:CHARS] for line in lines if len(line) > CHARS // 4]
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from core.errors import ConfigError, InputError
+from core.errors import ConfigError, InputError, OutputError
 from core.formats.base import vectors
 from core.formats.npy import mapped
 from core.formats.part import opened
@@ -200,6 +200,21 @@ class Output:
 
         return OutputIndex(self.root, embedding)
 
+    def matrices(self, column: str) -> list[np.memmap] | None:
+        """The vectors of each part, mapped, where they are .npy files of this machine; else None."""
+        files = [file for part in self._parts for file in part if file.kind == "vectors" and file.column == column]
+        paths = [path for file in files if isinstance(path := file.place(self.root), Path)]
+        if not paths or len(paths) < len(self._parts):
+            return None
+        found = [matrix for path in paths if isinstance(matrix := mapped(path), np.memmap)]
+        if sum(map(len, found)) != self.rows_count:
+            raise OutputError(
+                f"the files of {column} in {self.root} do not have the rows of their records",
+                next_step="restore them from a backup; embq verify tells which",
+                code="part_damaged",
+            )
+        return found
+
     def part_rows(self) -> list[int]:
         """Rows of each part, in the order of ids."""
         return [next(file.rows for file in files if file.kind == "rows") for files in self._parts]
@@ -223,9 +238,8 @@ class Output:
         return column
 
     def _only_npy(self, column: str) -> np.ndarray | None:
-        files = [file for part in self._parts for file in part if file.kind == "vectors" and file.column == column]
-        path = files[0].place(self.root) if len(files) == 1 else None
-        return mapped(path) if isinstance(path, Path) else None
+        found = self.matrices(column)
+        return found[0] if found is not None and len(found) == 1 else None
 
 
 def open_output(path: str | PathLike[str]) -> Output:

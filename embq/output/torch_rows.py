@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from io import FileIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow as pa
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from core.errors import OutputError
 from core.formats.part import Cursor
 
 if TYPE_CHECKING:
@@ -35,6 +37,9 @@ class TorchRows(IterableDataset[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         first, last = share(len(self._output))
+        if not self._columns and (matrices := self._output.matrices(self._column)) is not None:
+            yield from self._plain(matrices, first, last)
+            return
         cursor = Cursor(self._tables(first, last))
         while (table := cursor.take(self._batch_size)).num_rows:
             batch: dict[str, Any] = {
@@ -42,6 +47,29 @@ class TorchRows(IterableDataset[dict[str, Any]]):
                 self._column: torch.from_numpy(self._vectors(table)),
             }
             yield batch | {name: table[name].to_pylist() for name in self._columns}
+
+    def _plain(self, matrices: list[np.memmap], first: int, last: int) -> Iterator[dict[str, Any]]:
+        """Batches of .npy files, read straight into the tensors."""
+        at = first
+        while at < last:
+            rows = min(self._batch_size, last - at)
+            block = np.empty((rows, matrices[0].shape[1]), matrices[0].dtype)
+            self._fill(block, matrices, at)
+            yield {"id": torch.arange(at, at + rows), self._column: torch.from_numpy(block)}
+            at += rows
+
+    def _fill(self, block: np.ndarray, matrices: list[np.memmap], at: int) -> None:
+        """Rows from `at` on, from one part or several."""
+        filled, begin = 0, 0
+        for matrix in matrices:
+            start = at + filled - begin
+            if filled < len(block) and start < len(matrix):
+                rows = min(len(block) - filled, len(matrix) - start)
+                with open(str(matrix.filename), "rb", buffering=0) as file:
+                    file.seek(matrix.offset + start * matrix[0].nbytes)
+                    _read_into(file, block[filled : filled + rows].data.cast("B"))
+                filled += rows
+            begin += len(matrix)
 
     def _vectors(self, table: pa.Table) -> np.ndarray:
         """A copy: arrays of Arrow are not writable."""
@@ -55,6 +83,14 @@ class TorchRows(IterableDataset[dict[str, Any]]):
             if start < stop:
                 yield from self._output.part_tables(number, names, start, stop)
             at += rows
+
+
+def _read_into(file: FileIO, wanted: memoryview) -> None:
+    done = 0
+    while done < len(wanted):
+        if not (count := file.readinto(wanted[done:])):
+            raise OutputError(f"{file.name} ends too early", next_step="embq verify tells more", code="part_damaged")
+        done += count
 
 
 def share(rows: int) -> tuple[int, int]:
