@@ -15,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from bench.embed import written
 from bench.report import table, write
 from bench.text_peers import texts_of
-from tests.e2e.served import served
 
 TEXTS, CLIENTS, ROUNDS = 10_000, 64, 2
 TOGETHER = (16, 1)
@@ -40,11 +41,11 @@ def main() -> int:
         for _ in range(ROUNDS):
             command = [sys.executable, "-m", "bench.embed", "one", "embed", str(source), str(Path(name) / "v.npy")]
             rates["embq.embed"].append(count / json.loads(subprocess.check_output(command))["seconds"])
-            with served("--embeddings", "minilm", "--device", "cpu", "--precision", "fp32") as server:
-                asyncio.run(asked(server.url, texts[:512], 16))
+            with served() as url:
+                asyncio.run(asked(url, texts[:512], 16))
                 for size in TOGETHER:
                     some = texts if size > 1 else texts[: count // 4]
-                    rates[f"requests of {size}"].append(len(some) / asyncio.run(asked(server.url, some, size)))
+                    rates[f"requests of {size}"].append(len(some) / asyncio.run(asked(url, some, size)))
     medians = {name: statistics.median(found) for name, found in rates.items()}
     offline = medians["embq.embed"]
     rows = [
@@ -54,6 +55,18 @@ def main() -> int:
     table(("", "texts/s", "of embq.embed", "bar"), rows)
     write("serve_embeddings", {"texts": count, "clients": CLIENTS, "rates": rates})
     return 0
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """The address of a server, until the block ends."""
+    command = [sys.executable, "-m", "embq", "serve", "--embeddings", "minilm", "--device", "cpu", "--port", "0"]
+    with subprocess.Popen([*command, "--precision", "fp32"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().split()[-1]
+        finally:
+            process.terminate()
 
 
 async def asked(url: str, texts: list[str], size: int) -> float:
