@@ -133,7 +133,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "--host",
         "--port",
         "--follow",
-        "--embeddings",
         "--fetch-image-urls",
         "--allow-origin",
         "--allow-host",

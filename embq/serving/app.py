@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -24,7 +25,6 @@ from core.errors import EmbqError, InputError, UsageError
 from core.service.log import Events
 from core.storage.paths import is_url
 from embq.searching.query import SCHEMA, Query
-from embq.serving.bodies import json_response, read_body
 from embq.serving.http_errors import HttpError, response_of
 from embq.serving.index_discovery import IndexWatcher, Named, named_indices
 from embq.serving.indices import Indices
@@ -37,6 +37,12 @@ from embq.serving.served_index import ServedIndex, VersionInfo, collection_rows,
 
 if TYPE_CHECKING:
     from embq.searching.embedding import QueryEmbedder
+
+MOST_BODY = 14 * 2**20
+"""Bytes: an image of 10 MB in base64, and the JSON around it."""
+
+BODY_S = 30.0
+"""Time limit for a body to arrive; a slower one keeps others from being answered."""
 
 _log = Events("serve")
 
@@ -54,7 +60,7 @@ class Serving:
 
 
 class Site(Protocol):
-    """Further routes beside the endpoints: web pages, or models that embed."""
+    """Web pages beside the endpoints."""
 
     @property
     def routes(self) -> Sequence[BaseRoute]:
@@ -62,7 +68,7 @@ class Site(Protocol):
         ...
 
     def start(self) -> None:
-        """Start what runs beside them, before the first request."""
+        """Start what runs beside the pages, before the first request."""
         ...
 
     def stop(self) -> None:
@@ -81,7 +87,6 @@ def application(
     image_urls: bool,
     rules: AccessRules,
     site: Callable[[Serving], Site] | None = None,
-    embeddings: Site | None = None,
 ) -> Starlette:
     """The ASGI application over indexes, all of which are open; models are loaded once it runs.
 
@@ -92,14 +97,11 @@ def application(
         memory: "ram" or "mmap".
         threads: of one search.
         site: makes the web pages; None for none.
-        embeddings: endpoints of models that embed what clients send; None for none.
 
     Raises what `named_indices` and opening an index raise; InputError where a folder to follow does not exist.
     """
     followed = [_existing(folder) for folder in folders] if follow else []
-    none_named = not names and (follow or not folders)
-    need_none = none_named and (bool(followed) or embeddings is not None)
-    found = [] if need_none else named_indices(() if follow else folders, names)
+    found = [] if followed and not names else named_indices(() if follow else folders, names)
     opener = partial(open_version, memory=memory, threads=threads)
 
     def opened(one: Named) -> ServedIndex:
@@ -120,11 +122,10 @@ def application(
     indices = Indices([opened(one) for one in found])
     watcher = IndexWatcher(indices, followed, opened=opened, models=models, metrics=metrics)
     search = Search(indices, models, metrics, image_urls=image_urls)
-    serving = Serving(indices=indices, models=models, search=search, metrics=metrics)
-    sites = [*([] if site is None else [site(serving)]), *([] if embeddings is None else [embeddings])]
+    pages = None if site is None else site(Serving(indices=indices, models=models, search=search, metrics=metrics))
     routes: list[BaseRoute] = [
         *Routes(search, indices, models, watcher, metrics).all(),
-        *(route for one in sites for route in one.routes),
+        *(pages.routes if pages is not None else ()),
     ]
     middleware = [Middleware(AccessMiddleware, rules=rules, metrics=metrics, routes=routes)]
     if rules.origins:
@@ -142,11 +143,11 @@ def application(
         for index in indices.all:
             models.want(index.version)
         watcher.start()
-        for one in sites:
-            one.start()
+        if pages is not None:
+            pages.start()
         yield
-        for one in sites:
-            await anyio.to_thread.run_sync(one.stop)
+        if pages is not None:
+            await anyio.to_thread.run_sync(pages.stop)
         # In threads: a model may still be loading.
         await anyio.to_thread.run_sync(watcher.stop)
         await anyio.to_thread.run_sync(models.close)
@@ -221,11 +222,11 @@ class Routes:
     async def search(self, request: Request) -> Response:
         """The results of a query, for `embq search`."""
         answer = await self._search.search(Query.from_json(await _body(request)))
-        return await anyio.to_thread.run_sync(json_response, answer)
+        return await anyio.to_thread.run_sync(_json, answer)
 
     async def indices_list(self, request: Request) -> Response:
         """The names of the indexes."""
-        return json_response(self._indices.names)
+        return _json(self._indices.names)
 
     async def health(self, request: Request) -> Response:
         """Served indexes, and the state of their models."""
@@ -233,7 +234,7 @@ class Routes:
         health["indices"] = [self._state(index) for index in self._indices.all]
         if self._watcher.follows:
             health["not_taken_up"] = [{"name": name, "why": why} for name, why in self._watcher.failed.values()]
-        return json_response(health)
+        return _json(health)
 
     async def exposition(self, request: Request) -> Response:
         """Metrics for Prometheus."""
@@ -272,13 +273,13 @@ def answering(endpoint: Endpoint) -> Endpoint:
         except ClientDisconnect:
             return Response(status_code=400)  # not read by anyone
         except EmbqError as error:
-            return json_response(*response_of(error))
+            return _json(*response_of(error))
         except Exception:  # noqa: BLE001 - the boundary to the client
             _log.bug("bug", route=request.url.path)
             bug = EmbqError(
                 "embq has a bug; its log holds the details", next_step="report it with those lines of the log"
             )
-            return json_response(*response_of(bug))
+            return _json(*response_of(bug))
 
     return answer
 
@@ -287,12 +288,32 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     refusal = HttpError(
         f"there is no {request.method} {request.url.path[:100]} here",
         code="no_such_route",
-        next_step="POST /search, /knn-service, /metadata, and with --embeddings /v1/embeddings or /embed; "
-        "GET /indices-list, /health, /metrics or /metrics-summary",
+        next_step="POST /search, /knn-service or /metadata; GET /indices-list, /health, /metrics or /metrics-summary",
         status=error.status_code if isinstance(error, HTTPException) else 404,
     )
     body, status, _ = response_of(refusal)
-    return json_response(body, status, dict(getattr(error, "headers", None) or {}))
+    return _json(body, status, dict(getattr(error, "headers", None) or {}))
+
+
+async def read_body(request: Request, most: int = MOST_BODY) -> bytes:
+    """The bytes of a body. Raises HttpError `too_large` above `most` of them, `too_slow` after BODY_S."""
+    found = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                found += chunk
+                if len(found) > most:
+                    raise HttpError(
+                        f"the body has more than {most:,} bytes",
+                        code="too_large",
+                        next_step="make the image smaller: models look at a few hundred pixels of it",
+                        status=413,
+                    )
+    except TimeoutError as error:
+        raise HttpError(
+            f"the body did not arrive within {BODY_S:g} s", code="too_slow", next_step="send it again", status=408
+        ) from error
+    return bytes(found)
 
 
 async def _body(request: Request) -> object:
@@ -317,4 +338,9 @@ async def _knn_response(answer: KnnAnswer) -> Response:
     if answer.server_timing:
         headers["Server-Timing"] = answer.server_timing
     # In a thread: encoding thousands of rows takes as long as a search.
-    return await anyio.to_thread.run_sync(json_response, answer.results, 200, headers)
+    return await anyio.to_thread.run_sync(_json, answer.results, 200, headers)
+
+
+def _json(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    body = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+    return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, media_type="application/json")

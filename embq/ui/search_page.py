@@ -20,8 +20,7 @@ from starlette.routing import Route
 from core.errors import EmbqError, InputError
 from embq.searching.local import results_of
 from embq.searching.query import MOST_RESULTS, Query
-from embq.serving.app import Serving, answering
-from embq.serving.bodies import read_body
+from embq.serving.app import Serving, answering, read_body
 from embq.serving.http_errors import HttpError, status_of
 from embq.serving.served_index import OpenVersion, ServedIndex
 from embq.ui.rendering import SECURITY_HEADERS, page

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from embq.cli.sections import SectionedCommand
-from embq.cli.shared_options import broker_option, option_group, precision_option, settings_with
-
-if TYPE_CHECKING:
-    from embq.serving.embeddings import Embeddings
+from embq.cli.shared_options import broker_option, option_group, settings_with
 
 DEFAULT_PORT = 1234
 """The port of clip-retrieval's back end, so that clients keep their addresses."""
@@ -69,64 +66,18 @@ server_options = option_group(
 @click.command("serve", cls=SectionedCommand, epilog="Examples: embq serve ./out | embq serve --follow /data/runs")
 @click.argument("indices", metavar="INDEX...", nargs=-1, type=click.Path(file_okay=False))
 @click.option("--follow", is_flag=True, help="Serve every index below INDEX, and watch for new ones.")
-@click.option(
-    "--embeddings",
-    multiple=True,
-    metavar="[NAME=]SPEC",
-    help="Embed texts of clients with this model, at /v1/embeddings and /embed; repeatable.",
-)
-@click.option(
-    "--device", default="auto", show_default=True, metavar="NAME", help="Device of --embeddings: cpu, cuda, cuda:1."
-)
-@precision_option
 @server_options
-def command(
-    indices: tuple[str, ...],
-    follow: bool,
-    embeddings: tuple[str, ...],
-    device: str,
-    precision: str,
-    **options: Any,
-) -> None:
+def command(indices: tuple[str, ...], follow: bool, **options: Any) -> None:
     """Answer searches over HTTP as clip-retrieval's back end does, until stopped.
 
     INDEX is the folder or the s3:// or gs:// URL of an index, or of a run with indexes, which then have the name of the
     run. A new version of an index is loaded when it is published. With --follow, INDEX is any folder, also an empty
     one: each index below it is served under the path of its run, and new ones are added as they are published.
 
-    With --embeddings, clients of OpenAI's API and of text-embeddings-inference get vectors of their texts, also without
-    any INDEX.
-
     A browser shows the search page at the same address. The server has no users or passwords. It listens on this
     machine only, unless --host is given.
     """
-    models = _models(embeddings, device, precision) if embeddings else None
-    serve_pages(indices, follow=follow, announce="listening on {url}", embeddings=models, **options)
-
-
-def _models(named: tuple[str, ...], device: str, precision: str) -> Embeddings:
-    """Endpoints of the models that are named, loaded."""
-    from core.errors import UsageError
-    from core.models import ModelSpec
-    from embq.embedding.model import loaded
-    from embq.serving.embeddings import MOST_TOGETHER, Embeddings
-    from producer.model_args import split_name
-
-    specs: dict[str, ModelSpec] = {}
-    for one in named:
-        name, text = split_name(one)
-        spec = ModelSpec.parse(text)
-        if (name or str(spec)) in specs:
-            raise UsageError(
-                f"--embeddings names {name or spec} twice", next_step="give each a name of its own: NAME=SPEC"
-            )
-        specs[name or str(spec)] = spec
-    return Embeddings(
-        {
-            name: loaded(spec, "text", device=device, precision=precision, units_ahead=MOST_TOGETHER)
-            for name, spec in specs.items()
-        }
-    )
+    serve_pages(indices, follow=follow, announce="listening on {url}", **options)
 
 
 @click.command("ui", cls=SectionedCommand, epilog="Examples: embq ui ./out | embq ui ./out --open")
@@ -163,13 +114,11 @@ def serve_pages(
     fetch_image_urls: bool = False,
     origins: tuple[str, ...] = (),
     hosts: tuple[str, ...] = (),
-    embeddings: Embeddings | None = None,
     started: Callable[[str], object] | None = None,
 ) -> None:
     """Serve indexes and pages until stopped; arguments as the options of `embq serve`.
 
     Args:
-        embeddings: endpoints of models that embed what clients send.
         announce: line that is printed when requests can be sent; {url} is replaced.
         started: called with the URL then.
     """
@@ -199,7 +148,6 @@ def serve_pages(
             image_urls=fetch_image_urls,
             rules=rules,
             site=partial(Site, fleet=fleet),
-            embeddings=embeddings,
         )
 
         def tell_token(url: str) -> None:

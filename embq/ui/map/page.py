@@ -9,8 +9,7 @@ from starlette.routing import BaseRoute, Route
 
 from core import wire
 from core.errors import EmbqError, InputError
-from embq.serving.app import Serving, answering
-from embq.serving.bodies import read_body
+from embq.serving.app import Serving, answering, read_body
 from embq.serving.http_errors import HttpError, status_of
 from embq.serving.served_index import ServedIndex
 from embq.ui.map.data import LoadedMap, LoadedMaps, Shape
