@@ -12,10 +12,9 @@ import itertools
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from core.units import Sample
-from worker.claim.lease import LeasedUnit
 from worker.embedders.base import Embedder, Prepared
 from worker.meter.meter import Throughput
 
@@ -30,61 +29,74 @@ THREAD_SAMPLES = 64
 to go on with. Many cores before small passes would else wait for each other."""
 
 
-class Waiting(NamedTuple):
+Owner = TypeVar("Owner")
+"""What a sample belongs to and its vector is given to: a leased unit, or a request of a server."""
+
+
+class Waiting(NamedTuple, Generic[Owner]):
     """A sample that waits for the device. A tuple, because one is made for each sample.
 
     Attributes:
         tokens: its length, as `Embedder.length` says.
     """
 
-    lease: LeasedUnit
+    owner: Owner
     sample: Sample
     prepared: Prepared
     tokens: int
 
 
-Batch = Sequence[Waiting]
+Batch = Sequence[Waiting[Owner]]
 """The samples of one forward pass, longest first."""
 
 
-class Batcher:
+class Batcher(Generic[Owner]):
     """Gathers samples and forms forward passes from them. For one thread.
 
     Args:
         embedder: says how many samples and tokens suit a pass, what a pass costs, and how many samples suit a window.
         throughput: how fast this worker has been.
         threads: that prepare samples.
+        window_s: most seconds of work in a window.
 
     Attributes:
         room: budget of a pass; it is updated by the code that runs the passes.
     """
 
-    def __init__(self, embedder: Embedder, throughput: Throughput, *, threads: int = 1) -> None:
+    def __init__(
+        self, embedder: Embedder, throughput: Throughput, *, threads: int = 1, window_s: float = WINDOW_S
+    ) -> None:
         self._embedder = embedder
         self._threads = threads
+        self._window_s = window_s
         self._throughput = throughput
-        self._waiting: list[Waiting] = []
+        self._waiting: list[Waiting[Owner]] = []
         self._tokens = 0
-        self._to_repeat: list[Batch] = []
+        self._to_repeat: list[Batch[Owner]] = []
         self.room = MemoryBudget(embedder.token_budget)
 
     def __len__(self) -> int:
         return len(self._waiting) + sum(len(batch) for batch in self._to_repeat)
 
-    def add(self, entry: Waiting) -> None:
+    def add(self, entry: Waiting[Owner]) -> None:
         """Let a sample wait."""
         self._waiting.append(entry)
         self._tokens += entry.tokens
 
-    def drop(self, lease: LeasedUnit) -> None:
-        """Forget what waits of a unit."""
-        self._waiting = [entry for entry in self._waiting if entry.lease is not lease]
+    def drop(self, owner: Owner) -> None:
+        """Forget what waits of an owner."""
+        self._waiting = [entry for entry in self._waiting if entry.owner is not owner]
         self._tokens = sum(entry.tokens for entry in self._waiting)
 
     @property
     def is_full(self) -> bool:
         """Whether a window waits: more would gain little, or be too much for a slow device."""
         return self._window() > 0
+
+    @property
+    def has_pass(self) -> bool:
+        """Whether the waiting samples fill a forward pass."""
+        return len(self._waiting) >= self._embedder.batch_size or 0 < self._embedder.token_budget <= self._tokens
 
     @property
     def samples_ahead(self) -> int:
@@ -96,7 +108,7 @@ class Batcher:
         most = max(embedder.window, BATCHES_AHEAD * embedder.batch_size, THREAD_SAMPLES * self._threads)
         return max(embedder.batch_size, min(most, int(rows_per_s * WINDOW_S)))
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[Batch[Owner]]:
         """The forward passes of the next window, or of all that waits where that is less."""
         count = self._window() or len(self._waiting)
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
@@ -111,11 +123,11 @@ class Batcher:
             yield batch
             start += len(batch)
 
-    def repeat(self, batches: Sequence[Batch]) -> None:
+    def repeat(self, batches: Sequence[Batch[Owner]]) -> None:
         """Let these be the next forward passes, in this order."""
         self._to_repeat += reversed(batches)
 
-    def is_whole(self, batch: Batch) -> bool:
+    def is_whole(self, batch: Batch[Owner]) -> bool:
         """Whether a pass was at least half of what suits the device, in samples or in tokens."""
         embedder = self._embedder
         if 2 * len(batch) >= embedder.batch_size:
@@ -128,14 +140,14 @@ class Batcher:
         most = max(embedder.window, embedder.batch_size)
         if not embedder.token_budget:
             return most if len(self._waiting) >= most else 0
-        tokens = max(embedder.token_budget, (self._throughput.tokens_per_s or 0.0) * WINDOW_S)
+        tokens = max(embedder.token_budget, (self._throughput.tokens_per_s or 0.0) * self._window_s)
         if len(self._waiting) < most and self._tokens < tokens:
             return 0
         totals = itertools.accumulate(entry.tokens for entry in self._waiting)
         enough = (count for count, total in enumerate(totals, 1) if count == most or total >= tokens)
         return next(enough)
 
-    def _within_budget(self, batch: Batch) -> Batch:
+    def _within_budget(self, batch: Batch[Owner]) -> Batch[Owner]:
         """The first samples, as many as there is room for, at least one."""
         cost = self._embedder.cost
         lengths = [entry.tokens for entry in batch]
