@@ -22,7 +22,6 @@ from worker.meter.stage_times import State
 from worker.stages.batching import Batch, Batcher, Waiting
 from worker.stages.read import Chunk, EndOfUnit
 
-
 UnitBatch = Batch[LeasedUnit]
 
 
