@@ -12,10 +12,11 @@ import itertools
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from core.units import Sample
-from worker.embedders.base import Embedder, Prepared
+from worker.claim.lease import LeasedUnit
+from worker.embedders.base import Cost, Embedder, Prepared
 from worker.meter.meter import Throughput
 
 WINDOW_S = 8.0
@@ -29,74 +30,61 @@ THREAD_SAMPLES = 64
 to go on with. Many cores before small passes would else wait for each other."""
 
 
-Owner = TypeVar("Owner")
-"""What a sample belongs to and its vector is given to: a leased unit, or a request of a server."""
-
-
-class Waiting(NamedTuple, Generic[Owner]):
+class Waiting(NamedTuple):
     """A sample that waits for the device. A tuple, because one is made for each sample.
 
     Attributes:
         tokens: its length, as `Embedder.length` says.
     """
 
-    owner: Owner
+    lease: LeasedUnit
     sample: Sample
     prepared: Prepared
     tokens: int
 
 
-Batch = Sequence[Waiting[Owner]]
+Batch = Sequence[Waiting]
 """The samples of one forward pass, longest first."""
 
 
-class Batcher(Generic[Owner]):
+class Batcher:
     """Gathers samples and forms forward passes from them. For one thread.
 
     Args:
         embedder: says how many samples and tokens suit a pass, what a pass costs, and how many samples suit a window.
         throughput: how fast this worker has been.
         threads: that prepare samples.
-        window_s: most seconds of work in a window.
 
     Attributes:
         room: budget of a pass; it is updated by the code that runs the passes.
     """
 
-    def __init__(
-        self, embedder: Embedder, throughput: Throughput, *, threads: int = 1, window_s: float = WINDOW_S
-    ) -> None:
+    def __init__(self, embedder: Embedder, throughput: Throughput, *, threads: int = 1) -> None:
         self._embedder = embedder
         self._threads = threads
-        self._window_s = window_s
         self._throughput = throughput
-        self._waiting: list[Waiting[Owner]] = []
+        self._waiting: list[Waiting] = []
         self._tokens = 0
-        self._to_repeat: list[Batch[Owner]] = []
+        self._to_repeat: list[Batch] = []
         self.room = MemoryBudget(embedder.token_budget)
 
     def __len__(self) -> int:
         return len(self._waiting) + sum(len(batch) for batch in self._to_repeat)
 
-    def add(self, entry: Waiting[Owner]) -> None:
+    def add(self, entry: Waiting) -> None:
         """Let a sample wait."""
         self._waiting.append(entry)
         self._tokens += entry.tokens
 
-    def drop(self, owner: Owner) -> None:
-        """Forget what waits of an owner."""
-        self._waiting = [entry for entry in self._waiting if entry.owner is not owner]
+    def drop(self, lease: LeasedUnit) -> None:
+        """Forget what waits of a unit."""
+        self._waiting = [entry for entry in self._waiting if entry.lease is not lease]
         self._tokens = sum(entry.tokens for entry in self._waiting)
 
     @property
     def is_full(self) -> bool:
         """Whether a window waits: more would gain little, or be too much for a slow device."""
         return self._window() > 0
-
-    @property
-    def has_pass(self) -> bool:
-        """Whether the waiting samples fill a forward pass."""
-        return len(self._waiting) >= self._embedder.batch_size or 0 < self._embedder.token_budget <= self._tokens
 
     @property
     def samples_ahead(self) -> int:
@@ -108,7 +96,7 @@ class Batcher(Generic[Owner]):
         most = max(embedder.window, BATCHES_AHEAD * embedder.batch_size, THREAD_SAMPLES * self._threads)
         return max(embedder.batch_size, min(most, int(rows_per_s * WINDOW_S)))
 
-    def batches(self) -> Iterator[Batch[Owner]]:
+    def batches(self) -> Iterator[Batch]:
         """The forward passes of the next window, or of all that waits where that is less."""
         count = self._window() or len(self._waiting)
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
@@ -123,11 +111,11 @@ class Batcher(Generic[Owner]):
             yield batch
             start += len(batch)
 
-    def repeat(self, batches: Sequence[Batch[Owner]]) -> None:
+    def repeat(self, batches: Sequence[Batch]) -> None:
         """Let these be the next forward passes, in this order."""
         self._to_repeat += reversed(batches)
 
-    def is_whole(self, batch: Batch[Owner]) -> bool:
+    def is_whole(self, batch: Batch) -> bool:
         """Whether a pass was at least half of what suits the device, in samples or in tokens."""
         embedder = self._embedder
         if 2 * len(batch) >= embedder.batch_size:
@@ -140,21 +128,23 @@ class Batcher(Generic[Owner]):
         most = max(embedder.window, embedder.batch_size)
         if not embedder.token_budget:
             return most if len(self._waiting) >= most else 0
-        tokens = max(embedder.token_budget, (self._throughput.tokens_per_s or 0.0) * self._window_s)
+        tokens = max(embedder.token_budget, (self._throughput.tokens_per_s or 0.0) * WINDOW_S)
         if len(self._waiting) < most and self._tokens < tokens:
             return 0
         totals = itertools.accumulate(entry.tokens for entry in self._waiting)
         enough = (count for count, total in enumerate(totals, 1) if count == most or total >= tokens)
         return next(enough)
 
-    def _within_budget(self, batch: Batch[Owner]) -> Batch[Owner]:
+    def _within_budget(self, batch: Batch) -> Batch:
         """The first samples, as many as there is room for, at least one."""
-        cost = self._embedder.cost
-        lengths = [entry.tokens for entry in batch]
-        # A sample more never costs less, so the last that fits is found by halving.
-        counts = range(1, len(lengths) + 1)
-        fit = bisect.bisect_right(counts, self.room.tokens, key=lambda count: cost(lengths[:count]))
-        return batch[: max(1, fit)]
+        return batch[: fitting([entry.tokens for entry in batch], self.room.tokens, self._embedder.cost)]
+
+
+def fitting(lengths: Sequence[int], budget: int, cost: Cost) -> int:
+    """The number of the first of these samples that cost no more than a budget together, at least 1."""
+    # A sample more never costs less, so the last that fits is found by halving.
+    counts = range(1, len(lengths) + 1)
+    return max(1, bisect.bisect_right(counts, budget, key=lambda count: cost(lengths[:count])))
 
 
 SHRINK = 0.75

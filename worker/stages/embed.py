@@ -22,8 +22,6 @@ from worker.meter.stage_times import State
 from worker.stages.batching import Batch, Batcher, Waiting
 from worker.stages.read import Chunk, EndOfUnit
 
-UnitBatch = Batch[LeasedUnit]
-
 
 class InFlight(NamedTuple):
     """A forward pass that the device has begun, at a time in monotonic seconds; its vectors may still be on their way.
@@ -31,7 +29,7 @@ class InFlight(NamedTuple):
     Once they have arrived, they are here, or why there are none.
     """
 
-    batch: UnitBatch
+    batch: Batch
     vectors: Mapping[str, np.ndarray] | DeviceFullError
     began: float
 
@@ -61,7 +59,7 @@ class EmbedStage:
         self.meter = meter
         self.hand_on = hand_on
         self.log = Events("worker")
-        self.batcher: Batcher[LeasedUnit] = Batcher(embedder, meter.throughput, threads=meter.times.threads)
+        self.batcher = Batcher(embedder, meter.throughput, threads=meter.times.threads)
         self._in_flight: list[InFlight] = []
         self._free_at = 0.0
 
@@ -124,16 +122,16 @@ class EmbedStage:
             if kept := self._still_ours(batch):
                 self._embed(kept)
 
-    def _still_ours(self, batch: UnitBatch) -> UnitBatch:
+    def _still_ours(self, batch: Batch) -> Batch:
         """The samples whose units are not lost. Asked for each pass, because a window takes seconds."""
         lost = set()
-        for lease in {id(entry.owner): entry.owner for entry in batch}.values():
+        for lease in {id(entry.lease): entry.lease for entry in batch}.values():
             if lease.lost:  # its end may have been read already, so nothing else would let go of it
                 lease.drop()
                 lost.add(id(lease))
-        return [entry for entry in batch if id(entry.owner) not in lost] if lost else batch
+        return [entry for entry in batch if id(entry.lease) not in lost] if lost else batch
 
-    def _embed(self, batch: UnitBatch) -> None:
+    def _embed(self, batch: Batch) -> None:
         try:
             with self._at_work(batch):
                 began = time.monotonic()
@@ -147,7 +145,7 @@ class EmbedStage:
             self.log.info("memory_back", budget=self.batcher.room.tokens)
         self._give_back(arrived)
 
-    def _make_smaller(self, batch: UnitBatch, error: DeviceFullError) -> None:
+    def _make_smaller(self, batch: Batch, error: DeviceFullError) -> None:
         """Have a pass for which the device has no room done in another way, and the next ones be smaller."""
         room, cost = self.batcher.room, self._cost(batch)
         room.was_too_small(cost)
@@ -173,7 +171,7 @@ class EmbedStage:
             self._give_back(arrived)
 
     @contextmanager
-    def _at_work(self, batch: UnitBatch = ()) -> Iterator[None]:
+    def _at_work(self, batch: Batch = ()) -> Iterator[None]:
         """The embed stage with a batch, and all passes in flight, in hand."""
         in_hand = [*batch, *(entry for flight in self._in_flight for entry in flight.batch)]
         with self.meter.stage("embed", _parts(in_hand)):
@@ -196,20 +194,20 @@ class EmbedStage:
             began, self._free_at = max(begun, self._free_at), over_at or time.monotonic()
             tokens: Counter[str] = Counter()
             for entry in batch:
-                tokens[entry.owner.run] += entry.tokens
+                tokens[entry.lease.run] += entry.tokens
             self.meter.batch_done(
                 len(batch),
                 tokens,
                 processed=self._cost(batch),
                 took_s=self._free_at - began,
                 full=self.batcher.is_whole(batch),
-                claimed_at=min(entry.owner.claimed_at for entry in batch),
+                claimed_at=min(entry.lease.claimed_at for entry in batch),
             )
-            units = (entry.owner.u for entry in batch)
+            units = (entry.lease.u for entry in batch)
             self.meter.trace.batch(began, rows=len(batch), tokens=tokens.total(), units=units)
         return arrived
 
-    def _finite(self, batch: UnitBatch, vectors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _finite(self, batch: Batch, vectors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The vectors of a pass, with those that are not finite computed once more in fp32."""
         finite = np.logical_and.reduce([np.isfinite(block).all(axis=1) for block in vectors.values()])
         if finite.all():
@@ -228,7 +226,7 @@ class EmbedStage:
         self.log.warning("recomputed_in_fp32", samples=len(places), still_not_finite=left)
         return mended
 
-    def _cost(self, batch: UnitBatch) -> int:
+    def _cost(self, batch: Batch) -> int:
         return self.embedder.cost([entry.tokens for entry in batch])
 
     def _give_back(self, arrived: Iterable[InFlight]) -> None:
@@ -239,9 +237,9 @@ class EmbedStage:
                 continue
             places: dict[int, list[int]] = {}
             for place, entry in enumerate(batch):
-                places.setdefault(id(entry.owner), []).append(place)
+                places.setdefault(id(entry.lease), []).append(place)
             for of_unit in places.values():
-                lease = batch[of_unit[0]].owner
+                lease = batch[of_unit[0]].lease
                 lease.tokens += sum(batch[place].tokens for place in of_unit)
                 rows = {output: block[of_unit] for output, block in vectors.items()}
                 store(lease, [batch[place].sample for place in of_unit], rows)
@@ -255,7 +253,7 @@ class EmbedStage:
             self.hand_on(lease)
 
 
-def _parts(batch: UnitBatch) -> list[Part]:
+def _parts(batch: Batch) -> list[Part]:
     """The samples of a batch by unit: from the first to the last ordinal of each."""
     found: dict[str, list[int]] = {}
     units: dict[str, LeasedUnit] = {}

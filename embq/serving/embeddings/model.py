@@ -19,14 +19,11 @@ from core.process.limits import cores
 from core.service.log import Events
 from core.units import Sample
 from embq.serving.embeddings.loading import Loaded
+from embq.serving.embeddings.passes import Batch, Passes
 from embq.serving.http_errors import HttpError
 from embq.serving.metrics import Metrics
 from worker.embedders.base import PendingVectors, Prepared, Truncated
 from worker.meter.meter import Throughput
-from worker.stages.batching import Batch, Batcher, Waiting
-
-WINDOW_S = 0.5
-"""Most seconds of work that are sorted by length together: a short text waits for the long ones of its window."""
 
 MOST_WAIT_S = 30.0
 """Where requests would wait longer than that, further ones are refused. Half of what clients wait at least."""
@@ -110,8 +107,7 @@ class ServedModel:
         self._embedder, self._metrics, self._on_broken = loaded.embedder, metrics, on_broken
         self.dim = self._embedder.dims[self._output]
         self._throughput = Throughput()
-        self._batcher: Batcher[Job] = Batcher(self._embedder, self._throughput, window_s=WINDOW_S)
-        self._window: Iterator[Batch[Job]] = iter(())
+        self._passes: Passes[Job] = Passes(self._embedder)
         self._flying: deque[Flight] = deque()
         self._ahead = 0
         self._pool = ThreadPoolExecutor(min(PREPARE_THREADS, cores()), "tokenise")
@@ -173,8 +169,9 @@ class ServedModel:
     def _prepare(self, job: Job) -> None:
         if job.future.done():
             return
+        samples = [Sample(ordinal=place, key="", text=text) for place, text in enumerate(job.texts)]
         try:
-            prepared = self._embedder.prepare(_samples(job.texts))
+            prepared = self._embedder.prepare(samples)
             for place, one in enumerate(prepared):
                 if isinstance(one, SampleError):
                     raise HttpError(f"input[{place}]: {one.message}", code=one.code, param="input")
@@ -212,17 +209,12 @@ class ServedModel:
         with self._changed:
             arrived, self._arrived = self._arrived, []
         for job, prepared in arrived:
-            for sample, one in zip(_samples(job.texts), prepared, strict=True):
-                self._batcher.add(Waiting(job, sample, one, self._embedder.length(one)))
+            self._passes.add(job, prepared)
 
-    def _next_batch(self) -> Batch[Job] | None:
-        if (batch := next(self._window, None)) is not None:
-            return batch
+    def _next_batch(self) -> Batch[Job]:
+        """The next pass; none while the device is busy and less than a full one waits."""
         is_free = sum(not flight.is_over for flight in self._flying) < max(1, self._ahead)
-        if len(self._batcher) and (is_free or self._batcher.has_pass):
-            self._window = self._batcher.batches()
-            return next(self._window)
-        return None
+        return self._passes.next() if self._passes and (is_free or self._passes.has_full) else ()
 
     def _begin(self, batch: Batch[Job]) -> None:
         if not batch:
@@ -244,7 +236,7 @@ class ServedModel:
         batch, vectors = self._flying.popleft()
         with self._failures(batch):
             rows = self._finite(batch, vectors[self._output])
-            self._batcher.room.was_enough()
+            self._passes.room.was_enough()
             tokens = sum(entry.tokens for entry in batch)
             since = min(entry.owner.arrived_at for entry in batch)
             self._throughput.batch_done(len(batch), tokens, since=since)
@@ -253,7 +245,7 @@ class ServedModel:
             for place, entry in enumerate(batch):
                 places.setdefault(entry.owner, []).append(place)
             for job, of_job in places.items():
-                job.add([batch[place].sample.ordinal for place in of_job], rows[of_job])
+                job.add([batch[place].place for place in of_job], rows[of_job])
 
     def _finite(self, batch: Batch[Job], rows: np.ndarray) -> np.ndarray:
         """The vectors, with those that are not finite computed once more in fp32."""
@@ -269,15 +261,15 @@ class ServedModel:
     def _make_smaller(self, batch: Batch[Job], error: DeviceFullError) -> None:
         """Repeat a pass for which the device has no room, after those in flight or in halves."""
         cost = self._embedder.cost([entry.tokens for entry in batch])
-        self._batcher.room.was_too_small(cost)
+        self._passes.room.was_too_small(cost)
         _log.warning("memory_full", model=self.name, samples=len(batch), tokens=cost, why=error)
         if self._flying:
             while self._flying:
                 self._settle()
-            self._batcher.repeat([batch])
+            self._passes.repeat([batch])
         elif len(batch) > 1:
             middle = len(batch) // 2
-            self._batcher.repeat([batch[:middle], batch[middle:]])
+            self._passes.repeat([batch[:middle], batch[middle:]])
         else:
             batch[0].owner.fail(error)
 
@@ -308,7 +300,3 @@ class ServedModel:
             jobs = list(self._jobs)
         for job in jobs:
             job.fail(error)
-
-
-def _samples(texts: Sequence[str]) -> list[Sample]:
-    return [Sample(ordinal=place, key="", text=text) for place, text in enumerate(texts)]
