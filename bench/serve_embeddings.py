@@ -1,6 +1,6 @@
 """`embq serve --embeddings` under 64 clients, beside `embq run` over the same texts with the same model.
 
-    python -m bench.serve_embeddings [--texts 2000] [--rounds 2] [--infinity COMMAND]
+    python -m bench.serve_embeddings [--texts 1000] [--rounds 2] [--infinity COMMAND]
 
 The texts are docstrings of the standard library of at most 300 characters. The offline rate is that of `embq run` from
 the first batch to the last commit, net of start. Clients are 64 connections of one process, each with one request at a
@@ -44,7 +44,7 @@ MODEL = "minilm"
 def main() -> int:
     """Measure, print and write; 1 where vectors differ from those of `embq run`."""
     parser = argparse.ArgumentParser(prog="python -m bench.serve_embeddings")
-    parser.add_argument("--texts", type=int, default=2_000)
+    parser.add_argument("--texts", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--infinity", default="")
     given = parser.parse_args()

@@ -22,10 +22,10 @@ from worker.supervisor.devices import alone, find_devices
 from worker.supervisor.machine import described
 from worker.supervisor.slot import KEPT_MEMORY
 
-CPU_PASS_TOKENS = 256
-"""Most padded tokens of a pass on a CPU. A worker's passes have 1,024, cut from thousands of sorted texts. Of the few
-that wait here most of such a pass would be padding: 41 % with 40 short texts, 15 % with 256 tokens, which take 4 % longer
-for each (all-MiniLM-L6-v2 on two Zen 4 cores)."""
+CPU_PASS_TOKENS = 384
+"""Most padded tokens of a pass on a CPU. A worker has 1,024, cut from thousands of sorted texts. Of the few that wait
+here most of such a pass would be padding: 41 % with 40 short texts, 15 % with 256 tokens, which take 4 % longer for
+each (all-MiniLM-L6-v2 on two Zen 4 cores)."""
 
 _log = Events("serve")
 

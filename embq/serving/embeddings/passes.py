@@ -12,7 +12,7 @@ from worker.embedders.base import Embedder, Prepared
 from worker.stages.batching import MemoryBudget, fitting
 
 SORTED_PASSES = 32
-"""Passes whose texts are sorted by length together. A short text waits for at most twice as many."""
+"""Passes whose texts are sorted by length together."""
 
 TURN_TEXTS = 16
 """Texts that are taken from a request before it is the next one's turn."""
@@ -36,8 +36,8 @@ Batch = Sequence[Entry[Owner]]
 class Passes(Generic[Owner]):
     """Gathers texts, and forms passes in sweeps from the longest text to the shortest. For one thread.
 
-    A text that comes during a sweep, and is not longer than those of the pass before, is taken up by it. So there is as
-    little padding as in a sorted window of twice as many texts as wait.
+    A text that comes during a sweep and is shorter than those of the pass before is taken up by it, others by the next
+    sweep. So there is as little padding as in a sorted window of twice as many texts as wait.
 
     Attributes:
         room: budget of a pass; it is updated by the code that runs the passes.
@@ -47,11 +47,11 @@ class Passes(Generic[Owner]):
         self._embedder = embedder
         self.room = MemoryBudget(embedder.token_budget)
         self._requests: deque[Iterator[Entry[Owner]]] = deque()
-        self._sorted: list[Entry[Owner]] = []
+        self._sorted: list[tuple[int, int, Entry[Owner]]] = []  # minus its sweep, its tokens
         self._to_repeat: list[Batch[Owner]] = []
         self._texts = self._tokens = 0
         self._sorted_tokens = 0
-        self._longest, self._left = 0, 0
+        self._sweep, self._below = 0, 0
 
     def __len__(self) -> int:
         return self._texts + len(self._to_repeat)
@@ -78,16 +78,15 @@ class Passes(Generic[Owner]):
         if self._to_repeat:
             return self._to_repeat.pop()
         self._sort_further()
-        end = bisect.bisect_right(self._sorted, self._longest, key=lambda entry: entry.tokens)
-        if not end or self._left <= 0:  # a new sweep, also where the short ones do not end
-            end, self._left = len(self._sorted), 2 * len(self._sorted)
-        batch = self._sorted[max(0, end - self._embedder.batch_size) : end][::-1]
-        batch = batch[: fitting([entry.tokens for entry in batch], self.room.tokens, self._embedder.cost)]
-        del self._sorted[end - len(batch) : end]
-        self._longest, self._left = batch[-1].tokens, self._left - len(batch)
+        self._sweep = -self._sorted[-1][0]
+        first = bisect.bisect_left(self._sorted, -self._sweep, key=lambda one: one[0])
+        found = [entry for *_, entry in self._sorted[: first - 1 if first else None : -1][: self._embedder.batch_size]]
+        batch = found[: fitting([entry.tokens for entry in found], self.room.tokens, self._embedder.cost)]
+        del self._sorted[-len(batch) :]
         tokens = sum(entry.tokens for entry in batch)
         self._texts, self._tokens = self._texts - len(batch), self._tokens - tokens
         self._sorted_tokens -= tokens
+        self._below = batch[-1].tokens
         return batch
 
     def _sort_further(self) -> None:
@@ -97,7 +96,9 @@ class Passes(Generic[Owner]):
         ):
             request = self._requests.popleft()
             for entry in (taken := list(itertools.islice(request, TURN_TEXTS))):
-                bisect.insort(self._sorted, entry, key=lambda entry: entry.tokens)
+                sweep = self._sweep if entry.tokens < self._below else self._sweep + 1
+                # Before those of equal length, which have waited for longer.
+                bisect.insort_left(self._sorted, (-sweep, entry.tokens, entry), key=lambda one: one[:2])
                 self._sorted_tokens += entry.tokens
             if len(taken) == TURN_TEXTS:
                 self._requests.append(request)
