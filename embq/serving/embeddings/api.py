@@ -186,7 +186,7 @@ def _field(fields: Mapping[str, Any], name: str, kind: type[T] | Any, default: T
 
 
 def _check_names(fields: Mapping[str, Any], known: Sequence[str]) -> None:
-    if unknown := [name for name in fields if name not in known]:
+    if unknown := [name for name, value in fields.items() if name not in known and value is not None]:
         name = unknown[0][:40]
         raise HttpError(f"there is no field {name!r}", next_step=f"send only {', '.join(known)}", param=name)
 

@@ -81,14 +81,14 @@ def load_models(asked: Sequence[str], *, precision: str, device: str, settings: 
         _keep_memory()
     check_device(place)
     loaded = []
-    for name, spec in named.items():
-        config = ModelConfig(spec=str(spec), modalities=("text",), precision=precision)
+    for name, model in named.items():
+        config = ModelConfig(spec=str(model), modalities=("text",), precision=precision)
         embedder = load(config, place)
         warm_up(embedder, config.modalities)
         tune(embedder, config, device=place, compile_s=settings.compile_s)
-        if place == "cpu" and embedder.token_budget:
+        if place == "cpu" and embedder.token_budget and not model.param("tokens", ""):
             embedder.token_budget = min(embedder.token_budget, CPU_PASS_TOKENS)
-        _log.info("embeddings_loaded", name=name, model=spec, device=devices[0], precision=precision)
+        _log.info("embeddings_loaded", name=name, model=model, device=devices[0], precision=precision)
         loaded.append(Loaded(name=name, config=config, embedder=embedder))
     return loaded
 
