@@ -37,6 +37,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "--prompt",
         "--prompt-text",
         "--modality",
+        "--embeddings",
         "--precision",
         "--decode",
         "--no-model",

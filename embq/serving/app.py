@@ -44,6 +44,9 @@ MOST_BODY = 14 * 2**20
 BODY_S = 30.0
 """Time limit for a body to arrive; a slower one keeps others from being answered."""
 
+PARSED_HERE = 64 * 1024
+"""Bytes of a body that is parsed without a change of threads, which takes longer than that."""
+
 _log = Events("serve")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -51,7 +54,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """The parts of a server that its web pages stand on."""
+    """The parts of a server that its web pages and further endpoints stand on."""
 
     indices: Indices
     models: QueryModels
@@ -60,15 +63,15 @@ class Serving:
 
 
 class Site(Protocol):
-    """Web pages beside the endpoints."""
+    """Routes beside the endpoints of search: web pages, embeddings."""
 
     @property
     def routes(self) -> Sequence[BaseRoute]:
-        """Routes of the pages. They may not share a path and a method with an endpoint."""
+        """The routes. They may not share a path and a method with an endpoint."""
         ...
 
     def start(self) -> None:
-        """Start what runs beside the pages, before the first request."""
+        """Start what runs beside the routes, before the first request."""
         ...
 
     def stop(self) -> None:
@@ -87,6 +90,7 @@ def application(
     image_urls: bool,
     rules: AccessRules,
     site: Callable[[Serving], Site] | None = None,
+    embeddings: Callable[[Serving], Site] | None = None,
 ) -> Starlette:
     """The ASGI application over indexes, all of which are open; models are loaded once it runs.
 
@@ -97,11 +101,13 @@ def application(
         memory: "ram" or "mmap".
         threads: of one search.
         site: makes the web pages; None for none.
+        embeddings: makes the endpoints that embed; None for none. With them no index is needed.
 
     Raises what `named_indices` and opening an index raise; InputError where a folder to follow does not exist.
     """
     followed = [_existing(folder) for folder in folders] if follow else []
-    found = [] if followed and not names else named_indices(() if follow else folders, names)
+    needs_none = followed or (embeddings is not None and not folders)
+    found = [] if needs_none and not names else named_indices(() if follow else folders, names)
     opener = partial(open_version, memory=memory, threads=threads)
 
     def opened(one: Named) -> ServedIndex:
@@ -122,10 +128,11 @@ def application(
     indices = Indices([opened(one) for one in found])
     watcher = IndexWatcher(indices, followed, opened=opened, models=models, metrics=metrics)
     search = Search(indices, models, metrics, image_urls=image_urls)
-    pages = None if site is None else site(Serving(indices=indices, models=models, search=search, metrics=metrics))
+    serving = Serving(indices=indices, models=models, search=search, metrics=metrics)
+    sites = [make(serving) for make in (embeddings, site) if make is not None]
     routes: list[BaseRoute] = [
         *Routes(search, indices, models, watcher, metrics).all(),
-        *(pages.routes if pages is not None else ()),
+        *(route for one in sites for route in one.routes),
     ]
     middleware = [Middleware(AccessMiddleware, rules=rules, metrics=metrics, routes=routes)]
     if rules.origins:
@@ -143,11 +150,11 @@ def application(
         for index in indices.all:
             models.want(index.version)
         watcher.start()
-        if pages is not None:
-            pages.start()
+        for one in sites:
+            one.start()
         yield
-        if pages is not None:
-            await anyio.to_thread.run_sync(pages.stop)
+        for one in sites:
+            await anyio.to_thread.run_sync(one.stop)
         # In threads: a model may still be loading.
         await anyio.to_thread.run_sync(watcher.stop)
         await anyio.to_thread.run_sync(models.close)
@@ -213,15 +220,15 @@ class Routes:
 
     async def knn_service(self, request: Request) -> Response:
         """The rows nearest to a query, for clients of clip-retrieval."""
-        return await _knn_response(await self._search.knn(KnnRequest.from_json(await _body(request))))
+        return await _knn_response(await self._search.knn(KnnRequest.from_json(await json_body(request))))
 
     async def metadata(self, request: Request) -> Response:
         """The columns of rows."""
-        return await _knn_response(await self._search.rows(RowsRequest.from_json(await _body(request))))
+        return await _knn_response(await self._search.rows(RowsRequest.from_json(await json_body(request))))
 
     async def search(self, request: Request) -> Response:
         """The results of a query, for `embq search`."""
-        answer = await self._search.search(Query.from_json(await _body(request)))
+        answer = await self._search.search(Query.from_json(await json_body(request)))
         return await anyio.to_thread.run_sync(_json, answer)
 
     async def indices_list(self, request: Request) -> Response:
@@ -273,13 +280,13 @@ def answering(endpoint: Endpoint) -> Endpoint:
         except ClientDisconnect:
             return Response(status_code=400)  # not read by anyone
         except EmbqError as error:
-            return _json(*response_of(error))
+            return _json(*response_of(error, request.url.path))
         except Exception:  # noqa: BLE001 - the boundary to the client
             _log.bug("bug", route=request.url.path)
             bug = EmbqError(
                 "embq has a bug; its log holds the details", next_step="report it with those lines of the log"
             )
-            return _json(*response_of(bug))
+            return _json(*response_of(bug, request.url.path))
 
     return answer
 
@@ -291,7 +298,7 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
         next_step="POST /search, /knn-service or /metadata; GET /indices-list, /health, /metrics or /metrics-summary",
         status=error.status_code if isinstance(error, HTTPException) else 404,
     )
-    body, status, _ = response_of(refusal)
+    body, status, _ = response_of(refusal, request.url.path)
     return _json(body, status, dict(getattr(error, "headers", None) or {}))
 
 
@@ -306,7 +313,7 @@ async def read_body(request: Request, most: int = MOST_BODY) -> bytes:
                     raise HttpError(
                         f"the body has more than {most:,} bytes",
                         code="too_large",
-                        next_step="make the image smaller: models look at a few hundred pixels of it",
+                        next_step="send less in one request; of an image, models look at a few hundred pixels",
                         status=413,
                     )
     except TimeoutError as error:
@@ -316,11 +323,15 @@ async def read_body(request: Request, most: int = MOST_BODY) -> bytes:
     return bytes(found)
 
 
-async def _body(request: Request) -> object:
-    """The JSON of a body, whatever its content type: clip-retrieval's client and page send none."""
-    found = await read_body(request)
+async def json_body(request: Request, most: int = MOST_BODY) -> object:
+    """The JSON of a body, whatever its content type: clip-retrieval's client and page send none.
+
+    Raises HttpError as `read_body`, and `bad_json`.
+    """
+    found = await read_body(request, most)
+    parse = partial(json.loads, found, parse_constant=_no_constant)
     try:
-        return await anyio.to_thread.run_sync(partial(json.loads, found, parse_constant=_no_constant))
+        return parse() if len(found) <= PARSED_HERE else await anyio.to_thread.run_sync(parse)
     except (ValueError, RecursionError) as error:
         raise HttpError(
             f"the body is not JSON: {error}", code="bad_json", next_step='send an object, such as {"text": "a red car"}'

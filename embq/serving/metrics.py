@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 METRICS = (
@@ -52,6 +53,21 @@ METRICS = (
         meaning="new versions that were taken up (`done`) or could not be opened (`failed`)",
     ),
     Metric(name="embq_model_ready", kind="gauge", labels=("model",), meaning="1 once the model can embed queries"),
+    Metric(name="embq_embeddings_texts_total", kind="counter", labels=("model",), meaning="texts that were embedded"),
+    Metric(name="embq_embeddings_tokens_total", kind="counter", labels=("model",), meaning="tokens of these texts"),
+    Metric(
+        name="embq_embeddings_truncated_total",
+        kind="counter",
+        labels=("model",),
+        meaning="texts longer than the model reads, of which only the beginning was embedded",
+    ),
+    Metric(
+        name="embq_embeddings_waiting_tokens",
+        kind="gauge",
+        labels=("model",),
+        meaning="tokens of requests that are not answered yet",
+    ),
+    Metric(name="embq_embeddings_pass_rows", kind="histogram", labels=("model",), meaning="texts of one forward pass"),
 )
 """Every metric; docs/how-to/index/serve.md has the same list."""
 
@@ -97,7 +113,8 @@ class Metrics:
             elif metric.kind == "gauge":
                 self._gauges[metric.name] = Gauge(*given, registry=self._registry)
             else:
-                self._histograms[metric.name] = Histogram(*given, registry=self._registry, buckets=_SECONDS)
+                buckets = _ROWS if metric.name.endswith("_rows") else _SECONDS
+                self._histograms[metric.name] = Histogram(*given, registry=self._registry, buckets=buckets)
 
     def counter(self, name: str) -> Counter:
         """A counter of METRICS."""

@@ -73,7 +73,7 @@ class AccessMiddleware:
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
-                await JSONResponse(*response_of(refusal))(scope, receive, counting)
+                await JSONResponse(*response_of(refusal, scope["path"]))(scope, receive, counting)
             else:
                 await self._app(scope, receive, counting)
         finally:

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from core.models import PRECISIONS
+from embq.cli.precision import AUTO
 from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import broker_option, option_group, settings_with
 
@@ -63,9 +65,33 @@ server_options = option_group(
 """Options of a server of indexes and pages."""
 
 
-@click.command("serve", cls=SectionedCommand, epilog="Examples: embq serve ./out | embq serve --follow /data/runs")
-@click.argument("indices", metavar="INDEX...", nargs=-1, type=click.Path(file_okay=False))
+@click.command(
+    "serve",
+    cls=SectionedCommand,
+    epilog="Examples: embq serve ./out | embq serve --follow /data/runs | embq serve --embeddings minilm",
+)
+@click.argument("indices", metavar="[INDEX]...", nargs=-1, type=click.Path(file_okay=False))
 @click.option("--follow", is_flag=True, help="Serve every index below INDEX, and watch for new ones.")
+@click.option(
+    "--embeddings",
+    multiple=True,
+    metavar="[NAME=]SPEC",
+    help="Embed texts with this model: /v1/embeddings and /embed; requests name it by NAME; repeatable.  [SPEC]",
+)
+@click.option(
+    "--precision",
+    type=click.Choice((AUTO, *PRECISIONS)),
+    default=AUTO,
+    show_default=True,
+    help="Compute precision of --embeddings. auto: the first of bf16, fp16 and fp32 that is fast on the device.",
+)
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="Device of --embeddings: cpu, cuda:N, or auto (the first CUDA device, else the CPU).",
+)
 @server_options
 def command(indices: tuple[str, ...], follow: bool, **options: Any) -> None:
     """Answer searches over HTTP as clip-retrieval's back end does, until stopped.
@@ -73,6 +99,9 @@ def command(indices: tuple[str, ...], follow: bool, **options: Any) -> None:
     INDEX is the folder or the s3:// or gs:// URL of an index, or of a run with indexes, which then have the name of the
     run. A new version of an index is loaded when it is published. With --follow, INDEX is any folder, also an empty
     one: each index below it is served under the path of its run, and new ones are added as they are published.
+
+    With --embeddings it embeds texts as well, for clients of OpenAI's API and of text-embeddings-inference; INDEX is
+    not needed then.
 
     A browser shows the search page at the same address. The server has no users or passwords. It listens on this
     machine only, unless --host is given.
@@ -104,6 +133,9 @@ def serve_pages(
     *,
     announce: str,
     follow: bool = False,
+    embeddings: tuple[str, ...] = (),
+    precision: str = AUTO,
+    device: str = "auto",
     host: str = "127.0.0.1",
     port: int = DEFAULT_PORT,
     broker: str = "",
@@ -122,6 +154,7 @@ def serve_pages(
         announce: line that is printed when requests can be sent; {url} is replaced.
         started: called with the URL then.
     """
+    from core.errors import UsageError
     from core.networks import is_loopback
     from core.service.log import Events, configure, is_json
     from embq.serving.app import application
@@ -131,6 +164,8 @@ def serve_pages(
     from embq.ui.fleet.sources import sources_of
     from embq.ui.site import Site
 
+    if not embeddings and (precision, device) != (AUTO, "auto"):
+        raise UsageError("--precision and --device are for --embeddings", next_step="add it, or leave them out")
     settings = settings_with(broker)
     fleet = FleetPages(sources_of(folders, settings.broker_url, settings.broker_password), allow_actions=allow_actions)
     alone = is_loopback(host)
@@ -138,6 +173,12 @@ def serve_pages(
     configure()
     # First, so that a port in use is reported before an index is read for minutes.
     with bound(host, port) as listener:
+        api: EmbeddingApi | None = None
+        if embeddings:
+            from embq.serving.embeddings.api import EmbeddingApi
+            from embq.serving.embeddings.loading import load_models
+
+            api = EmbeddingApi(load_models(embeddings, precision=precision, device=device, settings=settings))
         app = application(
             folders,
             names,
@@ -148,30 +189,28 @@ def serve_pages(
             image_urls=fetch_image_urls,
             rules=rules,
             site=partial(Site, fleet=fleet),
+            embeddings=None if api is None else api.measured_by,
         )
 
         def tell_token(url: str) -> None:
             if fleet.token:
                 click.echo(f"to act on runs, open {url}/fleet?token={fleet.token}", err=True)
 
-        if is_json():
-            log = Events("serve")
-            if not alone:
-                log.warning("no_password", host=host)
-
-            def note(url: str) -> None:
-                log.info("listening", url=url)
-                tell_token(url)
-
-            serve(app, listener, announce=note, leave=fleet.leave)
-            return
-        if not alone:
-            click.echo(f"warning: anyone who can reach {host} can search: there is no password", err=True)
+        log = Events("serve")
+        if not alone and is_json():
+            log.warning("no_password", host=host)
+        elif not alone:
+            click.echo(f"warning: anyone who can reach {host} can search and embed: there is no password", err=True)
 
         def tell(url: str) -> None:
-            click.echo(announce.format(url=url))
+            if is_json():
+                log.info("listening", url=url)
+            else:
+                click.echo(announce.format(url=url))
             tell_token(url)
             if started is not None:
                 started(url)
 
         serve(app, listener, announce=tell, leave=fleet.leave)
+    if api is not None and api.broken is not None:
+        raise api.broken

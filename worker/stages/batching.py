@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from core.units import Sample
 from worker.claim.lease import LeasedUnit
-from worker.embedders.base import Embedder, Prepared
+from worker.embedders.base import Cost, Embedder, Prepared
 from worker.meter.meter import Throughput
 
 WINDOW_S = 8.0
@@ -137,12 +137,14 @@ class Batcher:
 
     def _within_budget(self, batch: Batch) -> Batch:
         """The first samples, as many as there is room for, at least one."""
-        cost = self._embedder.cost
-        lengths = [entry.tokens for entry in batch]
-        # A sample more never costs less, so the last that fits is found by halving.
-        counts = range(1, len(lengths) + 1)
-        fit = bisect.bisect_right(counts, self.room.tokens, key=lambda count: cost(lengths[:count]))
-        return batch[: max(1, fit)]
+        return batch[: fitting([entry.tokens for entry in batch], self.room.tokens, self._embedder.cost)]
+
+
+def fitting(lengths: Sequence[int], budget: int, cost: Cost) -> int:
+    """The number of the first of these samples that cost no more than a budget together, at least 1."""
+    # A sample more never costs less, so the last that fits is found by halving.
+    counts = range(1, len(lengths) + 1)
+    return max(1, bisect.bisect_right(counts, budget, key=lambda count: cost(lengths[:count])))
 
 
 SHRINK = 0.75
