@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
 import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +20,7 @@ from core.queue.ledger import Ledger
 from core.queue.runs import RunRecord
 from core.rows.spec import RowSpec
 from core.run.run_info import WorkerDefaults
+from core.settings import child_environment
 from core.units import Failure, Sample, Unit
 from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.device.tuning import tune
@@ -73,14 +73,11 @@ class InProcess:
         device: "cpu", "cuda", "cuda:1".
         batch_size: most samples of a pass; 0 for what suits the device.
         threads: that decode and tokenise; 0 for one per core.
-        units_ahead: units in the stages; who submits more waits.
 
     Raises as `worker.embedders.registry.load` does.
     """
 
-    def __init__(
-        self, config: ModelConfig, device: str, *, batch_size: int = 0, threads: int = 0, units_ahead: int = UNITS_AHEAD
-    ) -> None:
+    def __init__(self, config: ModelConfig, device: str, *, batch_size: int = 0, threads: int = 0) -> None:
         if device == "cpu":
             keep_memory()
         self.embedder = load(config, device)
@@ -97,7 +94,7 @@ class InProcess:
             Leases(),
             Meter(threads or cores()),
             self,
-            prefetch=units_ahead,
+            prefetch=UNITS_AHEAD,
             source=lambda unit: cast(CallUnit, unit).wanted,
         )
         self._pipeline.start()
@@ -166,7 +163,7 @@ def keep_memory() -> None:
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         for name, value in KEPT_MEMORY.items():
-            if name not in os.environ:
+            if name not in child_environment():
                 mallopt(_MALLOC[name], int(value))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +11,7 @@ import numpy as np
 
 from core.errors import InputError, ModelError, UsageError
 from core.models import ModelSpec
-from core.settings import Settings
+from core.settings import Settings, change_environment, child_environment
 from embq.embedding.in_process import InProcess, rows_and_failures, samples_of
 from embq.embedding.progress import shown
 
@@ -201,7 +200,8 @@ def loaded(
     if precision == AUTO:
         precision = choose_precision(list(described(found, visible).values())).precision
     # Threads tokenise side by side; each with a pool of its own would be too many.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if "TOKENIZERS_PARALLELISM" not in child_environment():
+        change_environment({"TOKENIZERS_PARALLELISM": "false"})
     config = config_of([NamedSpec(name="", spec=spec)], modalities=(modality,), precision=precision, chunking=None)
     return InProcess(config, found[0], **options)
 

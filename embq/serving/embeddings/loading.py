@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from core.errors import UsageError
 from core.models import ModelConfig, ModelSpec
 from core.process.limits import cores
 from core.service.log import Events
-from core.settings import Settings, change_environment, child_environment
+from core.settings import Settings, change_environment
+from embq.embedding.in_process import keep_memory
 from producer.model_args import choose_precision, split_name
 from worker.embedders.base import Embedder
 from worker.embedders.device.capability import check_device
@@ -20,7 +19,6 @@ from worker.embedders.device.warm_up import warm_up
 from worker.embedders.registry import load
 from worker.supervisor.devices import alone, find_devices
 from worker.supervisor.machine import described
-from worker.supervisor.slot import KEPT_MEMORY
 
 CPU_PASS_TOKENS = 384
 """Most padded tokens of a pass on a CPU. A worker has 1,024, cut from thousands of sorted texts. Of the few that wait
@@ -78,7 +76,7 @@ def load_models(asked: Sequence[str], *, precision: str, device: str, settings: 
         {"OMP_NUM_THREADS": settings.omp_threads or str(cores()), "TOKENIZERS_PARALLELISM": "false", **shown}
     )
     if place == "cpu":
-        _keep_memory()
+        keep_memory()
     check_device(place)
     loaded = []
     for name, model in named.items():
@@ -91,16 +89,3 @@ def load_models(asked: Sequence[str], *, precision: str, device: str, settings: 
         _log.info("embeddings_loaded", name=name, model=model, device=devices[0], precision=precision)
         loaded.append(Loaded(name=name, config=config, embedder=embedder))
     return loaded
-
-
-_MALLOC = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_THRESHOLD_": -3}
-"""Variable of glibc -> number of the parameter of `mallopt` (malloc.h) that it sets at the start of a process."""
-
-
-def _keep_memory() -> None:
-    """Have glibc keep what a pass frees for the next one, as worker processes on a CPU do; nothing elsewhere."""
-    with suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        for name, value in KEPT_MEMORY.items():
-            if name not in child_environment():
-                mallopt(_MALLOC[name], int(value))
