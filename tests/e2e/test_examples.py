@@ -57,6 +57,14 @@ def test_two_workers_of_a_fleet_do_a_run_that_was_handed_over(short_tmp: Path, o
     assert "200" in run("fleet.sh", short_tmp / "fleet", EMBQ_BROKER_URL=own_server.url)
 
 
+@pytest.mark.slow
+def test_texts_become_vectors_and_a_run_from_python(short_tmp: Path) -> None:
+    said = run("from_python.py", short_tmp / "python")
+    assert "nearest to 'wrap long lines of text': Fill a single paragraph" in said
+    assert "400 rows, 0 failures" in said
+    assert float(said.split()[-1]) < 1e-3
+
+
 def test_every_example_is_in_the_readme_and_run_here() -> None:
     names = {path.name for path in EXAMPLES.iterdir()} - {"README.md"}
     readme, tests = (EXAMPLES / "README.md").read_text(), Path(__file__).read_text()
