@@ -159,7 +159,7 @@ COUNT = 6
 """Each point strikes a process that has done some units before, so that no unit is blamed twice."""
 
 
-@pytest.mark.fault("W2", "SIGKILL at every point of the pipeline, each of them in one run", gate=True)
+@pytest.mark.fault("W2", "SIGKILL at every point of the pipeline, each of them in one run")
 def test_sigkill_at_every_point_in_one_run(cluster: Cluster, recovery: Recovery, tmp_path: Path) -> None:
     cluster.begin(300, "stub:16?ms_per_sample=0.2&batch_size=10")
     points = [*POINTS.values(), *STAGING_POINTS.values()]
