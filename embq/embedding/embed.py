@@ -16,8 +16,8 @@ import numpy as np
 from core.errors import UsageError
 from core.settings import spool_folder
 from core.storage.paths import place
+from embq.embedding.bars import shown
 from embq.embedding.model import AUTO, Model, OnError, not_embedded, of_one_kind
-from embq.embedding.progress import shown
 from embq.embedding.tables import Table, table_of
 
 SHARD_IMAGES = 1_000

@@ -12,8 +12,8 @@ import numpy as np
 from core.errors import InputError, ModelError, UsageError
 from core.models import ModelSpec
 from core.settings import Settings, change_environment, child_environment
+from embq.embedding.bars import shown
 from embq.embedding.in_process import InProcess, rows_and_failures, samples_of
-from embq.embedding.progress import shown
 
 OnError = Literal["raise", "null"]
 

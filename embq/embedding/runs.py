@@ -18,7 +18,7 @@ import click
 from core.errors import EmbqError, Exit, UsageError, error_of
 from core.settings import child_environment
 from core.storage.paths import place
-from embq.embedding.progress import Bar
+from embq.embedding.bars import Bar
 from embq.status.resolve_run import resolve_run
 from embq.status.run_control import control_run
 from embq.status.run_progress import RunProgress
