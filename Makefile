@@ -85,6 +85,9 @@ bench: install   ## the figures of docs/benchmarks.md, written to bench/results
 	$(BIN)/python -m bench.stages
 	$(BIN)/python -m bench.sizing
 	$(BIN)/python -m bench.footprint
+	$(BIN)/python -m bench.embed
+	$(BIN)/python -m bench.output_reading
+	$(BIN)/python -m bench.serve_embeddings
 
 experiments: install   ## the three experiments of `embq bench`, with their pictures, written to bench/results/experiments
 	$(BIN)/embq bench workers --model minilm --corpus-size 20648877 --output bench/results/experiments
