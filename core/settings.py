@@ -134,6 +134,11 @@ def _address(name: str) -> Address | None:
         ) from error
 
 
+def target_secret(name: str) -> str | None:
+    """The secret for the server of an export, such as QDRANT_API_KEY; None where the variable is not set."""
+    return os.environ.get(name) or None
+
+
 @dataclass(frozen=True, slots=True)
 class EffectiveSetting:
     """A variable of the environment, and the value in effect, "" for none.

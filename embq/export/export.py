@@ -118,7 +118,7 @@ def export(
     if not places.parts:
         raise InputError(f"{root} holds no committed rows", next_step="run it first", code="empty_input")
     if options.ids is not None:
-        _check_ids(options.ids, state.rows)
+        check_ids(options.ids, state.rows)
         places = places.only_parts_with(options.ids)
     rows = wanted_rows(info.rows, options.dtype or info.rows.dtype, options.int8_range)
     _refuse_npy(options.format, rows.dtype)
@@ -146,7 +146,7 @@ def export(
     return done
 
 
-def _check_ids(ids: np.ndarray, rows: int) -> None:
+def check_ids(ids: np.ndarray, rows: int) -> None:
     if unknown := len(ids) - int(np.searchsorted(ids, rows)):
         raise InputError(
             f"{unknown:,} of the {len(ids):,} ids are of no committed row, such as {ids[-1]}",

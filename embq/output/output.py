@@ -73,6 +73,11 @@ class Output:
     def _repr_html_(self) -> str:
         return facts_html(self)
 
+    @property
+    def json_columns(self) -> frozenset[str]:
+        """Columns with JSON texts."""
+        return frozenset({"metadata"} | {one.name for one in self._info.rows.columns if one.type == "json"})
+
     @cached_property
     def schema(self) -> pa.Schema:
         """Of `tables`; empty before the first row is committed."""

@@ -1,4 +1,4 @@
-"""`embq export`: committed rows as plain files for other tools."""
+"""`embq export`: committed rows as plain files, or in a vector database."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import click
 from core.errors import UsageError
 from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import json_option
+from embq.export.targets import FOLDERS, TABLES
 
 if TYPE_CHECKING:
     from embq.export.export import ExportResult
+    from embq.export.targets.target import CopyResult
 
 
 @click.command(
@@ -20,19 +22,27 @@ if TYPE_CHECKING:
     epilog="Example: embq export ./out ./for-clip-retrieval --output-format npy --sorted",
 )
 @click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
-@click.argument("folder", metavar="DIR", type=click.Path())
+@click.argument("folder", metavar="DEST", type=click.Path())
 @click.option(
     "--output-format",
     "format",
     type=click.Choice(["npy", "hdf5", "parquet", "arrow"]),
-    required=True,
-    help="File format of the output.",
+    default=None,
+    help="Write files of this format in the new folder DEST.",
 )
+@click.option(
+    "--to",
+    type=click.Choice([*TABLES, *FOLDERS]),
+    default=None,
+    help="Write into a LanceDB, Qdrant, Milvus or PostgreSQL (pgvector) that DEST names, a dataset folder for "
+    "Hugging Face, or tables for the Embedding Projector (tsv).",
+)
+@click.option("--table", default=None, metavar="NAME", help="Table or collection of --to.  [embq]")
 @click.option(
     "--sorted",
     "order",
     flag_value="manifest",
-    default="committed",
+    default=None,
     help="Sort rows in the order of the inputs.",
 )
 @click.option(
@@ -83,16 +93,26 @@ def command(
     columns: str | None,
     id_file: str | None,
     without: str | None,
+    to: str | None,
+    table: str | None,
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Write the committed rows of OUT as files in DIR, which is new or empty.
+    """Write the committed rows of OUT as files in DEST, or into a vector database.
 
-    Rows keep their ids and are ordered by id, or with --sorted in the order of the inputs. DIR appears when all files
-    are written, with a summary in export.json. Of an unfinished run, the committed rows are exported.
+    --output-format: DEST is a new or empty folder, which appears when all files are written, with a summary in
+    export.json. Rows are ordered by id, or with --sorted in the order of the inputs.
 
-    For files of faiss and of clip-retrieval's back end: embq index export.
+    --to: DEST is a URL, folder or file of the target. Rows that it has are left alone, so a killed export goes on, and
+    a later one adds new rows; at the end the ids of the target are compared with those of the run.
+
+    Rows keep their ids. Of an unfinished run, the committed rows are exported. For files of faiss and of
+    clip-retrieval's back end: embq index export.
     """
+    if (options["format"] is None) == (to is None):
+        raise UsageError(
+            "either --output-format or --to is needed", next_step="name a file format, or a target such as --to lance"
+        )
     from pathlib import Path
 
     from core.run.run_info import load_run
@@ -100,6 +120,9 @@ def command(
     from core.storage.paths import place, refuse_unnameable
     from embq.cli.id_file import read_ids
     from embq.export.export import ExportOptions, export
+    from embq.export.targets import target_of
+    from embq.export.targets.target import copy_rows
+    from embq.output.output import Output
 
     kept = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
     if options["int8_range"] is not None and options["dtype"] != "int8":
@@ -109,19 +132,24 @@ def command(
         from indexer.dedup.dedup import duplicate_ids
 
         left_out = duplicate_ids(without, run=load_run(place(output)).run)
-    wanted = ExportOptions(
-        columns=kept,
-        ids=None if id_file is None else read_ids(id_file),
-        without=left_out,
-        **{name: value for name, value in options.items() if value is not None},
-    )
+    ids = None if id_file is None else read_ids(id_file)
+    given = {name: value for name, value in options.items() if value is not None}
     refuse_unnameable(folder)
     with ProgressLine() as line:
 
         def show(rows: int, total: int) -> None:
             line.show(f"{rows:,} of {total:,} rows")
 
-        done = export(place(output), Path(folder), wanted, on_rows=show)
+        done: ExportResult | CopyResult
+        if to is None:
+            if table is not None:
+                raise UsageError("--table needs --to", next_step="leave it out, or choose a target with --to")
+            wanted = ExportOptions(columns=kept, ids=ids, without=left_out, **given)
+            done = export(place(output), Path(folder), wanted, on_rows=show)
+        else:
+            _refuse_for_target(to, table, given)
+            target = target_of(to, folder, table or "embq")
+            done = copy_rows(Output(output), target, columns=kept, ids=ids, without=left_out, on_rows=show)
     if as_json:
         import json
         from dataclasses import asdict
@@ -132,7 +160,24 @@ def command(
     return 0
 
 
-def _print_account(folder: str, done: ExportResult) -> None:
+def _refuse_for_target(to: str, table: str | None, given: dict[str, Any]) -> None:
+    if table is not None and to in FOLDERS:
+        raise UsageError(f"--to {to} writes a folder, which has no --table", next_step="leave --table out")
+    if given:
+        named = ", ".join("--sorted" if name == "order" else f"--{name.replace('_', '-')}" for name in given)
+        raise UsageError(
+            f"{named}: --to has rows in the order of ids, with the vectors of the run",
+            next_step="leave it out, or export files with --output-format",
+        )
+
+
+def _print_account(folder: str, done: ExportResult | CopyResult) -> None:
+    from embq.export.targets.target import CopyResult
+
     if done.state == "incomplete":
         click.echo("note: the run is not complete; the rows committed so far were exported", err=True)
+    if isinstance(done, CopyResult):
+        there = f", {done.rows - done.written:,} of them were there" if done.written < done.rows else ""
+        click.echo(f"{done.rows:,} rows in {done.target}, each id once{there}")
+        return
     click.echo(f"{done.rows:,} rows in {len(done.files):,} files ({done.bytes / 1e6:,.1f} MB), {done.dtype}: {folder}")

