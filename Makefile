@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz install test-compose test-faults test-matrix test-pages test-readers test-slow test-training soak uptime clean docs
+.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz install test-compose test-faults test-matrix test-pages test-readers test-slow test-targets test-training soak uptime clean docs
 
 install: .venv/installed
 
@@ -30,6 +30,13 @@ test-training: install .venv/ray-installed   ## training whole, under Ray too, a
 
 .venv/ray-installed: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev,ray]'
+	touch $@
+
+test-targets: install .venv/targets-installed   ## exports into the databases and datasets themselves, and DataFrames of all kinds
+	$(BIN)/python -m pytest -q -n $(or $(JOBS),2) tests/targets tests/embedding tests/output
+
+.venv/targets-installed: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev,targets]'
 	touch $@
 
 test-readers: install .venv-readers/installed   ## what autofaiss, embedding-reader, pandas, DuckDB and clip-retrieval make of it

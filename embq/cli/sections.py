@@ -16,6 +16,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "--add",
         "--keep-going",
         "--output-format",
+        "--to",
+        "--table",
         "--write-batch-size",
         "--sorted",
         "--rows-per-file",

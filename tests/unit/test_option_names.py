@@ -44,7 +44,8 @@ def own_options(name: str) -> list[click.Option]:
 def test_an_output_has_one_name_and_a_model_one(verb: str) -> None:
     for option in own_options(verb):
         names = {*option.opts, *option.secondary_opts} - ALIASES
-        assert not names & {"--out", "--to", "--output-dir", "--arch"}
+        assert not names & {"--out", "--output-dir", "--arch"}
+        assert "--to" not in names or verb == "export"  # where it is the kind of the target
         if names & {"-o", "--output"}:
             assert {"-o", "--output"} == names
         if names & {"-m", "--model", "--clip-model"}:

@@ -34,7 +34,10 @@ class Lance:
         """See `Target`."""
         database = client_library("lancedb", "lance").connect(self._destination)
         schema = rows.schema.with_metadata({RUN: rows.run.encode(), b"embq.model": rows.model.encode()})
-        self._table = database.create_table(self._table_name, schema=schema, exist_ok=True)
+        try:
+            self._table = database.open_table(self._table_name)
+        except ValueError:  # there is none
+            self._table = database.create_table(self._table_name, schema=schema)
         held = self._table.schema
         if not held.remove_metadata().equals(rows.schema):
             raise other_form(self.name, _types(held), _types(rows.schema))

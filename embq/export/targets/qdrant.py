@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from core.settings import target_secret
-from embq.export.targets.target import TargetRows, client_library, matrix, other_form, records
+from embq.export.targets.target import TargetRows, check_columns, client_library, matrix, other_form, records
 
 PAGE = 10_000
 """Ids of one request."""
@@ -40,22 +40,26 @@ class Qdrant:
         remote = self._destination.startswith(("http://", "https://"))
         make = self._client_module.QdrantClient
         key = target_secret("QDRANT_API_KEY")
-        self._client = make(url=self._destination, api_key=key, timeout=60) if remote else make(path=self._destination)
+        self._client = (
+            make(url=self._destination, api_key=key, timeout=60, check_compatibility=False)
+            if remote
+            else make(path=self._destination)
+        )
         self._rows = rows
         models = self._client_module.models
         if not self._client.collection_exists(self._table):
             sizes = {
                 name: models.VectorParams(size=dim, distance=models.Distance.COSINE) for name, dim in rows.dims.items()
             }
-            self._client.create_collection(
-                self._table, vectors_config=sizes, metadata={"embq.run": rows.run, "embq.model": rows.model}
-            )
+            notes = {"embq.run": rows.run, "embq.model": rows.model, "embq.columns": rows.schema.names}
+            self._client.create_collection(self._table, vectors_config=sizes, metadata=notes)
         config = self._client.get_collection(self._table).config
         held = config.params.vectors
         dims = {name: one.size for name, one in held.items()} if isinstance(held, dict) else {"": held.size}
         if dims != rows.dims:
             raise other_form(self.name, f"vectors {dims}", f"{rows.dims}")
         metadata = config.metadata or {}
+        check_columns(self.name, metadata.get("embq.columns", []), rows)
         return str(metadata.get("embq.run", "of another tool"))
 
     def ids(self) -> Iterator[np.ndarray]:
