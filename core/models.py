@@ -6,14 +6,15 @@ No model library is imported here.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote
 
 from msgspec import Meta
 
-from core.errors import ModelError
+from core import plugins
+from core.errors import ConfigError, ModelError
 from core.rows.spec import SIMILARITY
 from core.units import content_hash
 from core.wire import convert, one_of
@@ -35,6 +36,42 @@ EMBEDS = {
     "stub": ("image", "text"),
 }
 """Model family -> the modalities that its models can embed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFamily:
+    """A model family of a plug-in: the object of an entry point in `embq.models`, whose name is that of the family.
+
+    Attributes:
+        help: a spec of it and what that is, in one line.
+        embeds: of `MODALITIES`.
+        load: (spec: ModelSpec, config: ModelConfig, device: str) -> a `worker.embedders.base.ChunkableEmbedder`; it
+            imports its libraries itself, because planning uses the family without them.
+    """
+
+    help: str
+    embeds: tuple[str, ...]
+    load: Callable[[ModelSpec, ModelConfig, str], Any]
+
+
+def plugin_family(name: str) -> ModelFamily | None:
+    """The family of an enabled plug-in; None where there is none of that name."""
+    plugin = plugins.enabled(plugins.MODELS).get(name)
+    if plugin is None:
+        return None
+    family = plugin.load()
+    if not isinstance(family, ModelFamily):
+        raise ConfigError(
+            f"{plugin}: its object is a {type(family).__name__}", next_step="make it a core.models.ModelFamily"
+        )
+    return family
+
+
+def embeds_of(family: str) -> tuple[str, ...]:
+    """Modalities that models of a family can embed."""
+    own = EMBEDS.get(family)
+    return own if own is not None else getattr(plugin_family(family), "embeds", MODALITIES)
+
 
 EMBED_ONE = ("hf",)
 """Model families whose models embed one of these modalities each, which is known after loading."""
@@ -73,13 +110,15 @@ class ModelSpec:
         """Parse a spec; the ModelError for a malformed one names the known families."""
         head, _, query = text.partition("?")
         family, _, name = head.strip().partition(":")
-        if family not in FAMILIES:
+        if family not in FAMILIES and plugin_family(family) is None:
+            own = [plugin.load().help for plugin in plugins.enabled(plugins.MODELS).values()]
             raise ModelError(
                 f"unknown model {text!r}: a model spec starts with one of {', '.join(FAMILIES)}",
-                next_step="use one of\n    " + "\n    ".join(FAMILIES.values()),
+                next_step=plugins.how_to_enable(plugins.MODELS, family)
+                or "use one of\n    " + "\n    ".join([*FAMILIES.values(), *own]),
             )
         if (family == "minilm") != (name == ""):
-            example = FAMILIES[family].split("  ")[0]
+            example = FAMILIES.get(family, f"{family}:NAME").split("  ")[0]
             raise ModelError(f"model spec {text!r} is not complete", next_step=f"write it as {example}")
         if family == "stub" and not re.fullmatch(r"0*[1-9][0-9]{0,5}", name):
             raise ModelError(
@@ -111,7 +150,7 @@ class ModelSpec:
     def can_embed(self) -> tuple[str, ...]:
         """Modalities that the model can embed, as far as its spec tells."""
         own = self.param("embeds", "")
-        return (own,) if self.family in EMBED_ONE and own in MODALITIES else EMBEDS[self.family]
+        return (own,) if self.family in EMBED_ONE and own in MODALITIES else embeds_of(self.family)
 
     def embedded_of(self, modalities: Sequence[str]) -> tuple[str, ...]:
         """The run's modalities that the model embeds beside other models."""

@@ -174,6 +174,7 @@ def effective_settings() -> list[EffectiveSetting]:
         "EMBQ_LOG": "text",
         "EMBQ_STAGING": "",
         "EMBQ_SPOOL": "",
+        "EMBQ_PLUGINS": "",
         "EMBQ_INDEX_CACHE_GB": "",
         "EMBQ_THUMBNAIL_CACHE_GB": f"{THUMBNAIL_CACHE_BYTES / 1e9:g}",
         "EMBQ_TRACE": own.trace,
@@ -245,6 +246,12 @@ def model_cache() -> Path:
     home = os.environ.get("HF_HOME")
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return (Path(home) if home else caches / "huggingface") / "hub"
+
+
+def plugin_packages() -> frozenset[str]:
+    """The packages of EMBQ_PLUGINS, with names as packaging compares them."""
+    names = os.environ.get("EMBQ_PLUGINS", "").replace(",", " ").split()
+    return frozenset(re.sub(r"[-_.]+", "-", name).lower() for name in names)
 
 
 def spool_folder() -> Path | None:

@@ -14,7 +14,7 @@ from core.storage.paths import is_url
 from core.units import Unit, canonical_json
 from producer.selection import Selection
 from sources.access.files import stat_file
-from sources.kinds import SOURCES, detect
+from sources.kinds import detect, source_for, split, with_map
 from sources.reader_options import ReadOptions
 from sources.unusable import COLUMN_CODES, UNUSABLE_CODES
 
@@ -93,7 +93,7 @@ class InputScan:
         """An input as it is kept until it is planned: its units, or kind and path; nothing where it is empty."""
         if kind == "tar" or (kind == "files" and is_url(path)):
             # Split now: a shard needs nothing but the status that finds it, and a remote folder was just listed.
-            for unit in SOURCES[kind].split(path, self._options):
+            for unit in split(kind, path, self._options):
                 yield unit.describe()
         elif kind == "files" or stat_file(path).size or kind not in _BARE:
             yield [kind, path]
@@ -103,7 +103,7 @@ class InputScan:
         if kind in self.kinds:
             return
         try:
-            self.held[kind] = SOURCES[kind].holds(path, self._options)
+            self.held[kind] = source_for(kind).holds(path, self._options)
         except SourceError as error:
             if error.code not in (*UNUSABLE_CODES, *UNREADABLE_CODES, "missing_member"):
                 raise
@@ -134,7 +134,7 @@ class InputScan:
             yield Unit.from_description(piece), True
             return
         kind, path = piece
-        units = SOURCES[kind].split(path, self._options)
+        units = split(kind, path, self._options)
         try:
             first = next(units, None)
         except InputError as error:
@@ -144,7 +144,8 @@ class InputScan:
             empty = error.code == "empty_input"
             log.warning("input_empty" if empty else "table_unusable", path=path, code=error.code, why=error.message)
             if not empty:
-                yield Unit(kind=kind, source=path, etag=_version(path), options=self._options.columns), False
+                unit = Unit(kind=kind, source=path, etag=_version(path), options=self._options.columns)
+                yield with_map(unit, self._options), False
             return
         if first is not None:
             yield first, True

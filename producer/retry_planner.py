@@ -10,7 +10,7 @@ from core.run.manifest import Manifest
 from core.run.run_info import RunInfo
 from core.units import Unit
 from sources.access.files import join, stat_file
-from sources.kinds import SOURCES
+from sources.kinds import split
 from sources.reader_options import ReadOptions
 from sources.rows import KEYS_BY_DATASET, without_dataset_keys
 
@@ -106,7 +106,7 @@ class SourceCheck:
             if self.info.model.chunking is not None:
                 options = options.for_chunks()
             try:
-                self._planned[unit.source] = list(SOURCES[unit.kind].split(unit.source, options))
+                self._planned[unit.source] = list(split(unit.kind, unit.source, options))
             except InputError as error:
                 if error.code in GONE_CODES:
                     self.gone[unit.source] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from core.units import Sample, Unit
@@ -44,6 +44,8 @@ class Source(Protocol):
 
     kind: str
     modalities: tuple[str, ...]
+    suffixes: Sequence[str] = ()
+    """Of a plug-in: endings of the names of its files, in lower case, such as (".mbox",)."""
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """The units of one input, in a fixed order.

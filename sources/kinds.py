@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
 
-from core.errors import InputError, SourceError
+from core import plugins
+from core.errors import ConfigError, InputError, SourceError
+from core.plugins import Plugin
 from core.storage.paths import is_url
+from core.units import Unit
 from sources.access.files import is_folder, join, list_names
 from sources.access.urls import path_of
 from sources.extensions import ALL
@@ -23,6 +28,8 @@ from sources.formats.parquet import PARQUET
 from sources.formats.parquet import SUFFIXES as PARQUET_SUFFIXES
 from sources.formats.tar import COMPRESSED_SUFFIXES, TarSource
 from sources.interface import Source
+from sources.maps import OPTION as MAP
+from sources.reader_options import ReadOptions
 
 SOURCES: dict[str, Source] = {
     source.kind: source
@@ -61,14 +68,45 @@ GUARDED = ("parquet", "arrow", "hdf5")
 
 def source_for(kind: str) -> Source:
     """The source that reads units of `kind`; SourceError `unknown_kind` where there is none."""
-    try:
+    if kind in SOURCES:
         return SOURCES[kind]
-    except KeyError:
-        raise SourceError(
-            f"no source reads units of kind {kind!r}",
-            code="unknown_kind",
-            next_step=f"known kinds: {', '.join(SOURCES)}; is this worker older than the run?",
-        ) from None
+    if (plugin := plugins.enabled(plugins.SOURCES).get(kind)) is not None:
+        return _of_plugin(plugin)
+    raise SourceError(
+        f"no source reads units of kind {kind!r}",
+        code="unknown_kind",
+        next_step=plugins.how_to_enable(plugins.SOURCES, kind)
+        or f"known kinds: {', '.join(SOURCES)}; is this worker older than the run?",
+    )
+
+
+@cache
+def _of_plugin(plugin: Plugin) -> Source:
+    source: Source = plugin.load()()
+    if source.kind != plugin.name:
+        raise ConfigError(
+            f"{plugin}: the source calls its kind {source.kind!r}",
+            next_step="give the entry point and `kind` the same name",
+        )
+    return source
+
+
+def is_guarded(kind: str) -> bool:
+    """True where units are read in a reader process: kinds of plug-ins are."""
+    return kind in GUARDED or kind not in SOURCES
+
+
+def split(kind: str, path: str, options: ReadOptions) -> Iterator[Unit]:
+    """The units of one input, with the run's map; raises as `Source.split` does."""
+    units = source_for(kind).split(path, options)
+    return (with_map(unit, options) for unit in units) if options.map else units
+
+
+def with_map(unit: Unit, options: ReadOptions) -> Unit:
+    """The unit with the run's map."""
+    if not options.map:
+        return unit
+    return replace(unit, options=tuple(sorted((*unit.options, (MAP, options.map)))))
 
 
 def kind_of(path: str) -> str | None:
@@ -79,7 +117,14 @@ def kind_of(path: str) -> str | None:
     stem, suffix = os.path.splitext(name)
     if suffix in compressed.SUFFIXES:
         return _TEXT_SUFFIXES.get(os.path.splitext(stem)[1])
-    return _SUFFIXES.get(suffix)
+    return _SUFFIXES.get(suffix) or _kind_of_plugin(name)
+
+
+def _kind_of_plugin(name: str) -> str | None:
+    for kind, plugin in plugins.enabled(plugins.SOURCES).items():
+        if name.endswith(tuple(_of_plugin(plugin).suffixes)):
+            return kind
+    return None
 
 
 def detect(path: str, wanted: str = "", image_keys: tuple[str, ...] = ()) -> list[tuple[str, str]]:
@@ -139,9 +184,9 @@ def _tables_or_texts(
 ) -> list[tuple[str, str]]:
     """The inputs in a folder without images and shards; `others` counts its files, for a message."""
     found = [(kind, name) for kind, name in inside if kind is not None]
-    tables = [name for kind, name in found if kind in GUARDED]
+    tables = [name for kind, name in found if is_guarded(kind)]
     if tables and len(tables) < len(found):
-        text = next(name for kind, name in found if kind not in GUARDED)
+        text = next(name for kind, name in found if not is_guarded(kind))
         raise InputError(
             f"{path}: holds tables such as {os.path.basename(tables[0])} and texts such as {os.path.basename(text)}",
             next_step=f"name what you mean, for example '{path}/*{os.path.splitext(tables[0])[1]}'",

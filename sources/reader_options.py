@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from core.errors import UsageError
+from sources.maps import OPTION as MAP
+from sources.maps import identity_of
 
 ALL = "*"
 """Stands for all metadata columns: those that are not taken otherwise, and can become JSON."""
@@ -30,7 +32,7 @@ class ReaderOption:
     Attributes:
         flag: on the command line.
         help: for `--help`.
-        kinds: kinds of input that use it.
+        kinds: kinds of input that use it; () for all.
         metavar: for `--help`.
         separator: between the values of a list in records and units; "" for a single value.
         always_recorded: whether a run records it also where it is empty.
@@ -90,6 +92,7 @@ class ReadOptions:
         metadata_columns: columns or JSON fields that become metadata; `ALL` among them takes all others; () does so
             where rows are lines (.jsonl, .csv), and takes none elsewhere.
         damaged: "keep" takes the samples of a damaged shard that are whole; "" fails all of it.
+        map: name, package and version of the function that all samples go through, see `sources.maps`; "" for none.
     """
 
     unit_samples: int = 1000
@@ -131,11 +134,15 @@ class ReadOptions:
         _SHARDS,
         choices=("fail", "keep"),
     )
+    map: str = _option(
+        "", "--map", "Function of a plug-in that each sample goes through before it is embedded.", (), metavar="NAME"
+    )
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any], **others: Any) -> ReadOptions:
         """From arguments of the command line by parameter name; `others` are fields that no option declares."""
         declared: dict[str, Any] = {one.name: one.parse(arguments[one.parameter]) for one in DECLARED}
+        declared[MAP] = identity_of(declared[MAP]) if declared[MAP] else ""
         return cls(**others, **declared)
 
     @classmethod
@@ -178,9 +185,11 @@ class ReadOptions:
 
     def refuse_useless(self, kinds: Collection[str]) -> None:
         """UsageError for an option that no input of these kinds uses."""
+        if set(kinds) - KINDS:  # a plug-in's, which may use any
+            return
         for one in DECLARED:
             value = getattr(self, one.name)
-            if kinds and value and value != (ALL,) and not set(kinds) & set(one.kinds):
+            if one.kinds and kinds and value and value != (ALL,) and not set(kinds) & set(one.kinds):
                 raise UsageError(
                     f"{one.flag} is for inputs of kind {', '.join(one.kinds)}; "
                     f"these are of kind {', '.join(sorted(kinds))}",
@@ -198,7 +207,9 @@ DECLARED = tuple(_declared())
 """All options, in the order of `--help`."""
 EXTENSIONS = tuple(one for one in DECLARED if one.kinds == _IMAGE_FILES)
 SHARDS = tuple(one for one in DECLARED if one.kinds == _SHARDS)
-COLUMNS = tuple(one for one in DECLARED if one not in (*EXTENSIONS, *SHARDS))
+COLUMNS = tuple(one for one in DECLARED if one.kinds and one not in (*EXTENSIONS, *SHARDS))
+KINDS = {"lines", *(kind for one in DECLARED for kind in one.kinds)}
+"""embq's own kinds of input."""
 
 
 def comma_list(text: str) -> tuple[str, ...]:

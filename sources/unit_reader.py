@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from sys import getsizeof
 
@@ -18,7 +19,7 @@ from sources.access.files import source_errors
 from sources.access.urls import check_source
 from sources.damaged import rest
 from sources.interface import Moved, unwatched
-from sources.kinds import GUARDED, SOURCES, source_for
+from sources.kinds import is_guarded, source_for
 from sources.reader_process import client
 from sources.rows import within
 from sources.unusable import may_be_opened
@@ -42,7 +43,7 @@ def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Itera
     """
     require_allowed(unit.source, roots)
     source_for(unit.kind)
-    samples = client.read(unit, roots, moved) if unit.kind in GUARDED else read_here(unit, roots, moved=moved)
+    samples = client.read(unit, roots, moved) if is_guarded(unit.kind) else read_here(unit, roots, moved=moved)
     return _bounded(unit, samples)
 
 
@@ -80,8 +81,9 @@ def read_here(
 
 def may_have_metadata(unit: Unit) -> bool:
     """True if a look at a unit may tell what metadata its samples have; cheap."""
-    source = SOURCES.get(unit.kind)
-    return source is not None and may_be_opened(unit) and source.may_have_metadata(unit)
+    with suppress(SourceError):  # of an unknown kind
+        return may_be_opened(unit) and source_for(unit.kind).may_have_metadata(unit)
+    return False
 
 
 def first_metadata(unit: Unit, most: int, *, wait_s: float) -> list[str]:
@@ -91,7 +93,7 @@ def first_metadata(unit: Unit, most: int, *, wait_s: float) -> list[str]:
 
     Raises SourceError as `read` does, and `reader_died` where the reader process gave no answer within `wait_s`.
     """
-    if unit.kind in GUARDED or is_url(unit.source):
+    if is_guarded(unit.kind) or is_url(unit.source):
         return client.first_metadata(unit, most, wait_s=wait_s)
     return metadata_here(unit, most, wait_s=wait_s)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import embq
+from core import plugins
 from core.errors import UsageError
 from core.models import MODALITIES, Chunking, ModelSpec
 from embq.cli.clip_retrieval import model_specs
@@ -29,6 +30,7 @@ INPUT_FORMATS = {
     "text": "lines",
 }
 """--input-format, with clip-retrieval's words where it has one -> kind of input."""
+INPUT_FORMATS.update({kind: kind for kind in plugins.enabled(plugins.SOURCES)})
 
 run_options = option_group(
     click.option(

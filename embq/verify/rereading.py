@@ -88,7 +88,7 @@ def reread(unit: Unit, *, images: bool) -> Iterator[SourceSample]:
         "hdf5": _rows_of(hdf5_rows),
     }
     if unit.kind not in readers:
-        raise SourceUnreadableError(f"units of kind {unit.kind!r} cannot be read a second time")
+        raise SourceChangedError(f"cannot be checked: units of kind {unit.kind!r} have no second reader")
     if unit.kind != "files":
         _check_version(unit)
     try:

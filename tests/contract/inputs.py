@@ -10,7 +10,6 @@ import lzma
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -19,45 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import feather, ipc
 
-from core.units import Unit
-from sources.kinds import SOURCES
-from sources.reader_options import ReadOptions
+from embq.testing.sources import ROWS, Case
 from tests.support.outputs.build import write_tar
 
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
-
-OPTIONS = ReadOptions(unit_samples=7)
-ROWS = {f"{number:03d}": f"the text of {number}" for number in range(40)}
-"""Key -> text of every sample: the listing that is independent of any reader."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One kind with an input of it.
-
-    Attributes:
-        kind: the kind's name.
-        form: which of several forms of that kind, such as its compression.
-        write: writes `ROWS` as this kind below a folder, and gives the input's path.
-        change: alters a written input.
-        listing: (key, image, text) of each sample that must come out, in order.
-    """
-
-    kind: str
-    form: str = ""
-    write: Callable[[Path], Path]
-    change: Callable[[Path], object]
-    listing: list[tuple[str, bytes | None, str | None]]
-
-    def __str__(self) -> str:
-        return f"{self.kind}.{self.form}" if self.form else self.kind
-
-    def split(self, path: Path) -> list[Unit]:
-        """The units of a written input."""
-        return list(SOURCES[self.kind].split(str(path), OPTIONS))
 
 
 def write_shard(folder: Path) -> Path:

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from contract.inputs import CASES, ROWS, Case, write_shard
+from contract.inputs import CASES, write_shard
 from contract.reading import CPU_S, UNNAMED, Ended, Reading, ended, reading
 
 import sources.reader_process.client
 from core.errors import InputError
 from core.units import Unit
+from embq.testing.sources import ROWS, Case
 
 FILES = [case for case in CASES if case.kind != "files"]
 PLAIN_TEXTS = ("csv", "jsonl", "lines")

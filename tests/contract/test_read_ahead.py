@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from contract.inputs import OPTIONS
 from contract.test_remote import content
 from e2e.session import write_tar
 from unit.test_stages import MODEL, AnsweringLedger
@@ -17,6 +16,7 @@ from core.errors import SourceError
 from core.queue.hints import Hint
 from core.queue.runs import RunRecord
 from core.units import Unit
+from embq.testing.sources import OPTIONS
 from sources.access import ranged_reads
 from sources.access.read_ahead import ReadAhead
 from sources.interface import unwatched

@@ -10,12 +10,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import fsspec
 import pytest
-from contract.inputs import CASES, OPTIONS, Case
+from contract.inputs import CASES
 
 from core.errors import InputError, SourceError
 from core.run.layout import Layout
 from core.run.manifest import Manifest
 from core.units import Sample, Unit
+from embq.testing.sources import OPTIONS, Case
 from producer.additions import Additions
 from producer.enqueue import prepare
 from producer.plan import plan

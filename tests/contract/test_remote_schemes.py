@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from contract.inputs import CASES, OPTIONS, Case
+from contract.inputs import CASES
 from contract.test_remote import content, quick, samples_of
 
 from core.errors import InputError, SourceError
 from core.units import Unit
+from embq.testing.sources import OPTIONS, Case
 from producer.enqueue import prepare
 from producer.plan import plan
 from sources.access import listings, ranged_reads

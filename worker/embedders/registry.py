@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 
 from core.errors import ModelError
-from core.models import INT8_FAMILIES, PRECISIONS, REFERENCE, ModelConfig, ModelSpec
+from core.models import INT8_FAMILIES, PRECISIONS, REFERENCE, ModelConfig, ModelSpec, plugin_family
 from worker.embedders.base import ChunkableEmbedder, Embedder
 from worker.embedders.text.splitting import ChunkingEmbedder
 
@@ -45,9 +44,10 @@ def _one(config: ModelConfig, device: str) -> ChunkableEmbedder:
             next_step="use fp32 or bf16",
         )
     try:
-        load_family: Callable[[ModelSpec, ModelConfig, str], ChunkableEmbedder]
-        load_family = importlib.import_module(FAMILY_FILES[spec.family]).load
-        return load_family(spec, config, device)
+        own = plugin_family(spec.family)
+        load_family = importlib.import_module(FAMILY_FILES[spec.family]).load if own is None else own.load
+        embedder: ChunkableEmbedder = load_family(spec, config, device)
+        return embedder
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
         extra = EXTRA_OF_PACKAGE.get(package, "worker")

@@ -14,6 +14,7 @@ from core.errors import SampleError, SourceError
 from core.service.log import Events
 from core.units import Sample, key_without_chunks
 from sources.access.read_ahead import ReadAhead
+from sources.maps import Map, map_of, mapped
 from sources.unit_reader import fetchable, read
 from worker.claim.lease import LeasedUnit, Part
 from worker.embedders.base import BuffersImages, Embedder, HasChunks, Prepared
@@ -154,11 +155,12 @@ class ReadStage:
         count = 0
         size = 1 if lease.careful else min(CHUNK_SAMPLES, self.embedder.batch_size)
         try:
+            function = map_of(lease.unit)
             samples = iter(self.source(lease))
             while chunk := self._next_chunk(lease, samples, size):
                 count += len(chunk)
                 self._fetch_next()
-                prepared = self._submit(lease, chunk)
+                prepared = self._submit(lease, chunk, function)
                 self.hand_on(Chunk(lease, chunk, prepared, self.text_factor, self.image_bytes))
                 with self.meter.times.at("read", "blocked"):
                     while lease.careful and lease.handled < count and not lease.lost:
@@ -178,14 +180,14 @@ class ReadStage:
         return read(lease.unit, self.roots, moved=self.meter.board.advance)
 
     def _submit(
-        self, lease: LeasedUnit, chunk: Sequence[Sample]
+        self, lease: LeasedUnit, chunk: Sequence[Sample], function: Map | None
     ) -> Future[list[tuple[Sample, Prepared | SampleError]]]:
         """Have a chunk prepared, once there is room for its encoded images."""
         size = sum(len(sample.image or b"") for sample in chunk)
         with self.meter.times.at("read", "blocked"):
             self.encoded.take(size)
         self.meter.times.submitted()
-        prepared = self.pool.submit(self._prepare, lease, chunk)
+        prepared = self.pool.submit(self._prepare, lease, chunk, function)
         prepared.add_done_callback(lambda _: self.encoded.give_back(size))
         return prepared
 
@@ -217,9 +219,13 @@ class ReadStage:
                     break
             return chunk
 
-    def _prepare(self, lease: LeasedUnit, samples: Sequence[Sample]) -> list[tuple[Sample, Prepared | SampleError]]:
+    def _prepare(
+        self, lease: LeasedUnit, samples: Sequence[Sample], function: Map | None
+    ) -> list[tuple[Sample, Prepared | SampleError]]:
         with self.meter.stage("prepare", [Part(lease, samples[0].ordinal, samples[-1].ordinal)]):
             pairs = [(sample, _error(lease, sample)) for sample in samples]
+            if function is not None:
+                pairs = [(one, error) if error is not None else mapped(function, one) for one, error in pairs]
             if self.cutter is not None:
                 pairs = [part for sample, error in pairs for part in self._cut(self.cutter, sample, error)]
             prepared: list[tuple[Sample, Prepared | SampleError]] = []
