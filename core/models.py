@@ -213,6 +213,14 @@ class ModelSpec:
                 )
 
 
+def has_unit_length(spec: str) -> bool:
+    """`ModelSpec.unit_length` of a text; False also for a model of a plug-in that is not enabled here."""
+    try:
+        return ModelSpec.parse(spec).unit_length
+    except ModelError:
+        return False
+
+
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 """Compute precisions."""
 

@@ -48,6 +48,10 @@ class SourceChangedError(Exception):
     """The source changed since planning, so the unit cannot be checked against it."""
 
 
+class NoSecondReaderError(Exception):
+    """The unit is of a plug-in's kind."""
+
+
 class SourceUnreadableError(Exception):
     """The source is unchanged, and the second reader cannot read it."""
 
@@ -74,8 +78,8 @@ class SourceSample:
 def reread(unit: Unit, *, images: bool) -> Iterator[SourceSample]:
     """The samples of a unit in order of their ordinals; `images` says whether to read the bytes of images.
 
-    Raises SourceChangedError where the source is missing or of another version, SourceUnreadableError where it cannot
-    be read as its kind.
+    Raises NoSecondReaderError for a kind of a plug-in, SourceChangedError where the source is missing or of another
+    version, SourceUnreadableError where it cannot be read as its kind.
     """
     readers: dict[str, Callable[[Unit, bool], Iterator[SourceSample]]] = {
         "tar": _tar,
@@ -88,7 +92,7 @@ def reread(unit: Unit, *, images: bool) -> Iterator[SourceSample]:
         "hdf5": _rows_of(hdf5_rows),
     }
     if unit.kind not in readers:
-        raise SourceChangedError(f"cannot be checked: units of kind {unit.kind!r} have no second reader")
+        raise NoSecondReaderError(unit.kind)
     if unit.kind != "files":
         _check_version(unit)
     try:
@@ -102,7 +106,7 @@ def count(unit: Unit) -> int | None:
     whole = replace(unit, start=0, stop=sys.maxsize, first=0, samples=sys.maxsize)
     try:
         return sum(1 for _ in reread(whole, images=False))
-    except (SourceChangedError, SourceUnreadableError):
+    except (NoSecondReaderError, SourceChangedError, SourceUnreadableError):
         return None
 
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from core.errors import OutputError
 from core.formats.base import vectors
-from core.models import ModelConfig, ModelSpec
+from core.models import ModelConfig, ModelSpec, has_unit_length
 from core.rows.results import embedding_columns
 from core.run.commits import CommittedUnit
 from core.run.run_info import RunInfo
@@ -22,7 +22,7 @@ from core.units import DAMAGED_REST, Retry, Unit
 from embq.verify.chunks import Documents
 from embq.verify.findings import Findings
 from embq.verify.metadata import StoredMetadata
-from embq.verify.rereading import SourceChangedError, SourceSample, SourceUnreadableError, reread
+from embq.verify.rereading import NoSecondReaderError, SourceChangedError, SourceSample, SourceUnreadableError, reread
 from embq.verify.vectors import COSINE_OFF, differing, wrong_cosines, wrong_norms
 from worker.embedders.stub import stub_digest, stub_vectors
 
@@ -42,8 +42,12 @@ class Stub:
 def stubs_of(model: ModelConfig) -> tuple[Stub, ...]:
     """The columns of a run that stub models made."""
     columns = zip(embedding_columns(model.output_names), model.outputs, strict=True)
-    specs = [(column, output.modality, ModelSpec.parse(output.spec)) for column, output in columns]
-    return tuple(Stub(column, modality, int(spec.name)) for column, modality, spec in specs if spec.family == "stub")
+    specs = [(column, output.modality, output.spec) for column, output in columns]
+    return tuple(
+        Stub(column, modality, int(ModelSpec.parse(spec).name))
+        for column, modality, spec in specs
+        if spec.startswith("stub:")
+    )
 
 
 class Rows:
@@ -133,18 +137,20 @@ class Units:
         keys: samples whose keys were compared with the source.
         recomputed: rows whose vectors were recomputed and compared; see `embq.verify.vectors.differing`.
         beside: rows with metadata that fit no column.
+        not_compared: kind of a plug-in -> units that were not compared with their sources.
     """
 
     def __init__(self, info: RunInfo, findings: Findings) -> None:
         self.keys = 0
         self.recomputed = 0
         self.beside = 0
+        self.not_compared: Counter[str] = Counter()
         self._findings = findings
         self._columns = embedding_columns(info.model.output_names)
         self._stubs = stubs_of(info.model)
         self._rows = info.rows
         self._unit_length = {
-            column: info.rows.unit_length or (ModelSpec.parse(output.spec).unit_length and not info.rows.truncate_dim)
+            column: info.rows.unit_length or (has_unit_length(output.spec) and not info.rows.truncate_dim)
             for column, output in zip(self._columns, info.model.outputs, strict=True)
         }
         outputs = dict(zip(info.model.output_names, self._columns, strict=True))
@@ -289,6 +295,11 @@ class Units:
                     changed.append(found.changed)
                 else:
                     check.take(ordinal, found)
+        except NoSecondReaderError:
+            self.not_compared[unit.kind] += 1
+            if unit.expected not in (None, len(samples) + len(retried)):
+                self._findings.add("keys", where, f"{len(samples)} samples, {unit.expected} were planned")
+            return
         except SourceChangedError as error:
             self._findings.add("source_changed", where, str(error))
             there = len(samples) + len(retried)
@@ -343,6 +354,9 @@ class Units:
                     wrong.append(f"text {found.key!r}: {why}")
                 for position in by_place.positions.get(ordinal, ()):
                     check.take_metadata(position, found)
+        except NoSecondReaderError:
+            self.not_compared[unit.kind] += 1
+            return
         except SourceChangedError as error:
             self._findings.add("source_changed", where, str(error))
             return

@@ -222,6 +222,8 @@ class Verification:
             self._findings.note(f"{which}: check how it was written")
         if beside := self._units.beside:
             self._findings.note(f"{beside:,} rows hold metadata that fit no column; they are JSON text in 'metadata'")
+        for kind, units in self._units.not_compared.items():
+            self._findings.note(f"{units:,} units of kind {kind}, of a plug-in, were not compared with their inputs")
         if self._key_hashes:
             _, counts = np.unique(np.concatenate(self._key_hashes), return_counts=True)
             if repeated := int((counts > 1).sum()):

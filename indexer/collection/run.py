@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from core.errors import InputError, OutputError
 from core.formats.base import READ_ROWS, vectors
 from core.formats.part import Part, opened
-from core.models import ModelSpec, Output
+from core.models import Output, has_unit_length
 from core.rows.results import embedding_columns, metadata_fields
 from core.rows.spec import RowSpec
 from core.rows.vectors import restored
@@ -169,7 +169,7 @@ def _unit_length(rows: RowSpec, output: Output) -> bool | None:
         return False
     if rows.unit_length:
         return True
-    return True if rows.normalize is None and ModelSpec.parse(output.spec).unit_length else None
+    return True if rows.normalize is None and has_unit_length(output.spec) else None
 
 
 def _metadata(info: RunInfo) -> tuple[str, ...]:

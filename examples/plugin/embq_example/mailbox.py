@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from email.message import EmailMessage
+from itertools import islice
 from typing import cast
 
 from core.errors import InputError, SourceError
@@ -59,6 +60,14 @@ class MailboxSource(Source):
                 else:
                     mail.append(line)
             yield _sample(unit, ordinal, mail)
+
+    def may_have_metadata(self, unit: Unit) -> bool:
+        """True: each mail has some."""
+        return True
+
+    def first_metadata(self, unit: Unit, most: int) -> Iterator[str]:
+        """From the first mails; by it a run finds its columns."""
+        return (sample.metadata for sample in islice(self.read(unit), most) if sample.metadata is not None)
 
 
 def _sample(unit: Unit, ordinal: int, lines: list[bytes]) -> Sample:

@@ -1,0 +1,123 @@
+"""The plug-in of examples/, installed: it proves itself, and is used where it is enabled."""
+
+from __future__ import annotations
+
+import mailbox
+import subprocess
+import sys
+from collections.abc import Sequence
+from email.message import EmailMessage
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import embq
+from core.settings import child_environment
+
+PLUGIN = Path(__file__).parents[2] / "examples" / "plugin"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the installed plug-in."""
+    pytest.importorskip("hatchling")
+    folder = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*pip, "--no-build-isolation", "--no-index", "--target", folder, PLUGIN], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mails(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mailbox of 40 mails; numbers 0 and 20 are nothing but a quotation."""
+    path = tmp_path_factory.mktemp("mails") / "mails.mbox"
+    box = mailbox.mbox(path)
+    for n in range(40):
+        mail = EmailMessage()
+        mail["From"], mail["Message-ID"] = "a@example.org", f"<{n}@example.org>"
+        mail["Subject"] = f"mail {n}" if n % 20 else "> quoted"
+        mail.set_content(f"> quoted {n}\nwords of number {n}\n" if n % 20 else "> quoted\n")
+        box.add(mail)
+    box.close()
+    return path
+
+
+def command(site: Path, *words: object, plugins: str = "embq-example") -> subprocess.CompletedProcess[str]:
+    """A command of embq beside the plug-in."""
+    environment = child_environment(PYTHONPATH=f"{site}:{PLUGIN.parents[1]}", EMBQ_PLUGINS=plugins)
+    line = [sys.executable, "-m", "embq", *map(str, words)]
+    return subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+
+def options(mails: Path, out: Path, *more: str) -> Sequence[object]:
+    return ("run", mails, "-o", out, "-m", "letters:64", "--devices", "cpu", "--unit-size", "10", *more)
+
+
+@pytest.fixture(scope="module")
+def out(site: Path, mails: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with all three of the plug-in."""
+    out = tmp_path_factory.mktemp("run") / "out"
+    done = command(site, *options(mails, out, "--map", "without-quotes"))
+    assert done.returncode == 3, done.stderr
+    assert "only_quotes" in done.stdout
+    return out
+
+
+def test_the_plug_in_keeps_the_promises_of_the_contract_suites(site: Path) -> None:
+    environment = child_environment(PYTHONPATH=f"{site}:{PLUGIN.parents[1]}", EMBQ_PLUGINS="embq.example")
+    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(PLUGIN), str(PLUGIN)]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout
+    assert "23 passed" in done.stdout
+
+
+def test_its_model_input_and_map_make_rows(site: Path, out: Path) -> None:
+    rows = list(embq.open(out).rows())
+    assert {row["key"] for row in rows} == {f"<{n}@example.org>" for n in range(40) if n % 20}
+    assert {row["from"] for row in rows} == {"a@example.org"}
+    assert all("quoted" not in row["caption"] for row in rows)
+    np.testing.assert_allclose([np.linalg.norm(row["embedding"].astype(float)) for row in rows], 1, atol=1e-3)
+    failed = embq.open(out).failures()
+    assert sorted(failed["key"].to_pylist()) == ["<0@example.org>", "<20@example.org>"]
+    assert set(failed["code"].to_pylist()) == {"only_quotes"}
+
+
+def test_whoever_reads_the_rows_needs_no_plug_in(site: Path, out: Path) -> None:
+    verified = command(site, "verify", out, plugins="")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert "4 units of kind mbox, of a plug-in, were not compared with their inputs" in verified.stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "plugins", "told"),
+    [
+        ((), "", "EMBQ_PLUGINS=embq-example enables it"),
+        (("--map", "without-quotes"), "another", "EMBQ_PLUGINS=embq-example enables it"),
+        (("--map", "nothing"), "embq-example", "maps that EMBQ_PLUGINS enables here: without-quotes"),
+    ],
+)
+def test_what_is_not_enabled_is_not_used_and_the_message_tells_how(
+    site: Path, mails: Path, tmp_path: Path, more: tuple[str, ...], plugins: str, told: str
+) -> None:
+    done = command(site, *options(mails, tmp_path / "out", *more), plugins=plugins)
+    assert done.returncode in (2, 65)
+    assert told in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_version_of_a_map_neither_goes_on_nor_retries(site: Path, mails: Path, out: Path) -> None:
+    metadata = site / "embq_example-1.0.dist-info" / "METADATA"
+    as_it_was = metadata.read_text()
+    metadata.write_text(as_it_was.replace("Version: 1.0", "Version: 1.1"))
+    try:
+        other = command(site, *options(mails, out, "--map", "without-quotes"))
+        assert other.returncode == 65
+        assert "map: without-quotes embq-example==1.0 there, without-quotes embq-example==1.1 asked for" in other.stderr
+        retried = command(site, "retry", out)
+        assert retried.returncode == 3
+        assert "map_unavailable" in retried.stdout
+        assert "embq-example 1.1 is installed" in retried.stdout
+    finally:
+        metadata.write_text(as_it_was)
+    assert set(embq.open(out).failures()["key"].to_pylist()) == {"<0@example.org>", "<20@example.org>"}
