@@ -32,8 +32,8 @@ test-training: install .venv/ray-installed   ## training whole, under Ray too, a
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev,ray]'
 	touch $@
 
-test-targets: install .venv/targets-installed   ## exports into the databases and datasets themselves, and DataFrames of all kinds
-	$(BIN)/python -m pytest -q -n $(or $(JOBS),2) tests/targets tests/embedding tests/output
+test-targets: install .venv/targets-installed   ## exports into the databases themselves, LangChain, LlamaIndex, and DataFrames of all kinds
+	$(BIN)/python -m pytest -q -n $(or $(JOBS),2) tests/targets tests/integrations tests/embedding tests/output
 
 .venv/targets-installed: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev,targets]'

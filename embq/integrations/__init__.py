@@ -1,0 +1,1 @@
+"""embq in other frameworks: retrievers over its indexes, embeddings over its models."""

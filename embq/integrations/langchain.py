@@ -1,0 +1,64 @@
+"""embq in LangChain: `EmbqRetriever` over an index, `EmbqEmbeddings` over a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from embq.embedding.model import Model
+from embq.integrations.retrieval import Retrieval, fields_of, missing, text_of
+
+try:
+    from langchain_core.callbacks import CallbackManagerForRetrieverRun
+    from langchain_core.documents import Document
+    from langchain_core.embeddings import Embeddings
+    from langchain_core.retrievers import BaseRetriever
+    from pydantic import PrivateAttr
+except ModuleNotFoundError as error:
+    raise missing("langchain-core", "langchain") from error
+
+
+class EmbqEmbeddings(Embeddings):
+    """Vectors of a model in this process.
+
+    Args:
+        model: spec as of `embq run --model`, or an `embq.Model`.
+        options: those of `embq.Model`, such as `device`.
+    """
+
+    def __init__(self, model: str | Model, **options: Any) -> None:
+        self.model = Model(model, **options) if isinstance(model, str) else model
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """A vector per text, with the model's prompt for documents where it has one."""
+        vectors: list[list[float]] = self.model.encode_document(texts).tolist()
+        return vectors
+
+    def embed_query(self, text: str) -> list[float]:
+        """A vector, with the model's prompt for queries where it has one."""
+        vector: list[float] = self.model.encode_query(text).tolist()
+        return vector
+
+
+class EmbqRetriever(BaseRetriever):
+    """The nearest rows of an index as documents: caption as the text, id, key, score, source and columns as metadata.
+
+    Attributes:
+        index: as `embq.integrations.retrieval.Retrieval` takes it.
+        k: documents of a query.
+        where: conditions that all documents satisfy, as `embq.search` takes them.
+        embedding: which of the vectors of a run, where several are indexed.
+    """
+
+    index: str
+    k: int = 4
+    where: list[Any] = []  # noqa: RUF012 - pydantic copies it
+    embedding: str | None = None
+    _retrieval: Retrieval = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Keep the index open between queries."""
+        self._retrieval = Retrieval(self.index, self.embedding)
+
+    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+        found = self._retrieval.search(query, self.k, self.where)
+        return [Document(id=str(one.id), page_content=text_of(one), metadata=fields_of(one)) for one in found]

@@ -1,0 +1,56 @@
+"""Searches for a framework's retriever: a local index stays open between them, a server is asked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any
+
+import embq
+from core.errors import ConfigError
+from core.storage.paths import place
+from embq.output.search import OutputIndex
+from embq.searching.query import Result
+from embq.searching.remote import is_server
+
+
+class Retrieval:
+    """Text queries to one index. Safe to use from any thread.
+
+    Args:
+        index: output folder of a run, folder of an index, its s3:// or gs:// URL, or the URL of an `embq serve`.
+        embedding: which of the vectors of a run, where several are indexed.
+
+    The index is opened by the first search, which raises what `embq.search` raises.
+    """
+
+    def __init__(self, index: str | PathLike[str], embedding: str | None = None) -> None:
+        self._where, self._embedding = str(index), embedding
+        self._open: OutputIndex | None = None
+        self._lock = threading.Lock()
+
+    def search(self, text: str, k: int, where: Sequence[Any]) -> list[Result]:
+        """The k nearest rows that satisfy the conditions, best first."""
+        if is_server(self._where):
+            return embq.search(self._where, text, k=k, where=where, embedding=self._embedding)
+        with self._lock:
+            if self._open is None:
+                self._open = OutputIndex(place(self._where), self._embedding)
+            found: list[Result] = self._open.search(text, k, where=where)
+            return found
+
+
+def fields_of(result: Result) -> dict[str, Any]:
+    """Metadata of a result: its own columns, then id, key, score and source."""
+    return {**result.metadata, "id": result.id, "key": result.key, "score": result.score, "source": result.source}
+
+
+def text_of(result: Result) -> str:
+    """The text of a result; of an image without a caption, its key."""
+    return result.caption if result.caption is not None else result.key
+
+
+def missing(package: str, extra: str) -> ConfigError:
+    """The error for a framework that is not installed."""
+    return ConfigError(f"this needs the package {package}", next_step=f"pip install 'embq[{extra}]'")
