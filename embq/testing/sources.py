@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,7 @@ class Case:
     form: str = ""
     write: Callable[[Path], Path]
     change: Callable[[Path], object]
-    listing: list[tuple[str, bytes | None, str | None]]
+    listing: Sequence[tuple[str, bytes | None, str | None]]
 
     def __str__(self) -> str:
         return f"{self.kind}.{self.form}" if self.form else self.kind

@@ -79,13 +79,12 @@ def padded_tokens(lengths: Sequence[int]) -> int:
 
 
 class Splitter(Protocol):
-    """Splits texts into chunks, deterministically.
+    """Splits texts into chunks, deterministically."""
 
-    Attributes:
-        identity: all that decides where a text is cut, beside the model itself, as JSON-ready values.
-    """
-
-    identity: Sequence[Any]
+    @property
+    def identity(self) -> Sequence[Any]:
+        """All that decides where a text is cut, beside the model itself, as JSON-ready values."""
+        ...
 
     def spans(self, text: str, moved: Moved) -> list[tuple[int, int]]:
         """(start, end) of each chunk in characters, in order; none begins or ends with white space, nothing else is

@@ -7,9 +7,7 @@ import email.policy
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from email.message import EmailMessage
 from itertools import islice
-from typing import cast
 
 from core.errors import InputError, SourceError
 from core.units import Sample, Unit
@@ -33,7 +31,8 @@ class MailboxSource(Source):
         unit = Unit(kind=self.kind, source=path)
         try:
             with open_current(unit, "source_changed", unwatched) as (version, file):
-                starts, offset = [], 0
+                starts: list[int] = []
+                offset = 0
                 while line := file.readline(SAMPLE_MAX_BYTES):
                     if line.startswith(START):
                         starts.append(offset)
@@ -51,7 +50,8 @@ class MailboxSource(Source):
         """A sample per mail."""
         with open_unchanged(unit, "source_changed", moved) as file:
             file.seek(unit.start)
-            mail, ordinal = [], -1
+            mail: list[bytes] = []
+            ordinal = -1
             while file.tell() < unit.stop and (line := file.readline(SAMPLE_MAX_BYTES)):
                 if line.startswith(START):
                     if mail:
@@ -76,7 +76,7 @@ def _sample(unit: Unit, ordinal: int, lines: list[bytes]) -> Sample:
     if len(data) > SAMPLE_MAX_BYTES:
         return Sample(ordinal=ordinal, key=key, error=("too_large", f"the mail has {len(data):,} bytes"))
     try:
-        mail = cast(EmailMessage, email.message_from_bytes(data, policy=email.policy.default))
+        mail = email.message_from_bytes(data, policy=email.policy.default)
         body = mail.get_body(("plain",))
         text = f"{mail.get('Subject', '')}\n\n{body.get_content() if body is not None else ''}".strip()
         metadata = json.dumps({"from": str(mail.get("From", "")), "date": str(mail.get("Date", ""))})
