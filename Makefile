@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz install test-compose test-faults test-matrix test-pages test-readers test-slow test-training soak uptime clean docs
+.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz install test-compose test-faults test-matrix test-notebooks test-pages test-readers test-slow test-training soak uptime clean docs
 
 install: .venv/installed
 
@@ -48,6 +48,13 @@ test-compose: install   ## the stack of containers on a Docker engine, with the 
 test-pages: install   ## every interaction of the web pages in a browser, Debian's chromium
 	command -v chromium > /dev/null || { apt-get update -q > /dev/null && apt-get install -y -q --no-install-recommends chromium > /dev/null; }
 	$(BIN)/python -m pytest -q tests/ui --slow
+
+test-notebooks: install .venv/notebooks-installed   ## the notebooks of examples/notebooks, from an empty folder
+	$(BIN)/python -m pytest -q tests/e2e/test_notebooks.py --slow
+
+.venv/notebooks-installed: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev,notebooks]'
+	touch $@
 
 fuzz: install .venv/fuzz-installed   ## bytes that no reader of what comes from outside may fail on; the corpus is kept in .fuzz: [SECONDS=3600]
 	PYTHONPATH=tests:. $(BIN)/python -m attacks.fuzz --seconds $(or $(SECONDS),3600) --output bench/results/fuzz.json
