@@ -244,7 +244,11 @@ def results_of(
             score=score,
             caption=row.get("caption"),
             source=row.get("source"),
-            metadata={name: value for name, value in row.items() if name not in IDENTITY},
+            metadata={
+                name: value
+                for name, value in row.items()
+                if name not in IDENTITY and (name != "metadata" or value is not None)  # what fits no column
+            },
         )
         for rank, ((id_, score), row) in enumerate(zip(kept, rows, strict=True), start=offset + 1)
     ]
