@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
@@ -25,10 +26,20 @@ def shown(items: Iterable[Item], total: int | None, *, wanted: bool | None) -> I
     if not wanted:
         yield from items
         return
-    from tqdm.auto import tqdm
-
-    with tqdm(items, total=total, unit="rows", smoothing=0.1) as bar:
+    with tqdm_of_place()(items, total=total, unit="rows", smoothing=0.1) as bar:
         yield from bar
+
+
+def tqdm_of_place() -> Any:
+    """The bar for a terminal or a notebook. The first import of it, by any library, warns in a notebook that lacks
+    ipywidgets, where a bar of text does; so it is imported here before the libraries of models are.
+    """
+    from tqdm import TqdmWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TqdmWarning)
+        from tqdm.auto import tqdm
+    return tqdm
 
 
 def somebody_looks() -> bool:
@@ -56,13 +67,12 @@ class Bar:
         if self._bar is not None:
             self._bar.close()
 
-    def show(self, done: int, total: int | None) -> None:
-        """Show that so many of so many samples are done."""
+    def show(self, done: int, total: int | None, state: str) -> None:
+        """Show that so many of so many samples are done, and the state of the run where it is not running."""
         if not self._wanted:
             return
         if self._bar is None:
-            from tqdm.auto import tqdm
-
-            self._bar = tqdm(unit="rows")
+            self._bar = tqdm_of_place()(unit="rows")
         self._bar.total = total
+        self._bar.set_description(None if state in ("running", "done") else state, refresh=False)
         self._bar.update(done - self._bar.n)

@@ -12,7 +12,7 @@ import numpy as np
 from core.errors import InputError, ModelError, UsageError
 from core.models import ModelSpec
 from core.settings import Settings, change_environment, child_environment
-from embq.embedding.bars import shown
+from embq.embedding.bars import shown, somebody_looks, tqdm_of_place
 from embq.embedding.in_process import InProcess, rows_and_failures, samples_of
 
 OnError = Literal["raise", "null"]
@@ -190,6 +190,8 @@ def loaded(
     from worker.supervisor.devices import find_devices
     from worker.supervisor.machine import described
 
+    if somebody_looks():
+        tqdm_of_place()
     if modality not in spec.can_embed:
         raise ModelError(
             f"{spec} embeds {' and '.join(spec.can_embed)}s, and {modality}s are given",

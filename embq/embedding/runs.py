@@ -92,7 +92,7 @@ class Run:
                 ended = self._has_ended()
                 now = self.progress()
                 if now is not None:
-                    bar.show(now.rows + now.failures, now.rows_total)
+                    bar.show(now.rows + now.failures, now.rows_total, now.state)
                     if now.state in OVER and (ended or self._is_resident):
                         return now
                 if ended and not self._is_resident:
