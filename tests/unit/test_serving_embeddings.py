@@ -34,12 +34,20 @@ def lengths(batch: Sequence[Any]) -> list[int]:
 
 def test_a_sweep_takes_up_what_comes_and_is_not_longer() -> None:
     waiting = passes(token_budget=20)
-    waiting.add("a", [9, 2, 10, 3])
+    waiting.add("a", [9, 4, 10, 4])
     assert lengths(waiting.next()) == [10, 9]
     waiting.add("b", [12, 4])
-    assert lengths(waiting.next()) == [4, 3, 2], "what is longer waits for the next sweep"
+    assert lengths(waiting.next()) == [4, 4, 4], "what is longer waits for the next sweep"
     assert lengths(waiting.next()) == [12]
     assert len(waiting) == 0
+
+
+def test_short_texts_are_not_padded_to_long_ones_where_a_pass_of_their_own_costs_less() -> None:
+    waiting = passes(token_budget=320)
+    waiting.add("a", [5, 40, 5, 39, 5, 5])
+    assert lengths(waiting.next()) == [40, 39]
+    waiting.add("b", [4, 4])
+    assert lengths(waiting.next()) == [5, 5, 5, 5, 4, 4]
 
 
 @pytest.mark.parametrize(("rare", "many"), [(50, 1), (1, 50), (5, 5)])
