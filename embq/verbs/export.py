@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core.errors import UsageError
+from core.redaction import masked
 from embq.cli.sections import SectionedCommand
 from embq.cli.shared_options import json_option
 from embq.export.targets import FOLDERS, TABLES
@@ -154,7 +155,7 @@ def command(
         import json
         from dataclasses import asdict
 
-        click.echo(json.dumps({"schema": 1, "folder": folder, **asdict(done)}))
+        click.echo(json.dumps({"schema": 1, "folder": masked(folder), **asdict(done)}))
     else:
         _print_account(folder, done)
     return 0

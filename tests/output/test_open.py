@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -55,6 +56,20 @@ def test_rows_are_those_of_the_run_in_every_form(tmp_path: Path, format_: str) -
     assert [len(batch["id"]) for batch in batches] == [64, 64, 64, 64, 43]
     np.testing.assert_array_equal(np.concatenate([batch["embedding"].numpy() for batch in batches]), expected)
     assert [key for batch in batches for key in batch["key"]] == [row["key"] for row in rows]
+
+
+@pytest.mark.parametrize("format_", ["parquet", "npy"])
+def test_an_output_on_an_object_store_reads_the_same(s3: str, tmp_path: Path, format_: str) -> None:
+    local = written(tmp_path, format=format_)
+    far = f"s3://bucket/{tmp_path.name}/out"
+    fsspec.filesystem("s3", endpoint_url=s3).put(f"{local.root}/", far, recursive=True)
+    for out in (embq.open(far), embq.open(Path(local.root))):
+        np.testing.assert_array_equal(out.vectors(), stored(local))
+        np.testing.assert_array_equal(out.vectors(mmap=True), stored(local))
+        assert out.table().equals(local.table())
+        assert out.failures().equals(local.failures())
+        batches = list(out.torch(batch_size=100))
+        np.testing.assert_array_equal(np.concatenate([one["embedding"].numpy() for one in batches]), stored(local))
 
 
 def test_conditions_and_failures(tmp_path: Path) -> None:

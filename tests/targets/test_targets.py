@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import embq
-from core.errors import EmbqError, InputError, OutputError
+from core.errors import EmbqError, InputError, OutputError, TryLaterError
 from embq.cli.entry_point import run
 from embq.export.targets import FOLDERS, TABLES, target_of
 from embq.export.targets.target import copy_rows
@@ -263,7 +263,19 @@ def test_a_server_that_does_not_answer_is_one_error_without_its_password(
     assert "secret" not in str(away.value)
 
 
+def test_a_folder_that_another_export_fills_is_left_alone(out: Path, tmp_path: Path) -> None:
+    for kind in FOLDERS:
+        first = target_of(kind, str(tmp_path / kind), "")
+        copy_rows(embq.open(out), first, on_rows=lambda *_: refused(kind, out, tmp_path))  # noqa: B023
+
+
+def refused(kind: str, out: Path, tmp_path: Path) -> None:
+    with pytest.raises(TryLaterError, match="another export writes in"):
+        copy_rows(embq.open(out), target_of(kind, str(tmp_path / kind), ""))
+
+
 def test_wrong_options_are_told(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["export", str(out), "s3://bucket/x", "--to", "hf"]) == 2
     for options, told in (
         ([], "either --output-format or --to"),
         (["--to", "hf", "--table", "x"], "--to hf writes a folder"),

@@ -37,6 +37,11 @@ def target_of(kind: str, destination: str, table: str) -> Target:
         from embq.export.targets.pgvector import PgVector
 
         return PgVector(destination, table)
+    from core.errors import UsageError
+    from core.storage.paths import is_url
     from embq.export.targets.files import HuggingFace, Tsv
+
+    if is_url(destination):
+        raise UsageError(f"--to {kind} writes a folder of this machine", next_step="name one, and copy it afterwards")
 
     return HuggingFace(destination) if kind == "hf" else Tsv(destination)

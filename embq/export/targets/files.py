@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from core.storage.durable import fsync_file, fsync_folder, write_new
-from embq.export.targets.target import TargetRows, matrix, other_form
+from core.errors import TryLaterError
+from core.storage.durable import fsync_file, fsync_folder, try_lock, write_new
+from embq.export.targets.target import OTHER_TOOL, TargetRows, matrix, other_form
 
 RUN = b"embq.run"
 """Key of the schema's metadata with the id of the run."""
@@ -35,11 +37,13 @@ class HuggingFace:
         self.name = destination
         self._folder = Path(destination)
         self._rows: TargetRows | None = None
+        self._lock: int | None = None
 
     def open(self, rows: TargetRows) -> str | None:
         """See `Target`."""
         self._rows = rows
         (self._folder / "data").mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self._folder)
         for path in (self._folder / "data").glob("*.unfinished"):
             path.unlink()
         runs = set()
@@ -47,7 +51,7 @@ class HuggingFace:
             held = pq.read_schema(path)
             if not held.remove_metadata().equals(rows.schema):
                 raise other_form(self.name, f"{', '.join(held.names)}", ", ".join(rows.schema.names))
-            runs.add(str((held.metadata or {}).get(RUN, b"of another tool"), "utf-8"))
+            runs.add(str((held.metadata or {}).get(RUN, OTHER_TOOL.encode()), "utf-8"))
         return max(runs - {rows.run}, default=rows.run if runs else None)
 
     def ids(self) -> Iterator[np.ndarray]:
@@ -78,7 +82,9 @@ class HuggingFace:
             write_new(card, text.encode(), temporary=self._folder / "_README.md")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Let others write there."""
+        if self._lock is not None:
+            os.close(self._lock)
 
     def _files(self) -> list[Path]:
         return sorted((self._folder / "data").glob("*.parquet"))
@@ -100,18 +106,21 @@ class Tsv:
         self.name = destination
         self._folder = Path(destination)
         self._rows: TargetRows | None = None
+        self._lock: int | None = None
 
     def open(self, rows: TargetRows) -> str | None:
         """See `Target`. Lines that a killed export left in one file alone are cut."""
         self._rows = rows
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self._folder)
         account = self._folder / ACCOUNT
         form = {"run": rows.run, "columns": rows.schema.names}
         if not account.exists():
             write_new(account, json.dumps(form).encode() + b"\n", temporary=self._folder / f"_{ACCOUNT}")
-        held = json.loads(account.read_text())
-        if held.get("columns") != form["columns"]:
-            raise other_form(self.name, ", ".join(map(str, held.get("columns", ()))), ", ".join(rows.schema.names))
+        held = json.loads(account.read_bytes())
+        columns = held.get("columns") if isinstance(held, dict) else None
+        if columns != form["columns"]:
+            raise other_form(self.name, f"the columns {columns}", ", ".join(rows.schema.names))
         for path in (self._metadata, *self._vectors.values()):
             path.touch()
         if not _whole_lines(self._metadata):
@@ -150,7 +159,9 @@ class Tsv:
         """All is written."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Let others write there."""
+        if self._lock is not None:
+            os.close(self._lock)
 
     @property
     def _metadata(self) -> Path:
@@ -162,6 +173,15 @@ class Tsv:
         assert self._rows is not None
         names = list(self._rows.dims)
         return {name: self._folder / ("vectors.tsv" if len(names) == 1 else f"{name}.tsv") for name in names}
+
+
+def _locked(folder: Path) -> int:
+    """A descriptor that locks a folder; TryLaterError where another export writes there."""
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    if not try_lock(held):
+        os.close(held)
+        raise TryLaterError(f"another export writes in {folder}", next_step="wait until it ends", code="busy")
+    return held
 
 
 def _cell(value: object) -> str:

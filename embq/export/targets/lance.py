@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embq.export.targets.target import TargetRows, client_library, other_form
+from embq.export.targets.target import OTHER_TOOL, TargetRows, client_library, other_form
 
 RUN = b"embq.run"
 """Key of the schema's metadata with the id of the run."""
@@ -41,7 +41,7 @@ class Lance:
         held = self._table.schema
         if not held.remove_metadata().equals(rows.schema):
             raise other_form(self.name, _types(held), _types(rows.schema))
-        return str((held.metadata or {}).get(RUN, b"of another tool"), "utf-8")
+        return str((held.metadata or {}).get(RUN, OTHER_TOOL.encode()), "utf-8")
 
     def ids(self) -> Iterator[np.ndarray]:
         """See `Target`."""

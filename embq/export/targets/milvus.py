@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from core.errors import InputError
 from core.settings import target_secret
-from embq.export.targets.target import TargetRows, check_columns, client_library, matrix, records
+from embq.export.targets.target import OTHER_TOOL, TargetRows, check_columns, client_library, matrix, records
 
 RUN = "embq_run"
 """Column with the id of the run: Milvus Lite keeps no description of a collection."""
@@ -52,7 +52,7 @@ class Milvus:
         check_columns(self.name, [name for name in held if name != RUN], rows)
         self._client.load_collection(self._table)
         first = self._client.query(self._table, filter="id >= 0", limit=1, output_fields=[RUN]) if RUN in held else []
-        return str(first[0][RUN]) if first else None if RUN in held else "of another tool"
+        return str(first[0][RUN]) if first else None if RUN in held else OTHER_TOOL
 
     def ids(self) -> Iterator[np.ndarray]:
         """See `Target`."""

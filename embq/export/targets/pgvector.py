@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from core.errors import ConfigError
-from embq.export.targets.target import TargetRows, check_columns, client_library, matrix, records
+from embq.export.targets.target import OTHER_TOOL, TargetRows, check_columns, client_library, matrix, records
 
 PAGE = 100_000
 """Ids of one fetch."""
@@ -50,7 +50,7 @@ class PgVector:
                 note = f"embq run {rows.run}, {rows.model}"
                 self._run("COMMENT ON TABLE {table} IS {}", self._sql.Literal(note))
         words = (note or "").replace(",", " ").split()
-        return words[2] if words[:2] == ["embq", "run"] else "of another tool"
+        return words[2] if words[:2] == ["embq", "run"] else OTHER_TOOL
 
     def ids(self) -> Iterator[np.ndarray]:
         """See `Target`."""

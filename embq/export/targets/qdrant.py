@@ -9,7 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from core.settings import target_secret
-from embq.export.targets.target import TargetRows, check_columns, client_library, matrix, other_form, records
+from embq.export.targets.target import (
+    OTHER_TOOL,
+    TargetRows,
+    check_columns,
+    client_library,
+    matrix,
+    other_form,
+    records,
+)
 
 PAGE = 10_000
 """Ids of one request."""
@@ -60,7 +68,7 @@ class Qdrant:
             raise other_form(self.name, f"vectors {dims}", f"{rows.dims}")
         metadata = config.metadata or {}
         check_columns(self.name, metadata.get("embq.columns", []), rows)
-        return str(metadata.get("embq.run", "of another tool"))
+        return str(metadata.get("embq.run", OTHER_TOOL))
 
     def ids(self) -> Iterator[np.ndarray]:
         """See `Target`."""
@@ -69,8 +77,9 @@ class Qdrant:
             points, offset = self._client.scroll(
                 self._table, limit=PAGE, offset=offset, with_payload=False, with_vectors=False
             )
-            # A point with a UUID is none of ours.
-            yield np.array([point.id if isinstance(point.id, int) else -1 for point in points], np.int64)
+            # A point with a UUID, or with a number beyond int64, is none of ours.
+            ids = [point.id if isinstance(point.id, int) and point.id < 1 << 63 else -1 for point in points]
+            yield np.array(ids, np.int64)
             if offset is None:
                 return
 

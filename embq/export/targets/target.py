@@ -23,6 +23,10 @@ PRIVATE = ("ordinal", "unit_id")
 """Columns that are exported only where they are named: they mean nothing outside of the run."""
 
 
+OTHER_TOOL = "?"
+"""Stands for the run of a table that embq has not made."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRows:
     """The rows of an export.
@@ -67,7 +71,7 @@ class Target(Protocol):
     def errors(self) -> tuple[type[BaseException], ...]: ...
 
     def open(self, rows: TargetRows) -> str | None:
-        """Create the table where there is none; gives the run whose rows it holds, None where that is not known.
+        """Create the table where there is none; gives the run whose rows it holds, `OTHER_TOOL`, or None for no rows.
 
         Raises InputError where the table has other columns.
         """
@@ -143,7 +147,7 @@ def copy_rows(
     with closing(target), _translated(target):
         holder = target.open(rows)
         if holder not in (None, rows.run):
-            raise _other_rows(target, f"rows of the run {holder}")
+            raise _other_rows(target, "rows of another tool" if holder == OTHER_TOOL else f"rows of the run {holder}")
         present = np.zeros(len(wanted), np.bool_)
         for block in target.ids():
             _refuse_others(target, block, wanted)
@@ -158,7 +162,7 @@ def copy_rows(
         _prove(target, wanted)
         target.finish()
     state = "complete" if output.complete else "incomplete"
-    return CopyResult(rows.run, rows.model, target.name, total, done - before, state)
+    return CopyResult(rows.run, rows.model, masked(target.name), total, done - before, state)
 
 
 def _rows_of(output: Output, columns: Sequence[str] | None) -> TargetRows:
