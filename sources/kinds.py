@@ -70,8 +70,11 @@ def source_for(kind: str) -> Source:
     """The source that reads units of `kind`; SourceError `unknown_kind` where there is none."""
     if kind in SOURCES:
         return SOURCES[kind]
-    if (plugin := plugins.enabled(plugins.SOURCES).get(kind)) is not None:
-        return _of_plugin(plugin)
+    try:
+        if (plugin := plugins.enabled(plugins.SOURCES).get(kind)) is not None:
+            return _of_plugin(plugin)
+    except ConfigError as error:
+        raise SourceError(error.message, code="unknown_kind", next_step=error.next_step) from error
     raise SourceError(
         f"no source reads units of kind {kind!r}",
         code="unknown_kind",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import cache
 
 from core import plugins
-from core.errors import SampleError, SourceError, UsageError
+from core.errors import ConfigError, SampleError, SourceError, UsageError
 from core.plugins import Plugin
 from core.units import Sample, Unit
 
@@ -42,21 +42,25 @@ def identity_of(name: str) -> str:
 def map_of(unit: Unit) -> Map | None:
     """The map of a unit's samples, None for none.
 
-    Raises SourceError `map_unavailable` where it is not enabled here, or of another version.
+    Raises SourceError `map_unavailable` where it is not enabled here, of another version, or cannot be imported.
     """
     wanted = dict(unit.options).get(OPTION, "")
     if not wanted:
         return None
-    name = wanted.partition(" ")[0]
-    plugin = plugins.enabled(plugins.MAPS).get(name)
-    if plugin is None or str(plugin) != wanted:
-        held = "it is not enabled" if plugin is None else f"{plugin.package} {plugin.version} is installed"
+    try:
+        plugin = plugins.enabled(plugins.MAPS).get(wanted.partition(" ")[0])
+        if plugin is not None and str(plugin) == wanted:
+            return _loaded(plugin)
+    except ConfigError as error:
         raise SourceError(
-            f"{unit.source}: the run's samples go through the map {wanted}, and on this worker {held}",
-            code="map_unavailable",
-            next_step="install that version on the worker and name the package in its EMBQ_PLUGINS; then embq retry",
-        )
-    return _loaded(plugin)
+            f"{unit.source}: {error.message}", code="map_unavailable", next_step=error.next_step
+        ) from error
+    held = "it is not enabled" if plugin is None else f"{plugin.package} {plugin.version} is installed"
+    raise SourceError(
+        f"{unit.source}: the run's samples go through the map {wanted}, and on this worker {held}",
+        code="map_unavailable",
+        next_step="install that version on the worker and name the package in its EMBQ_PLUGINS; then embq retry",
+    )
 
 
 @cache

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from core import plugins
 from core.errors import SampleError, SourceError
 from core.units import Sample, Unit
+from sources.kinds import source_for
 from sources.maps import MOST_BYTES, map_of, mapped
 
 SAMPLE = Sample(ordinal=3, key="k", text="text", image=b"image", metadata='{"a":1}')
@@ -43,6 +46,28 @@ def test_anything_else_is_a_failure_of_the_sample_alone(
     assert found is SAMPLE
     assert error is not None
     assert (error.code, told in error.message) == (code, True)
+
+
+def test_a_plug_in_that_cannot_be_imported_fails_units_and_not_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "broken-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[embq.maps]\nb = no_such_module:f\n[embq.sources]\nb = no_such_module:f\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("EMBQ_PLUGINS", "broken")
+    plugins.installed.cache_clear()
+    try:
+        with pytest.raises(
+            SourceError, match="the plug-in b of broken 1 cannot be imported: ModuleNotFoundError"
+        ) as map_:
+            map_of(Unit(kind="lines", source="x", options=(("map", "b broken==1"),)))
+        with pytest.raises(SourceError, match="cannot be imported") as kind:
+            source_for("b")
+    finally:
+        plugins.installed.cache_clear()
+    assert (map_.value.code, kind.value.code) == ("map_unavailable", "unknown_kind")
 
 
 def test_a_unit_with_a_map_that_is_not_here_is_not_embedded_without_it() -> None:
