@@ -114,10 +114,11 @@ def command(
         raise UsageError(
             "either --output-format or --to is needed", next_step="name a file format, or a target such as --to lance"
         )
+    import time
     from pathlib import Path
 
     from core.run.run_info import load_run
-    from core.service.progress_line import ProgressLine
+    from core.service.progress_line import ProgressLine, duration
     from core.storage.paths import place, refuse_unnameable
     from embq.cli.id_file import read_ids
     from embq.export.export import ExportOptions, export
@@ -137,9 +138,15 @@ def command(
     given = {name: value for name, value in options.items() if value is not None}
     refuse_unnameable(folder)
     with ProgressLine() as line:
+        seen: list[tuple[float, int]] = []
 
         def show(rows: int, total: int) -> None:
-            line.show(f"{rows:,} of {total:,} rows")
+            seen.append((time.monotonic(), rows))
+            (began, before), (now, _) = seen[0], seen[-1]
+            rate = (rows - before) / max(now - began, 1e-9)
+            left = f", about {duration((total - rows) / rate)} left" if rate and rows < total else ""
+            line.show(f"{rows:,} of {total:,} rows{left}")
+            del seen[1:]
 
         done: ExportResult | CopyResult
         if to is None:
