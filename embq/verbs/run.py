@@ -224,7 +224,7 @@ def enqueue(
         click.echo(folded(reason, err=True), err=True)
     if upload or inline:
         from core.broker.client import RESULT_S, connect
-        from embq.enqueue.upload import send_run
+        from embq.enqueueing.upload import send_run
 
         patient = connect(settings.broker_url, password=settings.broker_password, patient=True, answer_s=RESULT_S)
         send_run(patient, request, inline=inline, as_json=as_json, priority=priority)
@@ -315,7 +315,7 @@ def _configured_broker(settings: Settings) -> redis.Redis | None:
 
 def _print_estimate(request: Request, reason: str, client: redis.Redis | None, *, as_json: bool) -> None:
     """Print what the run would have to do, and how long by the speeds that a broker knows."""
-    from embq.enqueue.dry_run import cost_of, lines, to_json
+    from embq.enqueueing.dry_run import cost_of, lines, to_json
     from producer.estimate import estimate
 
     found = estimate(request)

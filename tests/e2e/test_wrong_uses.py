@@ -71,7 +71,7 @@ WRONG: dict[str, tuple[int, str]] = {
     "gc taken": (65, "is not an embq output folder"),
     "gc out --older-than soon": (2, "'soon' is not a time"),
     "logs nowhere": (78, "no `embq run` is at work on nowhere"),
-    "export out new": (2, "Missing option '--output-format'"),
+    "export out new": (2, "either --output-format or --to is needed"),
     "export nowhere new --output-format npy": (65, "is not an embq output folder"),
     "index nowhere": (65, "nowhere is not there"),
     "index out --recall 2": (2, "'2' is no recall target"),

@@ -73,3 +73,9 @@ def test_a_run_of_a_broker_is_watched_and_cancelled(
         assert slow.wait(60).state == "cancelled"
         with pytest.raises(InputError):
             embq.enqueue(tmp_path / "absent", short_tmp / "three", model="stub:4", **options)
+
+
+def test_no_room_of_the_package_hides_a_function_of_it() -> None:
+    """An imported `embq.enqueue` would take the place of the function `embq.enqueue`."""
+    rooms = {path.name for path in Path(embq.__file__).parent.iterdir() if path.is_dir()}
+    assert not rooms & set(embq.__all__)
