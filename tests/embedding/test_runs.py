@@ -77,5 +77,5 @@ def test_a_run_of_a_broker_is_watched_and_cancelled(
 
 def test_no_room_of_the_package_hides_a_function_of_it() -> None:
     """An imported `embq.enqueue` would take the place of the function `embq.enqueue`."""
-    rooms = {path.name for path in Path(embq.__file__).parent.iterdir() if path.is_dir()}
+    rooms = {path.parent.name for path in Path(embq.__file__).parent.glob("*/__init__.py")}
     assert not rooms & set(embq.__all__)
