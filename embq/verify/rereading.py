@@ -48,10 +48,6 @@ class SourceChangedError(Exception):
     """The source changed since planning, so the unit cannot be checked against it."""
 
 
-class NoSecondReaderError(Exception):
-    """The unit is of a plug-in's kind."""
-
-
 class SourceUnreadableError(Exception):
     """The source is unchanged, and the second reader cannot read it."""
 
@@ -78,25 +74,15 @@ class SourceSample:
 def reread(unit: Unit, *, images: bool) -> Iterator[SourceSample]:
     """The samples of a unit in order of their ordinals; `images` says whether to read the bytes of images.
 
-    Raises NoSecondReaderError for a kind of a plug-in, SourceChangedError where the source is missing or of another
-    version, SourceUnreadableError where it cannot be read as its kind.
+    Raises SourceChangedError where the source is missing or of another version, SourceUnreadableError where it cannot
+    be read as its kind.
     """
-    readers: dict[str, Callable[[Unit, bool], Iterator[SourceSample]]] = {
-        "tar": _tar,
-        "files": _files,
-        "jsonl": _jsonl,
-        "lines": _lines,
-        "parquet": _rows_of(table_rows),
-        "arrow": _rows_of(table_rows),
-        "csv": _rows_of(csv_rows),
-        "hdf5": _rows_of(hdf5_rows),
-    }
-    if unit.kind not in readers:
-        raise NoSecondReaderError(unit.kind)
+    if unit.kind not in READERS:
+        raise SourceUnreadableError(f"units of kind {unit.kind!r} cannot be read a second time")
     if unit.kind != "files":
         _check_version(unit)
     try:
-        yield from readers[unit.kind](COPIES.of(unit) if is_url(unit.source) else unit, images)
+        yield from READERS[unit.kind](COPIES.of(unit) if is_url(unit.source) else unit, images)
     except ERRORS as error:
         raise SourceUnreadableError(f"{unit.source}: {error}") from error
 
@@ -106,7 +92,7 @@ def count(unit: Unit) -> int | None:
     whole = replace(unit, start=0, stop=sys.maxsize, first=0, samples=sys.maxsize)
     try:
         return sum(1 for _ in reread(whole, images=False))
-    except (NoSecondReaderError, SourceChangedError, SourceUnreadableError):
+    except (SourceChangedError, SourceUnreadableError):
         return None
 
 
@@ -369,3 +355,16 @@ def _cut(file: IO[bytes], start: int, stop: int) -> Iterator[bytes | None]:
         if at == len(line):
             line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark begins a file, and no other line
         yield None if too_long else line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+READERS: dict[str, Callable[[Unit, bool], Iterator[SourceSample]]] = {
+    "tar": _tar,
+    "files": _files,
+    "jsonl": _jsonl,
+    "lines": _lines,
+    "parquet": _rows_of(table_rows),
+    "arrow": _rows_of(table_rows),
+    "csv": _rows_of(csv_rows),
+    "hdf5": _rows_of(hdf5_rows),
+}
+"""Kind of input -> its second reader; kinds of plug-ins have none."""
