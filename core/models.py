@@ -69,8 +69,10 @@ def plugin_family(name: str) -> ModelFamily | None:
 
 def embeds_of(family: str) -> tuple[str, ...]:
     """Modalities that models of a family can embed."""
-    own = EMBEDS.get(family)
-    return own if own is not None else getattr(plugin_family(family), "embeds", MODALITIES)
+    if family in EMBEDS:
+        return EMBEDS[family]
+    own = plugin_family(family)
+    return MODALITIES if own is None else own.embeds
 
 
 EMBED_ONE = ("hf",)
@@ -111,7 +113,7 @@ class ModelSpec:
         head, _, query = text.partition("?")
         family, _, name = head.strip().partition(":")
         if family not in FAMILIES and plugin_family(family) is None:
-            own = [plugin.load().help for plugin in plugins.enabled(plugins.MODELS).values()]
+            own = [one.help for name in plugins.enabled(plugins.MODELS) if (one := plugin_family(name)) is not None]
             raise ModelError(
                 f"unknown model {text!r}: a model spec starts with one of {', '.join(FAMILIES)}",
                 next_step=plugins.how_to_enable(plugins.MODELS, family)

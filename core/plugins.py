@@ -26,6 +26,7 @@ class Plugin:
     """An entry point.
 
     Attributes:
+        name: of the entry point.
         package: name of its distribution.
         version: of the distribution.
     """
@@ -55,10 +56,10 @@ def enabled(group: str) -> dict[str, Plugin]:
 
     Raises ConfigError where two packages have one of the same name.
     """
-    packages = plugin_packages()
+    packages = {_normalized(name) for name in plugin_packages()}
     found: dict[str, Plugin] = {}
     for plugin in installed(group) if packages else ():
-        if normalized(plugin.package) in packages:
+        if _normalized(plugin.package) in packages:
             if plugin.name in found:
                 raise ConfigError(
                     f"{plugin.package} and {found[plugin.name].package} both have the plug-in {plugin.name}",
@@ -88,6 +89,6 @@ def how_to_enable(group: str, name: str) -> str:
     return ""
 
 
-def normalized(package: str) -> str:
+def _normalized(package: str) -> str:
     """The name of a distribution as packaging compares it."""
     return re.sub(r"[-_.]+", "-", package).lower()

@@ -249,9 +249,8 @@ def model_cache() -> Path:
 
 
 def plugin_packages() -> frozenset[str]:
-    """The packages of EMBQ_PLUGINS, with names as packaging compares them."""
-    names = os.environ.get("EMBQ_PLUGINS", "").replace(",", " ").split()
-    return frozenset(re.sub(r"[-_.]+", "-", name).lower() for name in names)
+    """The names of packages in EMBQ_PLUGINS, as they stand there."""
+    return frozenset(os.environ.get("EMBQ_PLUGINS", "").replace(",", " ").split())
 
 
 def spool_folder() -> Path | None:

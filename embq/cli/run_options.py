@@ -28,9 +28,9 @@ INPUT_FORMATS = {
     "csv": "csv",
     "jsonl": "jsonl",
     "text": "lines",
+    **{kind: kind for kind in plugins.enabled(plugins.SOURCES)},
 }
 """--input-format, with clip-retrieval's words where it has one -> kind of input."""
-INPUT_FORMATS.update({kind: kind for kind in plugins.enabled(plugins.SOURCES)})
 
 run_options = option_group(
     click.option(
