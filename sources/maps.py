@@ -12,6 +12,7 @@ from core import plugins
 from core.errors import ConfigError, SampleError, SourceError, UsageError
 from core.plugins import Plugin
 from core.units import Sample, Unit
+from sources.interface import SAMPLE_MAX_BYTES
 
 Map = Callable[[Sample], Sample]
 """Gives the sample with another text or image, and the same ordinal, key and metadata.
@@ -20,15 +21,14 @@ It is called from several threads at once, and gives the same result each time. 
 a sample that is to be a failure.
 """
 
-MOST_BYTES = 32_000_000
-"""Most bytes of what a map makes of a text or an image; as `sources.interface.SAMPLE_MAX_BYTES` of one that is read."""
-
 OPTION = "map"
 """Option of units with `Plugin` as text."""
 
 
 def identity_of(name: str) -> str:
-    """Name, package and version of an enabled map, as a run records them; UsageError where there is none."""
+    """Name, package and version of an enabled map, as a run records them, "" for ""; UsageError where there is none."""
+    if not name:
+        return ""
     found = plugins.enabled(plugins.MAPS)
     if name not in found:
         known = ", ".join(found) or "none"
@@ -89,6 +89,6 @@ def _wrong(sample: Sample, found: Sample) -> str | None:
         return "changed the ordinal, key or metadata of the sample"
     if not isinstance(found.text, str | None) or not isinstance(found.image, bytes | None):
         return "gave a text that is no str, or an image that is not bytes"
-    if len(found.text or "") > MOST_BYTES or len(found.image or b"") > MOST_BYTES:
-        return f"gave a text or image of more than {MOST_BYTES:,} bytes"
+    if len(found.text or "") > SAMPLE_MAX_BYTES or len(found.image or b"") > SAMPLE_MAX_BYTES:
+        return f"gave a text or image of more than {SAMPLE_MAX_BYTES:,} bytes"
     return None

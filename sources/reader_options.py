@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from core.errors import UsageError
-from sources.maps import OPTION as MAP
-from sources.maps import identity_of
 
 ALL = "*"
 """Stands for all metadata columns: those that are not taken otherwise, and can become JSON."""
@@ -140,9 +138,9 @@ class ReadOptions:
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any], **others: Any) -> ReadOptions:
-        """From arguments of the command line by parameter name; `others` are fields that no option declares."""
+        """From arguments of the command line by parameter name, with the map as `sources.maps.identity_of` gives it;
+        `others` are fields that no option declares."""
         declared: dict[str, Any] = {one.name: one.parse(arguments[one.parameter]) for one in DECLARED}
-        declared[MAP] = identity_of(declared[MAP]) if declared[MAP] else ""
         return cls(**others, **declared)
 
     @classmethod

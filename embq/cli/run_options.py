@@ -13,6 +13,7 @@ from core.errors import UsageError
 from core.models import MODALITIES, Chunking, ModelSpec
 from embq.cli.clip_retrieval import model_specs
 from embq.cli.shared_options import decode_option, option_group, precision_option
+from sources.maps import identity_of
 from sources.reader_options import DECLARED, ReadOptions, comma_list
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
         format=options["output_format"],
         part_rows=options["write_batch_size"],
         options=ReadOptions.from_arguments(
-            options,
+            {**options, "map": identity_of(options["map"])},
             unit_samples=options["unit_size"],
             kind=INPUT_FORMATS[options["input_format"]] if options["input_format"] else "",
         ),

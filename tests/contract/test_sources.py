@@ -8,6 +8,7 @@ from contract.inputs import CASES
 from embq.testing.sources import *  # noqa: F403
 from embq.testing.sources import Case
 from sources.kinds import SOURCES
+from sources.reader_options import KINDS
 
 
 @pytest.fixture(params=CASES, ids=str)
@@ -20,3 +21,4 @@ def case(request: pytest.FixtureRequest) -> Case:
 def test_every_kind_has_a_case() -> None:
     assert {case.kind for case in CASES} == set(SOURCES)
     assert all(source.kind == kind for kind, source in SOURCES.items())
+    assert set(SOURCES) == KINDS

@@ -12,8 +12,9 @@ import pytest
 from core import plugins
 from core.errors import SampleError, SourceError
 from core.units import Sample, Unit
+from sources.interface import SAMPLE_MAX_BYTES
 from sources.kinds import source_for
-from sources.maps import MOST_BYTES, map_of, mapped
+from sources.maps import map_of, mapped
 
 SAMPLE = Sample(ordinal=3, key="k", text="text", image=b"image", metadata='{"a":1}')
 
@@ -36,7 +37,7 @@ def test_a_map_may_change_text_and_image() -> None:
         (lambda one: replace(one, key="x"), "map_failed", "changed the ordinal, key or metadata"),
         (lambda one: replace(one, metadata=None), "map_failed", "changed the ordinal, key or metadata"),
         (lambda one: replace(one, text=b"x"), "map_failed", "a text that is no str"),
-        (lambda one: replace(one, text="x" * (MOST_BYTES + 1)), "map_failed", "more than 32,000,000 bytes"),
+        (lambda one: replace(one, text="x" * (SAMPLE_MAX_BYTES + 1)), "map_failed", "more than 32,000,000 bytes"),
     ],
 )
 def test_anything_else_is_a_failure_of_the_sample_alone(
