@@ -13,6 +13,9 @@ from embq.cli.shared_options import json_option
 from embq.export.targets import FOLDERS, TABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from core.service.progress_line import ProgressLine
     from embq.export.export import ExportResult
     from embq.export.targets.target import CopyResult
 
@@ -114,11 +117,10 @@ def command(
         raise UsageError(
             "either --output-format or --to is needed", next_step="name a file format, or a target such as --to lance"
         )
-    import time
     from pathlib import Path
 
     from core.run.run_info import load_run
-    from core.service.progress_line import ProgressLine, duration
+    from core.service.progress_line import ProgressLine
     from core.storage.paths import place, refuse_unnameable
     from embq.cli.id_file import read_ids
     from embq.export.export import ExportOptions, export
@@ -138,16 +140,7 @@ def command(
     given = {name: value for name, value in options.items() if value is not None}
     refuse_unnameable(folder)
     with ProgressLine() as line:
-        seen: list[tuple[float, int]] = []
-
-        def show(rows: int, total: int) -> None:
-            seen.append((time.monotonic(), rows))
-            (began, before), (now, _) = seen[0], seen[-1]
-            rate = (rows - before) / max(now - began, 1e-9)
-            left = f", about {duration((total - rows) / rate)} left" if rate and rows < total else ""
-            line.show(f"{rows:,} of {total:,} rows{left}")
-            del seen[1:]
-
+        show = _shown_on(line)
         done: ExportResult | CopyResult
         if to is None:
             if table is not None:
@@ -166,6 +159,26 @@ def command(
     else:
         _print_account(folder, done)
     return 0
+
+
+def _shown_on(line: ProgressLine) -> Callable[[int, int], None]:
+    """Shows rows, of how many, and the time left at the rate since the first call."""
+    import time
+
+    from core.service.progress_line import duration
+
+    first: tuple[float, int] | None = None
+
+    def show(rows: int, total: int) -> None:
+        nonlocal first
+        now = time.monotonic()
+        began, before = first = first or (now, rows)
+        left = ""
+        if before < rows < total:
+            left = f", about {duration((total - rows) * (now - began) / (rows - before))} left"
+        line.show(f"{rows:,} of {total:,} rows{left}")
+
+    return show
 
 
 def _refuse_for_target(to: str, table: str | None, given: dict[str, Any]) -> None:

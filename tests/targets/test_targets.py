@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -264,14 +265,18 @@ def test_a_server_that_does_not_answer_is_one_error_without_its_password(
 
 
 def test_a_folder_that_another_export_fills_is_left_alone(out: Path, tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def second(kind: str, *_: int) -> None:
+        with pytest.raises(TryLaterError, match="another export writes in") as busy:
+            copy_rows(embq.open(out), target_of(kind, str(tmp_path / kind), ""))
+        refused.append(busy.value.code)
+
     for kind in FOLDERS:
-        first = target_of(kind, str(tmp_path / kind), "")
-        copy_rows(embq.open(out), first, on_rows=lambda *_: refused(kind, out, tmp_path))  # noqa: B023
-
-
-def refused(kind: str, out: Path, tmp_path: Path) -> None:
-    with pytest.raises(TryLaterError, match="another export writes in"):
-        copy_rows(embq.open(out), target_of(kind, str(tmp_path / kind), ""))
+        result = copy_rows(embq.open(out), target_of(kind, str(tmp_path / kind), ""), on_rows=partial(second, kind))
+        assert (result.rows, result.written) == (2_999, 2_999)
+        compare(kind, READERS[kind](str(tmp_path / kind)), out)
+    assert refused == ["busy"] * len(FOLDERS)
 
 
 def test_wrong_options_are_told(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,9 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from core.errors import TryLaterError
+from core.formats.base import vectors
 from core.storage.durable import fsync_file, fsync_folder, try_lock, write_new
-from embq.export.targets.target import OTHER_TOOL, TargetRows, matrix, other_form
+from embq.export.targets.target import OTHER_TOOL, TargetRows, other_form
 
 RUN = b"embq.run"
 """Key of the schema's metadata with the id of the run."""
@@ -23,15 +24,12 @@ ACCOUNT = "embq.json"
 """File beside the tables with the run and the columns."""
 
 
-class HuggingFace:
-    """A folder that `datasets.load_dataset` reads and `hf upload` pushes; see `embq.export.targets.target.Target`.
+class _Folder:
+    """A folder that one export at a time fills.
 
     Args:
         destination: the folder.
     """
-
-    batch_rows = 65_536  # one file
-    errors = (OSError, pa.ArrowInvalid)
 
     def __init__(self, destination: str) -> None:
         self.name = destination
@@ -39,11 +37,30 @@ class HuggingFace:
         self._rows: TargetRows | None = None
         self._lock: int | None = None
 
+    def close(self) -> None:
+        """Let others write there."""
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def _take(self, rows: TargetRows) -> None:
+        """Make the folder and lock it; TryLaterError where another export writes there."""
+        self._rows = rows
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        if not try_lock(self._lock):
+            raise TryLaterError(f"another export writes in {self.name}", next_step="wait until it ends", code="busy")
+
+
+class HuggingFace(_Folder):
+    """A folder that `datasets.load_dataset` reads and `hf upload` pushes; see `embq.export.targets.target.Target`."""
+
+    batch_rows = 65_536  # one file
+    errors = (OSError, pa.ArrowInvalid)
+
     def open(self, rows: TargetRows) -> str | None:
         """See `Target`."""
-        self._rows = rows
-        (self._folder / "data").mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self._folder)
+        self._take(rows)
+        (self._folder / "data").mkdir(exist_ok=True)
         for path in (self._folder / "data").glob("*.unfinished"):
             path.unlink()
         runs = set()
@@ -73,46 +90,30 @@ class HuggingFace:
         """Write the dataset card, where there is none."""
         assert self._rows is not None
         rows, card = self._rows, self._folder / "README.md"
-        vectors = "\n".join(f"- `{name}`: {dim} numbers" for name, dim in rows.dims.items())
+        listed = "\n".join(f"- `{name}`: {dim} numbers" for name, dim in rows.dims.items())
         text = (
             "---\nconfigs:\n- config_name: default\n  data_files: data/*.parquet\n---\n"
-            f"# Embeddings of {rows.model}\n\n`id` counts the rows, `key` names the input.\n\n{vectors}\n"
+            f"# Embeddings of {rows.model}\n\n`id` counts the rows, `key` names the input.\n\n{listed}\n"
         )
         if not card.exists():
             write_new(card, text.encode(), temporary=self._folder / "_README.md")
-
-    def close(self) -> None:
-        """Let others write there."""
-        if self._lock is not None:
-            os.close(self._lock)
 
     def _files(self) -> list[Path]:
         return sorted((self._folder / "data").glob("*.parquet"))
 
 
-class Tsv:
+class Tsv(_Folder):
     """`metadata.tsv` and a file of vectors beside it, row by row; see `embq.export.targets.target.Target`.
 
     The projector loads both from a browser: 100,000 rows are much for it.
-
-    Args:
-        destination: the folder.
     """
 
     batch_rows = 10_000
     errors = (OSError, ValueError)
 
-    def __init__(self, destination: str) -> None:
-        self.name = destination
-        self._folder = Path(destination)
-        self._rows: TargetRows | None = None
-        self._lock: int | None = None
-
     def open(self, rows: TargetRows) -> str | None:
         """See `Target`. Lines that a killed export left in one file alone are cut."""
-        self._rows = rows
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self._folder)
+        self._take(rows)
         account = self._folder / ACCOUNT
         form = {"run": rows.run, "columns": rows.schema.names}
         if not account.exists():
@@ -143,7 +144,7 @@ class Tsv:
         """See `Target`."""
         assert self._rows is not None
         for name, path in self._vectors.items():
-            block = matrix(table, name).astype(np.float32)
+            block = vectors(table, name).astype(np.float32)
             columns = pa.table({str(number): block[:, number] for number in range(block.shape[1])})
             options = pyarrow.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
             with path.open("ab") as file:
@@ -158,11 +159,6 @@ class Tsv:
     def finish(self) -> None:
         """All is written."""
 
-    def close(self) -> None:
-        """Let others write there."""
-        if self._lock is not None:
-            os.close(self._lock)
-
     @property
     def _metadata(self) -> Path:
         return self._folder / "metadata.tsv"
@@ -173,15 +169,6 @@ class Tsv:
         assert self._rows is not None
         names = list(self._rows.dims)
         return {name: self._folder / ("vectors.tsv" if len(names) == 1 else f"{name}.tsv") for name in names}
-
-
-def _locked(folder: Path) -> int:
-    """A descriptor that locks a folder; TryLaterError where another export writes there."""
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    if not try_lock(held):
-        os.close(held)
-        raise TryLaterError(f"another export writes in {folder}", next_step="wait until it ends", code="busy")
-    return held
 
 
 def _cell(value: object) -> str:

@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from core.errors import InputError
+from core.formats.base import vectors
 from core.settings import target_secret
-from embq.export.targets.target import OTHER_TOOL, TargetRows, check_columns, client_library, matrix, records
+from embq.export.targets.target import OTHER_TOOL, TargetRows, check_columns, client_library, records
 
 RUN = "embq_run"
 """Column with the id of the run: Milvus Lite keeps no description of a collection."""
@@ -69,10 +70,10 @@ class Milvus:
         """See `Target`."""
         assert self._rows is not None
         found = records(table, self._rows)
-        vectors = {name: matrix(table, name).astype(np.float32) for name in self._rows.dims}
+        blocks = {name: vectors(table, name).astype(np.float32) for name in self._rows.dims}
         for number, (id_, record) in enumerate(zip(table["id"].to_pylist(), found, strict=True)):
             self._refuse_long(record)
-            record.update({"id": id_, RUN: self._rows.run}, **{name: block[number] for name, block in vectors.items()})
+            record.update({"id": id_, RUN: self._rows.run}, **{name: block[number] for name, block in blocks.items()})
         self._client.upsert(self._table, found)
 
     def finish(self) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from core.errors import ConfigError
-from embq.export.targets.target import OTHER_TOOL, TargetRows, check_columns, client_library, matrix, records
+from core.formats.base import vectors
+from embq.export.targets.target import OTHER_TOOL, TargetRows, check_columns, client_library, records
 
 PAGE = 100_000
 """Ids of one fetch."""
@@ -65,14 +66,14 @@ class PgVector:
         rows = self._rows
         others = [field.name for field in rows.others]
         columns = [self._sql.Identifier(name) for name in ("id", *rows.dims, *others)]
-        vectors = [_texts(matrix(table, name)) for name in rows.dims]
+        texts = [_texts(vectors(table, name)) for name in rows.dims]
         with self._connection.transaction():
             self._run("CREATE TEMP TABLE embq_batch (LIKE {table}) ON COMMIT DROP")
             named = self._sql.SQL(", ").join(columns)
             into = self._composed("COPY embq_batch ({}) FROM STDIN", named)
             with self._connection.cursor() as cursor, cursor.copy(into) as copy:
                 ids = table["id"].to_pylist()
-                for id_, record, *blocks in zip(ids, records(table, rows), *vectors, strict=True):
+                for id_, record, *blocks in zip(ids, records(table, rows), *texts, strict=True):
                     copy.write_row((id_, *blocks, *(_json(record, name, rows) for name in others)))
             self._run("INSERT INTO {table} ({}) SELECT {} FROM embq_batch ON CONFLICT (id) DO NOTHING", named, named)
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from core.formats.base import vectors
 from core.settings import target_secret
 from embq.export.targets.target import (
     OTHER_TOOL,
     TargetRows,
     check_columns,
     client_library,
-    matrix,
     other_form,
     records,
 )
@@ -86,9 +86,9 @@ class Qdrant:
     def write(self, table: pa.Table) -> None:
         """See `Target`."""
         assert self._rows is not None
-        vectors = {name: matrix(table, name).astype(np.float32).tolist() for name in self._rows.dims}
+        blocks = {name: vectors(table, name).astype(np.float32).tolist() for name in self._rows.dims}
         batch = self._client_module.models.Batch(
-            ids=table["id"].to_pylist(), vectors=vectors, payloads=records(table, self._rows)
+            ids=table["id"].to_pylist(), vectors=blocks, payloads=records(table, self._rows)
         )
         self._client.upsert(self._table, batch, wait=True)
 

@@ -22,7 +22,6 @@ from embq.output.output import Output
 PRIVATE = ("ordinal", "unit_id")
 """Columns that are exported only where they are named: they mean nothing outside of the run."""
 
-
 OTHER_TOOL = "?"
 """Stands for the run of a table that embq has not made."""
 
@@ -135,15 +134,7 @@ def copy_rows(
     `other_columns` where it has another form; OutputError `target_failed` where it refuses or does not answer, and
     `target_differs` where it does not hold each row once at the end.
     """
-    if not len(output):
-        raise InputError(f"{output.root} holds no committed rows", next_step="run it first", code="empty_input")
-    if ids is not None:
-        check_ids(ids, len(output))
-    wanted = np.ones(len(output), np.bool_) if ids is None else np.zeros(len(output), np.bool_)
-    for numbers, value in ((ids, True), (without, False)):
-        if numbers is not None:
-            wanted[numbers[numbers < len(wanted)]] = value
-    rows = _rows_of(output, columns)
+    wanted, rows = _wanted(output, ids, without), _rows_of(output, columns)
     with closing(target), _translated(target):
         holder = target.open(rows)
         if holder not in (None, rows.run):
@@ -163,6 +154,19 @@ def copy_rows(
         target.finish()
     state = "complete" if output.complete else "incomplete"
     return CopyResult(rows.run, rows.model, masked(target.name), total, done - before, state)
+
+
+def _wanted(output: Output, ids: np.ndarray | None, without: np.ndarray | None) -> np.ndarray:
+    """Whether each row of the run is exported: bool (rows,)."""
+    if not len(output):
+        raise InputError(f"{output.root} holds no committed rows", next_step="run it first", code="empty_input")
+    if ids is not None:
+        check_ids(ids, len(output))
+    wanted = np.full(len(output), ids is None)
+    for numbers, value in ((ids, True), (without, False)):
+        if numbers is not None:
+            wanted[numbers[numbers < len(wanted)]] = value
+    return wanted
 
 
 def _rows_of(output: Output, columns: Sequence[str] | None) -> TargetRows:
@@ -311,13 +315,6 @@ def records(table: pa.Table, rows: TargetRows) -> list[dict[str, Any]]:
                 record[name] = sendable_text(value)
             elif value != value:  # NaN: JSON has none
                 record[name] = None
-    return found
-
-
-def matrix(table: pa.Table, column: str) -> np.ndarray:
-    """Vectors of a table as (rows, dim), of their own dtype."""
-    blocks = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in table[column].chunks]
-    found: np.ndarray = np.concatenate(blocks).reshape(table.num_rows, -1)
     return found
 
 
