@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -99,3 +101,23 @@ def test_an_encoder_in_int8_is_near_the_one_in_fp32(architecture: str, tmp_path:
     if architecture == "MPNet":  # quantised again, which takes seconds, a model of any architecture is the same
         again = load(ModelConfig(spec=spec, modalities=("text",), precision="int8"), "cpu")
         assert again.fingerprint == rounded.fingerprint
+
+
+CLOSED_IN_ORDER = """
+import gc, os, signal, sys
+from core.models import ModelConfig
+from worker.embedders.registry import load
+signal.signal(signal.SIGUSR1, lambda *_: print("handled"))
+config = ModelConfig(spec=sys.argv[1], modalities=("text",), precision="int8")
+models = [load(config, "cpu"), load(config, "cpu")]
+while models:
+    del models[0]
+    gc.collect()
+    os.kill(os.getpid(), signal.SIGUSR1)
+"""
+
+
+def test_a_signal_is_handled_after_models_have_gone(tmp_path: Path) -> None:
+    spec = f"hf:{make(tmp_path / 'model', 'DistilBert')}?max_length=128"
+    done = subprocess.run([sys.executable, "-c", CLOSED_IN_ORDER, spec], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["handled"] * 2), done.stderr

@@ -19,6 +19,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -127,12 +128,19 @@ def int8_trunk(trunk: Any, tokens: Tokens, prompt: str, model: str) -> Int8Trunk
     sender = PinnedSender(torch.device("cpu"))
     batches = [tokens.padded(group, sender) for group in groups]
     takes = [name for name in INPUTS if name in inspect.signature(trunk.forward).parameters]
-    made = Int8Trunk(_quantised(trunk, takes, batches, model), trunk.config, takes)
+    # A plug-in of OpenVINO 2026.4 gives the thread that makes it a stack for signals, and frees that stack with itself,
+    # also where the thread has it still: the next signal with a handler ends the process. A thread that ends before its
+    # plug-ins has no use for it.
+    with ThreadPoolExecutor(1) as short_lived:
+        compiled = short_lived.submit(_quantised, trunk, takes, batches, model, _runtime_options()).result()
+    made = Int8Trunk(compiled, trunk.config, takes)
     check_cosines(trunk, made, batches, model)
     return made
 
 
-def _quantised(trunk: Any, takes: Sequence[str], batches: Sequence[Batch], model: str) -> Any:
+def _quantised(
+    trunk: Any, takes: Sequence[str], batches: Sequence[Batch], model: str, options: Mapping[str, Any]
+) -> Any:
     """The compiled model of OpenVINO, with `takes` as its inputs and the last hidden states as its output."""
     openvino, nncf = _runtime()
     feeds = [tuple(batch.get(name, torch.zeros_like(batch["input_ids"])) for name in takes) for batch in batches]
@@ -154,7 +162,7 @@ def _quantised(trunk: Any, takes: Sequence[str], batches: Sequence[Batch], model
                     disable_bias_correction=True,
                 ),
             )
-            return openvino.Core().compile_model(quantised, "CPU", _runtime_options())
+            return openvino.Core().compile_model(quantised, "CPU", options)
     except _refusals() as error:
         raise ModelError(
             f"{model}: its trunk cannot be converted to int8: {first_line(error)}", next_step="use fp32 or bf16"
