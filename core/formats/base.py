@@ -125,9 +125,8 @@ def vectors(table: pa.Table, column: str = "embedding") -> np.ndarray:
 
     Raises OutputError where a row has no vector: every committed row has one.
     """
-    array = table[column].combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    chunks = table[column].chunks or [pa.array([], table[column].type)]
+    array = pa.concat_arrays(chunks) if len(chunks) > 1 else chunks[0]  # of one chunk it would be a copy as well
     values = array.flatten()
     dim = array.type.list_size
     if len(values) != dim * len(array) or values.null_count:

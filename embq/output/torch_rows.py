@@ -72,8 +72,9 @@ class TorchRows(IterableDataset[dict[str, Any]]):
             begin += len(matrix)
 
     def _vectors(self, table: pa.Table) -> np.ndarray:
-        """A copy: arrays of Arrow are not writable."""
-        return np.array(self._output.restored(table, self._column))
+        """A copy, made once: arrays of Arrow are not writable, and those of several batches are not in one place."""
+        pieces = [pa.Table.from_batches([batch]) for batch in table.select([self._column]).to_batches()]
+        return np.concatenate([self._output.restored(piece, self._column) for piece in pieces])
 
     def _tables(self, first: int, last: int) -> Iterator[pa.Table]:
         names = list(dict.fromkeys(["id", self._column, *self._columns]))
