@@ -77,7 +77,7 @@ def assert_given_up_alone(cluster: Cluster, machine: Service, card: str, *words:
     assert len(machine.processes()) == 1
 
 
-@pytest.mark.fault("W9", "a GTX 1070 and a K80 beside a new card, which torch has no code for: not used", gate=True)
+@pytest.mark.fault("W9", "a GTX 1070 and a K80 beside a new card, which torch has no code for: not used")
 def test_cards_that_torch_has_no_code_for(cluster: Cluster, recovery: Recovery, tmp_path: Path) -> None:
     cluster.begin(20, QUICK)
     machine = Cards(tmp_path / "cards", GTX1070, H100, K80).machine(cluster)

@@ -274,7 +274,7 @@ FIELDS = {
 }
 
 
-@pytest.mark.fault("D2", "one bit is flipped in each byte of each header field of a member in mid-shard", gate=True)
+@pytest.mark.fault("D2", "one bit is flipped in each byte of each header field of a member in mid-shard")
 def test_a_flipped_header_bit_is_seen_or_harmless(
     cluster: Cluster, recovery: Recovery, inputs: Inputs, random_: random.Random
 ) -> None:
