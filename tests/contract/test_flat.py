@@ -38,7 +38,12 @@ from worker.embedders.device.optional_paths import OptionalPaths  # noqa: E402
 from worker.embedders.device.transfer import LEAST_NUMBERS, SLOTS, PinnedSender  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
 from worker.embedders.text import flat_attention  # noqa: E402
-from worker.embedders.text.flat_attention import NAME, attend_one_by_one, attention_within_texts, kernel_for  # noqa: E402
+from worker.embedders.text.flat_attention import (  # noqa: E402
+    NAME,
+    AttentionWithinTexts,
+    attend_by_length,
+    kernel_for,
+)
 from worker.embedders.text.flat_batch import FlatTexts, flattened  # noqa: E402
 from worker.embedders.text.flat_pooling import MODES  # noqa: E402
 from worker.embedders.text.forward import probe_texts  # noqa: E402
@@ -111,13 +116,16 @@ def paths(monkeypatch: pytest.MonkeyPatch) -> OptionalPaths:
 
 
 def loaded(spec: str, precision: str = "fp32") -> Any:
-    return load(ModelConfig(spec=spec, modalities=("text",), precision=precision), "cpu")
+    """The embedder with padding, as on a device without a kernel."""
+    embedder: Any = load(ModelConfig(spec=spec, modalities=("text",), precision=precision), "cpu")
+    embedder.flatten(None)
+    return embedder
 
 
 def flat(spec: str, precision: str = "fp32") -> Any:
-    """The embedder with the reference kernel; the test fails where it stays with padding."""
+    """The embedder with the kernel of CPUs; the test fails where it stays with padding."""
     embedder = loaded(spec, precision)
-    embedder.flatten(attend_one_by_one)
+    embedder.flatten(attend_by_length)
     assert embedder.cost is sum
     return embedder
 
@@ -140,7 +148,7 @@ def test_flat_padded_and_sentence_transformers_agree(family: str, trunks: Callab
     expected = SentenceTransformer(str(folder), device="cpu").encode(list(TEXTS), show_progress_bar=False)
     embedder = loaded(f"st:{folder}")
     assert_equal(vectors_of(embedder), expected)
-    embedder.flatten(attend_one_by_one)
+    embedder.flatten(attend_by_length)
     assert embedder.cost is sum
     assert_equal(vectors_of(embedder), expected)
     assert_equal(np.concatenate([vectors_of(embedder, [text]) for text in TEXTS[:3]]), expected[:3])
@@ -167,7 +175,7 @@ def test_every_pooling_is_that_of_sentence_transformers(
         token_budget=100,
     )
     assert_equal(vectors_of(embedder), expected)
-    embedder.flatten(attend_one_by_one)
+    embedder.flatten(attend_by_length)
     assert embedder.cost is sum
     rows = vectors_of(embedder)
     assert rows.shape == (len(TEXTS), 20)
@@ -177,7 +185,7 @@ def test_every_pooling_is_that_of_sentence_transformers(
 def test_poolings_of_encoders_are_the_same_flat_and_padded(trunks: Callable[[str], Path]) -> None:
     embedder = loaded(f"hf:{trunks('xlm-roberta')}?pooling=max+lasttoken+mean&normalize=true")
     expected = vectors_of(embedder)
-    embedder.flatten(attend_one_by_one)
+    embedder.flatten(attend_by_length)
     assert embedder.cost is sum
     assert_equal(vectors_of(embedder), expected)
 
@@ -188,7 +196,7 @@ def test_many_texts_of_very_unequal_lengths_keep_their_order(trunks: Callable[[s
     texts = [" ".join(random.choice(words, size=int(random.choice([1, 2, 60])))) for _ in range(300)]
     embedder = loaded(f"hf:{trunks('distilbert')}")
     expected = vectors_of(embedder, texts)
-    embedder.flatten(attend_one_by_one)
+    embedder.flatten(attend_by_length)
     assert_equal(vectors_of(embedder, texts), expected)
 
 
@@ -214,11 +222,14 @@ def test_no_mask_is_made_for_the_attention_and_the_model_is_as_it_was_after_it(t
         "attention_mask": torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]),
     }
     assert masking_utils.create_bidirectional_mask(**arguments) is not None
-    with attention_within_texts(config):
+    attention = AttentionWithinTexts(config)
+    with attention:
+        with attention:  # as by two threads, of which one is done before the other
+            pass
         assert config._attn_implementation == NAME
         assert masking_utils.create_bidirectional_mask(**arguments) is None
     assert config._attn_implementation == before
-    with pytest.raises(RuntimeError, match="on purpose"), attention_within_texts(config):
+    with pytest.raises(RuntimeError, match="on purpose"), attention:
         raise RuntimeError("on purpose")
     assert config._attn_implementation == before
 
@@ -232,7 +243,7 @@ def test_an_architecture_that_is_not_known_for_it_stays_padded(
 ) -> None:
     embedder = loaded(f"st:{trunks(family)}")
     expected = vectors_of(embedder)
-    embedder.flatten(attend_one_by_one)
+    embedder.flatten(attend_by_length)
     assert embedder.cost is padded_tokens
     assert "path=padded lacks=architecture" in events.text
     np.testing.assert_array_equal(vectors_of(embedder), expected)
@@ -245,7 +256,7 @@ def test_a_module_that_looks_at_padded_tokens_keeps_the_padding(
     head = [of_tokens, st.Pooling(WIDTH, "mean")]
     folder = save_sentence_model(tmp_path / "model", [st.Transformer(str(trunks("bert"))), *head])
     embedder = loaded(f"st:{folder}")
-    embedder.flatten(attend_one_by_one)
+    embedder.flatten(attend_by_length)
     assert embedder.cost is padded_tokens
     assert "path=padded lacks=modules" in events.text
     expected = SentenceTransformer(str(folder), device="cpu").encode(list(TEXTS), show_progress_bar=False)
@@ -257,12 +268,12 @@ def looks_at_all(query: Any, key: Any, value: Any, *, texts: FlatTexts, scale: A
     whole = FlatTexts(
         ids=texts.ids, types=None, starts=texts.starts[[0, -1]], lengths=np.array([len(texts.ids)], dtype=np.int32)
     )
-    return attend_one_by_one(query, key, value, texts=whole, scale=scale, window=window)
+    return attend_by_length(query, key, value, texts=whole, scale=scale, window=window)
 
 
 def slightly_wrong(query: Any, key: Any, value: Any, **options: Any) -> Any:
     """So little that the vectors have a cosine of more than 0.9999 with those of the padded path."""
-    return 1.01 * attend_one_by_one(query, key, value, **options)
+    return 1.01 * attend_by_length(query, key, value, **options)
 
 
 def fails(query: Any, key: Any, value: Any, **options: Any) -> Any:
@@ -298,6 +309,7 @@ def test_the_log_names_the_path(trunks: Callable[[str], Path], events: pytest.Lo
     spec = f"st:{trunks('bert')}"
     flat(spec)
     told = [message for message in events.messages if message.startswith("attention ")]
+    told = told[1:]  # behind that of the load
     assert told[0] == f"attention model={spec} path=padded lacks=kernel"
     assert told[1].startswith(f"attention model={spec} path=flat error_ratio=1.0")
 
@@ -380,7 +392,7 @@ def test_a_device_without_room_for_fp32_pads(
 
     embedder = loaded(f"st:{trunks('bert')}")
     monkeypatch.setattr(embedder._network, "embed_in_fp32", full)
-    embedder.flatten(attend_one_by_one)
+    embedder.flatten(attend_by_length)
     assert embedder.cost is padded_tokens
     assert "path=padded failed='no room" in events.messages[-1]
 
@@ -394,7 +406,7 @@ def test_a_trunk_that_computes_in_another_type_for_once_is_padded_for_once(
     embedder, padded = flat(spec, "bf16"), loaded(spec)
     calls = []
     path = embedder._flat
-    path._trunk._kernel = lambda *args, **options: calls.append(1) or attend_one_by_one(*args, **options)
+    path._trunk._kernel = lambda *args, **options: calls.append(1) or attend_by_length(*args, **options)
     vectors_of(embedder)
     assert calls
     calls.clear()
@@ -417,6 +429,13 @@ def test_texts_are_sent_as_they_are() -> None:
     assert texts.types is not None
     assert texts.types.tolist() == [0, 0, 0, 2, 0, 0, 0, 0, 0]
     assert (texts.starts.tolist(), texts.longest) == ([0, 3, 4, 9], 5)
+
+
+@pytest.mark.usefixtures("bf16_cpu")
+def test_a_cpu_leaves_out_padding_in_fp32(trunks: Callable[[str], Path]) -> None:
+    for precision, cost in (("fp32", sum), ("bf16", padded_tokens)):
+        config = ModelConfig(spec=f"st:{trunks('bert')}", modalities=("text",), precision=precision)
+        assert load(config, "cpu").cost is cost
 
 
 def test_no_kernel_is_chosen_where_torch_has_none() -> None:
@@ -463,7 +482,7 @@ def test_the_flash_kernel_is_called_whatever_else_torch_has() -> None:
     assert given == [((4, 4), True, False), ((1, 1), True, False)]
     assert torch.backends.cuda.cudnn_sdp_enabled() == before
     wide, none = (
-        attend_one_by_one(tokens, tokens, tokens, texts=texts, scale=None, window=window) for window in (4, None)
+        attend_by_length(tokens, tokens, tokens, texts=texts, scale=None, window=window) for window in (4, None)
     )
     torch.testing.assert_close(wide, none)
 

@@ -16,7 +16,7 @@ from faults.kit.cluster import Cluster
 from faults.kit.table import Recovery
 from worker.embedders.registry import load
 
-KERNEL = "worker.embedders.text.flat_attention:attend_one_by_one"
+KERNEL = "worker.embedders.text.flat_attention:attend_by_length"
 
 
 @pytest.fixture(scope="module")

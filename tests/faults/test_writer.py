@@ -172,7 +172,7 @@ def undisturbed(sweep: Sweep) -> list[Call]:
 
 
 @pytest.mark.fault("C1", "SIGKILL for the writer at a system call", gate=True)
-@pytest.mark.parametrize("format", ("hdf5", "parquet"))  # the next one kills it at every call, in all formats
+@pytest.mark.parametrize("format", ["hdf5", "parquet"])  # the next one kills it at every call, in all formats
 def test_a_writer_killed_at_some_calls_is_followed_exactly(
     sweep: Sweep, recovery: Recovery, random_: random.Random, format: str
 ) -> None:

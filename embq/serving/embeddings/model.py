@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -108,7 +107,7 @@ class ServedModel:
         self.dim = self._embedder.dims[self._output]
         self._throughput = Throughput()
         self._passes: Passes[Job] = Passes(self._embedder)
-        self._flying: deque[Flight] = deque()
+        self._flying: list[Flight] = []
         self._ahead = 0
         self._pool = ThreadPoolExecutor(min(PREPARE_THREADS, cores()), "tokenise")
         self._thread = threading.Thread(target=self._run, name="embed", daemon=True)
@@ -225,15 +224,20 @@ class ServedModel:
             self._flying.append(Flight(batch, vectors))
 
     def _settle_finished(self) -> bool:
-        """Give the vectors of passes that are over to their jobs; whether there were any."""
-        moved = False
-        while self._flying and self._flying[0].is_over:
-            self._settle()
-            moved = True
-        return moved
+        """Give the vectors of passes that are over to their jobs; whether there were any.
 
-    def _settle(self) -> None:
-        batch, vectors = self._flying.popleft()
+        Passes of a CPU are computed side by side, and a short one is not to wait for a long one.
+        """
+        flights, self._flying = self._flying, []
+        over: list[Flight] = []
+        for flight in flights:
+            (over if flight.is_over else self._flying).append(flight)
+        for flight in over:
+            self._settle(flight)
+        return bool(over)
+
+    def _settle(self, flight: Flight) -> None:
+        batch, vectors = flight
         with self._failures(batch):
             rows = self._finite(batch, vectors[self._output])
             self._passes.room.was_enough()
@@ -265,7 +269,7 @@ class ServedModel:
         _log.warning("memory_full", model=self.name, samples=len(batch), tokens=cost, why=error)
         if self._flying:
             while self._flying:
-                self._settle()
+                self._settle(self._flying.pop(0))
             self._passes.repeat([batch])
         elif len(batch) > 1:
             middle = len(batch) // 2

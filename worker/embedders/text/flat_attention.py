@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import itertools
+import math
+import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -48,8 +50,13 @@ class Kernel(Protocol):
 
 
 def kernel_for(device: torch.device, dtype: torch.dtype) -> Kernel | None:
-    """The kernel of torch, where it has one for numbers of this type on this device: since 2.10, and in half
-    precision on CUDA."""
+    """`attend_by_length` for fp32 on CPUs, that of torch (since 2.10) for half precision on CUDA, else none.
+
+    all-MiniLM-L6-v2 takes 7.5 ms of a Zen 4 core for a docstring in any batch of 16 or more, and with padding 7.9 ms in
+    batches of one length, 18 ms in others.
+    """
+    if device.type == "cpu" and dtype == torch.float32:
+        return attend_by_length
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return None
     if torch.version.hip is not None or torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
@@ -96,7 +103,7 @@ def _kernel_of_torch(varlen_attn: Callable[..., Any]) -> Kernel:
     return attend
 
 
-def attend_one_by_one(
+def attend_by_length(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -105,31 +112,45 @@ def attend_one_by_one(
     scale: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """The reference for a `Kernel`: each text alone, with torch's usual attention, on any device."""
-    made = []
+    """The kernel of CPUs, for numbers of any type: torch's usual attention, of neighbours of one length at once."""
+    made = torch.empty_like(query)
     end = 0
-    for length in texts.lengths.tolist():
-        start, end = end, end + length
-        q, k, v = (whole[start:end].transpose(0, 1) for whole in (query, key, value))
+    for length, alike in itertools.groupby(texts.lengths.tolist()):
+        shape = (sum(1 for _ in alike), length)
+        start, end = end, end + math.prod(shape)
+        q, k, v = (whole[start:end].view(*shape, *whole.shape[1:]).transpose(1, 2) for whole in (query, key, value))
         places = torch.arange(length, device=query.device)
         near = None if window is None else (places[:, None] - places).abs() <= window
-        made.append(scaled_dot_product_attention(q, k, v, attn_mask=near, scale=scale))
-    return torch.cat(made, dim=1).transpose(0, 1)
+        found = scaled_dot_product_attention(q, k, v, attn_mask=near, scale=scale)
+        made[start:end].view(*shape, *query.shape[1:]).copy_(found.transpose(1, 2))
+    return made
 
 
-@contextmanager
-def attention_within_texts(config: Any) -> Iterator[None]:
-    """Have the models of a transformers config use `_attend` while this is open; for one thread.
+class AttentionWithinTexts:
+    """Has the models of a transformers config use `_attend` while any thread is inside.
 
-    Only then: a padded batch needs its mask, and under this name gets none.
+    Only then: a padded batch needs its mask, and under this name gets none. So no padded pass of a model is computed
+    beside flat ones: `device.network.Network` waits for these before it recomputes in fp32.
     """
-    AttentionInterface.register(NAME, _attend)
-    before = config._attn_implementation
-    config._attn_implementation = NAME
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                AttentionInterface.register(NAME, _attend)
+                self._before, self._config._attn_implementation = self._config._attn_implementation, NAME
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._config._attn_implementation = self._before
 
 
 def _attend(

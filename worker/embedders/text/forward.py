@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from core.errors import DeviceFullError, SampleError
 from core.models import Chunking, ModelConfig
@@ -21,7 +22,7 @@ from worker.embedders.device.placement import dtype_of, text_window_of
 from worker.embedders.device.transfer import PinnedSender
 from worker.embedders.device.trial import check_device
 from worker.embedders.sample_fields import prepare_texts
-from worker.embedders.text.flat_attention import Kernel, attention_within_texts
+from worker.embedders.text.flat_attention import AttentionWithinTexts, Kernel
 from worker.embedders.text.flat_batch import FlatTexts, TokenRow, flattened
 from worker.embedders.text.splitting import TokenSplitter, backend_splitter, no_splitter
 from worker.embedders.text.tokens import ONE_TOKEN, Tokens
@@ -42,6 +43,7 @@ class FlatTrunk:
     def __init__(self, trunk: Any, kernel: Kernel) -> None:
         self._trunk = trunk
         self._kernel = kernel
+        self._attention = AttentionWithinTexts(trunk.config)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -53,7 +55,7 @@ class FlatTrunk:
         """The last hidden states: shape (tokens, dim), in the type of the model."""
         features = {"input_ids": texts.ids, "position_ids": self._positions(texts), "token_type_ids": texts.types}
         row = {name: values[None] for name, values in features.items() if values is not None}
-        with attention_within_texts(self._trunk.config):
+        with self._attention:
             made = self._trunk(**row, embq_texts=texts, embq_kernel=self._kernel, return_dict=True)
         states: torch.Tensor = made.last_hidden_state[0]
         return states
@@ -71,9 +73,10 @@ class FlatTrunk:
 
 
 def is_flattenable(trunk: Any) -> bool:
-    """Whether the architecture is one whose texts may lie one after the other."""
+    """Whether it is a model of transformers, of an architecture whose texts may lie one after the other."""
     config = getattr(trunk, "config", None)
-    return getattr(config, "model_type", "") in ARCHITECTURES and not getattr(config, "is_decoder", False)
+    is_known = isinstance(trunk, PreTrainedModel) and getattr(config, "model_type", "") in ARCHITECTURES
+    return is_known and not getattr(config, "is_decoder", False)
 
 
 def _position_of_padding(trunk: Any) -> int | None:
@@ -84,6 +87,8 @@ def _position_of_padding(trunk: Any) -> int | None:
 
 LONGEST_PROBE = 512
 """Words of the longest text that is tried."""
+FEW_PROBES, LONGEST_OF_FEW = 8, 32
+"""Texts that are tried in fp32 on a CPU, for which the others would take seconds: both ways give the same there."""
 
 WORDS = ("the", "device", "reads", "texts", "of", "any", "length", "long", "ones", "beside", "short", "ones")
 
@@ -210,11 +215,13 @@ class TextEmbedder:
             log.warning("attention", model=self._spec, path="padded", failed="the process before this one died with it")
             return None
         path = FlatForward(trunk, head, kernel, self._sender)
-        probes = [row for row in self._rows(probe_texts()) if isinstance(row, Mapping)]
+        is_exact = self._device.type == "cpu" and self._network.dtype == torch.float32
+        asked = probe_texts(FEW_PROBES, LONGEST_OF_FEW) if is_exact else probe_texts()
+        probes = [row for row in self._rows(asked) if isinstance(row, Mapping)]
         try:
             exact = torch.from_numpy(self._network.embed_in_fp32(probes)["text"])
             with translated_device_errors(), torch.inference_mode():
-                nearness = AccuracyCheck(self._padded(probes)["text"], exact)
+                nearness = AccuracyCheck(exact if is_exact else self._padded(probes)["text"], exact)
         except DeviceFullError as error:
             log.warning("attention", model=self._spec, path="padded", failed=f"no room for a trial: {error.message}")
             return None
@@ -250,8 +257,8 @@ class TextEmbedder:
         raise NotImplementedError
 
 
-def probe_texts() -> list[str]:
-    """Texts of 1 to 512 words, long ones beside short ones."""
-    counts = np.geomspace(1, LONGEST_PROBE, PROBES).astype(int).tolist()
-    texts = [" ".join(WORDS[(count + n) % len(WORDS)] for n in range(count)) for count in counts]
-    return texts[::2] + texts[1::2][::-1]
+def probe_texts(texts: int = PROBES, longest: int = LONGEST_PROBE) -> list[str]:
+    """Texts of 1 to `longest` words, long ones beside short ones."""
+    counts = np.geomspace(1, longest, texts).astype(int).tolist()
+    made = [" ".join(WORDS[(count + n) % len(WORDS)] for n in range(count)) for count in counts]
+    return made[::2] + made[1::2][::-1]

@@ -24,7 +24,7 @@ each wraps one function or method when its module has been imported.
     Each sample takes half a second to read.
 
 ``{"flat_on_cpu": true}``
-    A CPU has a kernel for texts without padding, `attend_one_by_one`, as a GPU has one.
+    A CPU has a kernel for texts without padding, `attend_by_length`, as a GPU has one.
 
 ``{"server": "/usr/bin/redis-server"}``
     The server that `embq run` starts.
@@ -263,7 +263,7 @@ def _slow_read(entry):
 
 
 def _flat_on_cpu(_kernel_for):
-    return lambda device, dtype: sys.modules["worker.embedders.text.flat_attention"].attend_one_by_one
+    return lambda device, dtype: sys.modules["worker.embedders.text.flat_attention"].attend_by_length
 
 
 def _another_server(entry):
