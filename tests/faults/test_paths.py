@@ -34,7 +34,7 @@ def test_a_kernel_that_breaks_the_device(
     tally = tmp_path / "tally"
     fault = {"at": KERNEL, "do": "raise_device", "count": call, "every": True, "tally": str(tally)}
     cluster.begin(4, "minilm", samples=20)
-    machine = cluster.workers("--run", cluster.run(), "--devices", "cpu", sabotage=[{"flat_on_cpu": True}, fault])
+    machine = cluster.workers("--run", cluster.run(), "--devices", "cpu", sabotage=[fault])
     cluster.until_closed(deadline_s=300)
     assert machine.wait() == 0
     recovery.injected(tally.stat().st_size)

@@ -23,9 +23,6 @@ each wraps one function or method when its module has been imported.
 ``{"slow_read": 0.5}``
     Each sample takes half a second to read.
 
-``{"flat_on_cpu": true}``
-    A CPU has a kernel for texts without padding, `attend_by_length`, as a GPU has one.
-
 ``{"server": "/usr/bin/redis-server"}``
     The server that `embq run` starts.
 
@@ -262,10 +259,6 @@ def _slow_read(entry):
     return wrap
 
 
-def _flat_on_cpu(_kernel_for):
-    return lambda device, dtype: sys.modules["worker.embedders.text.flat_attention"].attend_by_length
-
-
 def _another_server(entry):
     def wrap(_server_binary):
         from pathlib import Path
@@ -319,8 +312,6 @@ def _target_and_wrap(entry):
         return entry["set"], lambda _value: entry["to"]
     if "slow_read" in entry:
         return "sources.unit_reader:read", _slow_read(entry)
-    if "flat_on_cpu" in entry:
-        return "worker.embedders.text.flat_attention:kernel_for", _flat_on_cpu
     if "server" in entry:
         return "core.broker.embedded:server_binary", _another_server(entry)
     raise ValueError(f"nothing is known of {entry}")
