@@ -29,7 +29,7 @@ class ArrowPart:
         self._path = path
         with self._open() as reader:
             self.schema: pa.Schema = reader.schema
-        with self._open(self.schema.names[:1]) as reader:  # a batch is read whole, for any column that is asked for
+        with self._open(self.schema.names[:1]) as reader:  # with all columns, it would read the whole file
             self._batches = [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
         self.rows = sum(self._batches)
 

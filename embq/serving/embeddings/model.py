@@ -25,7 +25,7 @@ from worker.embedders.base import PendingVectors, Prepared, Truncated
 from worker.meter.meter import Throughput
 
 MOST_WAIT_S = 30.0
-"""Where requests would wait longer than that, further ones are refused. Half of what clients wait at least."""
+"""Longest queue, in seconds of computation; further requests are refused. Half of the shortest usual client timeout."""
 
 LEAST_PASSES = 8
 """Passes that may wait whatever the speed, which is unknown at first, and low where requests are few."""

@@ -112,7 +112,7 @@ def attend_by_length(
     scale: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """The kernel of CPUs, for numbers of any type: torch's usual attention, of neighbours of one length at once."""
+    """The kernel of CPUs: torch's usual attention, of neighbouring texts of one length at once. For any device."""
     made = torch.empty_like(query)
     end = 0
     for length, alike in itertools.groupby(texts.lengths.tolist()):

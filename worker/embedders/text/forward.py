@@ -88,7 +88,8 @@ def _position_of_padding(trunk: Any) -> int | None:
 LONGEST_PROBE = 512
 """Words of the longest text that is tried."""
 FEW_PROBES, LONGEST_OF_FEW = 8, 32
-"""Texts that are tried in fp32 on a CPU, for which the others would take seconds: both ways give the same there."""
+"""Number of texts that are tried in fp32 on a CPU, and words of the longest. In fp32 both ways give the same vectors,
+so few show a fault; `PROBES` of up to `LONGEST_PROBE` words would take seconds."""
 
 WORDS = ("the", "device", "reads", "texts", "of", "any", "length", "long", "ones", "beside", "short", "ones")
 
