@@ -22,29 +22,29 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from core.models import DECODES, ModelConfig
-from core.process.limits import cores
-from core.queue.hints import Hint
-from core.queue.ledger import Ledger
-from core.queue.result_stream import Entry
-from core.rows.spec import RowSpec
-from core.run.commit_log import CommitLog
-from core.run.layout import Layout
-from core.run.manifest import Manifest
-from core.run.run_info import RunInfo, load_run
-from producer.announce import record_of
-from producer.enqueue import Request, prepare
-from sources.reader_options import ReadOptions
-from worker.claim.lease import LeasedUnit, Leases
-from worker.embedders.base import Embedder
-from worker.embedders.device.warm_up import warm_up
-from worker.embedders.registry import load
-from worker.meter.meter import Meter
-from worker.meter.progress_board import ProgressBoard, Span
-from worker.stages.pipeline import Pipeline
-from worker.stages.publish import PublishStage
-from writer.accept import Acceptor
-from writer.commit import Buffer, Committer
+from embq.core.models import DECODES, ModelConfig
+from embq.core.process.limits import cores
+from embq.core.queue.hints import Hint
+from embq.core.queue.ledger import Ledger
+from embq.core.queue.result_stream import Entry
+from embq.core.rows.spec import RowSpec
+from embq.core.run.commit_log import CommitLog
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest
+from embq.core.run.run_info import RunInfo, load_run
+from embq.producer.announce import record_of
+from embq.producer.enqueue import Request, prepare
+from embq.sources.reader_options import ReadOptions
+from embq.worker.claim.lease import LeasedUnit, Leases
+from embq.worker.embedders.base import Embedder
+from embq.worker.embedders.device.warm_up import warm_up
+from embq.worker.embedders.registry import load
+from embq.worker.meter.meter import Meter
+from embq.worker.meter.progress_board import ProgressBoard, Span
+from embq.worker.stages.pipeline import Pipeline
+from embq.worker.stages.publish import PublishStage
+from embq.writer.accept import Acceptor
+from embq.writer.commit import Buffer, Committer
 
 NONCE = "bare"
 PREFETCH = 2
@@ -68,7 +68,7 @@ class WideStream:
 
 
 class FreeLedger:
-    """Grants everything, keeps nothing, and hands results on. What the stages ask of `core.queue.ledger.Ledger`.
+    """Grants everything, keeps nothing, and hands results on. What the stages ask of `embq.core.queue.ledger.Ledger`.
 
     Attributes:
         began: monotonic seconds of the first `start`, or 0.0.

@@ -35,9 +35,9 @@ from bench.devices_picture import draw
 from bench.report import RESULTS, table, write
 from bench.runs import until, write_texts
 from bench.traces import Batch, busy_shares, idle_ends, makespan, read_traces, rows_twice, workers
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer
-from core.queue.keys import RUNS, run_key
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.queue.keys import RUNS, run_key
 
 FLEETS = ((10.0, 1.0, 1.0), (5.0, 3.0, 1.0))
 UNITS, SAMPLES = 2000, 8

@@ -24,10 +24,10 @@ import redis
 
 from bench.report import table, write
 from bench.runs import until
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer
-from core.queue.ledger import Ledger
-from core.run.run_info import load_run
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.queue.ledger import Ledger
+from embq.core.run.run_info import load_run
 
 MODEL = "stub:384"
 QUIET_S = 2.0

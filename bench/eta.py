@@ -31,10 +31,10 @@ from typing import Any
 import numpy as np
 
 from bench.report import RESULTS, table, write
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer
-from core.queue.keys import run_key
-from core.run.run_info import load_run
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.queue.keys import run_key
+from embq.core.run.run_info import load_run
 
 TOKENS_PER_S = 8_000
 """Rate of all devices of a case together at its start: so low that one core is fast enough for texts of two words."""

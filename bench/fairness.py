@@ -29,10 +29,10 @@ import redis
 
 from bench.report import table, write
 from bench.runs import until
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer
-from core.queue.keys import RUNS, run_key
-from core.run.run_info import load_run
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.queue.keys import RUNS, run_key
+from embq.core.run.run_info import load_run
 
 MODEL = "stub:16?ms_per_sample=1"
 WORKERS = 2

@@ -24,19 +24,19 @@ import redis
 from starlette.applications import Starlette
 
 from bench.report import write
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer
-from core.queue.heartbeats import SERVICE_REPORTS, WORKER_REPORTS, Device
-from core.queue.reporting import this_service
-from core.queue.runs import register
-from core.queue.scripts import load_scripts
-from embq.serving.server import bound, server_of
-from embq.ui.fleet.fragments import Fragments
-from embq.ui.fleet.history import Histories
-from embq.ui.fleet.live import frame
-from embq.ui.fleet.pages import FleetPages
-from embq.ui.fleet.snapshot import Sampler
-from embq.ui.fleet.sources import BrokerSource
+from embq.app.serving.server import bound, server_of
+from embq.app.ui.fleet.fragments import Fragments
+from embq.app.ui.fleet.history import Histories
+from embq.app.ui.fleet.live import frame
+from embq.app.ui.fleet.pages import FleetPages
+from embq.app.ui.fleet.snapshot import Sampler
+from embq.app.ui.fleet.sources import BrokerSource
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.queue.heartbeats import SERVICE_REPORTS, WORKER_REPORTS, Device
+from embq.core.queue.reporting import this_service
+from embq.core.queue.runs import register
+from embq.core.queue.scripts import load_scripts
 from tests.support.outputs.run_case import RunCase, make_case
 
 MACHINES, DEVICES, RUNS, AT_WORK, VIEWERS, SECONDS = 125, 8, 100, 20, 200, 15

@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from bench.report import RESULTS, table
-from core.benchmark_record import described, write
+from embq.core.benchmark_record import described, write
 
 if TYPE_CHECKING:
     from bench.gpu_models import Case, Scale

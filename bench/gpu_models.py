@@ -22,16 +22,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, BertConfig, DistilBertConfig, PretrainedConfig, PreTrainedTokenizerFast
 
-from core.errors import EmbqError
-from core.models import CPU_DECODES, REFERENCE, ModelConfig
-from core.units import Sample
-from embq.bench.image_stages import Tried, decode
-from worker.embedders.base import PendingVectors
-from worker.embedders.device.hardware import free_memory
-from worker.embedders.device.tuning import tune
-from worker.embedders.registry import load
-from worker.meter.meter import Throughput
-from worker.stages.batching import Batcher, Waiting
+from embq.app.bench.image_stages import Tried, decode
+from embq.core.errors import EmbqError
+from embq.core.models import CPU_DECODES, REFERENCE, ModelConfig
+from embq.core.units import Sample
+from embq.worker.embedders.base import PendingVectors
+from embq.worker.embedders.device.hardware import free_memory
+from embq.worker.embedders.device.tuning import tune
+from embq.worker.embedders.registry import load
+from embq.worker.meter.meter import Throughput
+from embq.worker.stages.batching import Batcher, Waiting
 
 TOKENS, SHORTEST = 256, 4
 """Tokens of a text: of the longest, and of the shortest of the mixed ones."""

@@ -46,7 +46,7 @@ from bench.gpu import (
     say,
 )
 from bench.report import table
-from core.models import CPU_DECODES
+from embq.core.models import CPU_DECODES
 
 if TYPE_CHECKING:
     from bench.gpu_models import Case, Scale
@@ -245,7 +245,7 @@ def device_figures(device: str, seconds: float) -> dict[str, float]:
     if not device.startswith("cuda"):
         time.sleep(seconds)
         return {}
-    from worker.supervisor.devices import find_gpus, nvml
+    from embq.worker.supervisor.devices import find_gpus, nvml
 
     library = nvml()
     gpus = {f"cuda:{gpu.number}": gpu for gpu in find_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))}

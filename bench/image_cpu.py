@@ -56,9 +56,9 @@ class Watch(threading.Thread):
 def kind_of(command: Sequence[str]) -> str:
     """Kind of a process of embq, in a word; "" where nothing is known of it yet."""
     words = [os.path.basename(word) for word in command]
-    for kind in ("worker.process", "sources.reader_process", "writer", "producer", "worker", "run"):
+    for kind in ("embq.worker.process", "embq.sources.reader_process", "writer", "producer", "worker", "run"):
         if kind in words:
-            return {"worker.process": "worker", "worker": "supervisor"}.get(kind, kind)
+            return {"embq.worker.process": "worker", "worker": "supervisor"}.get(kind, kind)
     return "broker" if any("server" in word for word in words[:1]) else ""
 
 

@@ -16,13 +16,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from core.models import DECODES, ModelConfig
-from core.units import Sample
-from sources.kinds import SOURCES
-from sources.reader_options import ReadOptions
-from worker.embedders.base import Embedder
-from worker.embedders.registry import load
-from worker.stages.read import CHUNK_SAMPLES
+from embq.core.models import DECODES, ModelConfig
+from embq.core.units import Sample
+from embq.sources.kinds import SOURCES
+from embq.sources.reader_options import ReadOptions
+from embq.worker.embedders.base import Embedder
+from embq.worker.embedders.registry import load
+from embq.worker.stages.read import CHUNK_SAMPLES
 
 
 def chunks_of(shards: Sequence[str]) -> list[list[Sample]]:

@@ -28,7 +28,7 @@ from typing import Any
 from bench import pictures
 from bench.image_cpu import Watch, spent
 from bench.report import table, write
-from core.process.limits import cores
+from embq.core.process.limits import cores
 
 SECONDS, ROUNDS = 15.0, 3
 """Seconds of decoding in one measurement, about; rounds."""

@@ -30,9 +30,9 @@ from bench.memory import descendants, service
 from bench.pictures import jpegs, shards
 from bench.report import table, write
 from bench.runs import anonymous_bytes
-from worker.embedders.image.jpeg import BUFFER_BYTES
-from worker.stages.pipeline import BYTES_AHEAD
-from worker.stages.read import CHUNK_IMAGE_BYTES, CHUNKS_OF_A_THREAD
+from embq.worker.embedders.image.jpeg import BUFFER_BYTES
+from embq.worker.stages.pipeline import BYTES_AHEAD
+from embq.worker.stages.read import CHUNK_IMAGE_BYTES, CHUNKS_OF_A_THREAD
 
 SIZE = (3000, 2000)
 PER_SHARD = 50

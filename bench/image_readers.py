@@ -25,7 +25,7 @@ from typing import Any
 
 from bench import pictures
 from bench.report import table, write
-from core.process.limits import cores
+from embq.core.process.limits import cores
 
 SAMPLES, ROUNDS = 20_000, 3
 SIZES = ((256, 256), (512, 384))

@@ -26,10 +26,10 @@ import torch
 
 from bench.bare import embed_all, plan
 from bench.image_readers_theirs import MODEL
-from core.models import ModelConfig
-from worker.embedders.base import Embedder
-from worker.embedders.image.buffer_pool import gathered
-from worker.embedders.registry import load
+from embq.core.models import ModelConfig
+from embq.worker.embedders.base import Embedder
+from embq.worker.embedders.image.buffer_pool import gathered
+from embq.worker.embedders.registry import load
 
 
 class Measured:

@@ -25,12 +25,12 @@ from PIL import Image, features
 
 from bench.pictures import jpegs
 from bench.report import table, write
-from core.models import CPU_DECODES, ModelConfig
-from core.units import Sample
-from worker.embedders.image.decoding import Picture, quiet_pillow
-from worker.embedders.image.pixels import Pixels
-from worker.embedders.image.preprocess import of_open_clip
-from worker.embedders.registry import load
+from embq.core.models import CPU_DECODES, ModelConfig
+from embq.core.units import Sample
+from embq.worker.embedders.image.decoding import Picture, quiet_pillow
+from embq.worker.embedders.image.pixels import Pixels
+from embq.worker.embedders.image.preprocess import of_open_clip
+from embq.worker.embedders.registry import load
 
 ARCH = "ViT-B-32"
 MODEL = f"open_clip:{ARCH}?init=random&seed=0"

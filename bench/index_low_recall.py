@@ -21,8 +21,8 @@ from bench.index_cases import DATA, K
 from bench.index_ours import build, on_one_core
 from bench.index_scoring import truth_of
 from bench.report import write
-from indexer.searcher import Searcher
-from indexer.tune.recall import mean_recall
+from embq.indexer.searcher import Searcher
+from embq.indexer.tune.recall import mean_recall
 
 KEYS = {
     "plan": "IVF{lists}(PCA{quarter},Flat),PQ{half}x4",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bench.index_cases import K
-from indexer.tune.recall import Truth, mean_recall
+from embq.indexer.tune.recall import Truth, mean_recall
 
 DEEP = 100
 """Rows of the truth for each query, so that ties of the tenth are seen."""

@@ -84,7 +84,7 @@ def service(pid: int) -> tuple[str, int]:
         return "", 0
     rss = next((int(line.split()[1]) // 1024 for line in status.splitlines() if line.startswith("VmRSS")), 0)
     for word, name in (
-        (b"worker.process", "worker process"),
+        (b"embq.worker.process", "worker process"),
         (b"writer", "writer"),
         (b"producer", "producer"),
         (b"worker", "supervisor"),

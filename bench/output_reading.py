@@ -15,7 +15,7 @@ from pathlib import Path
 
 import embq
 from bench.report import table, write
-from core.rows.spec import FORMATS
+from embq.core.rows.spec import FORMATS
 from tests.support.outputs.build import build, write_jsonl
 
 ROWS, DIM, BATCH = 300_000, 384, 16_384

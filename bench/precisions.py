@@ -22,12 +22,12 @@ import torch
 
 from bench.pictures import jpegs
 from bench.report import table, write
-from core.models import ModelConfig
-from core.units import Sample
 from demo.collect import docstrings
-from worker.embedders.device.hardware import device_name
-from worker.embedders.device.placement import DTYPES
-from worker.embedders.registry import load
+from embq.core.models import ModelConfig
+from embq.core.units import Sample
+from embq.worker.embedders.device.hardware import device_name
+from embq.worker.embedders.device.placement import DTYPES
+from embq.worker.embedders.registry import load
 
 TEXTS, IMAGES = 300, 300
 PASS_SAMPLES = 16

@@ -20,11 +20,11 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
 
 from bench.report import table, write
-from sources.access.files import load_unchanged
-from sources.access.read_ahead import ReadAhead
-from sources.interface import unwatched
-from sources.kinds import SOURCES
-from sources.reader_options import ReadOptions
+from embq.sources.access.files import load_unchanged
+from embq.sources.access.read_ahead import ReadAhead
+from embq.sources.interface import unwatched
+from embq.sources.kinds import SOURCES
+from embq.sources.reader_options import ReadOptions
 
 ROUNDS = 3
 PIECE_BYTES = 256 * 1024

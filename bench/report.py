@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from core import benchmark_record
-from core.benchmark_record import machine
+from embq.core import benchmark_record
+from embq.core.benchmark_record import machine
 
 __all__ = ["RESULTS", "machine", "table", "write"]
 

@@ -23,11 +23,11 @@ import webdataset
 from PIL import Image
 
 from bench.report import table, write
-from core.process.limits import cores
-from core.storage.durable import fsync_file
-from training.shards.conversion import convert
-from training.shards.conversion_plan import Layout, Pattern, Plan
-from training.shards.listing import class_folders
+from embq.core.process.limits import cores
+from embq.core.storage.durable import fsync_file
+from embq.training.shards.conversion import convert
+from embq.training.shards.conversion_plan import Layout, Pattern, Plan
+from embq.training.shards.listing import class_folders
 
 SAMPLES, CLASSES, PER_SHARD = 4000, 100, 1000
 SAMPLE_BYTES = 110_000

@@ -21,19 +21,19 @@ import numpy as np
 import redis
 
 from bench.report import table, write
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer
-from core.models import ModelConfig
-from core.queue.hints import Hint, hint_queue, push
-from core.queue.keys import VERSION
-from core.queue.ledger import Ledger, new_token
-from core.queue.runs import RunRecord, register
-from core.queue.scripts import load_scripts
-from core.rows.results import encode_result, row_schema
-from core.rows.spec import RowSpec
-from core.rows.vectors import stored
-from core.settings import child_environment
-from core.units import Sample, Unit
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.models import ModelConfig
+from embq.core.queue.hints import Hint, hint_queue, push
+from embq.core.queue.keys import VERSION
+from embq.core.queue.ledger import Ledger, new_token
+from embq.core.queue.runs import RunRecord, register
+from embq.core.queue.scripts import load_scripts
+from embq.core.rows.results import encode_result, row_schema
+from embq.core.rows.spec import RowSpec
+from embq.core.rows.vectors import stored
+from embq.core.settings import child_environment
+from embq.core.units import Sample, Unit
 
 RUNS, UNITS, RESULTS, PROCESSES = 200, 1_000, 100, 4
 UNITS_OF_A_RUN = 1_000_000

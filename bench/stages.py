@@ -28,11 +28,11 @@ import redis
 from bench.pictures import jpegs
 from bench.report import RESULTS, table, write
 from bench.stages_picture import draw
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer
-from core.process.limits import cores as usable_cores
-from core.queue.heartbeats import live_workers
-from core.run.layout import Layout
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.process.limits import cores as usable_cores
+from embq.core.queue.heartbeats import live_workers
+from embq.core.run.layout import Layout
 
 SIZE, DIFFERENT, SEED = (1024, 768), 60, 0
 DECODED_PER_S = 300

@@ -28,9 +28,9 @@ import pyarrow as pa
 from bench.report import RESULTS, table, write
 from bench.storing_plain import PLAIN
 from bench.storing_run import DIM, UNIT_ROWS, StoredRun
-from core.broker.embedded import EmbeddedServer
-from core.run.reader import row_tables
-from core.storage.durable import fsync_file
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.run.reader import row_tables
+from embq.core.storage.durable import fsync_file
 
 UNITS, ROUNDS = 40, 5
 SUSTAINED_UNITS = 200

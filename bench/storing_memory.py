@@ -14,10 +14,10 @@ import sys
 import time
 from pathlib import Path
 
-from core.broker.client import connect
-from core.queue.runs import RunRecord
-from core.run.run_info import load_run
-from writer.run_writer import RunWriter
+from embq.core.broker.client import connect
+from embq.core.queue.runs import RunRecord
+from embq.core.run.run_info import load_run
+from embq.writer.run_writer import RunWriter
 
 
 def main() -> None:

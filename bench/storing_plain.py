@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from core.formats.base import vectors
-from core.formats.parquet import encoding
+from embq.core.formats.base import vectors
+from embq.core.formats.parquet import encoding
 
 Plain = Callable[[pa.Table, Path], None]
 

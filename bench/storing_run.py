@@ -9,20 +9,20 @@ from pathlib import Path
 
 import numpy as np
 
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer
-from core.models import ModelConfig
-from core.queue.keys import VERSION
-from core.queue.ledger import Ledger
-from core.queue.runs import RunRecord
-from core.queue.scripts import load_scripts
-from core.rows.results import encode_result, row_schema
-from core.rows.spec import RowSpec
-from core.run.layout import Layout
-from core.run.manifest import first_segment_writer
-from core.run.run_info import RunInfo
-from core.units import Sample, Unit
-from writer.run_writer import RunWriter
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.models import ModelConfig
+from embq.core.queue.keys import VERSION
+from embq.core.queue.ledger import Ledger
+from embq.core.queue.runs import RunRecord
+from embq.core.queue.scripts import load_scripts
+from embq.core.rows.results import encode_result, row_schema
+from embq.core.rows.spec import RowSpec
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import first_segment_writer
+from embq.core.run.run_info import RunInfo
+from embq.core.units import Sample, Unit
+from embq.writer.run_writer import RunWriter
 
 UNIT_ROWS, DIM = 5_000, 768
 MODEL = ModelConfig(spec=f"stub:{DIM}", modalities=("text",), precision="fp32")

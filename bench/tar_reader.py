@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 import webdataset
 
 from bench.report import table, write
-from sources.kinds import SOURCES
-from sources.reader_options import ReadOptions
+from embq.sources.kinds import SOURCES
+from embq.sources.reader_options import ReadOptions
 
 ROUNDS = 5
 LARGE_MEMBERS = 64

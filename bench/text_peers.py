@@ -85,7 +85,7 @@ class Seen:
 def loop(source: Path) -> float:
     """The pipeline of a worker process without queue and writer: seconds from the first unit to the last result."""
     from bench.bare import NONCE, embed_all, plan
-    from core.run.layout import Layout
+    from embq.core.run.layout import Layout
 
     seen = Seen()
     with tempfile.TemporaryDirectory(prefix="embq-bench-") as folder:

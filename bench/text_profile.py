@@ -57,7 +57,7 @@ def gemm_gflops(dtype: Any) -> float:
 
 def passes_of(embedder: Any, texts: Sequence[str]) -> list[list[Any]]:
     """The texts as the worker's passes: of like length, longest first, each within the embedder's budget."""
-    from core.units import Sample
+    from embq.core.units import Sample
 
     samples = [Sample(ordinal=n, key=str(n), text=text) for n, text in enumerate(texts)]
     waiting = sorted(embedder.prepare(samples), key=lambda one: -embedder.length(one))
@@ -73,8 +73,8 @@ def profile(precision: str, texts: Sequence[str]) -> dict[str, Any]:
     """The figures of one precision of embq, on one core."""
     import torch
 
-    from core.models import ModelConfig
-    from worker.embedders.registry import load
+    from embq.core.models import ModelConfig
+    from embq.worker.embedders.registry import load
 
     config = ModelConfig(spec="minilm", modalities=("text",), precision=precision)
     if precision == "int8":
@@ -134,7 +134,7 @@ def _int8_profile(load: Callable[[], Any], texts: Sequence[str]) -> dict[str, An
     """By OpenVINO's own counters, which do not have its attention: that is most of the rest."""
     import torch
 
-    from worker.embedders.text import int8
+    from embq.worker.embedders.text import int8
 
     torch.set_num_threads(1)
     options, forward = int8._runtime_options, int8.Int8Trunk.forward

@@ -15,10 +15,10 @@ import numpy as np
 import psutil
 
 from bench.runs import watched
-from core.run.reader import row_tables
+from embq.core.run.reader import row_tables
 
 LOOK_S = 0.5
-SERVICES = {"worker.process": "worker", "producer": "producer", "writer": "writer", "worker": "supervisor"}
+SERVICES = {"embq.worker.process": "worker", "producer": "producer", "writer": "writer", "worker": "supervisor"}
 LIMIT_S = 400
 
 

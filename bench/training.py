@@ -26,8 +26,8 @@ from bench.training_loaders import LOADERS, STEPS, rate
 from bench.training_pictures import ways
 from bench.training_set import training_set
 from bench.training_stages import costs
-from core.process.limits import cores
-from training.shards.shard_set import Shards, open_shards
+from embq.core.process.limits import cores
+from embq.training.shards.shard_set import Shards, open_shards
 
 SAMPLES, ROUNDS = 2_400, 5
 LOADER_WORKERS = (1, 2)

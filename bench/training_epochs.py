@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from training.shards.shard_set import Shards
+from embq.training.shards.shard_set import Shards
 
 ARCH = "timm:test_resnet"
 """Made for tests: a step takes hardly longer than its samples."""

@@ -12,9 +12,9 @@ from torch import nn
 from torchvision import transforms
 
 from bench.training_set import CLASSES
-from training.data.batch import IMAGENET_MEAN, IMAGENET_STD, View
-from training.data.epochs import exact_epoch
-from training.shards.shard_set import Shards
+from embq.training.data.batch import IMAGENET_MEAN, IMAGENET_STD, View
+from embq.training.data.epochs import exact_epoch
+from embq.training.shards.shard_set import Shards
 
 BATCH_SIZE, IMAGE_SIZE, BUFFER = 64, 224, 1000
 

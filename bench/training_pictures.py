@@ -16,11 +16,11 @@ from torchvision.transforms.v2 import functional
 
 from bench import pictures
 from bench.training_set import SIZE
-from core.units import Sample
-from training.data.batch import IMAGENET_MEAN, IMAGENET_STD
-from training.data.images import Crop, random_crop, training_pixels
-from training.data.split import random_of
-from worker.embedders.image.decoding import Picture
+from embq.core.units import Sample
+from embq.training.data.batch import IMAGENET_MEAN, IMAGENET_STD
+from embq.training.data.images import Crop, random_crop, training_pixels
+from embq.training.data.split import random_of
+from embq.worker.embedders.image.decoding import Picture
 
 SIZES = (SIZE, (256, 256))
 COUNT, ROUNDS, IMAGE_SIZE = 50, 3, 224

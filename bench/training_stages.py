@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from bench.training_loaders import BATCH_SIZE, IMAGE_SIZE
-from core.units import Sample
-from training.data.batch import EPOCH_START, View
-from training.data.images import training_pixels
-from training.data.loader import WorkerBatch, made_batches
-from training.data.reading import RawSample, read_shards
-from training.data.regroup import whole
-from training.shards.shard_set import Shards
-from worker.embedders.image.decoding import Picture
+from embq.core.units import Sample
+from embq.training.data.batch import EPOCH_START, View
+from embq.training.data.images import training_pixels
+from embq.training.data.loader import WorkerBatch, made_batches
+from embq.training.data.reading import RawSample, read_shards
+from embq.training.data.regroup import whole
+from embq.training.shards.shard_set import Shards
+from embq.worker.embedders.image.decoding import Picture
 
 PASSES = 5
 """In each of them every stage has its turn; the fastest counts: what disturbs only ever adds."""

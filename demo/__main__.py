@@ -19,9 +19,9 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from core.errors import command_line
 from demo.collect import docstrings, photographs
 from demo.screenshots import screenshots
+from embq.core.errors import command_line
 
 TEXTS = 2000
 PHOTOGRAPHS = 96

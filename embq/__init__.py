@@ -8,17 +8,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from os import PathLike
 
-    from embq.embedding.model import Model
-    from embq.embedding.runs import Inputs, Run
-    from embq.indexing.autofaiss import build_index
-    from embq.output.output import Output
-    from embq.searching.query import Result
+    from embq.app.embedding.model import Model
+    from embq.app.embedding.runs import Inputs, Run
+    from embq.app.indexing.autofaiss import build_index
+    from embq.app.output.output import Output
+    from embq.app.searching.query import Result
 
 __version__ = "0.1.0"
 
 __all__ = ["Model", "__version__", "build_index", "embed", "enqueue", "open", "run", "search"]
 
-_LATER = {"Model": "embq.embedding.model", "build_index": "embq.indexing.autofaiss"}
+_LATER = {"Model": "embq.app.embedding.model", "build_index": "embq.app.indexing.autofaiss"}
 """Name -> the module that has it, imported when the name is first used: `import embq` must stay light."""
 
 
@@ -58,9 +58,9 @@ def embed(
 
     Returns float32 of shape (n, dim) in the order given; of a table, the table with a column of vectors.
 
-    Raises `core.errors.EmbqError` with a code and a next step: `not_embedded` where items have no vector.
+    Raises `embq.core.errors.EmbqError` with a code and a next step: `not_embedded` where items have no vector.
     """
-    from embq.embedding.embed import embed
+    from embq.app.embedding.embed import embed
 
     return embed(
         data,
@@ -83,11 +83,11 @@ def run(inputs: Inputs, output: str | PathLike[str], *, model: str | list[str], 
         output: folder or s3:// URL.
         options: those of `embq run` with underscores, such as `chunk_tokens=256`, `similarity=True`.
 
-    Returns an `embq.embedding.runs.Run`: `.progress()`, `.wait()`, `.cancel()`, `.stop()`. The run stops, and can be
+    Returns an `embq.app.embedding.runs.Run`: `.progress()`, `.wait()`, `.cancel()`, `.stop()`. The run stops, and can be
     gone on with, where this program ends. Raises UsageError for an option that there is not; other errors of the run
     are raised by its handle.
     """
-    from embq.embedding.runs import run
+    from embq.app.embedding.runs import run
 
     return run(inputs, output, model=model, **options)
 
@@ -97,18 +97,18 @@ def enqueue(inputs: Inputs, output: str | PathLike[str], *, model: str | list[st
 
     Returns when it is handed over. Raises what `embq enqueue` ends with.
     """
-    from embq.embedding.runs import enqueue
+    from embq.app.embedding.runs import enqueue
 
     return enqueue(inputs, output, model=model, **options)
 
 
 def open(path: str | PathLike[str]) -> Output:
-    """The results of a run: as tables, arrays, tensors and searches; see `embq.output.output.Output`.
+    """The results of a run: as tables, arrays, tensors and searches; see `embq.app.output.output.Output`.
 
     Args:
         path: output folder, or its s3:// or gs:// URL.
     """
-    from embq.output.output import open_output
+    from embq.app.output.output import open_output
 
     return open_output(path)
 
@@ -153,15 +153,15 @@ def search(
         prompt, prompt_text: the prompt before the text: its name in the model, or the prompt itself.
         model: spec of the model, where it is not where the run had it; it must be the same model.
 
-    One of text, image, vector and id is given, or none where `like` is. Raises `core.errors.EmbqError` with a code and
+    One of text, image, vector and id is given, or none where `like` is. Raises `embq.core.errors.EmbqError` with a code and
     a next step.
     """
     from pathlib import Path
 
-    from core.errors import UsageError
-    from embq.searching.query import Query, path_of
-    from embq.searching.remote import is_server, search_remote
-    from indexer.filter.condition import read_conditions
+    from embq.app.searching.query import Query, path_of
+    from embq.app.searching.remote import is_server, search_remote
+    from embq.core.errors import UsageError
+    from embq.indexer.filter.condition import read_conditions
 
     query = Query(
         text=text,
@@ -186,6 +186,6 @@ def search(
             "`name` selects an index of a server, and `index` is a folder",
             next_step="give the URL of the server as `index`",
         )
-    from embq.searching.local import search_local
+    from embq.app.searching.local import search_local
 
     return search_local(index if isinstance(index, str) else Path(index), query, output=embedding).results

@@ -1,5 +1,5 @@
 """`python -m embq` is the command `embq`."""
 
-from embq.cli.entry_point import main
+from embq.app.cli.entry_point import main
 
 main()

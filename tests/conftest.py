@@ -24,11 +24,11 @@ from typing import Any
 import pytest
 import redis
 
-import core.broker.embedded
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer
-from core.queue.keys import RUNS, run_key
-from core.run.run_info import RunInfo
+import embq.core.broker.embedded
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.queue.keys import RUNS, run_key
+from embq.core.run.run_info import RunInfo
 
 pytest.register_assert_rewrite("tests.support.outputs.run_case")
 # Half of the processor time of a collection is the compilation of the tests, in each process that runs them.
@@ -153,7 +153,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def bf16_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any CPU may be asked for bf16: torch computes in it everywhere, slowly without instructions for it."""
-    monkeypatch.setattr("worker.embedders.device.placement.cpu_flags", lambda: frozenset({"avx512_bf16"}))
+    monkeypatch.setattr("embq.worker.embedders.device.placement.cpu_flags", lambda: frozenset({"avx512_bf16"}))
 
 
 # --- brokers ---
@@ -182,7 +182,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
         # Only while it starts: servers that tests start for themselves are not to be others because of it.
         with pytest.MonkeyPatch.context() as patch:
             if request.param == "redis":
-                patch.setattr(core.broker.embedded, "server_binary", lambda: Path(shutil.which("redis-server") or ""))
+                patch.setattr(
+                    embq.core.broker.embedded, "server_binary", lambda: Path(shutil.which("redis-server") or "")
+                )
             server = stack.enter_context(EmbeddedServer(Path(folder) / "b"))
         yield server
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.mmoclip import required
+from embq.training.mmoclip import required
 
 LIMIT_S = 470.0
 """For all of it."""

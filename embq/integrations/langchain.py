@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from embq.embedding.model import Model
+from embq.app.embedding.model import Model
 from embq.integrations.retrieval import Retrieval, fields_of, missing, text_of
 
 try:

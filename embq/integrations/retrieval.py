@@ -8,11 +8,11 @@ from os import PathLike
 from typing import Any
 
 import embq
-from core.errors import ConfigError
-from core.storage.paths import place
-from embq.output.search import OutputIndex
-from embq.searching.query import Result
-from embq.searching.remote import is_server
+from embq.app.output.search import OutputIndex
+from embq.app.searching.query import Result
+from embq.app.searching.remote import is_server
+from embq.core.errors import ConfigError
+from embq.core.storage.paths import place
 
 
 class Retrieval:

@@ -1,4 +1,4 @@
-"""Promises of `worker.embedders.base.ChunkableEmbedder` as tests, for a model family of a plug-in.
+"""Promises of `embq.worker.embedders.base.ChunkableEmbedder` as tests, for a model family of a plug-in.
 
 A test file of the plug-in takes them over and says which model they are about::
 
@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from core.errors import ModelError, SampleError
-from core.models import Chunking, ModelConfig
-from core.units import Sample
-from worker.embedders.base import ChunkableEmbedder, Embedder, HasChunks, Truncated
-from worker.embedders.registry import load
-from worker.embedders.text.splitting import ChunkingEmbedder
+from embq.core.errors import ModelError, SampleError
+from embq.core.models import Chunking, ModelConfig
+from embq.core.units import Sample
+from embq.worker.embedders.base import ChunkableEmbedder, Embedder, HasChunks, Truncated
+from embq.worker.embedders.registry import load
+from embq.worker.embedders.text.splitting import ChunkingEmbedder
 
 TEXTS = (
     "A single word.",

@@ -1,4 +1,4 @@
-"""Promises of `sources.interface.Source` as tests, for a kind of input of a plug-in.
+"""Promises of `embq.sources.interface.Source` as tests, for a kind of input of a plug-in.
 
 A test file of the plug-in takes them over and gives an input::
 
@@ -20,12 +20,12 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import InputError, SourceError
-from core.units import Unit
-from sources.access.files import WatchedFile
-from sources.kinds import source_for
-from sources.reader_options import ReadOptions
-from sources.unit_reader import read
+from embq.core.errors import InputError, SourceError
+from embq.core.units import Unit
+from embq.sources.access.files import WatchedFile
+from embq.sources.kinds import source_for
+from embq.sources.reader_options import ReadOptions
+from embq.sources.unit_reader import read
 
 OPTIONS = ReadOptions(unit_samples=7)
 ROWS = {f"{number:03d}": f"the text of {number}" for number in range(40)}
@@ -136,7 +136,7 @@ def test_storage_that_fails_is_worth_another_try(case: Case, tmp_path: Path, mon
     def stale(*_: object, **__: object) -> object:
         raise OSError(116, "Stale file handle")
 
-    monkeypatch.setattr("sources.access.files.WatchedFile.__init__", stale)
+    monkeypatch.setattr("embq.sources.access.files.WatchedFile.__init__", stale)
     with pytest.raises(SourceError) as caught:
         list(source_for(case.kind).read(unit))
     assert (caught.value.code, caught.value.transient) == ("source_unreadable", True)

@@ -23,32 +23,32 @@ from typing import Any
 from PIL import Image
 from rq.exceptions import NoSuchJobError
 
-from core import wire
-from core.errors import EmbqError, SampleError
-from core.queue import uploads
-from core.queue.heartbeats import Rate, Service
-from core.queue.hints import Hint, HintJob, IndexHint
-from core.queue.index_builds import IndexBuild, IndexStage
-from core.queue.keys import HINT_FUNCTION, INDEX_HINT_FUNCTION, VERSION
-from core.queue.result_stream import Entry
-from core.queue.runs import Backlog, RunRecord
-from core.queue.uploads import Upload, UploadFile
-from core.run import checkpoint, commits
-from core.run.commit_log import CommitLog
-from core.run.layout import Layout
-from core.run.manifest import Manifest
-from core.run.run_info import load_run
-from core.units import canonical_json
-from embq.searching.query import Query
-from embq.serving.requests import KnnRequest, RowsRequest
-from indexer.build.units import Sidecar
-from indexer.index_files.files import File, from_json, to_json
-from indexer.index_files.version import RECORD, read_current
+from embq.app.searching.query import Query
+from embq.app.serving.requests import KnnRequest, RowsRequest
+from embq.core import wire
+from embq.core.errors import EmbqError, SampleError
+from embq.core.queue import uploads
+from embq.core.queue.heartbeats import Rate, Service
+from embq.core.queue.hints import Hint, HintJob, IndexHint
+from embq.core.queue.index_builds import IndexBuild, IndexStage
+from embq.core.queue.keys import HINT_FUNCTION, INDEX_HINT_FUNCTION, VERSION
+from embq.core.queue.result_stream import Entry
+from embq.core.queue.runs import Backlog, RunRecord
+from embq.core.queue.uploads import Upload, UploadFile
+from embq.core.run import checkpoint, commits
+from embq.core.run.commit_log import CommitLog
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest
+from embq.core.run.run_info import load_run
+from embq.core.units import canonical_json
+from embq.indexer.build.units import Sidecar
+from embq.indexer.index_files.files import File, from_json, to_json
+from embq.indexer.index_files.version import RECORD, read_current
+from embq.worker.embedders.image.decoding import open_image
+from embq.worker.embedders.registry import load
+from embq.writer.accept import Acceptor, Rejected, Sender, read_fields
 from tests.support.outputs.build import build, published, write_jsonl
 from tests.support.outputs.index import build_index
-from worker.embedders.image.decoding import open_image
-from worker.embedders.registry import load
-from writer.accept import Acceptor, Rejected, Sender, read_fields
 
 REFUSALS = (EmbqError, SampleError, Rejected, NoSuchJobError)
 """Exceptions that a reader may raise, whatever it is given."""
@@ -284,7 +284,7 @@ def _of_the_network() -> dict[str, Border]:
 
 
 def _body(data: bytes) -> object:
-    """As `embq.serving.app` parses it."""
+    """As `embq.app.serving.app` parses it."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:

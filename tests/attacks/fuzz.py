@@ -44,7 +44,7 @@ def main() -> int:
     from attacks.borders import borders, forget
 
     from bench.report import table
-    from core.benchmark_record import described, write
+    from embq.core.benchmark_record import described, write
 
     names = [asked.only] if asked.only else sorted(borders())
     forget()

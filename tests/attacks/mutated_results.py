@@ -8,10 +8,10 @@ from collections import Counter
 
 import numpy as np
 
-from core.errors import OutputError
-from core.rows.results import ResultDecoder, encode_result, row_schema
-from core.rows.spec import Column, RowSpec
-from core.units import Failure, Sample
+from embq.core.errors import OutputError
+from embq.core.rows.results import ResultDecoder, encode_result, row_schema
+from embq.core.rows.spec import Column, RowSpec
+from embq.core.units import Failure, Sample
 
 COLUMNS = (
     Column(name="n", type="int64", path=("n",)),

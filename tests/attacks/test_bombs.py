@@ -33,10 +33,10 @@ import pytest
 from PIL import Image
 from pyarrow import ipc
 
-from core.errors import SourceError
-from sources.kinds import SOURCES, kind_of
-from sources.reader_options import ReadOptions
-from sources.unit_reader import read
+from embq.core.errors import SourceError
+from embq.sources.kinds import SOURCES, kind_of
+from embq.sources.reader_options import ReadOptions
+from embq.sources.unit_reader import read
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -53,10 +53,10 @@ BEYOND = DECODED + 100 * MB
 READER = """
 import json, sys
 from collections import Counter
-from core.errors import SampleError, SourceError
-from sources.reader_options import ReadOptions
-from sources.kinds import SOURCES, kind_of
-from sources.unit_reader import read
+from embq.core.errors import SampleError, SourceError
+from embq.sources.reader_options import ReadOptions
+from embq.sources.kinds import SOURCES, kind_of
+from embq.sources.unit_reader import read
 
 def codes_of(path, options):
     found = Counter()
@@ -68,7 +68,7 @@ def codes_of(path, options):
     return dict(found)
 
 def code_of_picture(path):
-    from worker.embedders.image.decoding import open_image
+    from embq.worker.embedders.image.decoding import open_image
     try:
         open_image(open(path, "rb").read()).load()
     except SampleError as error:
@@ -512,8 +512,8 @@ def test_the_bound_is_that_of_the_formula_and_no_limit_of_the_system(
 ) -> None:
     """Finding 9: 3 to 7 GB."""
     path = written(next(bomb for bomb in BOMBS if bomb.name == name))
-    monkeypatch.setattr("core.process.limits.DECODED_MOST_BYTES", DECODED)
-    monkeypatch.setattr("core.process.limits.UNIT_MOST_BYTES", UNIT)
+    monkeypatch.setattr("embq.core.process.limits.DECODED_MOST_BYTES", DECODED)
+    monkeypatch.setattr("embq.core.process.limits.UNIT_MOST_BYTES", UNIT)
     (unit,) = SOURCES[str(kind_of(str(path)))].split(str(path), ReadOptions())
     with pytest.raises(SourceError) as caught:
         list(read(unit, ()))
@@ -522,8 +522,8 @@ def test_the_bound_is_that_of_the_formula_and_no_limit_of_the_system(
 
 def test_units_of_one_file_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finding 9: each cut of a compressed text was kept, and a row of a table costs no byte."""
-    monkeypatch.setattr("sources.formats.text_files.FILE_UNITS_MAX", 100)
-    monkeypatch.setattr("sources.formats.tables.FILE_UNITS_MAX", 100)
+    monkeypatch.setattr("embq.sources.formats.text_files.FILE_UNITS_MAX", 100)
+    monkeypatch.setattr("embq.sources.formats.tables.FILE_UNITS_MAX", 100)
     (tmp_path / "a.txt.zst").write_bytes(zstd.compress(b"\n" * 1_000))
     pq.write_table(pa.table({"text": ["a"] * 1_000}), tmp_path / "a.parquet")
     for kind, name in (("lines", "a.txt.zst"), ("parquet", "a.parquet")):

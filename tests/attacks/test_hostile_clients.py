@@ -19,10 +19,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from core.rows.spec import RowSpec
-from core.service import log
-from embq.serving import server as server_module
-from embq.serving.server import bound, server_of
+from embq.app.serving import server as server_module
+from embq.app.serving.server import bound, server_of
+from embq.core.rows.spec import RowSpec
+from embq.core.service import log
 from tests.support.outputs.build import build, write_jsonl
 from tests.support.outputs.index import build_index
 from tests.support.waiting import wait_until

@@ -19,31 +19,31 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer, keep_to_ourselves, kept_off
-from core.errors import EmbqError, Exit, OutputError, OutsideError, UsageError
-from core.formats.hdf5 import Hdf5Part
-from core.run import checkpoint
-from core.run.commit_log import CommitLog
-from core.run.commits import Commit
-from core.run.control import Control, load_control, save_control
-from core.run.generations import Generation, append
-from core.run.layout import Layout
-from core.run.manifest import Manifest
-from core.run.reader import row_tables
-from core.run.run_info import RunInfo, load_run
-from core.settings import Settings
-from core.storage.durable import drop_in
-from core.units import canonical_json
-from embq.cli.entry_point import cli
-from embq.export.export import ExportOptions, export
-from embq.gc.collect import collect
-from embq.gc.orphans import Orphan, Orphans, find_orphans, remove_orphans
-from embq.local.service_process import ServiceProcess
-from embq.verify.verification import verify
-from indexer.index_files.version import resolve_index
+from embq.app.cli.entry_point import cli
+from embq.app.export.export import ExportOptions, export
+from embq.app.gc.collect import collect
+from embq.app.gc.orphans import Orphan, Orphans, find_orphans, remove_orphans
+from embq.app.local.service_process import ServiceProcess
+from embq.app.verify.verification import verify
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer, keep_to_ourselves, kept_off
+from embq.core.errors import EmbqError, Exit, OutputError, OutsideError, UsageError
+from embq.core.formats.hdf5 import Hdf5Part
+from embq.core.run import checkpoint
+from embq.core.run.commit_log import CommitLog
+from embq.core.run.commits import Commit
+from embq.core.run.control import Control, load_control, save_control
+from embq.core.run.generations import Generation, append
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest
+from embq.core.run.reader import row_tables
+from embq.core.run.run_info import RunInfo, load_run
+from embq.core.settings import Settings
+from embq.core.storage.durable import drop_in
+from embq.core.units import canonical_json
+from embq.indexer.index_files.version import resolve_index
+from embq.writer.staging import leave_nonce, sweep
 from tests.support.outputs.build import build, file_path, reseal, write_jsonl
-from writer.staging import leave_nonce, sweep
 
 # --- the state of the private server ---
 

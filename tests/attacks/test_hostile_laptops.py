@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import redis
 
-from core.errors import InputError
-from core.models import ModelConfig
-from core.queue import uploads
-from core.queue.heartbeats import live_workers, measured_rates, services
-from core.queue.keys import (
+from embq.core.errors import InputError
+from embq.core.models import ModelConfig
+from embq.core.queue import uploads
+from embq.core.queue.heartbeats import live_workers, measured_rates, services
+from embq.core.queue.keys import (
     RATES,
     RUNS,
     SERVICES,
@@ -34,15 +34,15 @@ from core.queue.keys import (
     upload_key,
     worker_key,
 )
-from core.queue.ledger import Ledger
-from core.queue.runs import RunRecord, foreign_runs, registered
-from core.queue.uploads import Upload, UploadFile
-from core.storage.paths import Outputs
+from embq.core.queue.ledger import Ledger
+from embq.core.queue.runs import RunRecord, foreign_runs, registered
+from embq.core.queue.uploads import Upload, UploadFile
+from embq.core.storage.paths import Outputs
+from embq.writer.uploads import Receiver
 from tests.e2e.check import check_complete
 from tests.e2e.session import Command, await_in, called, closed, run_of, started, write_texts
 from tests.support.servers.guarded import GuardedServer, guarded_server
 from tests.support.waiting import wait_until
-from writer.uploads import Receiver
 
 DIM = 8
 SLOW = f"stub:{DIM}?ms_per_sample=10"

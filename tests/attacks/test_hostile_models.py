@@ -23,17 +23,17 @@ open_clip = pytest.importorskip("open_clip")
 
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer  # noqa: E402
 
-from core.errors import ModelError  # noqa: E402
-from core.models import ModelConfig, ModelSpec  # noqa: E402
-from embq.doctor import probes  # noqa: E402
+from embq.app.doctor import probes  # noqa: E402
+from embq.core.errors import ModelError  # noqa: E402
+from embq.core.models import ModelConfig, ModelSpec  # noqa: E402
+from embq.training.export.openclip import tokenizer_of, write_tokenizer  # noqa: E402
+from embq.training.openclip.checkpoints import Arguments  # noqa: E402
+from embq.training.openclip.models import initial_model  # noqa: E402
+from embq.worker.embedders.lookup import locate  # noqa: E402
+from embq.worker.embedders.query.loading import open_query_model  # noqa: E402
+from embq.worker.embedders.registry import load  # noqa: E402
 from tests.support.models.clip import MODEL, PREPROCESS  # noqa: E402
 from tests.support.models.text import WIDTH, save_sentence_model, save_trunk  # noqa: E402
-from training.export.openclip import tokenizer_of, write_tokenizer  # noqa: E402
-from training.openclip.checkpoints import Arguments  # noqa: E402
-from training.openclip.models import initial_model  # noqa: E402
-from worker.embedders.lookup import locate  # noqa: E402
-from worker.embedders.query.loading import open_query_model  # noqa: E402
-from worker.embedders.registry import load  # noqa: E402
 
 CODE = """
 from pathlib import Path

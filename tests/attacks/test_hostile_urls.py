@@ -20,16 +20,16 @@ import pyarrow.parquet as pq
 import pytest
 from e2e.services import Services
 
-from core.broker.embedded import EmbeddedServer
-from core.errors import ConfigError, SourceError
-from core.networks import Hosts, is_public
-from core.settings import Settings
-from core.units import Unit
-from sources.access import allowed_hosts, filesystems, ranged_reads
-from sources.access.allowed_hosts import Reach
-from sources.kinds import SOURCES
-from sources.reader_options import ReadOptions
-from sources.unit_reader import read
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import ConfigError, SourceError
+from embq.core.networks import Hosts, is_public
+from embq.core.settings import Settings
+from embq.core.units import Unit
+from embq.sources.access import allowed_hosts, filesystems, ranged_reads
+from embq.sources.access.allowed_hosts import Reach
+from embq.sources.kinds import SOURCES
+from embq.sources.reader_options import ReadOptions
+from embq.sources.unit_reader import read
 from tests.support.servers.storage import serving
 
 TEXTS = b'{"id": "a", "text": "the secret of the worker\'s network"}\n'

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from core.broker.embedded import EmbeddedServer
-from core.errors import OutputError
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import OutputError
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
 LONG = "x" * 120

@@ -23,24 +23,24 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError
 
-from core.queue.keys import MAX_ATTEMPTS, SERVICES, VERSION, WORKERS
-from core.queue.ledger import Ledger, new_token
-from core.queue.runs import register
-from core.queue.scripts import Loader, load_scripts
-from core.rows.results import FAILURE_SCHEMA, encode_result, row_schema
-from core.rows.spec import RowSpec
-from core.run.commit_log import CommitLog
-from core.service.log import Events
-from core.service.metrics import MetricSamples
-from core.wire import Skips, skip_counts
-from embq.gc.collect import live_tokens
-from embq.services.broker_metrics import BrokerMetrics
-from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
-from producer.feeder import Feeder
+from embq.app.gc.collect import live_tokens
+from embq.app.services.broker_metrics import BrokerMetrics
+from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
+from embq.core.queue.keys import MAX_ATTEMPTS, SERVICES, VERSION, WORKERS
+from embq.core.queue.ledger import Ledger, new_token
+from embq.core.queue.runs import register
+from embq.core.queue.scripts import Loader, load_scripts
+from embq.core.rows.results import FAILURE_SCHEMA, encode_result, row_schema
+from embq.core.rows.spec import RowSpec
+from embq.core.run.commit_log import CommitLog
+from embq.core.service.log import Events
+from embq.core.service.metrics import MetricSamples
+from embq.core.wire import Skips, skip_counts
+from embq.producer.feeder import Feeder
+from embq.writer.run_writer import OVERFULL_S, RECONCILE_S, RunWriter
+from embq.writer.service import WriterService
 from tests.support.outputs.run_case import DIM, FINGERPRINT, LEASE_S, RunCase, make_case, sample
 from tests.support.servers.guarded import GuardedServer, guarded_server
-from writer.run_writer import OVERFULL_S, RECONCILE_S, RunWriter
-from writer.service import WriterService
 
 GREATEST_ID = f"{2**64 - 1}-{2**64 - 1}"
 
@@ -100,7 +100,7 @@ class Attacked:
 
 @pytest.fixture
 def attacked(guarded: GuardedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attacked]:
-    monkeypatch.setattr("core.wire._SKIPS", Skips(Events("wire")))  # which names 60 in a minute
+    monkeypatch.setattr("embq.core.wire._SKIPS", Skips(Events("wire")))  # which names 60 in a minute
     with guarded.client("writer") as server, guarded.client("worker") as honest, guarded.client("worker-gpu2") as other:
         Loader(server, load_scripts(server)).look()
         run = make_case(honest, tmp_path / "out")
@@ -444,7 +444,7 @@ def test_more_than_the_stream_may_hold_is_read_one_by_one(attacked: Attacked, mo
     """Finding 5: a worker could fill the broker, and with the writer's next read its memory, again after each start."""
     writer = attacked.writer()
     assert writer.inbox.read() == []
-    monkeypatch.setattr("core.queue.result_stream.LIMIT_BYTES", 100_000)
+    monkeypatch.setattr("embq.core.queue.result_stream.LIMIT_BYTES", 100_000)
     for _ in range(8):
         attacked.add({"u": "0", "token": "t", "data": b"x" * 50_000})
     attacked.run.clock.advance(2 * OVERFULL_S)

@@ -25,23 +25,23 @@ from e2e.session import ended, succeed
 from PIL import Image
 from safetensors.torch import save_file
 
-from core.errors import ModelError, SampleError, SourceError
-from core.models import ModelConfig
-from core.units import Sample, Unit
-from embq.verify.findings import Findings
-from embq.verify.manifest import Coverage
-from embq.verify.rereading import reread
-from embq.verify.verification import verify
-from producer.enqueue import prepare
-from producer.retry import FailureFilter, retry
-from sources.kinds import SOURCES, kind_of
-from sources.reader_options import ReadOptions
+from embq.app.verify.findings import Findings
+from embq.app.verify.manifest import Coverage
+from embq.app.verify.rereading import reread
+from embq.app.verify.verification import verify
+from embq.core.errors import ModelError, SampleError, SourceError
+from embq.core.models import ModelConfig
+from embq.core.units import Sample, Unit
+from embq.producer.enqueue import prepare
+from embq.producer.retry import FailureFilter, retry
+from embq.sources.kinds import SOURCES, kind_of
+from embq.sources.reader_options import ReadOptions
+from embq.worker.embedders.base import Embedder
+from embq.worker.embedders.image.decoding import Picture, open_image
+from embq.worker.embedders.image.pixels import pixels_of
+from embq.worker.embedders.registry import load
 from tests.support.models.text import word_pieces
 from tests.support.outputs.build import build, go_on, request_of
-from worker.embedders.base import Embedder
-from worker.embedders.image.decoding import Picture, open_image
-from worker.embedders.image.pixels import pixels_of
-from worker.embedders.registry import load
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -24,13 +24,13 @@ from contract.reading import Reading, reading
 from e2e.session import ended
 from pyarrow import ipc
 
-from core.errors import Exit, InputError, SourceError
-from embq.verify.verification import verify
-from producer.enqueue import prepare
-from producer.plan import plan
-from producer.upload import UploadedInputs, plan_upload
-from sources.reader_options import ReadOptions
-from sources.unit_reader import read
+from embq.app.verify.verification import verify
+from embq.core.errors import Exit, InputError, SourceError
+from embq.producer.enqueue import prepare
+from embq.producer.plan import plan
+from embq.producer.upload import UploadedInputs, plan_upload
+from embq.sources.reader_options import ReadOptions
+from embq.sources.unit_reader import read
 from tests.support.outputs.build import build, request_of, write_folder, write_tar
 from tests.support.planning import samples_of, units_of
 

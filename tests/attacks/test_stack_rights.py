@@ -15,14 +15,14 @@ import yaml
 from e2e.services import DIM, Services
 from e2e.session import closed, started, write_texts
 
-from core.broker.embedded import EmbeddedServer
-from core.errors import SourceError
-from core.run.layout import Layout
-from core.run.reader import row_tables
-from core.settings import Settings
-from sources.kinds import SOURCES
-from sources.reader_options import ReadOptions
-from sources.unit_reader import read
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import SourceError
+from embq.core.run.layout import Layout
+from embq.core.run.reader import row_tables
+from embq.core.settings import Settings
+from embq.sources.kinds import SOURCES
+from embq.sources.reader_options import ReadOptions
+from embq.sources.unit_reader import read
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("docker-compose.yml", "compose.worker.yml")

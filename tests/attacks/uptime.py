@@ -29,8 +29,19 @@ from attacks.mutations import mutated
 from attacks.test_hostile_laptops import DIM, RECORDS, STATES, UPLOADS_TEXTS, WISHES, Box, poison_names
 
 from bench.report import table
-from core.benchmark_record import described, write
-from core.queue.keys import RATES, RUNS, SERVICES, TURNS, UPLOADS, WORKERS, run_key, service_key, upload_key, worker_key
+from embq.core.benchmark_record import described, write
+from embq.core.queue.keys import (
+    RATES,
+    RUNS,
+    SERVICES,
+    TURNS,
+    UPLOADS,
+    WORKERS,
+    run_key,
+    service_key,
+    upload_key,
+    worker_key,
+)
 from tests.e2e.check import check_complete
 from tests.e2e.served import served
 from tests.e2e.session import closed, write_texts

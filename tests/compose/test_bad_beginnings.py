@@ -11,7 +11,7 @@ from e2e.check import check_complete
 
 from compose.engine import CPU, Stack, checkout, docker, image_of
 from compose.laptop import enqueue_and_leave, notes, run_named_in, works
-from core.errors import Exit
+from embq.core.errors import Exit
 from tests.support.waiting import wait_until
 
 READ_ONLY = """

@@ -28,7 +28,7 @@ from compose.engine import (
 )
 from compose.laptop import by_worker, enqueue_and_leave, notes, run_named_in, workers_heard_of
 from compose.scan import open_ports
-from core.errors import Exit
+from embq.core.errors import Exit
 from tests.support.waiting import wait_until
 
 SHARDS, SAMPLES, DIM = 60, 20, 16

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from core.errors import SourceError
-from core.units import Unit
-from sources.unit_reader import read
+from embq.core.errors import SourceError
+from embq.core.units import Unit
+from embq.sources.unit_reader import read
 
 CPU_S = 5
 

@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from core.formats.files import row_folders
-from core.models import ModelConfig
-from core.rows.results import PASSAGE_FIELDS, clean_text, row_schema
-from core.rows.spec import Column, RowSpec
-from core.run.commit_log import CommitLog
-from core.run.layout import Layout
-from core.run.reader import row_tables
-from core.run.run_info import RunInfo
-from core.units import Unit
+from embq.core.formats.files import row_folders
+from embq.core.models import ModelConfig
+from embq.core.rows.results import PASSAGE_FIELDS, clean_text, row_schema
+from embq.core.rows.spec import Column, RowSpec
+from embq.core.run.commit_log import CommitLog
+from embq.core.run.layout import Layout
+from embq.core.run.reader import row_tables
+from embq.core.run.run_info import RunInfo
+from embq.core.units import Unit
+from embq.writer.accept import Accepted
+from embq.writer.commit import Committer
 from tests.support.outputs.run_case import write_run
-from writer.accept import Accepted
-from writer.commit import Committer
 
 FINGERPRINT = "f" * 32
 COLUMNS = (

@@ -11,18 +11,18 @@ import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
 
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer
-from core.broker.users import ROLES
-from core.queue.heartbeats import SERVICE_REPORTS, WORKER_REPORTS, Device
-from core.queue.keys import run_key
-from core.queue.reporting import this_service
-from core.queue.result_stream import LIMIT_BYTES, LIMIT_ENTRIES
-from core.queue.runs import register
-from core.queue.scripts import load_scripts
-from core.service.metrics import METRICS, MetricSamples
-from embq.services.broker_metrics import SHOWN_S, BrokerMetrics
-from embq.status.run_monitor import RemoteRunMonitor
+from embq.app.services.broker_metrics import SHOWN_S, BrokerMetrics
+from embq.app.status.run_monitor import RemoteRunMonitor
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.broker.users import ROLES
+from embq.core.queue.heartbeats import SERVICE_REPORTS, WORKER_REPORTS, Device
+from embq.core.queue.keys import run_key
+from embq.core.queue.reporting import this_service
+from embq.core.queue.result_stream import LIMIT_BYTES, LIMIT_ENTRIES
+from embq.core.queue.runs import register
+from embq.core.queue.scripts import load_scripts
+from embq.core.service.metrics import METRICS, MetricSamples
 from tests.support.outputs.run_case import RunCase, make_case
 
 Told = dict[str, dict[tuple[str, ...], float]]

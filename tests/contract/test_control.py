@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import redis
 
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer
-from core.errors import OutputError
-from core.queue.keys import RUNS
-from core.queue.ledger import new_token
-from core.queue.runs import register
-from core.run.control import Control, load_control, save_control
-from embq.status.run_control import request
+from embq.app.status.run_control import request
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import OutputError
+from embq.core.queue.keys import RUNS
+from embq.core.queue.ledger import new_token
+from embq.core.queue.runs import register
+from embq.core.run.control import Control, load_control, save_control
+from embq.writer.service import WriterService
 from tests.support.outputs.run_case import FINGERPRINT, LEASE_S, RunCase, make_case
-from writer.service import WriterService
 
 
 def beat(run: RunCase, *held: tuple[int, str]) -> tuple[str, set[str]]:

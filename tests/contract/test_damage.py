@@ -15,9 +15,9 @@ import pytest
 from contract.inputs import CASES, write_shard
 from contract.reading import CPU_S, UNNAMED, Ended, Reading, ended, reading
 
-import sources.reader_process.client
-from core.errors import InputError
-from core.units import Unit
+import embq.sources.reader_process.client
+from embq.core.errors import InputError
+from embq.core.units import Unit
 from embq.testing.sources import ROWS, Case
 
 FILES = [case for case in CASES if case.kind != "files"]
@@ -41,7 +41,7 @@ def reader() -> Iterator[Reading]:
 @pytest.fixture(autouse=True)
 def soon_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """A damaged HDF5 file can keep its library busy for ever."""
-    monkeypatch.setattr(sources.reader_process.client, "CPU_S", CPU_S)
+    monkeypatch.setattr(embq.sources.reader_process.client, "CPU_S", CPU_S)
 
 
 def flipped(data: bytes, count: int, rng: random.Random) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Promises of `worker.embedders.base.Embedder`, for every family. A new family is one more line in `CASES`.
+"""Promises of `embq.worker.embedders.base.Embedder`, for every family. A new family is one more line in `CASES`.
 
 Most of them are in `embq.testing.embedders`, where plug-ins find them.
 """
@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import ModelError
-from core.models import EMBEDS, ModelConfig, ModelSpec, NamedModel
-from core.units import Sample
+from embq.core.errors import ModelError
+from embq.core.models import EMBEDS, ModelConfig, ModelSpec, NamedModel
+from embq.core.units import Sample
 from embq.testing.embedders import *  # noqa: F403
 from embq.testing.embedders import LONG, text_sample, vectors_of
+from embq.worker.embedders.base import Embedder, Truncated
+from embq.worker.embedders.registry import load
 from tests.support.models.vision import save_vision
-from worker.embedders.base import Embedder, Truncated
-from worker.embedders.registry import load
 
 torch = pytest.importorskip("torch")
 

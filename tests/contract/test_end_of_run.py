@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from core.queue.heartbeats import WORKER_REPORTS, live_workers
-from core.queue.hints import Hint
-from core.queue.scripts import load_scripts
-from core.settings import Settings
-from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
+from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
+from embq.core.queue.heartbeats import WORKER_REPORTS, live_workers
+from embq.core.queue.hints import Hint
+from embq.core.queue.scripts import load_scripts
+from embq.core.settings import Settings
+from embq.worker.claim.heartbeat import Heartbeat
+from embq.worker.claim.lease import LeasedUnit, Leases
+from embq.worker.meter.meter import Meter
+from embq.worker.supervisor.supervisor import Death, LeaseFreer
 from tests.support.outputs.run_case import RunCase
 from tests.support.waiting import wait_until
-from worker.claim.heartbeat import Heartbeat
-from worker.claim.lease import LeasedUnit, Leases
-from worker.meter.meter import Meter
-from worker.supervisor.supervisor import Death, LeaseFreer
 
 
 def report(case: RunCase, name: str, tokens_per_s: float, *begun: tuple[int, str, int]) -> None:

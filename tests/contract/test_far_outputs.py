@@ -15,27 +15,27 @@ import pytest
 import redis
 from faults.kit.disk import DiskError, SmallDisk
 
-from core.broker.embedded import EmbeddedServer
-from core.errors import ConfigError, InputError, OutputError, TryLaterError
-from core.formats.files import row_folders
-from core.run.commit_log import CommitLog
-from core.run.control import Control, load_control, save_control
-from core.run.layout import Layout
-from core.run.manifest import Manifest
-from core.run.reader import committed, row_tables
-from core.run.run_info import load_run
-from core.run.standing_failures import standing_failures
-from core.settings import Settings
-from core.storage.objects import ObjectPath, unfinished
-from embq.gc.collect import collect
-from embq.verify.verification import verify
-from producer.enqueue import Request, prepare
-from producer.retry import FailureFilter, preview, retry
-from sources.reader_options import ReadOptions
+from embq.app.gc.collect import collect
+from embq.app.verify.verification import verify
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import ConfigError, InputError, OutputError, TryLaterError
+from embq.core.formats.files import row_folders
+from embq.core.run.commit_log import CommitLog
+from embq.core.run.control import Control, load_control, save_control
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest
+from embq.core.run.reader import committed, row_tables
+from embq.core.run.run_info import load_run
+from embq.core.run.standing_failures import standing_failures
+from embq.core.settings import Settings
+from embq.core.storage.objects import ObjectPath, unfinished
+from embq.producer.enqueue import Request, prepare
+from embq.producer.retry import FailureFilter, preview, retry
+from embq.sources.reader_options import ReadOptions
+from embq.writer.run_writer import RunWriter
 from tests.support.outputs.build import go_on, request_of
 from tests.support.outputs.run_case import RunCase, make_case
 from tests.support.servers.storage import Killed, killing
-from writer.run_writer import RunWriter
 
 
 @pytest.fixture(scope="module")

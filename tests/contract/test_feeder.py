@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from core.queue import hints
-from core.queue import outage_detector as outages
-from core.queue.keys import RUNS, run_key
-from core.queue.runs import RunRecord, register
-from producer import feed_policy
-from producer import feeder as module
-from producer.feed_policy import MAX_HINTS
-from producer.feeder import Feeder, serve
+from embq.core.queue import hints
+from embq.core.queue import outage_detector as outages
+from embq.core.queue.keys import RUNS, run_key
+from embq.core.queue.runs import RunRecord, register
+from embq.producer import feed_policy
+from embq.producer import feeder as module
+from embq.producer.feed_policy import MAX_HINTS
+from embq.producer.feeder import Feeder, serve
 from tests.support.fakes.clock import FakeClock
 from tests.support.outputs.run_case import MakeRun, RunCase
 

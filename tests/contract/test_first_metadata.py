@@ -17,17 +17,17 @@ import pytest
 from contract.inputs import write_hdf5, write_lines
 from pyarrow import feather
 
-from core.errors import SourceError
-from core.run.run_info import load_run
-from core.units import Unit
-from producer import plan
-from producer.enqueue import prepare
-from sources import unit_reader
-from sources.interface import Source
-from sources.kinds import SOURCES
-from sources.reader_options import ReadOptions
-from sources.reader_process import client
-from sources.unit_reader import first_metadata, may_have_metadata, read
+from embq.core.errors import SourceError
+from embq.core.run.run_info import load_run
+from embq.core.units import Unit
+from embq.producer import plan
+from embq.producer.enqueue import prepare
+from embq.sources import unit_reader
+from embq.sources.interface import Source
+from embq.sources.kinds import SOURCES
+from embq.sources.reader_options import ReadOptions
+from embq.sources.reader_process import client
+from embq.sources.unit_reader import first_metadata, may_have_metadata, read
 from tests.support.outputs.build import request_of as request
 from tests.support.outputs.build import write_tar
 from tests.support.servers.storage import http_server
@@ -164,7 +164,7 @@ def test_of_a_shard_only_the_first_bytes_are_read(
 ) -> None:
     (unit,) = split("tar", write(tmp_path))
     # The json of the first key, half the image of the next.
-    monkeypatch.setattr("sources.formats.tar.LOOKED_AT_BYTES", 512 * 7)
+    monkeypatch.setattr("embq.sources.formats.tar.LOOKED_AT_BYTES", 512 * 7)
     assert look(unit, 100) == METADATA[:1]
 
 
@@ -225,8 +225,8 @@ def test_a_damaged_first_shard_holds_up_nothing(tmp_path: Path) -> None:
 
 
 CHILD = """
-from sources.reader_process import server
-from sources.formats.tables import TableSource
+from embq.sources.reader_process import server
+from embq.sources.formats.tables import TableSource
 look = TableSource.first_metadata
 def odd(self, unit, most):
     while "spins" in unit.source:

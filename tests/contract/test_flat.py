@@ -20,9 +20,27 @@ from sentence_transformers import SentenceTransformer  # noqa: E402
 from sentence_transformers.sentence_transformer import modules as st  # noqa: E402
 from transformers import masking_utils  # noqa: E402
 
-from core.errors import DeviceError, DeviceFullError, Exit, SampleError  # noqa: E402
-from core.models import ModelConfig  # noqa: E402
-from core.units import Sample  # noqa: E402
+from embq.core.errors import DeviceError, DeviceFullError, Exit, SampleError  # noqa: E402
+from embq.core.models import ModelConfig  # noqa: E402
+from embq.core.units import Sample  # noqa: E402
+from embq.worker.embedders.base import padded_tokens  # noqa: E402
+from embq.worker.embedders.device.optional_paths import FLAT as FLAT_PATH  # noqa: E402
+from embq.worker.embedders.device.optional_paths import OptionalPaths  # noqa: E402
+from embq.worker.embedders.device.transfer import LEAST_NUMBERS, SLOTS, PinnedSender  # noqa: E402
+from embq.worker.embedders.registry import load  # noqa: E402
+from embq.worker.embedders.text import flat_attention  # noqa: E402
+from embq.worker.embedders.text.flat_attention import (  # noqa: E402
+    NAME,
+    AttentionWithinTexts,
+    attend_by_length,
+    kernel_for,
+)
+from embq.worker.embedders.text.flat_batch import FlatTexts, flattened  # noqa: E402
+from embq.worker.embedders.text.flat_pooling import MODES  # noqa: E402
+from embq.worker.embedders.text.forward import probe_texts  # noqa: E402
+from embq.worker.embedders.text.prompts import Prompt  # noqa: E402
+from embq.worker.embedders.text.sentence import SentenceEmbedder  # noqa: E402
+from embq.worker.embedders.text.transformer import TransformerEmbedder  # noqa: E402
 from tests.support.models.text import (  # noqa: E402
     CORPUS,
     TRUNKS,
@@ -32,24 +50,6 @@ from tests.support.models.text import (  # noqa: E402
     sentence_pieces,
     word_pieces,
 )
-from worker.embedders.base import padded_tokens  # noqa: E402
-from worker.embedders.device.optional_paths import FLAT as FLAT_PATH  # noqa: E402
-from worker.embedders.device.optional_paths import OptionalPaths  # noqa: E402
-from worker.embedders.device.transfer import LEAST_NUMBERS, SLOTS, PinnedSender  # noqa: E402
-from worker.embedders.registry import load  # noqa: E402
-from worker.embedders.text import flat_attention  # noqa: E402
-from worker.embedders.text.flat_attention import (  # noqa: E402
-    NAME,
-    AttentionWithinTexts,
-    attend_by_length,
-    kernel_for,
-)
-from worker.embedders.text.flat_batch import FlatTexts, flattened  # noqa: E402
-from worker.embedders.text.flat_pooling import MODES  # noqa: E402
-from worker.embedders.text.forward import probe_texts  # noqa: E402
-from worker.embedders.text.prompts import Prompt  # noqa: E402
-from worker.embedders.text.sentence import SentenceEmbedder  # noqa: E402
-from worker.embedders.text.transformer import TransformerEmbedder  # noqa: E402
 
 FLAT = ("bert", "distilbert", "xlm-roberta", "modernbert", "roberta", "camembert", "electra")
 
@@ -111,7 +111,7 @@ def events(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
 def paths(monkeypatch: pytest.MonkeyPatch) -> OptionalPaths:
     """Optional paths of the process, for this test alone."""
     paths = OptionalPaths()
-    monkeypatch.setattr("worker.embedders.text.forward.PATHS", paths)
+    monkeypatch.setattr("embq.worker.embedders.text.forward.PATHS", paths)
     return paths
 
 

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 import redis
 
-from core import wire
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer
-from core.queue import reporting
-from core.queue.heartbeats import SERVICE_REPORTS, Device, Service, competing_services, services
-from core.queue.keys import RUNS, SERVICES, VERSION, service_key
-from core.queue.reporting import CLOCK_OFFSET_S, Reporter, this_service
-from core.queue.runs import foreign_runs, registered
-from core.queue.scripts import load_scripts
-from embq.doctor.fleet_checks import fleet
+from embq.app.doctor.fleet_checks import fleet
+from embq.core import wire
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.queue import reporting
+from embq.core.queue.heartbeats import SERVICE_REPORTS, Device, Service, competing_services, services
+from embq.core.queue.keys import RUNS, SERVICES, VERSION, service_key
+from embq.core.queue.reporting import CLOCK_OFFSET_S, Reporter, this_service
+from embq.core.queue.runs import foreign_runs, registered
+from embq.core.queue.scripts import load_scripts
 from tests.support.outputs.run_case import make_case
 from tests.support.waiting import wait_until
 

@@ -11,15 +11,15 @@ import pytest
 import redis
 from rq import Queue
 
-from core.broker.embedded import EmbeddedServer, kept_off
-from core.errors import Exit
-from core.queue.keys import RUNS, WORKERS
-from core.queue.runs import register, registered
-from core.settings import Settings
-from embq.cli.entry_point import run as embq
-from embq.gc.collect import Collected, collect
+from embq.app.cli.entry_point import run as embq
+from embq.app.gc.collect import Collected, collect
+from embq.core.broker.embedded import EmbeddedServer, kept_off
+from embq.core.errors import Exit
+from embq.core.queue.keys import RUNS, WORKERS
+from embq.core.queue.runs import register, registered
+from embq.core.settings import Settings
+from embq.writer.service import WriterService
 from tests.support.outputs.run_case import MakeRun, RunCase
-from writer.service import WriterService
 
 HOUR = 3600.0
 

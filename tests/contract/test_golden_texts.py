@@ -23,11 +23,13 @@ from sentence_transformers.sentence_transformer import modules as st  # noqa: E4
 from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer  # noqa: E402
 from sentence_transformers.util import quantize_embeddings  # noqa: E402
 
-from core.errors import ModelError, SampleError  # noqa: E402
-from core.models import Chunking, ModelConfig  # noqa: E402
-from core.rows.spec import RowSpec  # noqa: E402
-from core.rows.vectors import restored, stored  # noqa: E402
-from core.units import Sample  # noqa: E402
+from embq.core.errors import ModelError, SampleError  # noqa: E402
+from embq.core.models import Chunking, ModelConfig  # noqa: E402
+from embq.core.rows.spec import RowSpec  # noqa: E402
+from embq.core.rows.vectors import restored, stored  # noqa: E402
+from embq.core.units import Sample  # noqa: E402
+from embq.worker.embedders.base import Embedder, Truncated  # noqa: E402
+from embq.worker.embedders.registry import load  # noqa: E402
 from tests.support.models.text import (  # noqa: E402
     CORPUS,
     POSITIONS,
@@ -39,8 +41,6 @@ from tests.support.models.text import (  # noqa: E402
     sentence_pieces,
     word_pieces,
 )
-from worker.embedders.base import Embedder, Truncated  # noqa: E402
-from worker.embedders.registry import load  # noqa: E402
 
 TEXTS = (
     "a",
@@ -473,7 +473,7 @@ def test_a_pad_token_that_the_model_has_no_vector_for_does_no_harm(tmp_path: Pat
 def test_of_a_very_long_text_the_tokens_that_are_read_are_those_of_the_whole(
     make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from worker.embedders.text import tokens
+    from embq.worker.embedders.text import tokens
 
     tokenizer = make()
     random = np.random.default_rng(5)

@@ -12,11 +12,11 @@ import pytest
 torch = pytest.importorskip("torch")
 open_clip = pytest.importorskip("open_clip")
 
-from core.models import ModelConfig  # noqa: E402
-from core.units import Sample  # noqa: E402
+from embq.core.models import ModelConfig  # noqa: E402
+from embq.core.units import Sample  # noqa: E402
+from embq.worker.embedders.registry import load  # noqa: E402
+from embq.worker.embedders.text import clip_tower  # noqa: E402
 from tests.contract.test_golden_texts import TEXTS, assert_equal, one_thread  # noqa: E402, F401
-from worker.embedders.registry import load  # noqa: E402
-from worker.embedders.text import clip_tower  # noqa: E402
 
 SMALL: dict[str, Any] = {"layers": 2, "width": 32, "heads": 2, "context_length": 77, "vocab_size": 49408}
 

@@ -33,21 +33,21 @@ from PIL import Image  # noqa: E402
 from unit.test_image_passes import give, ready_of, spec  # noqa: E402, F401 - a fixture
 from unit.test_stages import make_work, stages, texts  # noqa: E402, F401 - a fixture
 
-from core.errors import DeviceError, ModelError, SampleError  # noqa: E402
-from core.models import GPU, ModelConfig, NamedModel  # noqa: E402
-from core.units import Sample  # noqa: E402
+from embq.core.errors import DeviceError, ModelError, SampleError  # noqa: E402
+from embq.core.models import GPU, ModelConfig, NamedModel  # noqa: E402
+from embq.core.units import Sample  # noqa: E402
+from embq.worker.embedders.image import gpu_decode, upload  # noqa: E402
+from embq.worker.embedders.image.decoding import Picture  # noqa: E402
+from embq.worker.embedders.image.gpu_decode import GpuDecoder, suits  # noqa: E402
+from embq.worker.embedders.image.jpeg import frame_of  # noqa: E402
+from embq.worker.embedders.image.pixels import Pixels  # noqa: E402
+from embq.worker.embedders.image.preprocess import usual  # noqa: E402
+from embq.worker.embedders.image.upload import ImageBatcher  # noqa: E402
+from embq.worker.embedders.registry import load  # noqa: E402
+from embq.worker.meter.meter import Meter  # noqa: E402
+from embq.worker.stages.embed import EmbedStage  # noqa: E402
 from tests.support.fakes import cuda as fake_cuda  # noqa: E402
 from tests.support.picture_files import EQUAL, encoded  # noqa: E402
-from worker.embedders.image import gpu_decode, upload  # noqa: E402
-from worker.embedders.image.decoding import Picture  # noqa: E402
-from worker.embedders.image.gpu_decode import GpuDecoder, suits  # noqa: E402
-from worker.embedders.image.jpeg import frame_of  # noqa: E402
-from worker.embedders.image.pixels import Pixels  # noqa: E402
-from worker.embedders.image.preprocess import usual  # noqa: E402
-from worker.embedders.image.upload import ImageBatcher  # noqa: E402
-from worker.embedders.registry import load  # noqa: E402
-from worker.meter.meter import Meter  # noqa: E402
-from worker.stages.embed import EmbedStage  # noqa: E402
 
 USUAL = "224 shortest bicubic"
 SIZES = [(512, 384), (384, 512), (255, 383), (333, 251), (225, 224), (640, 480), (150, 113), (1024, 768), (500, 1700)]

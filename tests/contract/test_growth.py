@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from core.queue.runs import register
-from core.run.commit_log import CommitLog
-from core.run.generations import Generation, append
-from core.run.manifest import SegmentWriter
-from core.run.run_info import load_run
-from embq.status.run_monitor import RunMonitor
-from embq.verify.verification import verify
-from producer.announce import record_of
+from embq.app.status.run_monitor import RunMonitor
+from embq.app.verify.verification import verify
+from embq.core.queue.runs import register
+from embq.core.run.commit_log import CommitLog
+from embq.core.run.generations import Generation, append
+from embq.core.run.manifest import SegmentWriter
+from embq.core.run.run_info import load_run
+from embq.producer.announce import record_of
+from embq.writer.service import WriterService
 from tests.support.outputs.run_case import MakeRun, RunCase, unit_of
-from writer.service import WriterService
 
 
 def add(case: RunCase, units: int, *, samples: int = 3) -> None:

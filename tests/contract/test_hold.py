@@ -11,14 +11,12 @@ from typing import Any, cast
 import pytest
 import redis
 
-from core.queue.heartbeats import WORKER_REPORTS
-from core.queue.hints import Hint
-from core.queue.keys import WORKERS
-from core.queue.scripts import load_scripts
-from core.units import Sample, Unit
-from tests.support.fakes.clock import FakeClock
-from tests.support.outputs.run_case import RunCase, make_case, unit_of
-from worker.claim.claim_policy import (
+from embq.core.queue.heartbeats import WORKER_REPORTS
+from embq.core.queue.hints import Hint
+from embq.core.queue.keys import WORKERS
+from embq.core.queue.scripts import load_scripts
+from embq.core.units import Sample, Unit
+from embq.worker.claim.claim_policy import (
     AHEAD_S,
     FETCH_AHEAD_S,
     MOST_AHEAD,
@@ -32,9 +30,11 @@ from worker.claim.claim_policy import (
     UNITS_AHEAD,
     ClaimPolicy,
 )
-from worker.claim.lease import LeasedUnit, Leases
-from worker.embedders.base import Embedder
-from worker.meter.meter import Throughput
+from embq.worker.claim.lease import LeasedUnit, Leases
+from embq.worker.embedders.base import Embedder
+from embq.worker.meter.meter import Throughput
+from tests.support.fakes.clock import FakeClock
+from tests.support.outputs.run_case import RunCase, make_case, unit_of
 
 SAMPLES = 3
 """Samples of a unit."""

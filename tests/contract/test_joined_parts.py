@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from contract.storing import COLUMNS, FINGERPRINT, Output
 
-from core.errors import OutputError
-from core.run.commit_log import CommitLog
-from embq.verify.verification import verify
-from writer.run_writer import RunWriter
+from embq.app.verify.verification import verify
+from embq.core.errors import OutputError
+from embq.core.run.commit_log import CommitLog
+from embq.writer.run_writer import RunWriter
 
 
 @pytest.fixture

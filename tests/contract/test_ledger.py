@@ -14,17 +14,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from core.broker.client import connect, now_ms
-from core.broker.embedded import EmbeddedServer
-from core.queue.heartbeats import WORKER_REPORTS, live_workers
-from core.queue.keys import GROUP, MAX_ATTEMPTS, RUN_PARTS, VERSION, WORKERS, worker_key
-from core.queue.ledger import BULK_BYTES, Ledger, new_token
-from core.queue.lua import FREEING, SCRIPTS
-from core.queue.result_stream import LIMIT_BYTES, Entry
-from core.queue.runs import RunRecord
-from core.queue.scripts import load_scripts
-from core.run.commit_log import LogState
-from core.run.commits import Commit, CommittedUnit
+from embq.core.broker.client import connect, now_ms
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.queue.heartbeats import WORKER_REPORTS, live_workers
+from embq.core.queue.keys import GROUP, MAX_ATTEMPTS, RUN_PARTS, VERSION, WORKERS, worker_key
+from embq.core.queue.ledger import BULK_BYTES, Ledger, new_token
+from embq.core.queue.lua import FREEING, SCRIPTS
+from embq.core.queue.result_stream import LIMIT_BYTES, Entry
+from embq.core.queue.runs import RunRecord
+from embq.core.queue.scripts import load_scripts
+from embq.core.run.commit_log import LogState
+from embq.core.run.commits import Commit, CommittedUnit
 from tests.support.outputs.run_case import FINGERPRINT, LEASE_S, MakeRun, RunCase, make_case
 
 
@@ -866,7 +866,7 @@ def test_a_run_outlives_the_loss_of_any_one_key(
     crash(run, 7)
     crash(run, 8)
     crash(run, 8)
-    monkeypatch.setattr("writer.queue.LIMIT_BYTES", 450)
+    monkeypatch.setattr("embq.writer.queue.LIMIT_BYTES", 450)
     run.client.hset(run.key("meta"), "limit_bytes", 450)
     run.client.delete(run.key(part))
     run.finish(writer)

@@ -12,10 +12,10 @@ from tests.support.fakes import cuda as fake_cuda
 
 torch = pytest.importorskip("torch")
 
-from core.errors import ConfigError, ModelError  # noqa: E402
-from core.models import ModelConfig  # noqa: E402
+from embq.core.errors import ConfigError, ModelError  # noqa: E402
+from embq.core.models import ModelConfig  # noqa: E402
+from embq.worker import model_service  # noqa: E402
 from tests.support.models.text import save_trunk  # noqa: E402
-from worker import model_service  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there are real cards")
 SMALL = 30_000

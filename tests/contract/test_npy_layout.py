@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from contract.storing import COLUMNS, Output
 
-from core.formats.files import vector_folders
-from core.models import ModelConfig, NamedModel
-from core.run.commit_log import CommitLog
+from embq.core.formats.files import vector_folders
+from embq.core.models import ModelConfig, NamedModel
+from embq.core.run.commit_log import CommitLog
 
 
 def header(path: Path) -> tuple[tuple[int, int], tuple[int, ...], bool, np.dtype]:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import AwayError, ConfigError, OutputError, UsageError
-from core.run.commit_log import contents
-from core.storage import object_clients, objects
-from core.storage.durable import claim, drop, file_sha256, output_error, overwrite, publish, write_new
-from core.storage.objects import ObjectPath, probe, unfinished
-from core.storage.paths import Place, opened, place
+from embq.core.errors import AwayError, ConfigError, OutputError, UsageError
+from embq.core.run.commit_log import contents
+from embq.core.storage import object_clients, objects
+from embq.core.storage.durable import claim, drop, file_sha256, output_error, overwrite, publish, write_new
+from embq.core.storage.objects import ObjectPath, probe, unfinished
+from embq.core.storage.paths import Place, opened, place
 from tests.support.servers.storage import Server, environment, gcs_server, s3_proxy
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # aiohttp, of what gcsfs does

@@ -17,11 +17,11 @@ import torch
 from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
 from PIL import Image
 
-from core.errors import ModelError
-from core.units import Sample
-from worker.embedders.image.decoding import Picture
-from worker.embedders.image.pixels import Normaliser, Pixels
-from worker.embedders.image.preprocess import Preprocess, of_open_clip, usual
+from embq.core.errors import ModelError
+from embq.core.units import Sample
+from embq.worker.embedders.image.decoding import Picture
+from embq.worker.embedders.image.pixels import Normaliser, Pixels
+from embq.worker.embedders.image.preprocess import Preprocess, of_open_clip, usual
 
 FAMILIES = [
     ("ViT-B-32", "openai", "shortest", "bicubic", 0.48145466),

@@ -10,19 +10,19 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from core.errors import OutputError
-from core.queue.hints import Hint
-from core.rows.spec import RowSpec
-from core.rows.vectors import STORED_DTYPES
-from core.units import Sample
-from embq.verify.vectors import differing
+from embq.app.verify.vectors import differing
+from embq.core.errors import OutputError
+from embq.core.queue.hints import Hint
+from embq.core.rows.spec import RowSpec
+from embq.core.rows.vectors import STORED_DTYPES
+from embq.core.units import Sample
+from embq.worker.claim.lease import LeasedUnit, Leases
+from embq.worker.embedders.stub import StubEmbedder
+from embq.worker.meter.meter import Meter
+from embq.worker.stages.embed import EmbedStage
+from embq.worker.stages.publish import PublishStage
+from embq.worker.stages.read import Chunk, EndOfUnit
 from tests.support.outputs.run_case import DIM, FINGERPRINT, MakeRun, RunCase, sample, vector
-from worker.claim.lease import LeasedUnit, Leases
-from worker.embedders.stub import StubEmbedder
-from worker.meter.meter import Meter
-from worker.stages.embed import EmbedStage
-from worker.stages.publish import PublishStage
-from worker.stages.read import Chunk, EndOfUnit
 
 
 @pytest.fixture

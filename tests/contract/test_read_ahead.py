@@ -12,23 +12,23 @@ from contract.test_remote import content
 from e2e.session import write_tar
 from unit.test_stages import MODEL, AnsweringLedger
 
-from core.errors import SourceError
-from core.queue.hints import Hint
-from core.queue.runs import RunRecord
-from core.units import Unit
+from embq.core.errors import SourceError
+from embq.core.queue.hints import Hint
+from embq.core.queue.runs import RunRecord
+from embq.core.units import Unit
+from embq.sources.access import ranged_reads
+from embq.sources.access.read_ahead import ReadAhead
+from embq.sources.interface import unwatched
+from embq.sources.kinds import SOURCES
+from embq.sources.unit_reader import fetchable, read
 from embq.testing.sources import OPTIONS
-from sources.access import ranged_reads
-from sources.access.read_ahead import ReadAhead
-from sources.interface import unwatched
-from sources.kinds import SOURCES
-from sources.unit_reader import fetchable, read
+from embq.worker.claim.lease import LeasedUnit, Leases
+from embq.worker.embedders.registry import load
+from embq.worker.meter.meter import Meter
+from embq.worker.stages.batching import BATCHES_AHEAD
+from embq.worker.stages.pipeline import Pipeline
 from tests.support.servers.storage import HttpServer, http_server
 from tests.support.waiting import wait_until
-from worker.claim.lease import LeasedUnit, Leases
-from worker.embedders.registry import load
-from worker.meter.meter import Meter
-from worker.stages.batching import BATCHES_AHEAD
-from worker.stages.pipeline import Pipeline
 
 SAMPLES = 60
 DEADLINE_S = 60.0

@@ -12,19 +12,19 @@ import fsspec
 import pytest
 from contract.inputs import CASES
 
-from core.errors import InputError, SourceError
-from core.run.layout import Layout
-from core.run.manifest import Manifest
-from core.units import Sample, Unit
+from embq.core.errors import InputError, SourceError
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest
+from embq.core.units import Sample, Unit
+from embq.producer.additions import Additions
+from embq.producer.enqueue import prepare
+from embq.producer.plan import plan
+from embq.sources.access import listings, ranged_reads
+from embq.sources.access.files import match
+from embq.sources.access.filesystems import filesystem
+from embq.sources.kinds import SOURCES, detect
+from embq.sources.unit_reader import read
 from embq.testing.sources import OPTIONS, Case
-from producer.additions import Additions
-from producer.enqueue import prepare
-from producer.plan import plan
-from sources.access import listings, ranged_reads
-from sources.access.files import match
-from sources.access.filesystems import filesystem
-from sources.kinds import SOURCES, detect
-from sources.unit_reader import read
 from tests.support.outputs.build import request_of
 from tests.support.servers.storage import HttpServer, http_server, s3_server, upload
 

@@ -11,16 +11,16 @@ import pytest
 from contract.inputs import CASES
 from contract.test_remote import content, quick, samples_of
 
-from core.errors import InputError, SourceError
-from core.units import Unit
+from embq.core.errors import InputError, SourceError
+from embq.core.units import Unit
+from embq.producer.enqueue import prepare
+from embq.producer.plan import plan
+from embq.sources.access import listings, ranged_reads
+from embq.sources.access.files import match
+from embq.sources.access.filesystems import bare, filesystem
+from embq.sources.kinds import SOURCES, detect
+from embq.sources.unit_reader import read
 from embq.testing.sources import OPTIONS, Case
-from producer.enqueue import prepare
-from producer.plan import plan
-from sources.access import listings, ranged_reads
-from sources.access.files import match
-from sources.access.filesystems import bare, filesystem
-from sources.kinds import SOURCES, detect
-from sources.unit_reader import read
 from tests.support.outputs.build import request_of
 from tests.support.servers.storage import Server, gcs_server, webhdfs_server
 

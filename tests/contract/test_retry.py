@@ -17,26 +17,26 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from core.errors import InputError, TryLaterError, UsageError
-from core.models import Chunking
-from core.queue.result_stream import Entry
-from core.rows.results import failure_batch
-from core.run.commit_log import CommitLog
-from core.run.control import Control, save_control
-from core.run.layout import Layout
-from core.run.manifest import Manifest
-from core.run.reader import committed, row_tables
-from core.run.run_info import load_run
-from core.run.standing_failures import standing_failures
-from core.units import UNIT_SPEC_MAX_BYTES, Failure, Unit, key_digest
-from embq.status.run_monitor import RunMonitor
-from embq.verify.verification import verify
-from producer.additions import PlanRecord, append_generation
-from producer.enqueue import Planned, prepare
-from producer.retry import FailureFilter, RetryResult, preview, retry
+from embq.app.status.run_monitor import RunMonitor
+from embq.app.verify.verification import verify
+from embq.core.errors import InputError, TryLaterError, UsageError
+from embq.core.models import Chunking
+from embq.core.queue.result_stream import Entry
+from embq.core.rows.results import failure_batch
+from embq.core.run.commit_log import CommitLog
+from embq.core.run.control import Control, save_control
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest
+from embq.core.run.reader import committed, row_tables
+from embq.core.run.run_info import load_run
+from embq.core.run.standing_failures import standing_failures
+from embq.core.units import UNIT_SPEC_MAX_BYTES, Failure, Unit, key_digest
+from embq.producer.additions import PlanRecord, append_generation
+from embq.producer.enqueue import Planned, prepare
+from embq.producer.retry import FailureFilter, RetryResult, preview, retry
+from embq.writer.accept import Accepted, Acceptor
+from embq.writer.commit import Committer
 from tests.support.outputs.build import build, go_on, request_of, rewrite, write_folder, write_tar
-from writer.accept import Accepted, Acceptor
-from writer.commit import Committer
 
 BAD = frozenset({1, 4, 5, 9})
 """Samples that cannot be used until they are mended, of ten in units of three or four."""

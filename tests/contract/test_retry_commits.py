@@ -8,19 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from core.queue.keys import VERSION
-from core.queue.runs import RunRecord
-from core.rows.results import encode_result, row_schema
-from core.run.commit_log import CommitLog
-from core.run.manifest import Manifest
-from core.run.reader import row_tables
-from core.run.run_info import load_run
-from core.units import Failure, Retry, from_ranges, key_digest
-from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
-from producer.additions import PlanRecord, append_generation
-from producer.announce import record_of
+from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
+from embq.core.queue.keys import VERSION
+from embq.core.queue.runs import RunRecord
+from embq.core.rows.results import encode_result, row_schema
+from embq.core.run.commit_log import CommitLog
+from embq.core.run.manifest import Manifest
+from embq.core.run.reader import row_tables
+from embq.core.run.run_info import load_run
+from embq.core.units import Failure, Retry, from_ranges, key_digest
+from embq.producer.additions import PlanRecord, append_generation
+from embq.producer.announce import record_of
+from embq.writer.run_writer import RunWriter
 from tests.support.outputs.run_case import DIM, FINGERPRINT, RunCase, sample, unit_of, vector
-from writer.run_writer import RunWriter
 
 SAMPLES = 8 * 3
 

@@ -10,16 +10,16 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError
 
-import core.queue.scripts
-from core.broker.client import connect, refusal
-from core.broker.users import PERMISSIONS, ROLES, refusals, role_of
-from core.errors import BrokerError, ConfigError, Exit
-from core.queue import hints
-from core.queue.hints import Hint, hint_queue
-from core.queue.keys import run_key
-from core.queue.ledger import Ledger, new_token
-from core.queue.scripts import LOOK_S, Loader, load_scripts
-from embq.cli.authorization import NEEDS, require
+import embq.core.queue.scripts
+from embq.app.cli.authorization import NEEDS, require
+from embq.core.broker.client import connect, refusal
+from embq.core.broker.users import PERMISSIONS, ROLES, refusals, role_of
+from embq.core.errors import BrokerError, ConfigError, Exit
+from embq.core.queue import hints
+from embq.core.queue.hints import Hint, hint_queue
+from embq.core.queue.keys import run_key
+from embq.core.queue.ledger import Ledger, new_token
+from embq.core.queue.scripts import LOOK_S, Loader, load_scripts
 from tests.e2e.session import called
 from tests.support.outputs.run_case import FINGERPRINT, LEASE_S, unit_of
 from tests.support.servers.guarded import SERVERS, GuardedServer, guarded_server
@@ -224,7 +224,7 @@ def test_without_producer_and_writer_a_command_says_so(
     ready: Ledger, as_user: Callable[..., redis.Redis], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_user("admin").script_flush()
-    monkeypatch.setattr(core.queue.scripts, "WAIT_S", 0.3)
+    monkeypatch.setattr(embq.core.queue.scripts, "WAIT_S", 0.3)
     with pytest.raises(BrokerError, match="the user laptop may not load them") as caught:
         Ledger(as_user("laptop"), RUN).ask({"state": "paused"})
     assert "embq producer" in caught.value.next_step

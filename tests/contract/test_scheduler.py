@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 import redis
 
-from core.broker.embedded import EmbeddedServer
-from core.errors import InputError
-from core.models import ModelConfig
-from core.queue.fair_queue import VirtualTimes
-from core.queue.keys import TURNS
-from core.queue.runs import register
-from core.rows.spec import RowSpec
-from core.run.run_info import WorkerDefaults
-from core.service.stopping import StopFlag
-from core.settings import Settings
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import InputError
+from embq.core.models import ModelConfig
+from embq.core.queue.fair_queue import VirtualTimes
+from embq.core.queue.keys import TURNS
+from embq.core.queue.runs import register
+from embq.core.rows.spec import RowSpec
+from embq.core.run.run_info import WorkerDefaults
+from embq.core.service.stopping import StopFlag
+from embq.core.settings import Settings
+from embq.worker import model_service, process
+from embq.worker.claim.scheduler import Scheduler, Turn
+from embq.worker.context import WorkerOptions
+from embq.worker.embedders.stub import StubEmbedder
+from embq.worker.stages import read as reading
 from tests.support.outputs.run_case import DIM, RunCase, make_case, sample
-from worker import model_service, process
-from worker.claim.scheduler import Scheduler, Turn
-from worker.context import WorkerOptions
-from worker.embedders.stub import StubEmbedder
-from worker.stages import read as reading
 
 SLICE_S = 60.0
 

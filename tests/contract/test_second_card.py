@@ -17,19 +17,19 @@ torch = pytest.importorskip("torch")
 
 from contract.test_embedders import a_jpeg, make_clip  # noqa: E402
 
-from core.errors import DeviceError, DeviceFullError, EmbqError, Exit, SampleError  # noqa: E402
-from core.models import ModelConfig  # noqa: E402
-from core.units import Sample  # noqa: E402
+from embq.core.errors import DeviceError, DeviceFullError, EmbqError, Exit, SampleError  # noqa: E402
+from embq.core.models import ModelConfig  # noqa: E402
+from embq.core.units import Sample  # noqa: E402
+from embq.worker.embedders.device.hardware import free_memory  # noqa: E402
+from embq.worker.embedders.device.network import on_host  # noqa: E402
+from embq.worker.embedders.device.placement import on_device  # noqa: E402
+from embq.worker.embedders.device.tuning import tune  # noqa: E402
+from embq.worker.embedders.device.warm_up import warm_up  # noqa: E402
+from embq.worker.embedders.image.buffer_pool import ROWS, SlabPool  # noqa: E402
+from embq.worker.embedders.image.upload import Uploader  # noqa: E402
+from embq.worker.embedders.registry import load  # noqa: E402
 from tests.support.models.text import save_trunk  # noqa: E402
 from tests.support.models.vision import save_vision  # noqa: E402
-from worker.embedders.device.hardware import free_memory  # noqa: E402
-from worker.embedders.device.network import on_host  # noqa: E402
-from worker.embedders.device.placement import on_device  # noqa: E402
-from worker.embedders.device.tuning import tune  # noqa: E402
-from worker.embedders.device.warm_up import warm_up  # noqa: E402
-from worker.embedders.image.buffer_pool import ROWS, SlabPool  # noqa: E402
-from worker.embedders.image.upload import Uploader  # noqa: E402
-from worker.embedders.registry import load  # noqa: E402
 
 REAL = torch.cuda.device_count()
 SECOND = "cuda:1"
@@ -167,7 +167,7 @@ def test_vectors_of_the_second_card_are_those_of_a_cpu(
 def test_the_trials_of_the_second_card_are_made_there(
     case: str, kind: str, folders: dict[str, str], samples: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.embedders.device.trial.TRIAL_S", float("inf"))
+    monkeypatch.setattr("embq.worker.embedders.device.trial.TRIAL_S", float("inf"))
     spec, modalities, precision = CASES[case]
     here = loaded(case, folders, "cpu")
     expected = vectors_of(here, prepared_of(here, samples))

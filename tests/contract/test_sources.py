@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from contract.inputs import CASES
 
+from embq.sources.kinds import SOURCES
+from embq.sources.reader_options import KINDS
 from embq.testing.sources import *  # noqa: F403
 from embq.testing.sources import Case
-from sources.kinds import SOURCES
-from sources.reader_options import KINDS
 
 
 @pytest.fixture(params=CASES, ids=str)

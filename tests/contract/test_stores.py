@@ -16,13 +16,13 @@ import pytest
 from contract.storing import Output, float32_schema, rows_table
 from faults.kit.disk import DiskError, SmallDisk
 
-from core.errors import OutputError
-from core.formats.part import opened
-from core.rows.results import COLUMN_ARROW, row_schema
-from core.rows.spec import FORMATS, Column, RowSpec
-from core.run.commit_log import CommitLog
-from core.run.reader import committed_parts, row_tables
-from embq.verify.verification import verify
+from embq.app.verify.verification import verify
+from embq.core.errors import OutputError
+from embq.core.formats.part import opened
+from embq.core.rows.results import COLUMN_ARROW, row_schema
+from embq.core.rows.spec import FORMATS, Column, RowSpec
+from embq.core.run.commit_log import CommitLog
+from embq.core.run.reader import committed_parts, row_tables
 
 
 @pytest.fixture(params=FORMATS)
@@ -142,7 +142,7 @@ MEETS_A_FULL_DISK = """
 import sys
 from pathlib import Path
 from contract.storing import Output, float32_schema
-from core.errors import OutputError
+from embq.core.errors import OutputError
 output = Output(Path(sys.argv[1]), sys.argv[2], schema=float32_schema(4096), columns=())
 for _ in range(2):
     try:

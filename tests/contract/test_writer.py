@@ -17,20 +17,20 @@ import pyarrow.parquet as pq
 import pytest
 import redis
 
-from core.errors import InputError, OutputError, TryLaterError
-from core.queue.keys import MAX_ATTEMPTS, VERSION
-from core.queue.runs import RunRecord, register, registered
-from core.rows.results import encode_result, row_schema
-from core.rows.spec import Column, RowSpec
-from core.run.commit_log import CommitLog
-from core.units import Failure
-from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
+from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
+from embq.core.errors import InputError, OutputError, TryLaterError
+from embq.core.queue.keys import MAX_ATTEMPTS, VERSION
+from embq.core.queue.runs import RunRecord, register, registered
+from embq.core.rows.results import encode_result, row_schema
+from embq.core.rows.spec import Column, RowSpec
+from embq.core.run.commit_log import CommitLog
+from embq.core.units import Failure
+from embq.writer.lock import WEDGED_S, LockKeeper
+from embq.writer.queue import RunQueue
+from embq.writer.run_writer import RECONCILE_S, RunWriter
+from embq.writer.service import WriterService
 from tests.support.outputs.run_case import DIM, FINGERPRINT, MakeRun, RunCase, make_case, sample, unit_of
 from tests.support.waiting import wait_until
-from writer.lock import WEDGED_S, LockKeeper
-from writer.queue import RunQueue
-from writer.run_writer import RECONCILE_S, RunWriter
-from writer.service import WriterService
 
 LOCK_TTL_S = 300.0
 
@@ -62,7 +62,7 @@ def publish_staged(run: RunCase, u: int, data: bytes, **changes: str | bytes | i
 @pytest.fixture(autouse=True)
 def _no_lock_lapses_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is."""
-    monkeypatch.setattr("writer.lock.LOCK_TTL_S", LOCK_TTL_S)
+    monkeypatch.setattr("embq.writer.lock.LOCK_TTL_S", LOCK_TTL_S)
 
 
 def all_work(run: RunCase) -> None:
@@ -250,7 +250,7 @@ def test_later_parts_wait_longer_but_not_for_ever(run: RunCase) -> None:
 
 
 def test_a_part_is_cut_by_bytes_too(run: RunCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("writer.commit.MAX_BYTES", 2 * len(run.data(0)))
+    monkeypatch.setattr("embq.writer.commit.MAX_BYTES", 2 * len(run.data(0)))
     writer = run.writer()
     for u in range(3):
         run.work_one(u)
@@ -362,7 +362,7 @@ def test_the_vectors_of_the_first_part_fix_how_long_all_are(
     run: RunCase, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, checkpoint: bool
 ) -> None:
     if checkpoint:
-        monkeypatch.setattr("core.run.checkpoint.EVERY", 1)
+        monkeypatch.setattr("embq.core.run.checkpoint.EVERY", 1)
     writer = run.writer()
     run.work_one(0)
     writer.drain()
@@ -798,7 +798,7 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             made.append(record.run)
             super().__init__(client, record, **options)
 
-    monkeypatch.setattr("writer.service.RunWriter", Counted)
+    monkeypatch.setattr("embq.writer.service.RunWriter", Counted)
     return made
 
 

@@ -9,12 +9,12 @@ import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
 
-from core.queue.keys import RUNS
-from core.queue.runs import register
-from core.service.metrics import MetricSamples
-from embq.services.writer_metrics import WriterMetrics
+from embq.app.services.writer_metrics import WriterMetrics
+from embq.core.queue.keys import RUNS
+from embq.core.queue.runs import register
+from embq.core.service.metrics import MetricSamples
+from embq.writer.service import WriterService
 from tests.support.outputs.run_case import RunCase, make_case
-from writer.service import WriterService
 
 
 def told(writer: WriterService) -> dict[str, float]:

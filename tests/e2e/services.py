@@ -12,10 +12,10 @@ import pytest
 import redis
 from e2e.session import Command, await_in, run_of, started, write_texts
 
-from core.broker.embedded import EmbeddedServer
-from core.models import ModelConfig, ModelSpec
-from core.queue.keys import queue_name
-from embq.cli import entry_point
+from embq.app.cli import entry_point
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.models import ModelConfig, ModelSpec
+from embq.core.queue.keys import queue_name
 
 DIM = 4
 SAMPLES = 5
@@ -67,7 +67,7 @@ class Services:
         """A command in this process, so that it is at work before a short run is over; gives its stdout."""
         with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as said:
             patch.setenv("EMBQ_BROKER_URL", self.environment["EMBQ_BROKER_URL"])
-            patch.setattr("embq.status.run_control.CONFIRM_S", 60.0)  # a busy machine needs longer
+            patch.setattr("embq.app.status.run_control.CONFIRM_S", 60.0)  # a busy machine needs longer
             assert entry_point.run([str(argument) for argument in arguments]) == status
         return said.getvalue()
 

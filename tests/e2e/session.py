@@ -21,10 +21,10 @@ import psutil
 import pytest
 import redis
 
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer
-from core.process.children import die_with_parent
-from embq.cli import entry_point
+from embq.app.cli import entry_point
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.process.children import die_with_parent
 from tests.support.outputs.build import write_tar
 
 LOOK_S = 0.05
@@ -108,7 +108,7 @@ class Command:
 
     def workers(self) -> list[psutil.Process]:
         """Worker processes, the children of the supervisor."""
-        return [process for process in self.descendants() if "worker.process" in _command_line(process)]
+        return [process for process in self.descendants() if "embq.worker.process" in _command_line(process)]
 
     def service(self, verb: str) -> psutil.Process | None:
         """The writer, the producer or the supervisor of `embq run`, or None where it is not alive."""

@@ -12,7 +12,7 @@ import pytest
 from e2e.check import check_complete, read_output
 from e2e.session import await_in, committed, ended, started, succeed, write_texts
 
-from core.errors import Exit
+from embq.core.errors import Exit
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "deploy" / "backup.md"
 DIM, UNITS = 16, 300

@@ -17,11 +17,11 @@ import pytest
 from e2e.check import check_complete, read_output
 from e2e.session import called, closed, ended, logs, succeed, write_shards, write_tar, write_texts
 
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer
-from core.errors import InputError
-from embq.local.unused_runs import undone_on_error
-from producer.enqueue import prepare
+from embq.app.local.unused_runs import undone_on_error
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import InputError
+from embq.producer.enqueue import prepare
 from tests.support.outputs.build import build, request_of
 from tests.support.waiting import wait_until
 
@@ -202,7 +202,7 @@ def test_a_broker_that_does_not_answer_is_named_within_seconds(
         said = called(*arguments, "--broker", f"unix://:secret@{short_tmp}/nobody.sock")
         assert_refused(*said, exits=69, code="broker", says="no broker answers")
         assert "secret" not in said[2]
-        monkeypatch.setattr("core.broker.client.FEW_TRIES", 1)  # one command shows how long they all try
+        monkeypatch.setattr("embq.core.broker.client.FEW_TRIES", 1)  # one command shows how long they all try
 
 
 def test_a_broker_that_would_lose_work_is_refused(own_server: EmbeddedServer, short_tmp: Path) -> None:

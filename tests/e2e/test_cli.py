@@ -18,8 +18,8 @@ import pytest
 from e2e.session import Command, await_in, called, started, write_texts
 from e2e.session import process_ended as ended
 
-from core.broker.embedded import EmbeddedServer
-from embq.cli.entry_point import VERBS
+from embq.app.cli.entry_point import VERBS
+from embq.core.broker.embedded import EmbeddedServer
 from tests.support.outputs.build import build
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ HEAVY = ("torch", "torchvision", "transformers", "sentence_transformers", "open_
 
 PROBE = """
 import sys
-from embq.cli.entry_point import run
+from embq.app.cli.entry_point import run
 status = run(sys.argv[1:])
 print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})), file=sys.stderr)
 sys.exit(status)

@@ -10,10 +10,10 @@ from e2e.check import check_complete
 from e2e.services import Services
 from e2e.session import ended, picture, succeed, write_shards
 
-from core.broker.embedded import EmbeddedServer
-from core.run.reader import row_tables
-from core.run.run_info import WorkerDefaults, load_run
-from core.storage.paths import place
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.run.reader import row_tables
+from embq.core.run.run_info import WorkerDefaults, load_run
+from embq.core.storage.paths import place
 from tests.support.servers.storage import upload
 
 DIM = 16

@@ -12,8 +12,8 @@ from e2e.services import DIM, Services
 from e2e.session import Command, closed, started
 from faults.kit.cluster import held_after, let_go, sabotaged
 
-from core.broker.embedded import EmbeddedServer
-from core.queue.heartbeats import live_workers
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.queue.heartbeats import live_workers
 
 UNITS = 400
 

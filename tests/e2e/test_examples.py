@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from core.broker.embedded import EmbeddedServer
-from core.run.reader import row_tables
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.run.reader import row_tables
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

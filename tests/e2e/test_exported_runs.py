@@ -12,7 +12,7 @@ import pytest
 from e2e.check import stub
 from e2e.session import succeed, write_texts
 
-from producer.retry import FailureFilter, retry
+from embq.producer.retry import FailureFilter, retry
 from tests.support.outputs.build import build, go_on
 
 DIM = 8

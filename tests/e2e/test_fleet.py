@@ -17,11 +17,11 @@ from e2e.services import DIM, Services
 from e2e.session import await_in, closed, ended, process_ended, started
 from faults.kit.cluster import held_after, let_go, sabotaged
 
-from core.broker.embedded import EmbeddedServer
-from core.errors import Exit
-from core.queue.heartbeats import SERVICE_REPORTS, Device
-from core.queue.reporting import this_service
-from core.queue.scripts import load_scripts
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import Exit
+from embq.core.queue.heartbeats import SERVICE_REPORTS, Device
+from embq.core.queue.reporting import this_service
+from embq.core.queue.scripts import load_scripts
 from tests.support.waiting import wait_until
 
 SHOWN_S = 10.0

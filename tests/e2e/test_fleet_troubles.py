@@ -15,8 +15,8 @@ from e2e.session import closed, process_ended, run_of, started
 from faults.kit.clock import WallClock
 from faults.kit.disk import DiskError, SmallDisk
 
-from core.broker.embedded import EmbeddedServer
-from core.errors import Exit
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import Exit
 
 HOUR_S = 3600.0
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from e2e.session import called, process_ended
 
-from core.errors import Exit
-from core.rows.spec import RowSpec
+from embq.core.errors import Exit
+from embq.core.rows.spec import RowSpec
 from tests.support.outputs.build import build, write_jsonl
 
 NOBODY = "redis://laptop@127.0.0.1:1"

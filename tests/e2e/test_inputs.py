@@ -24,8 +24,8 @@ from e2e.check import check_complete
 from e2e.odd_inputs import ODD, Odd
 from e2e.session import Command, await_in, closed, picture, started, write_shards, write_texts
 
-from core.broker.embedded import EmbeddedServer
-from embq.cli import entry_point
+from embq.app.cli import entry_point
+from embq.core.broker.embedded import EmbeddedServer
 from tests.support.servers.storage import http_server
 
 if sys.version_info >= (3, 14):

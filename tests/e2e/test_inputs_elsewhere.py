@@ -13,9 +13,9 @@ import pytest
 from e2e.services import DIM, SAMPLES, Services
 from e2e.session import Command, closed, run_of, started
 
-from core.broker.embedded import EmbeddedServer
-from core.run.layout import Layout
-from core.run.reader import row_tables
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.run.layout import Layout
+from embq.core.run.reader import row_tables
 
 NAMESPACES = ("unshare", "--mount", "--uts", "sh", "-c")
 FILES = 30

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.models import ModelConfig
-from core.units import Sample
 from demo.collect import docstrings
+from embq.core.models import ModelConfig
+from embq.core.units import Sample
+from embq.worker.embedders.registry import load
 from tests.contract.test_int8_trunks import int8_cpu, make
 from tests.e2e.session import succeed
 from tests.e2e.test_golden import in_order, rows_of
-from worker.embedders.registry import load
 
 pytestmark = int8_cpu
 

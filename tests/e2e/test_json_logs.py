@@ -9,7 +9,7 @@ from pathlib import Path
 from e2e.services import Services
 from e2e.session import closed
 
-from core.broker.embedded import EmbeddedServer
+from embq.core.broker.embedded import EmbeddedServer
 
 
 def test_every_line_of_every_service_is_an_object(own_server: EmbeddedServer, short_tmp: Path) -> None:

@@ -16,9 +16,9 @@ import pytest
 from e2e.check import _read_manifest
 from e2e.session import process_ended, run_of, started, succeed
 
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer
-from core.queue.keys import RUNS
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.queue.keys import RUNS
 
 KILLS = 5
 """For each of the two phases."""

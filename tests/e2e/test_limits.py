@@ -13,7 +13,7 @@ from e2e.session import await_in, started, succeed
 from PIL import Image
 
 from demo.collect import photographs
-from worker.meter.bottleneck import verdict
+from embq.worker.meter.bottleneck import verdict
 
 
 def large_photographs(folder: Path, count: int) -> Path:

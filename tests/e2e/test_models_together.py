@@ -11,10 +11,10 @@ from contract.test_embedders import a_jpeg, make_clip
 from e2e.check import read_output
 from e2e.session import ended, write_tar
 
-from core.models import ModelConfig
-from core.units import Sample
+from embq.core.models import ModelConfig
+from embq.core.units import Sample
+from embq.worker.embedders.registry import load
 from tests.support.models.vision import save_vision
-from worker.embedders.registry import load
 
 pytest.importorskip("torch")
 

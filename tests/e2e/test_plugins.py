@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import embq
-from core.settings import child_environment
+from embq.core.settings import child_environment
 
 PLUGIN = Path(__file__).parents[2] / "examples" / "plugin"
 

@@ -22,12 +22,12 @@ from e2e.plain import READERS, Columns, read_joined_hdf5
 from e2e.services import Services
 from e2e.session import called, closed, picture, succeed, write_shards, write_tar, write_texts
 
-from core.broker.embedded import EmbeddedServer
-from core.rows.spec import FORMATS
-from core.run.reader import row_tables
-from core.run.run_info import load_run
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.rows.spec import FORMATS
+from embq.core.run.reader import row_tables
+from embq.core.run.run_info import load_run
+from embq.worker.embedders.stub import stub_digest, stub_vectors
 from tests.support.outputs.build import build
-from worker.embedders.stub import stub_digest, stub_vectors
 
 DIM = 16
 

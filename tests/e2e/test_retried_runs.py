@@ -17,9 +17,9 @@ from e2e.check import check_complete, read_output
 from e2e.session import called, ended, started, succeed, write_tar, write_texts
 from PIL import Image
 
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer
-from core.queue.keys import RUNS
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.queue.keys import RUNS
 
 DIM = 16
 MODEL = f"stub:{DIM}?decode=1"

@@ -30,9 +30,9 @@ from e2e.session import (
 )
 from faults.kit.cluster import Sabotage, held_after, let_go, sabotaged
 
-from core.broker.embedded import EmbeddedServer
-from core.errors import Exit
-from embq.verify.verification import verify
+from embq.app.verify.verification import verify
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import Exit
 from tests.support.waiting import wait_until
 
 DIM = 16

@@ -20,17 +20,17 @@ import pytest
 from e2e.served import Server, served
 
 import embq
-from core.errors import EmbqError, Exit
-from core.rows.spec import RowSpec
-from embq.cli.entry_point import run
-from embq.serving.indices import Indices
-from embq.serving.metrics import Metrics
-from embq.serving.query_models import QueryModels
-from embq.serving.search import Search
-from embq.serving.served_index import ServedIndex, open_version
+from embq.app.cli.entry_point import run
+from embq.app.serving.indices import Indices
+from embq.app.serving.metrics import Metrics
+from embq.app.serving.query_models import QueryModels
+from embq.app.serving.search import Search
+from embq.app.serving.served_index import ServedIndex, open_version
+from embq.core.errors import EmbqError, Exit
+from embq.core.rows.spec import RowSpec
+from embq.worker.embedders.stub import stub_vector
 from tests.support.outputs.build import build, write_jsonl, write_tar
 from tests.support.outputs.index import build_index
-from worker.embedders.stub import stub_vector
 
 ROWS, DIM = 60, 16
 UNIT = RowSpec(normalize=True)
@@ -39,7 +39,7 @@ LAPTOP = """
 import sys
 for name in ("numpy", "torch", "faiss", "transformers", "starlette", "PIL"):
     sys.modules[name] = None
-from embq.cli.entry_point import run
+from embq.app.cli.entry_point import run
 status = run(sys.argv[1:])
 sys.exit(status)
 """

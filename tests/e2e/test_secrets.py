@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 from e2e.session import Command, await_in, called, process_ended, started, write_shards
 
-from core.errors import Exit
-from embq.broker_admin.certificates import make
-from embq.cli import entry_point
+from embq.app.broker_admin.certificates import make
+from embq.app.cli import entry_point
+from embq.core.errors import Exit
 from tests.support.servers.storage import serving
 from tests.support.servers.tls import HOSTS, TlsServer, free_ports, needs_tls_server, tls_server
 from tests.support.waiting import wait_until

@@ -15,11 +15,11 @@ import pytest
 from e2e.served import Server, served
 from e2e.session import Command
 
-from core.errors import Exit
-from core.run.reader import row_tables
+from embq.core.errors import Exit
+from embq.core.run.reader import row_tables
+from embq.worker.embedders.stub import stub_vector
 from tests.support.outputs.build import write_jsonl
 from tests.support.waiting import wait_until
-from worker.embedders.stub import stub_vector
 
 TEXTS = [f"{'a red car on a road ' * (1 + n % 7)}number {n}" for n in range(96)]
 SLOW = "slow=stub:8?ms_per_sample=100&batch_size=1"

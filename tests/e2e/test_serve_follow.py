@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from e2e.served import Server, served
 
-from core.errors import Exit
-from core.rows.spec import RowSpec
-from embq.cli.entry_point import run
-from embq.serving.index_discovery import followed_name, published_below
+from embq.app.cli.entry_point import run
+from embq.app.serving.index_discovery import followed_name, published_below
+from embq.core.errors import Exit
+from embq.core.rows.spec import RowSpec
 from tests.support.outputs.build import build, write_jsonl, write_tar
 from tests.support.outputs.index import build_index
 from tests.support.waiting import wait_until

@@ -14,9 +14,9 @@ from urllib.error import HTTPError, URLError
 import pytest
 from e2e.session import Command, await_in, called, process_ended, started
 
-from core.broker.embedded import EmbeddedServer
-from core.errors import Exit
-from embq.broker_admin.certificates import make
+from embq.app.broker_admin.certificates import make
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import Exit
 from tests.support.servers.tls import HOSTS, needs_tls_server, tls_server
 
 SERVICES = {"producer": [], "writer": [], "worker": ["--devices", "cpu"]}

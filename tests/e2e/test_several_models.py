@@ -10,7 +10,7 @@ from e2e.check import check_complete, read_output
 from e2e.services import DIM, SAMPLES, Services, finished, hints_waiting
 from e2e.session import closed
 
-from core.broker.embedded import EmbeddedServer
+from embq.core.broker.embedded import EmbeddedServer
 
 FIRST, SECOND = (f"stub:{DIM}?batch_size={SAMPLES}&ms_per_sample={ms}" for ms in (8, 4))
 """One unit is one batch, so that little is begun when a slice ends."""

@@ -15,8 +15,8 @@ from e2e.services import DIM, SAMPLES, Services, finished, hints_waiting
 from e2e.session import await_in, closed, committed, ended, run_of, started, succeed, write_texts
 from faults.kit.cluster import held_after, let_go, sabotaged
 
-from core.broker.embedded import EmbeddedServer
-from embq.cli import entry_point
+from embq.app.cli import entry_point
+from embq.core.broker.embedded import EmbeddedServer
 
 QUICK, SLOW = (f"stub:{DIM}?ms_per_sample={ms}" for ms in (3, 40))
 """Models of runs that a gate, or a device of this speed, keeps from ending too early."""

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from core.models import ModelConfig
-from core.rows.spec import RowSpec
 from demo.collect import docstrings
-from embq.verify.verification import verify
+from embq.app.verify.verification import verify
+from embq.core.models import ModelConfig
+from embq.core.rows.spec import RowSpec
+from embq.worker.embedders.registry import load
 from tests.e2e.session import ended, write_texts
 from tests.support.outputs.build import build
-from worker.embedders.registry import load
 
 
 def part(root: Path) -> pa.Table:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from core.broker.embedded import server_binary
+from embq.core.broker.embedded import server_binary
 from tests.support.servers.tls import free_ports
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorial"

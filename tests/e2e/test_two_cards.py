@@ -16,10 +16,10 @@ from e2e.plain import read_parquet
 from e2e.session import await_in, started, write_texts
 from faults.kit.cluster import held_after, let_go, sabotaged
 
-from core.models import ModelConfig
-from core.units import Sample
+from embq.core.models import ModelConfig
+from embq.core.units import Sample
+from embq.worker.embedders.registry import load
 from tests.support.models.text import save_trunk
-from worker.embedders.registry import load
 
 CARDS = [{"name": "Simulated A", "uuid": "GPU-aaaa"}, {"name": "Simulated B", "uuid": "GPU-bbbb"}]
 TEXTS, UNIT = 120, 10

@@ -27,12 +27,12 @@ from e2e.session import (
 )
 from faults.kit.proxy import Proxy
 
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer
-from core.queue.keys import VERSION
-from core.run.layout import Layout
-from core.run.manifest import Manifest
-from producer.upload import _on_disk
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.queue.keys import VERSION
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest
+from embq.producer.upload import _on_disk
 from tests.support.waiting import wait_until
 
 DIM = 16

@@ -14,15 +14,15 @@ import redis
 from e2e.services import MODEL, Services, hints_waiting
 from e2e.session import called, process_ended, run_of, started, write_texts
 
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer
-from core.errors import Exit
-from core.models import ModelConfig
-from core.process.libraries import model_packages
-from core.queue.heartbeats import SERVICE_REPORTS
-from core.queue.keys import VERSION, queue_name
-from core.queue.reporting import this_service
-from core.queue.scripts import load_scripts
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import Exit
+from embq.core.models import ModelConfig
+from embq.core.process.libraries import model_packages
+from embq.core.queue.heartbeats import SERVICE_REPORTS
+from embq.core.queue.keys import VERSION, queue_name
+from embq.core.queue.reporting import this_service
+from embq.core.queue.scripts import load_scripts
 from tests.support.servers.guarded import SERVERS_OF_WHOLE_RUNS, guarded_server
 from tests.support.waiting import wait_until
 

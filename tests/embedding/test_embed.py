@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 import embq
-from core.errors import EmbqError, InputError, UsageError
-from core.run.reader import row_tables
+from embq.core.errors import EmbqError, InputError, UsageError
+from embq.core.run.reader import row_tables
 from tests.support.outputs.build import build, write_jsonl
 from tests.support.picture_files import encoded, photograph
 

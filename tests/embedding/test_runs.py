@@ -9,10 +9,10 @@ import pytest
 from e2e.services import Services
 
 import embq
-from core.broker.embedded import EmbeddedServer
-from core.errors import EmbqError, InputError, ModelError, UsageError
-from core.run.reader import row_tables
-from embq.embedding.runs import arguments_of
+from embq.app.embedding.runs import arguments_of
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import EmbqError, InputError, ModelError, UsageError
+from embq.core.run.reader import row_tables
 from tests.support.outputs.build import write_jsonl
 from tests.support.waiting import wait_until
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import core.broker.embedded
+import embq.core.broker.embedded
 from faults.kit.cluster import SABOTAGE, SEED, SERVER, Cluster, MakeCluster, server_program, server_version
 from faults.kit.indexes import STAGES, Building, MakeBuilding, write_collection
 from faults.kit.table import Note, Outcome, Recovery, Table
@@ -88,7 +88,7 @@ def _on_the_server_under_test() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if SERVER == "redis":
             program = server_program()
-            patch.setattr(core.broker.embedded, "server_binary", lambda: program)
+            patch.setattr(embq.core.broker.embedded, "server_binary", lambda: program)
             patch.setenv("PYTHONPATH", str(SABOTAGE), prepend=os.pathsep)
             patch.setenv("EMBQ_SABOTAGE", json.dumps([{"server": str(program)}]))
         yield

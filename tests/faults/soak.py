@@ -30,7 +30,7 @@ import redis
 from e2e.check import read_output
 from e2e.session import write_shards
 
-from core.queue.keys import RUN_PARTS, RUNS
+from embq.core.queue.keys import RUN_PARTS, RUNS
 from faults.kit.cluster import DIM, Cluster, Service, server_version
 from faults.kit.table import Recovery
 

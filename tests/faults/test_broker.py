@@ -13,9 +13,9 @@ import pytest
 import redis
 from e2e.session import Command, Ledger, committed, started
 
-from core.errors import Exit
-from core.queue.keys import GROUP, RUN_PARTS, queue_name
-from core.queue.runs import registered
+from embq.core.errors import Exit
+from embq.core.queue.keys import GROUP, RUN_PARTS, queue_name
+from embq.core.queue.runs import registered
 from faults.kit.cluster import DIM, QUICK_LEASES, Broker, Cluster, Service, held_after, let_go
 from faults.kit.proxy import Proxy
 from faults.kit.table import Recovery

@@ -15,16 +15,16 @@ from faults.kit.cluster import Cluster, Service, let_go, sabotaged
 from faults.kit.table import Recovery
 
 QUICK = "stub:16?ms_per_sample=5&batch_size=10"
-EMBED = "worker.embedders.stub:StubEmbedder.embed"
-PREPARE = "worker.embedders.stub:StubEmbedder.prepare"
-LOAD = "worker.embedders.stub:load"
+EMBED = "embq.worker.embedders.stub:StubEmbedder.embed"
+PREPARE = "embq.worker.embedders.stub:StubEmbedder.prepare"
+LOAD = "embq.worker.embedders.stub:load"
 FOLDER = Path(__file__).parent / "kit" / "cards"
 
 H100 = {"name": "NVIDIA H100", "uuid": "GPU-1111", "capability": [9, 0]}
 L4 = {"name": "NVIDIA L4", "uuid": "GPU-2222", "capability": [8, 9]}
 GTX1070 = {"name": "NVIDIA GeForce GTX 1070", "uuid": "GPU-3333", "capability": [6, 1]}
 K80 = {"name": "Tesla K80", "uuid": "GPU-4444", "capability": [3, 7]}
-SOON = {"set": "worker.model_service:FULL_PAUSE_S", "to": 0.1}
+SOON = {"set": "embq.worker.model_service:FULL_PAUSE_S", "to": 0.1}
 
 
 class Cards:
@@ -197,7 +197,7 @@ def test_no_card_is_left(cluster: Cluster, recovery: Recovery, tmp_path: Path) -
     cluster.assert_exact()
 
 
-CROWDED = {"set": "worker.supervisor.devices:CORES_OF_PROCESS", "to": 1}
+CROWDED = {"set": "embq.worker.supervisor.devices:CORES_OF_PROCESS", "to": 1}
 """Two cores: two processes on a card."""
 
 

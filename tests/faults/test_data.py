@@ -368,7 +368,7 @@ def test_a_file_whose_length_lies_fails_whole_after_three_attempts(
 
     with at_work(cluster, inputs):
         # It is asked for a minute whether the storage comes back, in each attempt; that has its own tests.
-        cluster.workers(prefix=prefix, sabotage={"set": "worker.stages.read:PAUSES_S", "to": []})
+        cluster.workers(prefix=prefix, sabotage={"set": "embq.worker.stages.read:PAUSES_S", "to": []})
         recovery.injected(3)
 
     assert check_inputs(cluster.root, inputs.truths)["shard_length_mismatch"] == 1
@@ -443,9 +443,9 @@ def test_every_image_is_a_row_or_a_failure(
     pytest.importorskip("torch")
     from contract.test_embedders import make_clip
 
-    from core.models import DECODES, ModelConfig
-    from core.units import Sample
-    from worker.embedders.registry import load
+    from embq.core.models import DECODES, ModelConfig
+    from embq.core.units import Sample
+    from embq.worker.embedders.registry import load
 
     spec = f"open_clip:local-dir:{make_clip(short_tmp / 'clip', seed=3)}"
     good, bad = zoo()
@@ -491,7 +491,7 @@ def test_every_image_is_a_row_or_a_failure(
     assert_verified(cluster)
 
 
-DECODER = "worker.embedders.image.jpeg:pixels"
+DECODER = "embq.worker.embedders.image.jpeg:pixels"
 """libjpeg-turbo, in one of the threads that decode."""
 
 
@@ -758,7 +758,7 @@ def test_a_shard_that_changes_while_it_is_read_is_of_one_version_or_fails_whole(
     waiting = {name: short_tmp / name for name in changes}
     sabotage = [
         {
-            "at": "sources.access.files:WatchedFile.readinto",
+            "at": "embq.sources.access.files:WatchedFile.readinto",
             "match": f"{name}.tar",
             "count": 2,
             "do": "gate",
@@ -812,7 +812,7 @@ def test_shards_that_are_rewritten_at_any_moment_never_mix_two_versions(
                     time.sleep(0.02)  # so that it takes about as long as reading does
             recovery.injected()
 
-    slow = {"at": "sources.access.files:WatchedFile.readinto", "every": True, "do": "pause", "seconds": 0.1}
+    slow = {"at": "embq.sources.access.files:WatchedFile.readinto", "every": True, "do": "pause", "seconds": 0.1}
     thread = threading.Thread(target=rewrite_all)
     with at_work(cluster, inputs):
         cluster.workers(count=2, sabotage=slow)

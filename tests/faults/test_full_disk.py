@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from e2e.session import ended, logs, succeed, write_texts
 
-from core.rows.spec import FORMATS
+from embq.core.rows.spec import FORMATS
 from faults.kit.disk import DiskError, SmallDisk
 
 DIM = 512

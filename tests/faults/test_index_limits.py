@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embq.indexer.faiss_module import faiss
+from embq.indexer.index_files.lists import empty_lists, write_lists
 from faults.kit.disk import DiskError, SmallDisk
 from faults.kit.indexes import PATIENCE_S, SLICES, Building, MakeBuilding, write_collection
 from faults.kit.table import Recovery
-from indexer.faiss_module import faiss
-from indexer.index_files.lists import empty_lists, write_lists
 
 CGROUP = Path("/sys/fs/cgroup/memory")
 MEMORY = 300 << 20

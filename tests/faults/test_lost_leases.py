@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from core.models import ModelConfig
-from core.rows.spec import RowSpec
-from core.units import Sample, Unit
-from worker.claim.lease import LeasedUnit, Leases
-from worker.embedders.registry import load
-from worker.meter.meter import Meter
-from worker.stages.embed import EmbedStage
-from worker.stages.read import Chunk, EndOfUnit
+from embq.core.models import ModelConfig
+from embq.core.rows.spec import RowSpec
+from embq.core.units import Sample, Unit
+from embq.worker.claim.lease import LeasedUnit, Leases
+from embq.worker.embedders.registry import load
+from embq.worker.meter.meter import Meter
+from embq.worker.stages.embed import EmbedStage
+from embq.worker.stages.read import Chunk, EndOfUnit
 
 CONFIG = ModelConfig(spec="stub:4", modalities=("text",), precision="fp32")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from core.broker.client import connect
-from core.settings import Settings
-from embq.cli.authorization import authorized_client
+from embq.app.cli.authorization import authorized_client
+from embq.core.broker.client import connect
+from embq.core.settings import Settings
 from faults.kit.cluster import DIM, QUICK_LEASES, SEED, Broker, Cluster, Service
 from faults.kit.monitor import Attempts
 from faults.kit.netns import Cable

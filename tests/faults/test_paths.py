@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from e2e.check import read_output
 
-from core.models import ModelConfig
-from core.units import Sample
+from embq.core.models import ModelConfig
+from embq.core.units import Sample
+from embq.worker.embedders.registry import load
 from faults.kit.cluster import Cluster
 from faults.kit.table import Recovery
-from worker.embedders.registry import load
 
-KERNEL = "worker.embedders.text.flat_attention:attend_by_length"
+KERNEL = "embq.worker.embedders.text.flat_attention:attend_by_length"
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,12 @@ import psutil
 import pytest
 from e2e.session import Command, Ledger, await_in, logs, started, succeed
 
+from embq.producer.feed_policy import MIN_HINTS
 from faults.kit.cluster import DIM, Cluster, Service
 from faults.kit.monitor import Attempts
 from faults.kit.table import Recovery
-from producer.feed_policy import MIN_HINTS
 
-OTHER_VERSION = {"set": "core.queue.keys:VERSION", "to": 99}
+OTHER_VERSION = {"set": "embq.core.queue.keys:VERSION", "to": 99}
 
 
 def arguments(cluster: Cluster, model: str = f"stub:{DIM}?ms_per_sample=10") -> list[str | Path]:
@@ -154,10 +154,10 @@ def test_a_machine_with_another_model_under_the_same_name(cluster: Cluster, reco
     cluster.begin(80)
     gate = cluster.folder / "gate"
     # The run has begun and is far from over, however long the stranger takes to start.
-    wait = {"at": "worker.stages.publish:PublishStage.run", "count": 3, "do": "gate", "gate": gate}
+    wait = {"at": "embq.worker.stages.publish:PublishStage.run", "count": 3, "do": "gate", "gate": gate}
     cluster.workers(sabotage=wait, environment={"EMBQ_STALL_S": "120"})
     cluster.until(Path(f"{gate}.reached").exists)
-    stranger = cluster.workers(sabotage={"set": "worker.embedders.stub:EMBEDDER_VERSION", "to": 99})
+    stranger = cluster.workers(sabotage={"set": "embq.worker.embedders.stub:EMBEDDER_VERSION", "to": 99})
     stranger.may_end = True
     recovery.injected()
     assert stranger.wait() == 78, stranger.said
@@ -345,7 +345,7 @@ def test_results_of_another_version_are_refused(cluster: Cluster, recovery: Reco
     writer = cluster.writer()
     cluster.producer()
     cluster.enqueue(f"stub:{DIM}?ms_per_sample=20&batch_size=10")
-    stranger = cluster.workers(sabotage={"set": "worker.stages.publish:VERSION", "to": 99})
+    stranger = cluster.workers(sabotage={"set": "embq.worker.stages.publish:VERSION", "to": 99})
     recovery.injected()
     cluster.until(lambda: "code=wrong_version" in writer.log)
     assert cluster.committed() == []

@@ -14,13 +14,13 @@ import pytest
 import redis
 from e2e.session import LOOK_S
 
-from core.errors import InputError
-from core.queue.keys import RUNS
-from core.run.layout import Layout
-from core.run.manifest import Manifest
-from core.run.run_info import load_run
-from core.settings import Settings
-from embq.gc.collect import collect
+from embq.app.gc.collect import collect
+from embq.core.errors import InputError
+from embq.core.queue.keys import RUNS
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest
+from embq.core.run.run_info import load_run
+from embq.core.settings import Settings
 from faults.kit.cluster import DIM, SAMPLES, Cluster
 from faults.kit.strace import Call, Zygote, attached, calls_in, zygote_in
 from faults.kit.table import Recovery

@@ -13,7 +13,7 @@ from faults.kit.disk import DiskError, SmallDisk
 from faults.kit.strace import attached, calls_in, unavailable
 from faults.kit.table import Recovery
 
-SOON = {"set": "writer.service:RETRY_S", "to": 1.0}
+SOON = {"set": "embq.writer.service:RETRY_S", "to": 1.0}
 """A writer tries a run again after a second instead of half a minute."""
 
 
@@ -71,7 +71,7 @@ def test_an_outage_of_the_input_costs_no_unit_an_attempt(
 @pytest.mark.fault("S1", "a file of the input can never be read")
 def test_a_shard_that_can_never_be_read_is_one_failure(cluster: Cluster, recovery: Recovery, tmp_path: Path) -> None:
     paths = shards(cluster, 4, 5, 1000)
-    sooner = {"set": "worker.stages.read:PAUSES_S", "to": [0.05, 0.05]}
+    sooner = {"set": "embq.worker.stages.read:PAUSES_S", "to": [0.05, 0.05]}
     workers = cluster.workers(sabotage=sooner)
     pid = reading(cluster, workers)
     with attached(pid, tmp_path / "calls", trace="openat,read", inject=["read:error=EIO"], paths=[paths[2]]):
@@ -260,7 +260,7 @@ def test_gc_leaves_no_litter(cluster: Cluster, recovery: Recovery, short_tmp: Pa
 
     marks = short_tmp / "marks"
     marks.mkdir()
-    sabotage = [killed("worker.stages.publish:PublishStage._hand_over", 3), killed("os:rename", 5, match=".arrow")]
+    sabotage = [killed("embq.worker.stages.publish:PublishStage._hand_over", 3), killed("os:rename", 5, match=".arrow")]
     workers = cluster.workers("--transport", "staging", count=2, sabotage=sabotage)
     cluster.until(lambda: workers.said_times("worker_died") >= 2)
     staged = {path.name for path in (cluster.root / "_staging").iterdir()}

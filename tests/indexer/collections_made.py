@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from core.formats.base import vectors
-from core.rows.spec import RowSpec
-from core.run.reader import row_tables
-from core.storage.paths import Place
+from embq.core.formats.base import vectors
+from embq.core.rows.spec import RowSpec
+from embq.core.run.reader import row_tables
+from embq.core.storage.paths import Place
 from tests.support.outputs.build import build, write_jsonl
 
 ROWS = 40

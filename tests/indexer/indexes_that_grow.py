@@ -10,18 +10,18 @@ from pathlib import Path
 
 import numpy as np
 
-from core.storage.paths import Place
-from indexer.build.build import build
-from indexer.build.runners import InProcess
-from indexer.build.spec import BuildSpec
-from indexer.build.units import Sidecar
-from indexer.change.growth import Grown, GrowthSpec, grow
-from indexer.collection.opening import open_collection
-from indexer.index_files.version import Version
-from indexer.plan.build_options import BuildOptions
-from indexer.plan.costs import Speeds
-from indexer.plan.index_plan import make_plan
-from indexer.tune.queries import plan_queries
+from embq.core.storage.paths import Place
+from embq.indexer.build.build import build
+from embq.indexer.build.runners import InProcess
+from embq.indexer.build.spec import BuildSpec
+from embq.indexer.build.units import Sidecar
+from embq.indexer.change.growth import Grown, GrowthSpec, grow
+from embq.indexer.collection.opening import open_collection
+from embq.indexer.index_files.version import Version
+from embq.indexer.plan.build_options import BuildOptions
+from embq.indexer.plan.costs import Speeds
+from embq.indexer.plan.index_plan import make_plan
+from embq.indexer.tune.queries import plan_queries
 
 DIM, PART_ROWS = 32, 400
 MEMORY = 1 << 30

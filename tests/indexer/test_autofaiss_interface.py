@@ -19,10 +19,10 @@ import pytest
 from indexes_that_grow import rows
 
 import embq
-from core.errors import EmbqError, Exit, InputError, TryLaterError, UsageError
-from embq.cli.entry_point import cli, run
-from embq.indexing.autofaiss import UNSUPPORTED
-from indexer.index_files.files import alone
+from embq.app.cli.entry_point import cli, run
+from embq.app.indexing.autofaiss import UNSUPPORTED
+from embq.core.errors import EmbqError, Exit, InputError, TryLaterError, UsageError
+from embq.indexer.index_files.files import alone
 
 NAMES = [
     "embeddings",
@@ -194,12 +194,12 @@ def test_an_interrupted_call_is_continued_by_the_same_call(here: Path, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("indexer.faiss_file.write_faiss_file", killed)
+        patched.setattr("embq.indexer.faiss_file.write_faiss_file", killed)
         with pytest.raises(KeyboardInterrupt):
             build("data")
     assert len(list(here.glob(".*"))) == 1
     with monkeypatch.context() as patched:
-        patched.setattr("indexer.build.runners.InProcess.run", killed)  # all units are done
+        patched.setattr("embq.indexer.build.runners.InProcess.run", killed)  # all units are done
         index, _ = build("data")
     assert index.ntotal == 50
     assert sorted(path.name for path in here.iterdir()) == ["data", "index_infos.json", "knn.index"]

@@ -16,15 +16,15 @@ import pytest
 from indexes_that_grow import add_part, rows
 
 import embq
-from core.errors import AwayError, Exit, TryLaterError
-from core.settings import cache_folder
-from core.storage.objects import ObjectPath
-from embq.cli.entry_point import run
-from indexer.build.units import IndexUnit, Sidecar, find
-from indexer.index_files import claim, remote
-from indexer.index_files.files import LOCK, File, alone, to_json
-from indexer.index_files.publication import _announce, settle
-from indexer.index_files.version import Version, find_current, read_current
+from embq.app.cli.entry_point import run
+from embq.core.errors import AwayError, Exit, TryLaterError
+from embq.core.settings import cache_folder
+from embq.core.storage.objects import ObjectPath
+from embq.indexer.build.units import IndexUnit, Sidecar, find
+from embq.indexer.index_files import claim, remote
+from embq.indexer.index_files.files import LOCK, File, alone, to_json
+from embq.indexer.index_files.publication import _announce, settle
+from embq.indexer.index_files.version import Version, find_current, read_current
 from tests.support.servers.storage import Killed, environment, killing, s3_proxy
 
 QUERIES = rows(5, seed=77).astype(np.float32)
@@ -125,8 +125,8 @@ def test_lists_are_merged_from_ranges_where_there_are_no_copies(
         read.append(file.path)
         return remote.copied(index, file, folder)
 
-    monkeypatch.setattr("indexer.build.build_dir.sent", sent)
-    monkeypatch.setattr("indexer.build.build_dir.copied", copied)
+    monkeypatch.setattr("embq.indexer.build.build_dir.sent", sent)
+    monkeypatch.setattr("embq.indexer.build.build_dir.copied", copied)
     assert built(data, url) == Exit.DONE
     assert not [path for path in read if "/add-" in path and path.startswith("_work/")]
     assert_equal(url, wanted)
@@ -165,7 +165,7 @@ def requests_of(data: Path, url: ObjectPath) -> int:
 def test_a_build_that_is_killed_at_any_request_goes_on_and_ends_equal(
     data: Path, url: ObjectPath, wanted: Version, shares: Sequence[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("indexer.build.report.draw_report", lambda infos, tuning, path: path.touch())
+    monkeypatch.setattr("embq.indexer.build.report.draw_report", lambda infos, tuning, path: path.touch())
     count = requests_of(data, url / "undisturbed")
     monkeypatch.setattr(claim, "STALE_S", 0.0)
     for number, share in enumerate(shares):

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from indexes_that_grow import Quiet, add_part, copy_of, grown, litter, make_index, rows, runner
 
-from core.errors import OutputError, TryLaterError
-from indexer import searcher
-from indexer.change.compaction import compact
-from indexer.change.deletes import delete
-from indexer.index_files.files import alone
-from indexer.index_files.version import current_name, read_current
-from indexer.searcher import Searcher
+from embq.core.errors import OutputError, TryLaterError
+from embq.indexer import searcher
+from embq.indexer.change.compaction import compact
+from embq.indexer.change.deletes import delete
+from embq.indexer.index_files.files import alone
+from embq.indexer.index_files.version import current_name, read_current
+from embq.indexer.searcher import Searcher
 
 CHANGES = Path(__file__).with_name("killed_changes.py")
 

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from collections_made import clip_retrieval_files, run_of
 
-from core.errors import Exit
-from embq.cli.entry_point import run
+from embq.app.cli.entry_point import run
+from embq.core.errors import Exit
 
 
 def index(embeddings: Path, folder: Path, *options: str) -> int:

@@ -8,8 +8,8 @@ import faiss
 import numpy as np
 import pytest
 
-from indexer.build.training import kmeans, list_space, product_words, settle, train_codes
-from indexer.plan.codecs import codec
+from embq.indexer.build.training import kmeans, list_space, product_words, settle, train_codes
+from embq.indexer.plan.codecs import codec
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from collections_made import DIM, KINDS, ROWS
 
-from core.errors import InputError
-from indexer.collection.opening import Collection, open_collection
-from indexer.index_files.files import from_json, to_json
+from embq.core.errors import InputError
+from embq.indexer.collection.opening import Collection, open_collection
+from embq.indexer.index_files.files import from_json, to_json
 
 
 @pytest.fixture(scope="module", params=KINDS)

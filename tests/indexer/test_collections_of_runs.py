@@ -10,15 +10,15 @@ import pyarrow as pa
 import pytest
 from collections_made import DIM, ROWS, run_of, stored_rows, stored_vectors, write_inputs
 
-from core.errors import InputError, UsageError
-from core.rows.spec import DTYPES, RowSpec
-from core.rows.vectors import restored
-from core.run.commit_log import CommitLog
-from core.run.layout import Layout
-from core.run.manifest import Manifest
-from core.storage import object_clients
-from core.storage.paths import place
-from indexer.collection.opening import Collection, open_collection
+from embq.core.errors import InputError, UsageError
+from embq.core.rows.spec import DTYPES, RowSpec
+from embq.core.rows.vectors import restored
+from embq.core.run.commit_log import CommitLog
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest
+from embq.core.storage import object_clients
+from embq.core.storage.paths import place
+from embq.indexer.collection.opening import Collection, open_collection
 from tests.support.outputs.build import build, go_on, write_jsonl, write_tar
 
 PAIRS = [

@@ -14,17 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 from indexes_that_grow import DIM, add_part, grown, make_index, rows
 
-from core.errors import Exit, InputError, OutputError, UsageError
-from core.rows.spec import RowSpec
-from embq.cli import entry_point
-from indexer.change.deletes import delete
-from indexer.faiss_file import _Source, write_faiss_file
-from indexer.index_files.lists import ListsBytes
-from indexer.index_files.version import read_current
-from indexer.searcher import Searcher
+from embq.app.cli import entry_point
+from embq.core.errors import Exit, InputError, OutputError, UsageError
+from embq.core.rows.spec import RowSpec
+from embq.indexer.change.deletes import delete
+from embq.indexer.faiss_file import _Source, write_faiss_file
+from embq.indexer.index_files.lists import ListsBytes
+from embq.indexer.index_files.version import read_current
+from embq.indexer.searcher import Searcher
+from embq.worker.embedders.stub import stub_vector
 from tests.support.outputs.build import build, go_on, write_jsonl, write_tar
 from tests.support.outputs.index import build_index
-from worker.embedders.stub import stub_vector
 
 QUERIES = rows(50, 99).astype(np.float32)
 
@@ -144,7 +144,7 @@ def test_there_are_no_more_shards_than_lists_with_rows(tmp_path: Path) -> None:
 
 def test_lists_are_copied_in_pieces(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_faiss_file(index, tmp_path / "whole.index")
-    monkeypatch.setattr("indexer.faiss_file.COPY_BYTES", 100)
+    monkeypatch.setattr("embq.indexer.faiss_file.COPY_BYTES", 100)
     write_faiss_file(index, tmp_path / "pieces.index")
     assert (tmp_path / "pieces.index").read_bytes() == (tmp_path / "whole.index").read_bytes()
 

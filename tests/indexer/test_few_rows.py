@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from embq.cli.entry_point import run
-from indexer.searcher import Searcher
+from embq.app.cli.entry_point import run
+from embq.indexer.searcher import Searcher
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 10, 60])
@@ -30,7 +30,7 @@ def test_an_index_of_a_few_rows_finds_each_by_itself(tmp_path: Path, rows: int) 
 
 def test_a_dry_run_gives_the_plan_and_makes_nothing(tmp_path: Path) -> None:
     """Given --dry-run --json, then the plan is on stdout and no folder is made."""
-    from embq.cli.entry_point import cli
+    from embq.app.cli.entry_point import cli
 
     (tmp_path / "in").mkdir()
     np.save(tmp_path / "in" / "a.npy", np.eye(40, dtype=np.float32))

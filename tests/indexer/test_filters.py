@@ -14,17 +14,17 @@ import pytest
 from indexes_that_grow import DIM, Quiet, add_part, copy_of, grown, make_index, rows, runner
 from indices_made import index_of
 
-from core.errors import EmbqError, InputError, UsageError
-from embq.cli.entry_point import run
-from indexer.change.compaction import compact
-from indexer.change.deletes import delete
-from indexer.collection.parts import NAMES
-from indexer.filter import selection
-from indexer.filter.columns import column_values
-from indexer.filter.condition import Condition, read_condition
-from indexer.filter.selection import Selection, Selections
-from indexer.index_files.identity import BATCH_ROWS, Identity, write_identity
-from indexer.searcher import Searcher
+from embq.app.cli.entry_point import run
+from embq.core.errors import EmbqError, InputError, UsageError
+from embq.indexer.change.compaction import compact
+from embq.indexer.change.deletes import delete
+from embq.indexer.collection.parts import NAMES
+from embq.indexer.filter import selection
+from embq.indexer.filter.columns import column_values
+from embq.indexer.filter.condition import Condition, read_condition
+from embq.indexer.filter.selection import Selection, Selections
+from embq.indexer.index_files.identity import BATCH_ROWS, Identity, write_identity
+from embq.indexer.searcher import Searcher
 
 SIZES = (BATCH_ROWS + 37, 1_001, 4)
 """Rows of the identity files: the second and the third begin within a byte of the bitmap, and within a batch."""

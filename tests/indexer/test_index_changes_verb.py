@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from indexes_that_grow import add_part, rows
 
-from core.errors import Exit
-from embq.cli.entry_point import run
-from indexer.index_files.version import read_current
-from indexer.searcher import Searcher
+from embq.app.cli.entry_point import run
+from embq.core.errors import Exit
+from embq.indexer.index_files.version import read_current
+from embq.indexer.searcher import Searcher
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ import psutil
 import pytest
 from indexes_that_grow import ASKED, DIM, PART_ROWS, Quiet, add_part, copy_of, grown, litter, make_index, rows, runner
 
-from core.errors import InputError
-from indexer.change.compaction import compact, due
-from indexer.change.deletes import delete, deleted_bits
-from indexer.change.growth import fits
-from indexer.index_files.lists import empty_lists, is_set, read_lists, write_lists
-from indexer.index_files.version import read_current
-from indexer.searcher import Searcher
+from embq.core.errors import InputError
+from embq.indexer.change.compaction import compact, due
+from embq.indexer.change.deletes import delete, deleted_bits
+from embq.indexer.change.growth import fits
+from embq.indexer.index_files.lists import empty_lists, is_set, read_lists, write_lists
+from embq.indexer.index_files.version import read_current
+from embq.indexer.searcher import Searcher
 
 EVERYWHERE = 16
 

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow.parquet as pq
 from indexes_that_grow import add_part, grown, make_index, rows
 
-from indexer.atlas.map_file import MapOptions, make_map, map_path
-from indexer.atlas.projection import reduce
-from indexer.change.deletes import delete
+from embq.indexer.atlas.map_file import MapOptions, make_map, map_path
+from embq.indexer.atlas.projection import reduce
+from embq.indexer.change.deletes import delete
 
 
 def test_a_map_follows_its_index_and_holds_no_deleted_row(tmp_path: Path) -> None:

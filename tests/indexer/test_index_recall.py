@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from indexer.tune.recall import Truth, hits, mean_recall, recall
-from indexer.tune.truth import merged, nearest
+from embq.indexer.tune.recall import Truth, hits, mean_recall, recall
+from embq.indexer.tune.truth import merged, nearest
 
 
 def truth(ids: list[list[int]], scores: list[list[float]]) -> Truth:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import Exit
-from embq.cli import entry_point
-from indexer.build.report import plain, summary
-from indexer.index_files.version import read_current
+from embq.app.cli import entry_point
+from embq.core.errors import Exit
+from embq.indexer.build.report import plain, summary
+from embq.indexer.index_files.version import read_current
 
 ROWS, DIM = 1_500, 24
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from core.errors import InputError, OutputError
-from indexer.build.build_dir import BuildDir
-from indexer.build.task import Made, Task, perform
-from indexer.build.units import IndexUnit, Sidecar, find, read_inputs, write_inputs
-from indexer.index_files.files import disk_error, to_json
+from embq.core.errors import InputError, OutputError
+from embq.indexer.build.build_dir import BuildDir
+from embq.indexer.build.task import Made, Task, perform
+from embq.indexer.build.units import IndexUnit, Sidecar, find, read_inputs, write_inputs
+from embq.indexer.index_files.files import disk_error, to_json
 
 
 @pytest.fixture

@@ -25,10 +25,10 @@ from collections_made import (
     write_inputs,
 )
 
-from core.errors import InputError, UsageError
-from core.rows.spec import RowSpec
-from embq.export.export import ExportOptions, export
-from indexer.collection.opening import Collection, open_collection
+from embq.app.export.export import ExportOptions, export
+from embq.core.errors import InputError, UsageError
+from embq.core.rows.spec import RowSpec
+from embq.indexer.collection.opening import Collection, open_collection
 from tests.support.outputs.build import build
 
 

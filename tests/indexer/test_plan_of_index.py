@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import EmbqError, InputError, UsageError
-from indexer.index_files.files import from_json, to_json
-from indexer.plan.build_options import BuildOptions, available_memory, bytes_text, parse_bytes, parse_recall
-from indexer.plan.codec_choices import codec_choices
-from indexer.plan.codecs import Codec, codec
-from indexer.plan.costs import Speeds, measure_speeds
-from indexer.plan.index_plan import IndexPlan, describe_plan, make_plan
+from embq.core.errors import EmbqError, InputError, UsageError
+from embq.indexer.index_files.files import from_json, to_json
+from embq.indexer.plan.build_options import BuildOptions, available_memory, bytes_text, parse_bytes, parse_recall
+from embq.indexer.plan.codec_choices import codec_choices
+from embq.indexer.plan.codecs import Codec, codec
+from embq.indexer.plan.costs import Speeds, measure_speeds
+from embq.indexer.plan.index_plan import IndexPlan, describe_plan, make_plan
 
 SPEEDS = Speeds(gflops=50.0, disk_bytes_s=500e6, cores=2)
 MB = 1 << 20

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from collections_made import DIM, KINDS, wanted_vectors
 
-from core.errors import Exit, InputError, SourceError, UsageError
 from embq import build_index
-from embq.cli.entry_point import run
-from indexer.collection.opening import Collection, open_collection, rows_now
-from indexer.searcher import Searcher
+from embq.app.cli.entry_point import run
+from embq.core.errors import Exit, InputError, SourceError, UsageError
+from embq.indexer.collection.opening import Collection, open_collection, rows_now
+from embq.indexer.searcher import Searcher
 from tests.support.servers.storage import HttpServer, http_server
 
 
@@ -92,12 +92,12 @@ def test_ranges_alone_are_read(tmp_path: Path, web: HttpServer) -> None:
 def test_a_large_file_of_a_server_without_ranges_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = np.random.default_rng(0).standard_normal((40_000, 32), np.float32)  # 5 MB
     np.save(tmp_path / "a.npy", matrix)
-    monkeypatch.setattr("sources.access.ranged_reads._WITHOUT_RANGES", set())
+    monkeypatch.setattr("embq.sources.access.ranged_reads._WITHOUT_RANGES", set())
     with http_server(tmp_path) as server:
         server.ranges = False
         collection = open_collection(f"{server.url}/a.npy")
         assert np.array_equal(read(collection)[0], matrix)
-        monkeypatch.setattr("indexer.collection.remote.WHOLE_BYTES", 4 << 20)
+        monkeypatch.setattr("embq.indexer.collection.remote.WHOLE_BYTES", 4 << 20)
         with pytest.raises(SourceError, match="sends no ranges") as refused:
             read(collection)
         assert "knows ranges" in refused.value.next_step

@@ -15,17 +15,17 @@ import pytest
 from indexes_that_grow import copy_of, make_index, rows
 
 import embq
-from core.errors import ConfigError, Exit, InputError, OutputError, TryLaterError, UsageError
-from core.settings import cache_folder
-from core.storage.objects import ObjectPath
-from embq.cli.entry_point import run
-from embq.serving import served_index
-from embq.serving.index_discovery import named_indices
-from embq.serving.served_index import ServedIndex, collection_rows, open_version
-from indexer.change.deletes import delete
-from indexer.index_files import remote
-from indexer.index_files.remote import IN_USE_S, fetched
-from indexer.index_files.version import Version, read_current
+from embq.app.cli.entry_point import run
+from embq.app.serving import served_index
+from embq.app.serving.index_discovery import named_indices
+from embq.app.serving.served_index import ServedIndex, collection_rows, open_version
+from embq.core.errors import ConfigError, Exit, InputError, OutputError, TryLaterError, UsageError
+from embq.core.settings import cache_folder
+from embq.core.storage.objects import ObjectPath
+from embq.indexer.change.deletes import delete
+from embq.indexer.index_files import remote
+from embq.indexer.index_files.remote import IN_USE_S, fetched
+from embq.indexer.index_files.version import Version, read_current
 
 BUCKET = "bucket"
 QUERY = rows(1, seed=77)[0].astype(np.float32)

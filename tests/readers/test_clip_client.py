@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from e2e.served import served
 
-from core.rows.spec import RowSpec
+from embq.core.rows.spec import RowSpec
+from embq.worker.embedders.stub import stub_vector
 from tests.support.outputs.build import build, write_jsonl, write_tar
 from tests.support.outputs.index import build_index
-from worker.embedders.stub import stub_vector
 
 PYTHON = Path(os.environ.get("EMBQ_READERS_PYTHON", ".venv-readers/bin/python")).absolute()
 CLIENT = Path(__file__).with_name("clip_client.py")

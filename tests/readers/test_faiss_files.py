@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.rows.spec import RowSpec
-from embq.cli import entry_point
-from indexer.change.deletes import delete
-from indexer.faiss_file import write_faiss_file
-from indexer.index_files.version import read_current
-from indexer.searcher import Searcher
+from embq.app.cli import entry_point
+from embq.core.rows.spec import RowSpec
+from embq.indexer.change.deletes import delete
+from embq.indexer.faiss_file import write_faiss_file
+from embq.indexer.index_files.version import read_current
+from embq.indexer.searcher import Searcher
 from tests.support.outputs.build import build, write_tar
 from tests.support.outputs.index import build_index
 from tests.support.servers.tls import free_ports

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from e2e.session import ended
 
-from core.errors import Exit
 from embq import build_index
+from embq.core.errors import Exit
+from embq.worker.embedders.stub import stub_vector
 from tests.support.outputs.build import write_tar
-from worker.embedders.stub import stub_vector
 
 PYTHON = Path(os.environ.get("EMBQ_READERS_PYTHON", ".venv-readers/bin/python")).absolute()
 LOOK = Path(__file__).with_name("look.py")

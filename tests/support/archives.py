@@ -6,8 +6,8 @@ import io
 import tarfile
 from collections.abc import Sequence
 
-from core.errors import SourceError
-from sources.formats.tar_headers import BLOCK, Member, parse_members
+from embq.core.errors import SourceError
+from embq.sources.formats.tar_headers import BLOCK, Member, parse_members
 
 
 def tar_of(

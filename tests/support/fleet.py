@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from core.settings import Settings
-from worker.supervisor.devices import Gpu
-from worker.supervisor.slot import Fleet
+from embq.core.settings import Settings
+from embq.worker.supervisor.devices import Gpu
+from embq.worker.supervisor.slot import Fleet
 
 
 def fleet(*devices: str, gpus: tuple[Gpu, ...] = ()) -> Fleet:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from core.units import Sample, Unit
-from sources.kinds import SOURCES, detect
-from sources.reader_options import ReadOptions
-from sources.unit_reader import read
+from embq.core.units import Sample, Unit
+from embq.sources.kinds import SOURCES, detect
+from embq.sources.reader_options import ReadOptions
+from embq.sources.unit_reader import read
 
 
 def units_of(path: Path, **options: Any) -> list[Unit]:

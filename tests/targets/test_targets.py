@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import embq
-from core.errors import EmbqError, InputError, OutputError, TryLaterError
-from embq.cli.entry_point import run
-from embq.export.targets import FOLDERS, TABLES, target_of
-from embq.export.targets.target import copy_rows
+from embq.app.cli.entry_point import run
+from embq.app.export.targets import FOLDERS, TABLES, target_of
+from embq.app.export.targets.target import copy_rows
+from embq.core.errors import EmbqError, InputError, OutputError, TryLaterError
 from tests.support.outputs.build import build, write_jsonl
 
 pytestmark = [
@@ -180,8 +180,8 @@ def test_each_row_is_there_once_and_a_second_call_writes_nothing(
 KILLED = """
 import os, signal, sys, threading
 import embq
-from embq.export.targets import target_of
-from embq.export.targets.target import copy_rows
+from embq.app.export.targets import target_of
+from embq.app.export.targets.target import copy_rows
 kind, destination, out, seconds = sys.argv[1:]
 target = target_of(kind, destination, "embq")
 type(target).batch_rows = 100

@@ -23,9 +23,16 @@ from typing import Any
 
 from small_shards import CLASSES, write_shards
 
-from training.launch.ssh_probe import free_port
+from embq.training.launch.ssh_probe import free_port
 
-PRELOADED = ["timm", "torchvision", "webdataset", "safetensors.torch", "training.classify.loop", "training.data.epochs"]
+PRELOADED = [
+    "timm",
+    "torchvision",
+    "webdataset",
+    "safetensors.torch",
+    "embq.training.classify.loop",
+    "embq.training.data.epochs",
+]
 
 TINY = [
     "--model=timm:test_resnet",
@@ -56,7 +63,7 @@ class Processes:
     """The processes of one training.
 
     Args:
-        arguments: of `python -m training.classify`; `{rank}` in them is the number of the process.
+        arguments: of `python -m embq.training.classify`; `{rank}` in them is the number of the process.
         world: how many.
         notes: where to write what each said.
         watched: whether each notes a digest of its weights and momenta after every step, see `digests`.
@@ -124,7 +131,7 @@ def _kill(process: BaseProcess) -> None:
 
 
 def _member(arguments: list[str], environment: Mapping[str, str], notes: str, watched: bool) -> None:
-    """Runs in each process as `training.launch.member` does, with errors written to files."""
+    """Runs in each process as `embq.training.launch.member` does, with errors written to files."""
     os.setpgid(0, 0)
     multiprocessing.set_start_method("fork", force=True)  # its loader workers, as those of `python -m` begin
     os.environ.update(environment)
@@ -135,13 +142,13 @@ def _member(arguments: list[str], environment: Mapping[str, str], notes: str, wa
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
     import torch
 
-    from embq.cli.entry_point import show_error
-    from training.launch.member import attempt
+    from embq.app.cli.entry_point import show_error
+    from embq.training.launch.member import attempt
 
     torch.set_num_threads(1)
     if watched:
         _watch(Path(notes) / f"digests-{rank}")
-    outcome = attempt("training.classify", arguments, rank)
+    outcome = attempt("embq.training.classify", arguments, rank)
     if outcome.traceback:
         sys.stderr.write(outcome.traceback)
     elif outcome.message:
@@ -153,7 +160,7 @@ def _member(arguments: list[str], environment: Mapping[str, str], notes: str, wa
 
 def _watch(path: Path) -> None:
     """From now on every step is followed by a line with the digest of weights and momenta."""
-    from training.classify.learner import Learner
+    from embq.training.classify.learner import Learner
 
     step = Learner.step
 

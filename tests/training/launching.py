@@ -70,10 +70,10 @@ def descendants(pid: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    from core.errors import EmbqError
-    from embq.cli.entry_point import show_error
-    from training.launch.launch_options import Where, launch_options
-    from training.launch.launcher import launch
+    from embq.app.cli.entry_point import show_error
+    from embq.core.errors import EmbqError
+    from embq.training.launch.launch_options import Where, launch_options
+    from embq.training.launch.launcher import launch
 
     @click.command()
     @launch_options

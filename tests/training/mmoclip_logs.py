@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.mmoclip import required
+from embq.training.mmoclip import required
 
 PUBLISHED = """\
 2023-04-21,12:03:13 | INFO | Train Epoch: 0 [  16384/3200000 (1%)] Data (t): 90.938 Batch (t): 137.606, 119.065/s, \

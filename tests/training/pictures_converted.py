@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from embq.training.shards.conversion import Converted
+from embq.training.shards.conversion import convert as carry_out
+from embq.training.shards.conversion_plan import Layout, Pattern, Plan
+from embq.training.shards.listing import class_folders
+from embq.training.shards.pictures import Listing
 from tests.support.picture_files import encoded, photograph
-from training.shards.conversion import Converted
-from training.shards.conversion import convert as carry_out
-from training.shards.conversion_plan import Layout, Pattern, Plan
-from training.shards.listing import class_folders
-from training.shards.pictures import Listing
 
 
 def class_tree(root: Path, count: int = 90, classes: tuple[str, ...] = ("cat", "dog", "owl")) -> Path:

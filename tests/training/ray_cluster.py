@@ -14,9 +14,9 @@ from pathlib import Path
 
 from launching import alive, descendants, environment
 
-from core.process.children import die_with_parent
+from embq.core.process.children import die_with_parent
+from embq.training.launch.ssh_probe import free_port
 from tests.support.waiting import wait_until
-from training.launch.ssh_probe import free_port
 
 QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 """Without it Ray writes a token into the home of whoever runs the tests."""

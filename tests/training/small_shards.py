@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from training.shards.shard_set import Shards, open_shards
+from embq.training.shards.shard_set import Shards, open_shards
 
 CLASSES = 7
 

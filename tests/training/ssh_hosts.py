@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from launching import environment
 
-from core.process.children import die_with_parent
+from embq.core.process.children import die_with_parent
+from embq.training.launch.ssh_probe import free_port
 from tests.support.waiting import wait_until
-from training.launch.ssh_probe import free_port
 
 SEPARATION = Path("/run/sshd")
 """Folder into which an sshd of root locks its unprivileged part; made by the service, which does not run here."""

@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 import pytest
 
-from core.errors import InputError, UsageError
-from embq.cli.entry_point import cli
+from embq.app.cli.entry_point import cli
+from embq.core.errors import InputError, UsageError
+from embq.training.kit_commands import called, local_command, ray_command
 from tests.training.classifying import class_shards
-from training.kit_commands import called, local_command, ray_command
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -135,14 +135,14 @@ def test_an_error_is_told_as_embq_tells_it(kit: Path, capsys: pytest.CaptureFixt
 
 def test_both_are_commands_of_the_package() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
-    assert scripts["run-local"] == "training.kit_commands:run_local"
-    assert scripts["run-ray"] == "training.kit_commands:run_ray"
+    assert scripts["run-local"] == "embq.training.kit_commands:run_local"
+    assert scripts["run-ray"] == "embq.training.kit_commands:run_ray"
 
 
 @pytest.mark.slow
 def test_run_local_trains(tmp_path: Path) -> None:
     class_shards(tmp_path / "shards", [5, 3])
-    call = "from training.kit_commands import run_local; run_local()"
+    call = "from embq.training.kit_commands import run_local; run_local()"
     names = "--shards=*.tar --batchsize=4 --workers=0 --nepochs=1 --device=cpu --splitshards --ntrain=8"
     done = subprocess.run(
         [sys.executable, "-c", call, *names.split(), "--image-size=32", "--output=out"],

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.errors import OutputError
-from training.classify.checkpoint import Moment, load, moments, save
+from embq.core.errors import OutputError
+from embq.training.classify.checkpoint import Moment, load, moments, save
 
 
 def damaged(folder: Path, moment: Moment) -> None:

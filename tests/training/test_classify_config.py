@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.errors import UsageError
-from training.classify import __main__ as launched
-from training.classify.config import Config, Resume, differences
-from training.verbs.classify import command
+from embq.core.errors import UsageError
+from embq.training.classify import __main__ as launched
+from embq.training.classify.config import Config, Resume, differences
+from embq.training.verbs.classify import command
 
 PLAIN = Config(shards="shards", out="out")
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 from small_shards import key_of
 
-from core.errors import InputError, OutputError
-from training.classify.checkpoint import Folder, Moment, key_journal, moments, save
-from training.classify.config import Config
-from training.classify.failures import FailureList, _listed
-from training.classify.log import Meter
-from training.classify.process_group import Member
-from training.classify.report import EpochRow, Report
-from training.data.batch import Failure
-from training.run.journal import Journal, append, lines
+from embq.core.errors import InputError, OutputError
+from embq.training.classify.checkpoint import Folder, Moment, key_journal, moments, save
+from embq.training.classify.config import Config
+from embq.training.classify.failures import FailureList, _listed
+from embq.training.classify.log import Meter
+from embq.training.classify.process_group import Member
+from embq.training.classify.report import EpochRow, Report
+from embq.training.data.batch import Failure
+from embq.training.run.journal import Journal, append, lines
 
 
 def failure(number: int) -> Failure:

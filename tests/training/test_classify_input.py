@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_shards import key_of
 
-from core.errors import (
+from embq.core.errors import (
     ConfigError,
     DeviceFullError,
     EmbqError,
@@ -18,13 +18,13 @@ from core.errors import (
     ModelError,
     TryLaterError,
 )
+from embq.training.classify.checkpoint import Folder, Moment, found_start, moments, save
+from embq.training.classify.config import Config
+from embq.training.classify.inputs import check_spread, planned
+from embq.training.classify.learner import Precision, device_faults
+from embq.training.classify.models import built, full_name, load_weights
+from embq.training.classify.process_group import Member, membership
 from tests.training.classifying import TINY, class_shards, trained
-from training.classify.checkpoint import Folder, Moment, found_start, moments, save
-from training.classify.config import Config
-from training.classify.inputs import check_spread, planned
-from training.classify.learner import Precision, device_faults
-from training.classify.models import built, full_name, load_weights
-from training.classify.process_group import Member, membership
 
 
 @pytest.fixture(scope="module")

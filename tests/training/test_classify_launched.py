@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import Exit
+from embq.core.errors import Exit
+from embq.training.launch.outcomes import PEER_GONE, Outcome, cause
 from tests.support.waiting import wait_until
 from tests.training.classifying import TINY, class_shards, log_of
-from training.launch.outcomes import PEER_GONE, Outcome, cause
 
 ARGUMENTS = [one for one in TINY if one != "--log-keys"]
 
@@ -53,7 +53,7 @@ def members(out: Path) -> list[int]:
             words = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if f"--output={out}".encode() in words and b"training.launch.torchrun" not in words:
+        if f"--output={out}".encode() in words and b"embq.training.launch.torchrun" not in words:
             found.append(int(folder.name))
     return found
 

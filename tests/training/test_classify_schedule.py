@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from training.classify.inputs import Schedule
+from embq.training.classify.inputs import Schedule
 
 SCHEDULE = Schedule(highest=0.4, warmup=10, epoch_steps=25, epochs=4)
 

@@ -203,10 +203,10 @@ def test_the_model_that_is_left_is_the_one_that_was_measured(exact_pair: Whole, 
     import torch
     from safetensors.torch import load_file
 
-    from training.classify.models import built
-    from training.data.batch import View
-    from training.data.epochs import validation_samples
-    from training.shards.shard_set import open_shards
+    from embq.training.classify.models import built
+    from embq.training.data.batch import View
+    from embq.training.data.epochs import validation_samples
+    from embq.training.shards.shard_set import open_shards
 
     told = json.loads((exact_pair.out / "model.json").read_text())
     size = told["preprocessing"]["image_size"]

@@ -19,12 +19,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_shards import CLASSES, label_of, write_shards
 
+from embq.training.data import epochs
+from embq.training.data.batch import EPOCH_START, Batch, EpochPosition, View
+from embq.training.data.epochs import exact_epoch, resampled_epoch
+from embq.training.data.loader import WorkerBatch
+from embq.training.shards.shard_set import Shards
 from tests.support.waiting import wait_until
-from training.data import epochs
-from training.data.batch import EPOCH_START, Batch, EpochPosition, View
-from training.data.epochs import exact_epoch, resampled_epoch
-from training.data.loader import WorkerBatch
-from training.shards.shard_set import Shards
 
 COUNTS = [7, 18, 1, 30, 12]
 """Samples of shards that divide by nothing."""
@@ -216,10 +216,10 @@ def test_the_account_adds_up_also_if_a_shard_comes_or_goes_while_an_epoch_is_int
 KILLED = """
 import json, signal, sys
 from functools import partial
-from training.data.epochs import exact_epoch, resampled_epoch
-from training.data.batch import EPOCH_START
-from training.data.batch import View
-from training.shards.shard_set import open_shards
+from embq.training.data.epochs import exact_epoch, resampled_epoch
+from embq.training.data.batch import EPOCH_START
+from embq.training.data.batch import View
+from embq.training.shards.shard_set import open_shards
 
 signal.signal(signal.SIGTERM, lambda *_: None)
 taken = EPOCH_START
@@ -247,7 +247,7 @@ def test_loader_workers_outlive_a_request_to_stop_and_end_with_a_sigkill_after_w
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, text=True, process_group=0) as training:  # type: ignore[call-overload]
         lines = [training.stdout.readline() for _ in range(2)]
-        os.killpg(training.pid, signal.SIGTERM)  # as `training.launch.child_process` does it
+        os.killpg(training.pid, signal.SIGTERM)  # as `embq.training.launch.child_process` does it
         training.stdin.write("\n")
         training.stdin.flush()
         lines += [training.stdout.readline() for _ in range(6)]

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_shards import CLASSES, key_of, write_shards
 
-from training.data.batch import Batch, Failure, View
-from training.data.epochs import exact_epoch, validation_samples
-from training.data.loader import WorkerBatch
-from training.data.regroup import regrouped
-from training.data.split import dealt, permuted
-from training.shards.shard_set import Shards
+from embq.training.data.batch import Batch, Failure, View
+from embq.training.data.epochs import exact_epoch, validation_samples
+from embq.training.data.loader import WorkerBatch
+from embq.training.data.regroup import regrouped
+from embq.training.data.split import dealt, permuted
+from embq.training.shards.shard_set import Shards
 
 VIEW = View(batch_size=4, image_size=16, seed=11, shuffle_buffer=10, classes=CLASSES)
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from small_shards import CLASSES, key_of, sample, write_shard, write_shards
 
-from core.errors import UnwellError
+from embq.core.errors import UnwellError
+from embq.training.data.batch import Batch, Failure, View
+from embq.training.data.epochs import exact_epoch, validation_samples
+from embq.training.shards.shard_set import Shards, open_shards
 from tests.support.picture_files import PictureFile, picture_files
 from tests.support.servers.storage import HttpServer, http_server
-from training.data.batch import Batch, Failure, View
-from training.data.epochs import exact_epoch, validation_samples
-from training.shards.shard_set import Shards, open_shards
 
 VIEW = View(batch_size=4, image_size=16, seed=11, shuffle_buffer=10, classes=CLASSES)
 
@@ -222,7 +222,7 @@ def test_a_connection_that_breaks_costs_no_sample_and_changes_no_order(
 def test_a_connection_that_breaks_again_and_again_is_a_failure_with_what_is_lacking(
     tmp_path: Path, served: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sources.access.ranged_reads.PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr("embq.sources.access.ranged_reads.PAUSES_S", (0.01, 0.01))
     shards = behind(served, write_shards(tmp_path, [60]))
     served.suffer("cut", 100)
     keys, failed = account(exact_epoch(shards, VIEW, epoch=0))

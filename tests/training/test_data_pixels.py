@@ -18,13 +18,13 @@ from small_shards import write_shards
 from torchvision import transforms
 from torchvision.transforms.v2 import functional
 
-from core.units import Sample
+from embq.core.units import Sample
+from embq.training.data.batch import IMAGENET_MEAN, IMAGENET_STD, View
+from embq.training.data.epochs import validation_samples
+from embq.training.data.images import Crop, random_crop, training_pixels, validation_pixels
+from embq.training.data.split import random_of, seed_of
+from embq.worker.embedders.image.decoding import Picture
 from tests.support.picture_files import encoded, photograph
-from training.data.batch import IMAGENET_MEAN, IMAGENET_STD, View
-from training.data.epochs import validation_samples
-from training.data.images import Crop, random_crop, training_pixels, validation_pixels
-from training.data.split import random_of, seed_of
-from worker.embedders.image.decoding import Picture
 
 SIDES = st.one_of(st.integers(1, 40), st.integers(100, 3000))
 

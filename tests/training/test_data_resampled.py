@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from small_shards import CLASSES, key_of, write_shard, write_shards
 
-from core.errors import InputError
-from training.data.batch import Batch, View
-from training.data.epochs import resampled_epoch
-from training.shards.shard_set import Shards, open_shards
+from embq.core.errors import InputError
+from embq.training.data.batch import Batch, View
+from embq.training.data.epochs import resampled_epoch
+from embq.training.shards.shard_set import Shards, open_shards
 
 VIEW = View(batch_size=10, image_size=8, seed=5, shuffle_buffer=0, classes=CLASSES)
 

@@ -12,17 +12,17 @@ import pytest
 import torch
 from PIL import Image
 
-from core.errors import EmbqError, InputError, ModelError
-from core.models import ModelConfig
-from core.units import Sample
 from demo.collect import photographs
-from embq.cli import entry_point
+from embq.app.cli import entry_point
+from embq.core.errors import EmbqError, InputError, ModelError
+from embq.core.models import ModelConfig
+from embq.core.units import Sample
+from embq.training.classify.models import built
+from embq.training.data.images import validation_pixels
+from embq.training.export.classifier import export_classifier, is_classifier
+from embq.worker.embedders.image.decoding import Picture
+from embq.worker.embedders.registry import load
 from tests.training.classifying import TINY, class_shards, trained
-from training.classify.models import built
-from training.data.images import validation_pixels
-from training.export.classifier import export_classifier, is_classifier
-from worker.embedders.image.decoding import Picture
-from worker.embedders.registry import load
 
 
 @pytest.fixture(scope="session")

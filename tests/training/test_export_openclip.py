@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from core.errors import EmbqError, InputError, ModelError, OutputError, UsageError
-from core.models import ModelConfig
+from embq.core.errors import EmbqError, InputError, ModelError, OutputError, UsageError
+from embq.core.models import ModelConfig
+from embq.training.export.openclip import CONFIG, PROVENANCE, WEIGHTS, export_openclip
+from embq.training.openclip.checkpoints import open_checkpoint
 from tests.support.models.clip import tiny_clip
 from tests.support.models.text import word_pieces
-from training.export.openclip import CONFIG, PROVENANCE, WEIGHTS, export_openclip
-from training.openclip.checkpoints import open_checkpoint
 
 
 def trained(folder: Path, *flags: str, model: str = "", seed: int = 0, epochs: Sequence[int] = (1,)) -> Any:
@@ -141,7 +141,7 @@ def test_the_latest_epoch_of_a_training_is_taken(tmp_path: Path) -> None:
 
 
 def test_each_checkpoint_has_its_own_fingerprint_which_a_worker_finds_too(tmp_path: Path) -> None:
-    from worker.embedders.registry import load
+    from embq.worker.embedders.registry import load
 
     trained(tmp_path / "run", epochs=(1, 2))
     latest = export_openclip(tmp_path / "run", tmp_path / "a")
@@ -156,7 +156,7 @@ def test_each_checkpoint_has_its_own_fingerprint_which_a_worker_finds_too(tmp_pa
 
 
 def test_a_worker_takes_no_folder_without_weights(tmp_path: Path) -> None:
-    from worker.embedders.registry import load
+    from embq.worker.embedders.registry import load
 
     folder = tiny_clip(tmp_path / "model")
     config = ModelConfig(spec=f"open_clip:local-dir:{folder}", modalities=("image",), precision="fp32")

@@ -15,14 +15,14 @@ import psutil
 import pytest
 from launching import alive, descendants, environment, finished, ranks, started
 
-from core.errors import ConfigError, UsageError
-from core.process.limits import cores
-from core.service.stopping import REPEAT_S
+from embq.core.errors import ConfigError, UsageError
+from embq.core.process.limits import cores
+from embq.core.service.stopping import REPEAT_S
+from embq.training.launch.child_process import GRACE_S
+from embq.training.launch.devices import gpu_count, processes_for
+from embq.training.launch.torchrun import python_command, srun_command, torchrun_command
 from tests.support.fakes.nvml import Card, fake_nvml
 from tests.support.waiting import wait_until
-from training.launch.child_process import GRACE_S
-from training.launch.devices import gpu_count, processes_for
-from training.launch.torchrun import python_command, srun_command, torchrun_command
 
 CPU = ("--device", "cpu", "--num-devices")
 
@@ -115,7 +115,15 @@ def test_nothing_stays_behind_when_a_parent_is_killed(tmp_path: Path, victim: st
 
 
 def test_a_process_whose_torchrun_was_killed_before_it_began_does_not_begin(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "training.launch.member", "--outcomes", str(tmp_path), "launched", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "embq.training.launch.member",
+        "--outcomes",
+        str(tmp_path),
+        "launched",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, env=environment(TORCHELASTIC_RUN_ID="x"), stdin=subprocess.DEVNULL, check=False)
     assert done.returncode == 130
     assert not list(tmp_path.iterdir())
@@ -161,8 +169,8 @@ def test_a_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path) -> None
     assert done.returncode == 0
     assert done.stdout.startswith("env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 ")
     assert done.stdout.endswith(
-        "-m training.launch.torchrun --log-dir /dev/null --standalone --local-addr 127.0.0.1 --nproc-per-node 2 "
-        f"--max-restarts 1 -m -- training.launch.member launched {tmp_path} 'a b'\n"
+        "-m embq.training.launch.torchrun --log-dir /dev/null --standalone --local-addr 127.0.0.1 --nproc-per-node 2 "
+        f"--max-restarts 1 -m -- embq.training.launch.member launched {tmp_path} 'a b'\n"
     )
     assert not list(tmp_path.iterdir())
 
@@ -217,7 +225,7 @@ def test_each_launcher_has_its_own_words_before_one_list_of_flags() -> None:
     one = python_command("m", flags, python="py")
     assert one == ["py", "-u", "-m", "m", "--logs", "x"]
     hosts = torchrun_command("m", flags, processes=4, nodes=2, node_rank=1, rendezvous="a:29500", python="py")
-    torchrun = "py -m training.launch.torchrun --log-dir /dev/null --nnodes 2 --node-rank 1"
+    torchrun = "py -m embq.training.launch.torchrun --log-dir /dev/null --nnodes 2 --node-rank 1"
     torchrun += " --master-addr a --master-port 29500"
     assert " ".join(hosts) == f"{torchrun} --nproc-per-node 4 -m -- m --logs x"
     slurm = srun_command("m", flags, nodes=2, processes=4, cpus=6, python="py")

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from launching import alive, environment, ranks
 
-from core.errors import AwayError, DeviceError, EmbqError
-from core.service.stopping import REPEAT_S
+from embq.core.errors import AwayError, DeviceError, EmbqError
+from embq.core.service.stopping import REPEAT_S
+from embq.training.launch.outcomes import PEER_GONE, Outcome, killed
+from embq.training.launch.ssh_remote import MARK, ended_by_silence
+from embq.training.launch.ssh_watch import HostConnection, watch
 from tests.support.waiting import wait_until
-from training.launch.outcomes import PEER_GONE, Outcome, killed
-from training.launch.ssh_remote import MARK, ended_by_silence
-from training.launch.ssh_watch import HostConnection, watch
 
 
 def part(host: str, said: str, *, prefix: str = "") -> HostConnection:
@@ -62,8 +62,8 @@ def test_a_torchrun_that_was_killed_explains_the_end_of_processes_on_other_hosts
 
 def remote(folder: Path, *flags: str, marked: bool = True) -> subprocess.Popen[str]:
     """A host's end of the connection, with one process of `launched`."""
-    member = [sys.executable, "-m", "training.launch.member", "launched", str(folder), *flags]
-    command = [sys.executable, "-m", "training.launch.ssh_remote", *(["--mark"] if marked else []), "--", *member]
+    member = [sys.executable, "-m", "embq.training.launch.member", "launched", str(folder), *flags]
+    command = [sys.executable, "-m", "embq.training.launch.ssh_remote", *(["--mark"] if marked else []), "--", *member]
     pipe, around = subprocess.PIPE, environment(TMPDIR=str(folder))
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=around)
 

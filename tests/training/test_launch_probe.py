@@ -11,7 +11,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-from training.launch.ssh_probe import HostReport, Question, free_port, from_json, look
+from embq.training.launch.ssh_probe import HostReport, Question, free_port, from_json, look
 
 
 def answer(**question: object) -> HostReport:

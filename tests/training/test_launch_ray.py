@@ -18,14 +18,14 @@ import pytest
 from launching import alive, finished, ranks, started
 from ray_cluster import QUIET, ray_cluster
 
-from core.broker.embedded import server_binary
-from core.errors import AwayError, ConfigError, UsageError
-from core.process.limits import cores
+from embq.core.broker.embedded import server_binary
+from embq.core.errors import AwayError, ConfigError, UsageError
+from embq.core.process.limits import cores
+from embq.training.launch.launch_options import check_address
+from embq.training.launch.ray import FilteredStream, check_answer
+from embq.training.launch.ray_worker import share_cores
+from embq.training.launch.ssh_probe import free_port
 from tests.support.waiting import wait_until
-from training.launch.launch_options import check_address
-from training.launch.ray import FilteredStream, check_answer
-from training.launch.ray_worker import share_cores
-from training.launch.ssh_probe import free_port
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ import pytest
 from launching import alive, descendants, finished, ranks, started
 from ssh_hosts import Hosts, ssh_hosts
 
-from core.errors import UsageError
+from embq.core.errors import UsageError
+from embq.training.launch.launch_options import Where, meeting_point
 from tests.support.waiting import wait_until
-from training.launch.launch_options import Where, meeting_point
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def on_hosts(folder: Path) -> list[int]:
             words = line.read_bytes().split(b"\0")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if str(folder).encode() in words and b"training.launch.member" in words:
+        if str(folder).encode() in words and b"embq.training.launch.member" in words:
             found.append(int(line.parent.name))
     return alive(found)
 
@@ -139,7 +139,7 @@ def test_a_dry_run_prints_a_line_for_each_host_and_asks_none(hosts: Hosts, tmp_p
     assert "--nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port 29500 --nproc-per-node 1 -m --" in first
     assert "--node-rank 1 " in second
     assert " gone " in second
-    assert "/opt/py -u -m training.launch.ssh_remote" in second
+    assert "/opt/py -u -m embq.training.launch.ssh_remote" in second
     assert hosts.log.read_bytes() == before
 
 

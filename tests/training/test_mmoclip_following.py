@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from mmoclip_logs import line
 
-from training.mmoclip.run import LogProgress
+from embq.training.mmoclip.run import LogProgress
 
 
 class Clock:

@@ -17,10 +17,10 @@ import pytest
 import yaml
 from mmoclip_logs import line, whole, write
 
+from embq.training.launch.ssh_probe import free_port
+from embq.training.mmoclip import folder, required
+from embq.training.mmoclip.judgement import judge
 from tests.support.waiting import wait_until
-from training.launch.ssh_probe import free_port
-from training.mmoclip import folder, required
-from training.mmoclip.judgement import judge
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "mmoclip"
 JUBE = os.environ.get("EMBQ_TEST_JUBE") or shutil.which("jube")

@@ -8,10 +8,19 @@ from pathlib import Path
 import pytest
 from mmoclip_logs import FIRST_S, NEXT_S, PUBLISHED, line, params, whole, write
 
-from core.errors import Exit
-from embq.cli.entry_point import run
-from training.mmoclip import folder, required, table
-from training.mmoclip.judgement import FAIL, NOT_COMPARABLE, PASS, UNFINISHED, UNSOUND, GivenFacts, Judgement, judge
+from embq.app.cli.entry_point import run
+from embq.core.errors import Exit
+from embq.training.mmoclip import folder, required, table
+from embq.training.mmoclip.judgement import (
+    FAIL,
+    NOT_COMPARABLE,
+    PASS,
+    UNFINISHED,
+    UNSOUND,
+    GivenFacts,
+    Judgement,
+    judge,
+)
 
 A100 = GivenFacts(nodes=8, gpu="NVIDIA A100-SXM4-40GB")
 

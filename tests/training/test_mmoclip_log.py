@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from mmoclip_logs import PUBLISHED, line, whole
 
-from core.errors import InputError
-from training.mmoclip import folder, required
-from training.openclip import log
+from embq.core.errors import InputError
+from embq.training.mmoclip import folder, required
+from embq.training.openclip import log
 
 NOWHERE = Path("out.log")
 

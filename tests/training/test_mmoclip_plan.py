@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from e2e.session import ended
 
-from core.errors import ConfigError, UsageError
-from training.mmoclip import required
-from training.mmoclip.launch_plan import BenchmarkRequest, Plan, in_allocation, plan, processes_here
+from embq.core.errors import ConfigError, UsageError
+from embq.training.mmoclip import required
+from embq.training.mmoclip.launch_plan import BenchmarkRequest, Plan, in_allocation, plan, processes_here
 
 PLACE = Path("/out/now")
 REQUIRED = [
@@ -65,8 +65,8 @@ def test_one_process_is_started_by_python_and_several_by_torchrun() -> None:
 def test_torchrun_takes_the_flags_for_the_training() -> None:
     run = pytest.importorskip("torch.distributed.run")
     arguments = list(planned(2).command)
-    read = run.get_args_parser().parse_args(arguments[arguments.index("training.launch.torchrun") + 1 :])
-    assert read.training_script == "training.launch.member"
+    read = run.get_args_parser().parse_args(arguments[arguments.index("embq.training.launch.torchrun") + 1 :])
+    assert read.training_script == "embq.training.launch.member"
     assert list(planned(2).flags) == read.training_script_args[1:]
 
 

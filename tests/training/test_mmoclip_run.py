@@ -16,9 +16,9 @@ import psutil
 import pytest
 from e2e.session import Command, await_in, ended, started
 
-from training.launch.ssh_probe import free_port
-from training.mmoclip import folder
-from training.mmoclip.judgement import UNFINISHED
+from embq.training.launch.ssh_probe import free_port
+from embq.training.mmoclip import folder
+from embq.training.mmoclip.judgement import UNFINISHED
 
 pytest.importorskip("open_clip_train")
 
@@ -141,7 +141,7 @@ def endless(tmp_path: Path) -> Iterator[tuple[Command, Path]]:
 
 def trainers(command: Command) -> list[psutil.Process]:
     """The processes that train."""
-    return [one for one in command.descendants() if "training.launch.torchrun" not in one.cmdline()]
+    return [one for one in command.descendants() if "embq.training.launch.torchrun" not in one.cmdline()]
 
 
 @pytest.mark.slow

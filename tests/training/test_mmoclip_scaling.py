@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from mmoclip_logs import params, whole, write
 
-from core.errors import Exit, InputError
-from embq.cli.entry_point import run
-from training.mmoclip import folder, scaling
-from training.mmoclip.judgement import GivenFacts, Judgement, judge
+from embq.app.cli.entry_point import run
+from embq.core.errors import Exit, InputError
+from embq.training.mmoclip import folder, scaling
+from embq.training.mmoclip.judgement import GivenFacts, Judgement, judge
 
 STEPS = {8: 6.30, 16: 6.40, 32: 6.46}
 """Processes -> seconds of an iteration."""

@@ -1,4 +1,4 @@
-"""`python -m training.openclip`: open_clip's training runs where it did not, and says so where it does not."""
+"""`python -m embq.training.openclip`: open_clip's training runs where it did not, and says so where it does not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SYNTHETIC = ["--dataset-type", "synthetic", "--train-num-samples", "32"]
 
 
 def train(
-    *flags: str, module: str = "training.openclip", processes: int = 1, timeout_s: float = 120
+    *flags: str, module: str = "embq.training.openclip", processes: int = 1, timeout_s: float = 120
 ) -> subprocess.CompletedProcess[str]:
     """One training to its end."""
     python = [sys.executable, "-m", module]
@@ -48,7 +48,7 @@ def test_a_module_on_cpus_may_be_distributed_and_one_elsewhere_keeps_its_devices
     import torch
     from torch import distributed, nn
 
-    from training.openclip.open_clip_patches import distributed_on_cpus
+    from embq.training.openclip.open_clip_patches import distributed_on_cpus
 
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/met", rank=0, world_size=1)
     try:
@@ -67,7 +67,7 @@ def test_processes_that_have_a_group_train_in_it(tmp_path: Path, monkeypatch: py
     from open_clip_train.distributed import init_distributed_device_so
     from torch import distributed
 
-    from training.openclip.open_clip_patches import a_group_that_is_there
+    from embq.training.openclip.open_clip_patches import a_group_that_is_there
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/met", rank=0, world_size=1)
@@ -83,8 +83,8 @@ def test_processes_that_have_a_group_train_in_it(tmp_path: Path, monkeypatch: py
 def test_a_folder_that_holds_a_training_stops_it_with_a_message_and_a_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from core.errors import OutputError
-    from training.openclip.__main__ import main
+    from embq.core.errors import OutputError
+    from embq.training.openclip.__main__ import main
 
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     (tmp_path / "test").mkdir()
@@ -145,7 +145,7 @@ def test_a_sample_that_cannot_be_decoded_is_logged_by_its_name(caplog: pytest.Lo
     from open_clip_train import data
     from webdataset.autodecode import DecodingError
 
-    from training.openclip.open_clip_patches import samples_by_name
+    from embq.training.openclip.open_clip_patches import samples_by_name
 
     error = DecodingError(url="shards/a.tar", key="000006", k="jpg", sample={"jpg": b"much"})
     error.__cause__ = OSError("cut")
@@ -162,7 +162,7 @@ def test_loader_workers_note_the_shards_and_samples_that_they_cannot_read(tmp_pa
     from open_clip_train import data
     from open_clip_train.params import parse_args
 
-    from training.openclip.open_clip_patches import noted, noted_failures, patched
+    from embq.training.openclip.open_clip_patches import noted, noted_failures, patched
 
     shards = captioned_shards(tmp_path / "shards", [6, 6])
     whole = (shards / "train-000000.tar").read_bytes()
@@ -186,8 +186,8 @@ def test_loader_workers_note_the_shards_and_samples_that_they_cannot_read(tmp_pa
 def test_a_checkpoint_that_cannot_be_written_is_an_error_of_the_disk() -> None:
     import torch
 
-    from core.errors import OutputError
-    from training.openclip.open_clip_patches import checkpoints_that_fail
+    from embq.core.errors import OutputError
+    from embq.training.openclip.open_clip_patches import checkpoints_that_fail
 
     with (
         checkpoints_that_fail(),
@@ -201,7 +201,7 @@ def test_what_is_replaced_is_put_back() -> None:
     from open_clip_train import data, main
     from torch import nn
 
-    from training.openclip.open_clip_patches import patched
+    from embq.training.openclip.open_clip_patches import patched
 
     before = (data.tar_file_expander, main.init_distributed_device, nn.parallel.DistributedDataParallel)
     with patched():

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from core.errors import ConfigError, EmbqError, InputError, ModelError, OutputError, TryLaterError, UsageError
+from embq.core.errors import ConfigError, EmbqError, InputError, ModelError, OutputError, TryLaterError, UsageError
+from embq.training.launch.launch_options import Where
+from embq.training.openclip.folder import begin, result_of
+from embq.training.openclip.models import initial_model
+from embq.training.openclip.progress import Line, Pace
+from embq.training.openclip.request import TrainingRequest
+from embq.training.openclip.training_plan import Plan, plan
+from embq.training.openclip.usable_samples import count_usable
 from tests.support.models.clip import captioned_shards, tiny_clip
-from training.launch.launch_options import Where
-from training.openclip.folder import begin, result_of
-from training.openclip.models import initial_model
-from training.openclip.progress import Line, Pace
-from training.openclip.request import TrainingRequest
-from training.openclip.training_plan import Plan, plan
-from training.openclip.usable_samples import count_usable
 
 CPU = Where(device="cpu")
 LINE = (

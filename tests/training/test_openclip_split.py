@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import InputError
+from embq.core.errors import InputError
+from embq.training.openclip.split import Split
 from tests.support.models.clip import captioned_shards
-from training.openclip.split import Split
 
 
 def epochs_of(folder: Path, split: Split, epochs: int) -> list[Counter[str]]:
@@ -21,7 +21,7 @@ def epochs_of(folder: Path, split: Split, epochs: int) -> list[Counter[str]]:
     import torch
     from open_clip_train.data import get_wds_dataset
 
-    from training.openclip.open_clip_patches import keys_beside_samples, shards_that_end
+    from embq.training.openclip.open_clip_patches import keys_beside_samples, shards_that_end
 
     seen: list[Counter[str]] = [Counter() for _ in range(epochs)]
     for rank in range(split.processes):
@@ -79,7 +79,7 @@ def test_keys_are_kept_of_what_is_trained_on_and_validation_is_as_open_clip_make
     import torch
     from open_clip_train import main
 
-    from training.openclip.open_clip_patches import recorded_keys, shards_that_end
+    from embq.training.openclip.open_clip_patches import recorded_keys, shards_that_end
 
     shards = captioned_shards(tmp_path / "shards", [4, 4])
     args = Namespace(
@@ -113,7 +113,7 @@ def test_without_its_cure_the_loader_ends_at_the_end_of_the_first_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failure means that open_clip or webdataset has changed, and `shards_that_end` can go."""
-    monkeypatch.setattr("training.openclip.open_clip_patches.shards_that_end", contextlib.nullcontext)
+    monkeypatch.setattr("embq.training.openclip.open_clip_patches.shards_that_end", contextlib.nullcontext)
     split = Split(counts=[3, 3], processes=1, loader_workers=0, batch_size=3)
     with pytest.raises(KeyError, match="fname"):
         epochs_of(captioned_shards(tmp_path / "shards", [3, 3]), split, epochs=1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from embq.cli import entry_point
+from embq.app.cli import entry_point
 from tests.support.models.clip import captioned_shards, tiny_clip
 from tests.support.waiting import wait_until
 
@@ -51,7 +51,7 @@ def test_a_dry_run_says_the_command_and_makes_no_folder(tmp_path: Path, capsys: 
     arguments = command(tmp_path, "--batch-size", "4", "--workers", "1", "--dry-run", "--", "--local-loss")
     assert entry_point.run(arguments) == 0
     said = capsys.readouterr().out
-    assert "training.openclip" in said
+    assert "embq.training.openclip" in said
     assert "--local-loss" in said
     assert not (tmp_path / "out").exists()
 

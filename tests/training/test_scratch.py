@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from training.export.model_folder import new_folder
-from training.run.scratch import scratch
+from embq.training.export.model_folder import new_folder
+from embq.training.run.scratch import scratch
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from training.export.model_folder import new_folder
-from training.run.scratch import scratch
+from embq.training.export.model_folder import new_folder
+from embq.training.run.scratch import scratch
 place = Path(sys.argv[2])
 with new_folder(place) if sys.argv[1] == "export" else scratch(place, "a-") as folder:
     (folder / "half").write_text("much")

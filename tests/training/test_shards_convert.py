@@ -16,19 +16,19 @@ from pathlib import Path
 import pytest
 from pictures_converted import class_tree, classed, convert, plan_of, report, shards
 
-from core.errors import EmbqError, InputError, OutputError, TryLaterError, UsageError
-from sources.formats.tar import TarSource
-from sources.reader_options import ReadOptions
+from embq.core.errors import EmbqError, InputError, OutputError, TryLaterError, UsageError
+from embq.sources.formats.tar import TarSource
+from embq.sources.reader_options import ReadOptions
+from embq.training.shards import conversion
+from embq.training.shards.checking import checked, of_a_size
+from embq.training.shards.conversion_plan import Layout, Pattern, Plan
+from embq.training.shards.listing import class_folders, known_classes, without_classes
+from embq.training.shards.lists import listed
+from embq.training.shards.pictures import Listing, notes
+from embq.training.shards.shard_set import open_shards
+from embq.training.shards.sizes import classes_beside
 from tests.faults.kit.disk import DiskError, SmallDisk
 from tests.support.waiting import wait_until
-from training.shards import conversion
-from training.shards.checking import checked, of_a_size
-from training.shards.conversion_plan import Layout, Pattern, Plan
-from training.shards.listing import class_folders, known_classes, without_classes
-from training.shards.lists import listed
-from training.shards.pictures import Listing, notes
-from training.shards.shard_set import open_shards
-from training.shards.sizes import classes_beside
 
 
 @pytest.fixture(scope="session")
@@ -131,7 +131,7 @@ def test_a_conversion_that_was_killed_goes_on_and_gives_the_same_bytes(tree: Pat
     script = (
         "import os, signal, sys; from pathlib import Path\n"
         "from tests.training.pictures_converted import classed, plan_of\n"
-        "from training.shards import conversion\n"
+        "from embq.training.shards import conversion\n"
         "left = [7]\n"
         "def wrote(_):\n"
         "    left[0] -= 1\n"
@@ -498,7 +498,7 @@ def test_pictures_are_converted_and_verified_where_neither_torch_nor_webdataset_
 ) -> None:
     script = (
         "import sys; sys.modules |= dict.fromkeys(('torch', 'webdataset', 'numpy', 'PIL'))\n"
-        "from embq.cli.entry_point import run\n"
+        "from embq.app.cli.entry_point import run\n"
         f"sys.exit(run(['shards', 'convert', {str(tree)!r}, '{tmp_path}/t-%06d.tar'])\n"
         f"         or run(['shards', 'verify', {str(tmp_path)!r}]))"
     )

@@ -12,9 +12,9 @@ from braceexpand import braceexpand
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.errors import InputError
-from training.shards.names import contract
-from training.shards.shard_set import named_on, open_shards, summarized
+from embq.core.errors import InputError
+from embq.training.shards.names import contract
+from embq.training.shards.shard_set import named_on, open_shards, summarized
 
 # --- many names as few expressions ---
 

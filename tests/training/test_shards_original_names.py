@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pictures_converted import class_tree
 
-from training.shards.shard_set import open_shards
-from training.shards.sizes import classes_beside
+from embq.training.shards.shard_set import open_shards
+from embq.training.shards.sizes import classes_beside
 
 ROOT = Path(__file__).resolve().parents[2]
 

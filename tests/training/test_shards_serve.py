@@ -20,13 +20,13 @@ from urllib.parse import urlsplit
 import pytest
 from pictures_converted import class_tree, classed, convert, plan_of, report, shards
 
-from sources.formats.tar import TarSource
-from sources.reader_options import ReadOptions
+from embq.sources.formats.tar import TarSource
+from embq.sources.reader_options import ReadOptions
+from embq.training.shards import verification
+from embq.training.shards.processes import each
+from embq.training.shards.serving import find
+from embq.training.shards.shard_set import open_shards, summarized
 from tests.support.waiting import wait_until
-from training.shards import verification
-from training.shards.processes import each
-from training.shards.serving import find
-from training.shards.shard_set import open_shards, summarized
 
 ROOT = Path(__file__).resolve().parents[2]
 

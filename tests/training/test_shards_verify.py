@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from pictures_converted import class_tree, classed, convert, plan_of, report, shards
 
-from training.shards.processes import each
-from training.shards.sizes import sizes_beside
-from training.shards.verification import Report, VerifyOptions, verify, write_sizes
+from embq.training.shards.processes import each
+from embq.training.shards.sizes import sizes_beside
+from embq.training.shards.verification import Report, VerifyOptions, verify, write_sizes
 
 WISH = VerifyOptions(decode=False, allow_missing=False, processes=1)
 

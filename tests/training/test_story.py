@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from core.run.reader import row_tables
-from embq.cli import entry_point
+from embq.app.cli import entry_point
+from embq.core.run.reader import row_tables
 from tests.e2e.session import process_ended
 from tests.support.models.clip import tiny_clip
 from tests.support.picture_files import encoded

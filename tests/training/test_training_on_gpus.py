@@ -18,14 +18,14 @@ import pytest
 import torch
 from small_shards import CLASSES, write_shards
 
-from core.errors import ConfigError, UnwellError
-from training.classify.config import Config
-from training.classify.inputs import Plan
-from training.classify.process_group import Member, membership
-from training.data.batch import Batch, View
-from training.data.epochs import exact_epoch
-from training.launch.member import attempt
-from training.shards.shard_set import Shards
+from embq.core.errors import ConfigError, UnwellError
+from embq.training.classify.config import Config
+from embq.training.classify.inputs import Plan
+from embq.training.classify.process_group import Member, membership
+from embq.training.data.batch import Batch, View
+from embq.training.data.epochs import exact_epoch
+from embq.training.launch.member import attempt
+from embq.training.shards.shard_set import Shards
 
 VIEW = View(batch_size=4, image_size=16, shuffle_buffer=0, classes=CLASSES, pin_memory=True)
 

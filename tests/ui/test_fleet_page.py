@@ -13,11 +13,11 @@ from e2e.served import Server, served
 from e2e.services import Services
 from e2e.session import closed, run_of
 
-from core.broker.embedded import EmbeddedServer
-from core.run.commit_log import CommitLog
-from core.run.layout import Layout
-from core.run.run_info import load_run
-from core.storage.paths import place
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.run.commit_log import CommitLog
+from embq.core.run.layout import Layout
+from embq.core.run.run_info import load_run
+from embq.core.storage.paths import place
 from tests.support.outputs.build import write_jsonl
 from tests.support.waiting import wait_until
 from tests.ui.browser import opened_page, serious_violations

@@ -19,22 +19,22 @@ from e2e.served import Server, served
 from e2e.session import run_of, started
 from starlette.requests import Request
 
-from core.broker.embedded import EmbeddedServer
-from core.queue.heartbeats import SERVICE_REPORTS, WORKER_REPORTS, Device
-from core.queue.keys import SERVICES, service_key
-from core.queue.reporting import this_service
-from core.queue.runs import register
-from core.queue.scripts import load_scripts
-from core.rows.results import encode_result, row_schema
-from core.run.run_info import load_run
-from core.units import Failure
 from demo.collect import photographs
-from embq.ui.fleet.fragments import Fragments, limit_sentence, top_line
-from embq.ui.fleet.history import Histories, charts
-from embq.ui.fleet.live import MOST_STREAMS, Live
-from embq.ui.fleet.pages import FleetPages
-from embq.ui.fleet.snapshot import Sampler
-from embq.ui.fleet.sources import BrokerSource, FolderSource
+from embq.app.ui.fleet.fragments import Fragments, limit_sentence, top_line
+from embq.app.ui.fleet.history import Histories, charts
+from embq.app.ui.fleet.live import MOST_STREAMS, Live
+from embq.app.ui.fleet.pages import FleetPages
+from embq.app.ui.fleet.snapshot import Sampler
+from embq.app.ui.fleet.sources import BrokerSource, FolderSource
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.queue.heartbeats import SERVICE_REPORTS, WORKER_REPORTS, Device
+from embq.core.queue.keys import SERVICES, service_key
+from embq.core.queue.reporting import this_service
+from embq.core.queue.runs import register
+from embq.core.queue.scripts import load_scripts
+from embq.core.rows.results import encode_result, row_schema
+from embq.core.run.run_info import load_run
+from embq.core.units import Failure
 from tests.support.outputs.build import build, write_jsonl, write_tar
 from tests.support.outputs.run_case import DIM, RunCase, make_case
 from tests.support.waiting import wait_until

@@ -15,13 +15,13 @@ import pytest
 from e2e.served import Server, served
 
 import embq
-from core.errors import EmbqError, Exit
-from core.rows.spec import RowSpec
-from embq.cli.entry_point import run
-from embq.cli.id_file import read_ids
-from embq.ui.map.embedding_atlas import address
-from indexer.atlas.map_file import MapOptions, make_map, map_path, read_info
-from indexer.index_files.version import read_current
+from embq.app.cli.entry_point import run
+from embq.app.cli.id_file import read_ids
+from embq.app.ui.map.embedding_atlas import address
+from embq.core.errors import EmbqError, Exit
+from embq.core.rows.spec import RowSpec
+from embq.indexer.atlas.map_file import MapOptions, make_map, map_path, read_info
+from embq.indexer.index_files.version import read_current
 from tests.support.outputs.build import build, write_jsonl
 from tests.support.outputs.index import build_index
 from tests.ui.browser import opened_page, serious_violations, until

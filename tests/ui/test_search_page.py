@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import pytest
 from e2e.served import Server, served
 
-from embq.cli.entry_point import run
+from embq.app.cli.entry_point import run
 from tests.ui.browser import opened_page, serious_violations, until
 from tests.ui.outputs import HOSTILE, write_photographs, write_texts
 

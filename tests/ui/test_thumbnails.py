@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from embq.ui.thumbnails import decoder, decoder_process, images, routes
-from embq.ui.thumbnails.images import Images
-from producer.retry import FailureFilter, retry
+from embq.app.ui.thumbnails import decoder, decoder_process, images, routes
+from embq.app.ui.thumbnails.images import Images
+from embq.producer.retry import FailureFilter, retry
 from tests.support.outputs.build import build, go_on, write_folder, write_tar
 from tests.support.outputs.index import build_index
 from tests.support.picture_files import beyond_limits, encoded, photograph, png_of
@@ -445,7 +445,7 @@ def test_a_compressed_shard_is_read_once_for_all_its_images(
 ) -> None:
     server = served(compressed_input(tmp_path))
     assert server.get(0).status_code == 200
-    monkeypatch.setattr("sources.reader_process.client.Process.read", None)  # a second one would fail
+    monkeypatch.setattr("embq.sources.reader_process.client.Process.read", None)  # a second one would fail
     assert_shows(server.get(6).content, 6)
 
 

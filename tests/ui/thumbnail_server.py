@@ -11,9 +11,9 @@ import numpy as np
 from PIL import Image
 from starlette.testclient import TestClient
 
-from embq.serving.app import Serving, application
-from embq.serving.middleware import AccessRules
-from embq.ui.thumbnails.routes import Thumbnails, thumbnails_of
+from embq.app.serving.app import Serving, application
+from embq.app.serving.middleware import AccessRules
+from embq.app.ui.thumbnails.routes import Thumbnails, thumbnails_of
 
 COLOURS = [(200, 30, 30), (30, 180, 40), (40, 60, 220), (230, 200, 20), (150, 40, 170), (20, 190, 190), (250, 140, 30)]
 SIZE = (800, 500)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from core.run.layout import Layout
-from producer.enqueue import Request
-from sources.reader_options import ReadOptions
+from embq.core.run.layout import Layout
+from embq.producer.enqueue import Request
+from embq.sources.reader_options import ReadOptions
 
 
 @pytest.fixture

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import redis
 
-from core.broker.client import connect
-from core.broker.embedded import server_binary
-from core.broker.users import ROLES
-from core.errors import ConfigError, Exit, UsageError
-from core.settings import Settings
-from embq.broker_admin import accounts
-from embq.broker_admin.accounts import reload
-from embq.broker_admin.owner import Owner
-from embq.cli import entry_point
+from embq.app.broker_admin import accounts
+from embq.app.broker_admin.accounts import reload
+from embq.app.broker_admin.owner import Owner
+from embq.app.cli import entry_point
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import server_binary
+from embq.core.broker.users import ROLES
+from embq.core.errors import ConfigError, Exit, UsageError
+from embq.core.settings import Settings
 from tests.support.waiting import wait_until
 
 
@@ -311,7 +311,7 @@ def test_reload_without_the_admins_password_says_where_it_should_be(tmp_path: Pa
 
 def test_init_needs_no_torch_and_no_numpy(tmp_path: Path) -> None:
     code = (
-        "import sys; from embq.cli.entry_point import run; status = run(sys.argv[1:]); "
+        "import sys; from embq.app.cli.entry_point import run; status = run(sys.argv[1:]); "
         "assert not {'torch', 'numpy', 'pyarrow'} & set(sys.modules), 'too much'; sys.exit(status)"
     )
     done = subprocess.run([sys.executable, "-c", code, "broker", "init", str(tmp_path / "s")], capture_output=True)

@@ -17,20 +17,20 @@ import pyarrow.parquet as pq
 import pytest
 from e2e.check import _read_manifest
 
-from core.errors import InputError, OutputError
-from core.rows.spec import RowSpec
-from core.run.commit_log import CommitLog
-from core.run.generations import read_generations
-from core.run.layout import Layout
-from core.run.manifest import Manifest
-from core.run.run_info import load_run
-from core.units import Unit
-from embq.gc.orphans import find_orphans
-from embq.verify.verification import verify
-from producer.enqueue import Planned, Request, prepare
-from producer.plan import plan
-from producer.selection import Selection
-from sources.reader_options import ReadOptions
+from embq.app.gc.orphans import find_orphans
+from embq.app.verify.verification import verify
+from embq.core.errors import InputError, OutputError
+from embq.core.rows.spec import RowSpec
+from embq.core.run.commit_log import CommitLog
+from embq.core.run.generations import read_generations
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest
+from embq.core.run.run_info import load_run
+from embq.core.units import Unit
+from embq.producer.enqueue import Planned, Request, prepare
+from embq.producer.plan import plan
+from embq.producer.selection import Selection
+from embq.sources.reader_options import ReadOptions
 from tests.support.planning import run_at_once, snapshot
 
 ROOT = Path(__file__).parents[2]
@@ -302,9 +302,9 @@ def unit_list(folder: Path, most: int) -> list[str]:
 
 
 CHILD = (
-    "import sys\nfrom pathlib import Path\nimport core.run.manifest\ncore.run.manifest.SEGMENT_UNITS = 50\n"
-    "from core.process.libraries import leave_out_pandas\nleave_out_pandas()\n"
-    "from producer.enqueue import Request, prepare\nfrom sources.reader_options import ReadOptions\n"
+    "import sys\nfrom pathlib import Path\nimport embq.core.run.manifest\ncore.run.manifest.SEGMENT_UNITS = 50\n"
+    "from embq.core.process.libraries import leave_out_pandas\nleave_out_pandas()\n"
+    "from embq.producer.enqueue import Request, prepare\nfrom embq.sources.reader_options import ReadOptions\n"
     "print('ready', flush=True)\nsys.stdin.readline()\n"
     "prepare(Request(inputs=(sys.argv[1],), output=Path(sys.argv[2]), models=('stub:4',), modalities=(),"
     " precision='fp32', part_rows=1000, options=ReadOptions(unit_samples=2), version='test'))\n"

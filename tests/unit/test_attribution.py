@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embq.status.bottleneck import MEANING, bottleneck_now, bottleneck_so_far
+from embq.app.status.bottleneck import MEANING, bottleneck_now, bottleneck_so_far
+from embq.worker.meter.bottleneck import MARGIN, MOST_WAIT, WINDOW_S, Bottleneck, cores_needed, verdict
+from embq.worker.meter.meter import Meter
+from embq.worker.meter.stage_times import CAUSES, STAGES, StageTimes, cause_of
 from tests.support.fakes.clock import FakeClock
-from worker.meter.bottleneck import MARGIN, MOST_WAIT, WINDOW_S, Bottleneck, cores_needed, verdict
-from worker.meter.meter import Meter
-from worker.meter.stage_times import CAUSES, STAGES, StageTimes, cause_of
 
 OTHERS = [cause for cause in CAUSES if cause != "device"]
 parts = st.lists(st.floats(0, 1), min_size=len(OTHERS), max_size=len(OTHERS)).filter(lambda some: sum(some) > 0.01)

@@ -13,16 +13,24 @@ import numpy as np
 import pytest
 from unit.test_stages import AnsweringLedger, make_work, stages, texts  # noqa: F401 - a fixture
 
-from core.errors import DeviceFullError, SourceError
-from core.units import Sample
+from embq.core.errors import DeviceFullError, SourceError
+from embq.core.units import Sample
+from embq.worker.claim.lease import LeasedUnit
+from embq.worker.embedders.base import Cost, PendingVectors, padded_tokens
+from embq.worker.meter.meter import Meter, Throughput
+from embq.worker.stages import embed as embed_module
+from embq.worker.stages.batching import (
+    CLEAN_PASSES,
+    THREAD_SAMPLES,
+    UNBOUNDED,
+    WINDOW_S,
+    Batcher,
+    MemoryBudget,
+    Waiting,
+)
+from embq.worker.stages.embed import EmbedStage
+from embq.worker.stages.read import Chunk, EndOfUnit
 from tests.support.fakes.clock import FakeClock
-from worker.claim.lease import LeasedUnit
-from worker.embedders.base import Cost, PendingVectors, padded_tokens
-from worker.meter.meter import Meter, Throughput
-from worker.stages import embed as embed_module
-from worker.stages.batching import CLEAN_PASSES, THREAD_SAMPLES, UNBOUNDED, WINDOW_S, Batcher, MemoryBudget, Waiting
-from worker.stages.embed import EmbedStage
-from worker.stages.read import Chunk, EndOfUnit
 
 
 def model(*, batch_size: int = 8, token_budget: int = 0, window: int = 8, cost: Cost = padded_tokens) -> Any:

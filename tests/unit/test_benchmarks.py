@@ -24,10 +24,10 @@ from bench.stages import over_time
 from bench.stages_picture import draw
 from bench.text import Measured
 from bench.text_profile import flop
-from core.units import Sample
-from sources.kinds import SOURCES
-from sources.reader_options import ReadOptions
-from worker.meter.stage_times import STAGES, STATES
+from embq.core.units import Sample
+from embq.sources.kinds import SOURCES
+from embq.sources.reader_options import ReadOptions
+from embq.worker.meter.stage_times import STAGES, STATES
 
 THEIRS = {"samples": 1000.0, "seconds": 10.0, "steady_samples": 800.0, "steady_seconds": 4.0, "cpu_s": 20.0}
 OURS = {"samples": 1000.0, "seconds": 2.0, "cpu_s": 4.0}
@@ -79,7 +79,7 @@ def test_cpu_time_is_that_between_two_moments_and_of_the_worker_its_busiest_thre
 @pytest.mark.parametrize(
     ("command", "kind"),
     [
-        (["python", "-m", "worker.process", "--name", "writer"], "worker"),
+        (["python", "-m", "embq.worker.process", "--name", "writer"], "worker"),
         (["python", "-m", "embq", "worker", "--run", "r"], "supervisor"),
         (["python", "-m", "embq", "writer", "--run", "r"], "writer"),
         (["python", "-m", "embq", "producer", "--run", "r"], "producer"),

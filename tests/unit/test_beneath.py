@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import MalformedError, OutsideError
-from core.storage import beneath
-from core.storage.objects import ObjectPath
+from embq.core.errors import MalformedError, OutsideError
+from embq.core.storage import beneath
+from embq.core.storage.objects import ObjectPath
 
 OUTSIDE = ["", ".", "..", "../x", "a/../../x", "a/./b", "a//b", "/etc/passwd", "a/", "a\0b", "x/../../.."]
 

@@ -14,12 +14,12 @@ import pytest
 import redis
 from faults.kit.proxy import Proxy
 
-import core.broker.client
-import core.broker.retry_policy
-from core.broker.client import ServerInfo, check, connect, mask, problems, reach
-from core.broker.embedded import EmbeddedServer
-from core.errors import BrokerError, ConfigError, EmbqError, Exit
-from core.service.log import Events, configure
+import embq.core.broker.client
+import embq.core.broker.retry_policy
+from embq.core.broker.client import ServerInfo, check, connect, mask, problems, reach
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import BrokerError, ConfigError, EmbqError, Exit
+from embq.core.service.log import Events, configure
 from tests.support.waiting import wait_until
 
 
@@ -146,7 +146,7 @@ def test_a_patient_client_waits_no_longer_once_a_stop_was_asked_for() -> None:
 def test_nor_does_it_where_the_server_takes_connections_and_stands_still(
     own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core.broker.retry_policy, "STOPPING_S", 1.0)
+    monkeypatch.setattr(embq.core.broker.retry_policy, "STOPPING_S", 1.0)
     assert own_server.process is not None
     with connect(own_server.url, patient=True, give_up=lambda: True, answer_s=0.5) as client:
         client.ping()

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from core.broker.client import ServerInfo
-from core.settings import Settings
-from embq.broker_admin import accounts
-from embq.broker_admin.certificates import make
-from embq.doctor.broker_checks import broker
-from embq.doctor.broker_security import closing_release, vulnerabilities_of
-from embq.doctor.check import Check
+from embq.app.broker_admin import accounts
+from embq.app.broker_admin.certificates import make
+from embq.app.doctor.broker_checks import broker
+from embq.app.doctor.broker_security import closing_release, vulnerabilities_of
+from embq.app.doctor.check import Check
+from embq.core.broker.client import ServerInfo
+from embq.core.settings import Settings
 from tests.support.servers.tls import HOSTS, TlsServer, needs_tls_server, tls_server
 
 PASSWORD = "pw"
@@ -123,7 +123,7 @@ def test_a_certificate_that_ended_fails_with_its_day(tmp_path: Path, monkeypatch
 
     with ExitStack() as stack:
         with monkeypatch.context() as patch:
-            patch.setattr("embq.broker_admin.certificates.datetime", Earlier)
+            patch.setattr("embq.app.broker_admin.certificates.datetime", Earlier)
             server = stack.enter_context(server_of(tmp_path, days=40))
         monkeypatch.setenv("EMBQ_BROKER_CA", server.ca)
         (found,) = rows(server.url()).values()
@@ -135,7 +135,7 @@ def test_a_certificate_that_ended_fails_with_its_day(tmp_path: Path, monkeypatch
 def test_plain_redis_is_fine_here_told_of_in_ones_own_network_and_a_warning_anywhere_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    security = "embq.doctor.broker_security"
+    security = "embq.app.doctor.broker_security"
     with server_of(tmp_path) as server:
         url = f"redis://127.0.0.1:{server.port}"
         assert rows(url)["tls"].detail == "none, and none is needed on this machine"
@@ -154,7 +154,7 @@ def test_a_server_with_known_holes_is_a_warning_on_a_network_only(
     with server_of(tmp_path) as server:
         monkeypatch.setenv("EMBQ_BROKER_CA", server.ca)
         assert "holes" not in rows(server.url())
-        monkeypatch.setattr("embq.doctor.broker_security.is_loopback", lambda host: False)
+        monkeypatch.setattr("embq.app.doctor.broker_security.is_loopback", lambda host: False)
         found = rows(server.url())["holes"]
     if found.detail.startswith("Redis 7.0."):
         assert "CVE-2025-49844" in found.detail

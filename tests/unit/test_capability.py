@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from core.errors import ConfigError, DeviceError
-from worker.embedders.device.capability import check_device, serves
+from embq.core.errors import ConfigError, DeviceError
+from embq.worker.embedders.device.capability import check_device, serves
 
 CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 CUDA_126 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")

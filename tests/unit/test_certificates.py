@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from core.errors import ConfigError, UsageError
-from embq.broker_admin.certificates import make
+from embq.app.broker_admin.certificates import make
+from embq.core.errors import ConfigError, UsageError
 
 HOSTS = ("localhost", "127.0.0.1", "::1", "broker")
 
@@ -99,7 +99,7 @@ def test_one_that_ends_within_thirty_days_is_renewed(tmp_path: Path, monkeypatch
             def now(cls, tz: object = None, after: int = passed) -> datetime:
                 return datetime.now(UTC) + timedelta(days=after)
 
-        monkeypatch.setattr("embq.broker_admin.certificates.datetime", Later)
+        monkeypatch.setattr("embq.app.broker_admin.certificates.datetime", Later)
         assert bool(make(tmp_path, HOSTS, 100)) is renewed
     left = certificate(tmp_path).not_valid_after_utc - datetime.now(UTC)
     assert left > timedelta(days=170)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from core.run import checkpoint
-from core.run.commit_log import CommitLog, LogState
-from core.run.layout import Layout
-from core.run.run_info import RunInfo, load_run
+from embq.core.run import checkpoint
+from embq.core.run.commit_log import CommitLog, LogState
+from embq.core.run.layout import Layout
+from embq.core.run.run_info import RunInfo, load_run
+from embq.writer.commit import Committer
 from tests.support.outputs.build import build, record_path, write_jsonl
-from writer.commit import Committer
 
 UNITS = 12
 

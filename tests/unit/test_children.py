@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import (
+from embq.core.errors import (
     EmbqError,
     MalformedError,
     OutsideError,
@@ -21,8 +21,8 @@ from core.errors import (
     error_fields,
     error_of,
 )
-from core.process.children import ChildEndedError, JsonChild, start, stop
-from core.settings import child_environment
+from embq.core.process.children import ChildEndedError, JsonChild, start, stop
+from embq.core.settings import child_environment
 from tests.support.waiting import wait_until
 
 ECHO = "import json, sys\nfor line in sys.stdin: print(json.dumps({'echo': json.loads(line)}), flush=True)"
@@ -36,7 +36,7 @@ def python(program: str) -> list[str]:
 def test_a_child_is_killed_when_its_parent_is(tmp_path: Path) -> None:
     program = f"""
 import sys, time
-from core.process.children import start
+from embq.core.process.children import start
 child = start([sys.executable, "-c", "import time; time.sleep(600)"])
 with open({str(tmp_path / "pid")!r}, "w") as file:
     print(child.pid, file=file)

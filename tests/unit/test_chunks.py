@@ -15,30 +15,30 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from core.errors import InputError, UsageError
-from core.models import Chunking, ModelConfig
-from core.queue.hints import Hint
-from core.queue.keys import VERSION
-from core.queue.result_stream import Entry
-from core.queue.runs import RunRecord
-from core.rows.results import ResultDecoder, encode_result, row_schema
-from core.rows.spec import RowSpec
-from core.run.layout import Layout
-from core.units import Failure, Passage, Retry, Sample, Unit, key_without_chunks
-from embq.cli.run_options import request_from
-from embq.verify.chunks import Documents
-from producer.enqueue import Request, prepare
-from sources.formats import text_files
-from sources.kinds import SOURCES
-from sources.reader_options import ReadOptions
-from worker.claim.lease import LeasedUnit
-from worker.embedders.registry import load
-from worker.embedders.stub import stub_vector
-from worker.meter.meter import Meter
-from worker.stages.embed import EmbedStage
-from worker.stages.publish import PublishStage
-from worker.stages.read import Chunk, EndOfUnit, ReadStage
-from writer.accept import Accepted, Acceptor, Rejected
+from embq.app.cli.run_options import request_from
+from embq.app.verify.chunks import Documents
+from embq.core.errors import InputError, UsageError
+from embq.core.models import Chunking, ModelConfig
+from embq.core.queue.hints import Hint
+from embq.core.queue.keys import VERSION
+from embq.core.queue.result_stream import Entry
+from embq.core.queue.runs import RunRecord
+from embq.core.rows.results import ResultDecoder, encode_result, row_schema
+from embq.core.rows.spec import RowSpec
+from embq.core.run.layout import Layout
+from embq.core.units import Failure, Passage, Retry, Sample, Unit, key_without_chunks
+from embq.producer.enqueue import Request, prepare
+from embq.sources.formats import text_files
+from embq.sources.kinds import SOURCES
+from embq.sources.reader_options import ReadOptions
+from embq.worker.claim.lease import LeasedUnit
+from embq.worker.embedders.registry import load
+from embq.worker.embedders.stub import stub_vector
+from embq.worker.meter.meter import Meter
+from embq.worker.stages.embed import EmbedStage
+from embq.worker.stages.publish import PublishStage
+from embq.worker.stages.read import Chunk, EndOfUnit, ReadStage
+from embq.writer.accept import Accepted, Acceptor, Rejected
 
 DIM = 4
 CHUNKING = Chunking(tokens=16, overlap=4)
@@ -431,7 +431,7 @@ def test_images_are_not_cut(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("tokens", "overlap"), [(None, 5), (20, 11)])
 def test_an_overlap_needs_chunks_that_are_twice_as_long(tokens: int | None, overlap: int) -> None:
-    from embq.verbs.run import run
+    from embq.app.verbs.run import run
 
     context = run.make_context(
         "run",

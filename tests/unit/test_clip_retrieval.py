@@ -9,9 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from core.errors import SourceError, UsageError
-from core.models import ModelSpec
-from embq.cli.clip_retrieval import (
+from embq.app.cli.clip_retrieval import (
     ENABLED,
     IGNORED,
     NAMES,
@@ -22,10 +20,12 @@ from embq.cli.clip_retrieval import (
     location,
     model_spec,
 )
-from embq.cli.entry_point import cli
-from embq.cli.index_command import CLIP_INDEX, SHARED
-from producer.plan import plan
-from sources.reader_options import ReadOptions
+from embq.app.cli.entry_point import cli
+from embq.app.cli.index_command import CLIP_INDEX, SHARED
+from embq.core.errors import SourceError, UsageError
+from embq.core.models import ModelSpec
+from embq.producer.plan import plan
+from embq.sources.reader_options import ReadOptions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "run" / "from-clip-retrieval.md").read_text(encoding="utf-8")
 

@@ -14,16 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from core.errors import OutputError, TryLaterError
-from core.rows.results import FAILURE_SCHEMA, row_schema
-from core.rows.spec import RowSpec
-from core.run.commit_log import CommitLog, LogState, row_files
-from core.run.commits import Commit, CommittedFile, CommittedUnit
-from core.run.layout import Layout
-from core.run.run_info import RunInfo
-from core.units import canonical_json
-from writer.accept import Accepted
-from writer.commit import Committer
+from embq.core.errors import OutputError, TryLaterError
+from embq.core.rows.results import FAILURE_SCHEMA, row_schema
+from embq.core.rows.spec import RowSpec
+from embq.core.run.commit_log import CommitLog, LogState, row_files
+from embq.core.run.commits import Commit, CommittedFile, CommittedUnit
+from embq.core.run.layout import Layout
+from embq.core.run.run_info import RunInfo
+from embq.core.units import canonical_json
+from embq.writer.accept import Accepted
+from embq.writer.commit import Committer
 
 UNITS = 8
 SCHEMA = row_schema(("text",), {"text": 2}, RowSpec(dtype="float32"))
@@ -155,7 +155,7 @@ def test_a_log_that_is_damaged_stops_the_run(log: CommitLog, layout: Layout, dam
 
 def test_a_record_of_another_schema_says_so(log: CommitLog, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("core.run.commits.SCHEMA", 2)
+        patch.setattr("embq.core.run.commits.SCHEMA", 2)
         record(log, LogState(units=UNITS), 0)
     with pytest.raises(OutputError, match="schema 2, this embq reads 1"):
         log.replay(UNITS)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from core.models import ModelConfig
-from worker.embedders.device.tuning import lacking, tune
-from worker.embedders.registry import load
+from embq.core.models import ModelConfig
+from embq.worker.embedders.device.tuning import lacking, tune
+from embq.worker.embedders.registry import load
 
 MODEL = ModelConfig(spec="stub:8", modalities=("text",), precision="fp32")
 
@@ -76,7 +76,7 @@ def test_what_cannot_be_compiled_is_not_tried_and_a_gpu_that_was_to_is_told_of(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("worker.embedders.device.tuning.lacking", lambda: lacks)
+    monkeypatch.setattr("embq.worker.embedders.device.tuning.lacking", lambda: lacks)
     embedder: Any = load(MODEL, "cpu")
     spent: list[float] = []
     embedder.choose_variant = lambda *, compile_s: spent.append(compile_s)

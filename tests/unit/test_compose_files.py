@@ -17,7 +17,7 @@ import click
 import pytest
 import yaml
 
-from embq.cli.entry_point import cli
+from embq.app.cli.entry_point import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 STACK, CPU, TLS = "docker-compose.yml", "docker-compose.cpu.yml", "docker-compose.tls.yml"

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import InputError, SourceError
-from core.run.standing_failures import standing_failures
-from core.units import DAMAGED_REST, Retry, Sample, Unit
-from embq.verify.rereading import reread
-from embq.verify.verification import verify
-from producer.retry import FailureFilter, retry
-from sources.damaged import digest_in, with_samples
-from sources.formats.tar import TarSource
-from sources.formats.tar_headers import BLOCK, parse_members
-from sources.reader_options import ReadOptions
+from embq.app.verify.rereading import reread
+from embq.app.verify.verification import verify
+from embq.core.errors import InputError, SourceError
+from embq.core.run.standing_failures import standing_failures
+from embq.core.units import DAMAGED_REST, Retry, Sample, Unit
+from embq.producer.retry import FailureFilter, retry
+from embq.sources.damaged import digest_in, with_samples
+from embq.sources.formats.tar import TarSource
+from embq.sources.formats.tar_headers import BLOCK, parse_members
+from embq.sources.reader_options import ReadOptions
+from embq.writer.accept import Rejected
 from tests.support.archives import tar_of
 from tests.support.outputs.build import build, go_on
 from tests.unit.test_tar import block
-from writer.accept import Rejected
 
 KEEP = ReadOptions(damaged="keep")
 MEMBERS = [
@@ -318,7 +318,7 @@ def test_sizes_of_a_folder_are_read_once_for_all_its_shards(monkeypatch: pytest.
             raise SourceError("it is not there", code="source_missing")
         return b'{"a.tar": 3, "b.tar": 4}'
 
-    monkeypatch.setattr("sources.damaged._beside", beside)
+    monkeypatch.setattr("embq.sources.damaged._beside", beside)
     told = [with_samples(SourceError("cut", code="shard_truncated"), f"https://host/once/{one}.tar") for one in "ab"]
     assert [one.message.rpartition(" that it has ")[2] for one in told] == ["3 samples", "4 samples"]
     assert asked == ["a_stats.json", "sizes.json", "b_stats.json"]
@@ -331,7 +331,7 @@ def test_files_beside_a_url_are_asked_for_without_its_query(monkeypatch: pytest.
         asked.append(folder + name)
         raise SourceError("it is not there", code="source_missing")
 
-    monkeypatch.setattr("sources.damaged._beside", missing)
+    monkeypatch.setattr("embq.sources.damaged._beside", missing)
     error = SourceError("cut", code="shard_truncated")
     assert with_samples(error, "https://host/d/s.tar?download=1").message == "cut"
     assert asked == [f"https://host/d/{name}" for name in ("s_stats.json", "sizes.json", "s.idx")]

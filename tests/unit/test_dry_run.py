@@ -13,21 +13,21 @@ import redis
 from click.testing import CliRunner, Result
 from e2e.session import write_shards, write_texts
 
-from core.broker.embedded import EmbeddedServer
-from core.errors import EmbqError
-from core.models import ModelConfig, ModelSpec
-from core.queue.heartbeats import WORKER_REPORTS, Rate, measured_rates, report_rate
-from core.queue.keys import RATES
-from core.queue.scripts import load_scripts
-from core.rows.spec import RowSpec
-from core.settings import Settings
-from embq.verbs.run import enqueue
-from producer.estimate import known_dims
-from producer.model_args import vector_dim
-from worker.claim.heartbeat import Heartbeat
-from worker.claim.lease import Leases
-from worker.embedders.device.hardware import device_name
-from worker.meter.meter import Meter
+from embq.app.verbs.run import enqueue
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import EmbqError
+from embq.core.models import ModelConfig, ModelSpec
+from embq.core.queue.heartbeats import WORKER_REPORTS, Rate, measured_rates, report_rate
+from embq.core.queue.keys import RATES
+from embq.core.queue.scripts import load_scripts
+from embq.core.rows.spec import RowSpec
+from embq.core.settings import Settings
+from embq.producer.estimate import known_dims
+from embq.producer.model_args import vector_dim
+from embq.worker.claim.heartbeat import Heartbeat
+from embq.worker.claim.lease import Leases
+from embq.worker.embedders.device.hardware import device_name
+from embq.worker.meter.meter import Meter
 
 MODEL = ModelConfig(spec="stub:8", modalities=("image",), precision="fp32", decode="cpu-exact")
 

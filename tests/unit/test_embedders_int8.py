@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.errors import ModelError
-from core.models import EMBEDS, INT8_FAMILIES, ModelConfig
-from worker.embedders.registry import load
+from embq.core.errors import ModelError
+from embq.core.models import EMBEDS, INT8_FAMILIES, ModelConfig
+from embq.worker.embedders.registry import load
 
 torch = pytest.importorskip("torch")
 
-from worker.embedders.device.placement import CPU_NEEDS, dtype_of  # noqa: E402
-from worker.embedders.text import int8  # noqa: E402
+from embq.worker.embedders.device.placement import CPU_NEEDS, dtype_of  # noqa: E402
+from embq.worker.embedders.text import int8  # noqa: E402
 
 
 def config_of(spec: str, precision: str = "int8", modality: str = "text") -> ModelConfig:
@@ -23,7 +23,7 @@ def config_of(spec: str, precision: str = "int8", modality: str = "text") -> Mod
 
 
 def flags(monkeypatch: pytest.MonkeyPatch, *found: str) -> None:
-    monkeypatch.setattr("worker.embedders.device.placement.cpu_flags", lambda: frozenset(found))
+    monkeypatch.setattr("embq.worker.embedders.device.placement.cpu_flags", lambda: frozenset(found))
 
 
 @pytest.mark.parametrize("precision", sorted(CPU_NEEDS))

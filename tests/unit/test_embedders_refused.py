@@ -12,12 +12,12 @@ pytest.importorskip("sentence_transformers")
 
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer  # noqa: E402
 
-from core.errors import ModelError, SampleError  # noqa: E402
-from core.models import ModelConfig  # noqa: E402
-from core.units import Sample  # noqa: E402
+from embq.core.errors import ModelError, SampleError  # noqa: E402
+from embq.core.models import ModelConfig  # noqa: E402
+from embq.core.units import Sample  # noqa: E402
+from embq.worker.embedders.base import Embedder, Truncated  # noqa: E402
+from embq.worker.embedders.registry import load  # noqa: E402
 from tests.support.models.text import POSITIONS, WIDTH, save_sentence_model, save_trunk  # noqa: E402
-from worker.embedders.base import Embedder, Truncated  # noqa: E402
-from worker.embedders.registry import load  # noqa: E402
 
 
 def loaded(spec: str) -> Embedder:

@@ -11,14 +11,14 @@ import pytest
 from contract.test_embedders import make_clip
 from PIL import Image
 
-from core.errors import ModelError, SampleError
-from core.models import Chunking, ModelConfig
-from core.units import Sample
-from producer.model_args import asked_models, config_of
-from worker.embedders.base import Embedder, Truncated
-from worker.embedders.device.warm_up import warm_up
-from worker.embedders.multi_model import Member, MultiModelEmbedder
-from worker.embedders.registry import load
+from embq.core.errors import ModelError, SampleError
+from embq.core.models import Chunking, ModelConfig
+from embq.core.units import Sample
+from embq.producer.model_args import asked_models, config_of
+from embq.worker.embedders.base import Embedder, Truncated
+from embq.worker.embedders.device.warm_up import warm_up
+from embq.worker.embedders.multi_model import Member, MultiModelEmbedder
+from embq.worker.embedders.registry import load
 
 torch = pytest.importorskip("torch")
 

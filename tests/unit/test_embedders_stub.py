@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from core.errors import DeviceFullError, ModelError
-from core.models import ModelConfig
-from core.units import Sample
-from worker.embedders.registry import load
-from worker.embedders.stub import stub_vector
+from embq.core.errors import DeviceFullError, ModelError
+from embq.core.models import ModelConfig
+from embq.core.units import Sample
+from embq.worker.embedders.registry import load
+from embq.worker.embedders.stub import stub_vector
 
 
 def stub(spec: str, *modalities: str, precision: str = "fp32") -> ModelConfig:
@@ -43,7 +43,7 @@ def test_the_values_never_change_between_versions() -> None:
 
 def test_importing_the_stub_and_loading_one_needs_no_torch() -> None:
     code = (
-        "import sys; from core.models import ModelConfig; from worker.embedders.registry import load; "
+        "import sys; from embq.core.models import ModelConfig; from embq.worker.embedders.registry import load; "
         "load(ModelConfig(spec='stub:8', modalities=('text',), precision='fp32'), 'cpu'); "
         "print([name for name in ('torch', 'PIL', 'transformers', 'open_clip') if name in sys.modules])"
     )

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from core.errors import UnwellError
-from core.networks import Address
-from core.service import endpoint
-from core.service.endpoint import Endpoint
+from embq.core.errors import UnwellError
+from embq.core.networks import Address
+from embq.core.service import endpoint
+from embq.core.service.endpoint import Endpoint
 from tests.support.waiting import wait_until
 
 

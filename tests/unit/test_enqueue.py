@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import redis
 
-from core.errors import EmbqError, InputError, ModelError
-from core.queue.keys import RUNS
-from core.queue.runs import RunRecord, registered
-from core.rows.spec import RowSpec
-from core.run.layout import Layout
-from core.run.manifest import Manifest
-from core.run.run_info import WorkerDefaults, load_run
-from producer import enqueue
-from producer.announce import announce, record_of
-from producer.enqueue import Planned, Request, prepare
+from embq.core.errors import EmbqError, InputError, ModelError
+from embq.core.queue.keys import RUNS
+from embq.core.queue.runs import RunRecord, registered
+from embq.core.rows.spec import RowSpec
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest
+from embq.core.run.run_info import WorkerDefaults, load_run
+from embq.producer import enqueue
+from embq.producer.announce import announce, record_of
+from embq.producer.enqueue import Planned, Request, prepare
 from tests.support.outputs.run_case import MakeRun
 from tests.support.planning import run_at_once, snapshot
 
@@ -117,7 +117,7 @@ def test_what_a_killed_plan_left_behind_is_planned_over(request_: Request, monke
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("core.run.run_info.write_new", kill)
+        patch.setattr("embq.core.run.run_info.write_new", kill)
         with pytest.raises(Killed):
             prepare(other_units(request_))
     assert not Layout(request_.output).run_json.exists()
@@ -169,9 +169,9 @@ def test_a_plan_that_comes_late_does_not_replace_the_manifest_of_the_run(
 
 def test_many_processes_make_one_run(request_: Request) -> None:
     code = (
-        "import sys\nfrom pathlib import Path\nfrom producer.enqueue import Request, prepare\n"
-        "from core.process.libraries import leave_out_pandas\nleave_out_pandas()\n"
-        "from sources.reader_options import ReadOptions\nprint('ready', flush=True)\nsys.stdin.readline()\n"
+        "import sys\nfrom pathlib import Path\nfrom embq.producer.enqueue import Request, prepare\n"
+        "from embq.core.process.libraries import leave_out_pandas\nleave_out_pandas()\n"
+        "from embq.sources.reader_options import ReadOptions\nprint('ready', flush=True)\nsys.stdin.readline()\n"
         "print(prepare(Request(inputs=(sys.argv[1],), output=Path(sys.argv[2]), models=('stub:4',), modalities=(),"
         " precision='fp32', part_rows=1000, options=ReadOptions(unit_samples=10),"
         " version='test')).new)\n"

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from core import errors
-from core.errors import EmbqError, Exit, SampleError, SourceError
+from embq.core import errors
+from embq.core.errors import EmbqError, Exit, SampleError, SourceError
 
 CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, EmbqError)]
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.run.unit_sizes import UnitSize, size_of
-from core.units import Retry, Unit
-from embq.status.eta import NO_ETA, Eta, predict, share_of
-from worker.meter.meter import WINDOW_S, RunSpeeds
-from writer.token_estimate import TokenEstimate
+from embq.app.status.eta import NO_ETA, Eta, predict, share_of
+from embq.core.run.unit_sizes import UnitSize, size_of
+from embq.core.units import Retry, Unit
+from embq.worker.meter.meter import WINDOW_S, RunSpeeds
+from embq.writer.token_estimate import TokenEstimate
 
 # --- tokens that are left ---
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from core import benchmark_record
-from core.errors import InputError, OutputError, UsageError
-from embq.bench import conduct, devices, unit_size, workers
-from embq.bench.outcomes import Condition, ExperimentResult, Outcome, time_text
-from embq.bench.services import Model, Replicate, Traces, WorkerShare, memory_mb
-from embq.bench.statistics import Measured, days_for, number, together, unit_cost
-from embq.bench.texts import texts_for, write_records
-from embq.bench.trials import Progress, Setup, check_records
+from embq.app.bench import conduct, devices, unit_size, workers
+from embq.app.bench.outcomes import Condition, ExperimentResult, Outcome, time_text
+from embq.app.bench.services import Model, Replicate, Traces, WorkerShare, memory_mb
+from embq.app.bench.statistics import Measured, days_for, number, together, unit_cost
+from embq.app.bench.texts import texts_for, write_records
+from embq.app.bench.trials import Progress, Setup, check_records
+from embq.core import benchmark_record
+from embq.core.errors import InputError, OutputError, UsageError
 from tests.support.fakes.nvml import Card, fake_nvml
 
 CORPUS = 20_648_877
@@ -354,7 +354,7 @@ def test_without_matplotlib_a_line_says_how_to_get_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "embq.bench.plots", raising=False)
+    monkeypatch.delitem(sys.modules, "embq.app.bench.plots", raising=False)
     assert conduct.draw(accounts()[0], tmp_path) == []
     assert "pip install 'embq[bench]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

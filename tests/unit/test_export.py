@@ -19,20 +19,20 @@ import pyarrow.parquet as pq
 import pytest
 from faults.kit.disk import DiskError, SmallDisk
 
-from core.errors import EmbqError, Exit, InputError, OutputError
-from core.formats.base import vectors
-from core.rows.spec import FORMATS, RowSpec
-from core.run.commit_log import CommitLog
-from core.run.layout import Layout
-from core.run.manifest import Manifest
-from core.run.reader import row_tables
-from core.run.run_info import load_run
-from embq.cli.entry_point import run
-from embq.export import export as exporting
-from embq.export.export import ExportOptions, ExportResult, export
+from embq.app.cli.entry_point import run
+from embq.app.export import export as exporting
+from embq.app.export.export import ExportOptions, ExportResult, export
+from embq.core.errors import EmbqError, Exit, InputError, OutputError
+from embq.core.formats.base import vectors
+from embq.core.rows.spec import FORMATS, RowSpec
+from embq.core.run.commit_log import CommitLog
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest
+from embq.core.run.reader import row_tables
+from embq.core.run.run_info import load_run
+from embq.worker.embedders.registry import load
+from embq.writer.commit import Committer
 from tests.support.outputs.build import accepted, build, file_path, write_jsonl
-from worker.embedders.registry import load
-from writer.commit import Committer
 
 LINES = [*({"id": f"k{n:03d}", "text": f"text {n}"} for n in range(40)), b"not json\n"]
 PER_FILE = 12
@@ -316,7 +316,7 @@ def test_an_export_that_is_killed_leaves_no_folder_that_looks_finished(out: Path
     script = """
 import os, signal, sys
 from pathlib import Path
-from embq.export.export import ExportOptions, export
+from embq.app.export.export import ExportOptions, export
 def die(rows, total):
     if rows > total // 2:
         os.kill(os.getpid(), signal.SIGKILL)

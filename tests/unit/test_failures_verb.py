@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from core.errors import Exit
-from core.run.layout import Layout
-from core.run.manifest import Manifest
-from core.run.standing_failures import missing_samples
-from embq.cli.entry_point import run
+from embq.app.cli.entry_point import run
+from embq.core.errors import Exit
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest
+from embq.core.run.standing_failures import missing_samples
 from tests.support.outputs.build import build, file_path, write_jsonl, write_tar
 
 

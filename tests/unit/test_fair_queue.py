@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from core.queue.fair_queue import VirtualTimes
+from embq.core.queue.fair_queue import VirtualTimes
 
 SLICE_S = 60.0
 

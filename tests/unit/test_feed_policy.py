@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from producer.feed_policy import DECAY, MAX_HINTS, MIN_HINTS, WINDOW_S, Claimant, Shares
-from producer.feeder import Window
+from embq.producer.feed_policy import DECAY, MAX_HINTS, MIN_HINTS, WINDOW_S, Claimant, Shares
+from embq.producer.feeder import Window
 
 
 class Line:

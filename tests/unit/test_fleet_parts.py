@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from core.queue.heartbeats import Device, Heard, Service
-from core.run.commits import CommittedUnit
-from embq.status.bottleneck import Bottleneck, bottleneck_now
-from embq.status.commit_pace import WINDOW_S, CommitPace
-from embq.status.fleet import FleetStatus
-from embq.ui.fleet.machines import CARDS, KEPT_S, MachineMemory
-from embq.ui.fleet.unit_map import MOST_CELLS, STATES, UnitMap, paths
+from embq.app.status.bottleneck import Bottleneck, bottleneck_now
+from embq.app.status.commit_pace import WINDOW_S, CommitPace
+from embq.app.status.fleet import FleetStatus
+from embq.app.ui.fleet.machines import CARDS, KEPT_S, MachineMemory
+from embq.app.ui.fleet.unit_map import MOST_CELLS, STATES, UnitMap, paths
+from embq.core.queue.heartbeats import Device, Heard, Service
+from embq.core.run.commits import CommittedUnit
 
 
 def unit(u: int, *, rows: int = 3, failures: int = 0, **more: object) -> CommittedUnit:

@@ -11,12 +11,21 @@ from typing import Any
 
 import pytest
 
-from core.errors import Exit, NoDeviceError, UsageError
-from core.service.metrics import MetricSamples
-from embq.services.worker_metrics import GpuMetrics
+from embq.app.services.worker_metrics import GpuMetrics
+from embq.core.errors import Exit, NoDeviceError, UsageError
+from embq.core.service.metrics import MetricSamples
+from embq.worker.supervisor import devices
+from embq.worker.supervisor.devices import (
+    Gpu,
+    alone,
+    devices_of,
+    find_devices,
+    find_gpus,
+    no_gpu,
+    rooms_beside,
+    why_no_gpu,
+)
 from tests.support.fakes.nvml import GIB, Card, NVMLError, fake_nvml
-from worker.supervisor import devices
-from worker.supervisor.devices import Gpu, alone, devices_of, find_devices, find_gpus, no_gpu, rooms_beside, why_no_gpu
 
 H100 = Card(name="NVIDIA H100 80GB HBM3", uuid="GPU-aaaa-1")
 L4 = Card(name="NVIDIA L4", uuid="GPU-bbbb-2", capability=(8, 9), bytes=24 * GIB)
@@ -207,8 +216,8 @@ def test_cuda_is_every_visible_device_also_in_a_list(monkeypatch: pytest.MonkeyP
 def test_a_gpu_has_a_process_for_four_cores_as_memory_allows(
     cores: int, memory: int, gpus: int, card: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.supervisor.devices.cores", lambda: cores)
-    monkeypatch.setattr("worker.supervisor.devices.memory_bytes", lambda: memory * GIB)
+    monkeypatch.setattr("embq.worker.supervisor.devices.cores", lambda: cores)
+    monkeypatch.setattr("embq.worker.supervisor.devices.memory_bytes", lambda: memory * GIB)
     monkeypatch.setitem(
         sys.modules, "pynvml", fake_nvml(*(Card(uuid=f"GPU-{n}", bytes=card * GIB) for n in range(gpus)))
     )
@@ -250,7 +259,7 @@ def test_a_process_of_ours_that_computes_on_a_gpu_sees_it_alone(monkeypatch: pyt
 
 def test_finding_gpus_imports_no_torch() -> None:
     asked = (
-        "import json, sys; from worker.supervisor.devices import find_gpus; "
+        "import json, sys; from embq.worker.supervisor.devices import find_gpus; "
         "find_gpus(None); print(json.dumps([*sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)

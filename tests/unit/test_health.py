@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import redis
 
-from core.broker.embedded import EmbeddedServer
-from core.service.health import Health, single_try_client
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.service.health import Health, single_try_client
+from embq.worker.supervisor.slot import NEVER
+from embq.worker.supervisor.supervisor import Supervisor
+from embq.writer.lock import WEDGED_S, LockKeeper
 from tests.support.fakes.clock import FakeClock
 from tests.support.fleet import fleet
-from worker.supervisor.slot import NEVER
-from worker.supervisor.supervisor import Supervisor
-from writer.lock import WEDGED_S, LockKeeper
 
 
 def test_a_loop_that_does_not_move_is_told_and_so_is_that_it_moves_again(clock: FakeClock) -> None:

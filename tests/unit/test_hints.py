@@ -16,13 +16,13 @@ from rq.exceptions import NoSuchJobError
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from core.errors import MalformedError
-from core.queue import hints
-from core.queue.hints import Hint, HintJob, drop, hint_queue, push, sweep
-from core.queue.keys import HINT_FUNCTION, HINT_MAX_BYTES, VERSION
-from core.units import UNIT_SPEC_MAX_BYTES, Unit
+from embq.core.errors import MalformedError
+from embq.core.queue import hints
+from embq.core.queue.hints import Hint, HintJob, drop, hint_queue, push, sweep
+from embq.core.queue.keys import HINT_FUNCTION, HINT_MAX_BYTES, VERSION
+from embq.core.units import UNIT_SPEC_MAX_BYTES, Unit
+from embq.worker.claim.rq_worker import HintReceiver
 from tests.support.outputs.run_case import MakeRun, RunCase
-from worker.claim.rq_worker import HintReceiver
 
 
 def hint(run: RunCase, u: int = 0) -> Hint:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from core.errors import SampleError
+from embq.core.errors import SampleError
+from embq.worker.embedders.image import avif, headers, tiff
+from embq.worker.embedders.image.decoding import open_image
 from tests.support.picture_files import encoded
-from worker.embedders.image import avif, headers, tiff
-from worker.embedders.image.decoding import open_image
 
 
 def noise(width: int, height: int) -> Image.Image:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from core.errors import SampleError
+from embq.core.errors import SampleError
+from embq.worker.embedders.image import headers
+from embq.worker.embedders.image.decoding import FORMATS, open_image, quiet_pillow
+from embq.worker.embedders.image.pixels import _resized
+from embq.worker.embedders.image.preprocess import Fit
 from tests.support.picture_files import encoded
-from worker.embedders.image import headers
-from worker.embedders.image.decoding import FORMATS, open_image, quiet_pillow
-from worker.embedders.image.pixels import _resized
-from worker.embedders.image.preprocess import Fit
 
 
 def noise(mode: str = "RGB", size: tuple[int, int] = (80, 60)) -> Image.Image:

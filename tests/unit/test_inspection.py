@@ -11,17 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from core.errors import ConfigError, MalformedError, SourceError
-from core.units import Unit
-from producer.plan import plan
-from sources.kinds import SOURCES
-from sources.reader_options import ReadOptions
-from sources.reader_process import client
-from sources.unit_reader import read
+from embq.core.errors import ConfigError, MalformedError, SourceError
+from embq.core.units import Unit
+from embq.producer.plan import plan
+from embq.sources.kinds import SOURCES
+from embq.sources.reader_options import ReadOptions
+from embq.sources.reader_process import client
+from embq.sources.unit_reader import read
 
 CHILD = """
 import os
-from sources.reader_process import server
+from embq.sources.reader_process import server
 look = server._look
 def fatal(unit, metadata_of):
     if "aborts" in unit.source:
@@ -99,7 +99,7 @@ def test_what_the_other_process_raises_is_raised_here(tmp_path: Path) -> None:
 
 READER = """
 import os, signal
-from sources.reader_process import server
+from embq.sources.reader_process import server
 read = server.read_here
 def odd(unit, roots, moved, only):
     for sample in read(unit, roots, moved=moved):

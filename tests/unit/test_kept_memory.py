@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import Exit
+from embq.core.errors import Exit
+from embq.worker.supervisor.slot import ALLOCATORS, KEPT_MEMORY, PathMemory, _child_env
 from tests.support.fleet import fleet
-from worker.supervisor.slot import ALLOCATORS, KEPT_MEMORY, PathMemory, _child_env
 
 PASSES = """
 import resource, threading

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from core.errors import DeviceFullError
-from worker.embedders.device.network import Network, ParallelPasses
+from embq.core.errors import DeviceFullError
+from embq.worker.embedders.device.network import Network, ParallelPasses
 
 WAIT_S = 20.0
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import InputError, OutputError, TryLaterError
-from core.models import ModelConfig
-from core.rows.spec import RowSpec
-from core.run.layout import Layout, record_number
-from core.run.run_info import RunInfo, load_run, run_id
+from embq.core.errors import InputError, OutputError, TryLaterError
+from embq.core.models import ModelConfig
+from embq.core.rows.spec import RowSpec
+from embq.core.run.layout import Layout, record_number
+from embq.core.run.run_info import RunInfo, load_run, run_id
 
 INFO = RunInfo(
     run="0123456789abcdef",

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import ConfigError, Exit
-from core.service.log import Events, configure
-from core.settings import child_environment
+from embq.core.errors import ConfigError, Exit
+from embq.core.service.log import Events, configure
+from embq.core.settings import child_environment
 
 LOG = Events("writer")
 

@@ -7,12 +7,12 @@ import random
 import pyarrow.parquet as pq
 import pytest
 
-from core.errors import OutputError
-from core.run import manifest as module
-from core.run.layout import Layout
-from core.run.manifest import Manifest, ManifestSummary, first_segment_writer
-from core.run.unit_sizes import UnitSize
-from core.units import Unit
+from embq.core.errors import OutputError
+from embq.core.run import manifest as module
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest, ManifestSummary, first_segment_writer
+from embq.core.run.unit_sizes import UnitSize
+from embq.core.units import Unit
 
 RAW = b"/data/\xff\x80 raw".decode("utf-8", "surrogateescape")
 

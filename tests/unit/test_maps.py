@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from core import plugins
-from core.errors import SampleError, SourceError
-from core.units import Sample, Unit
-from sources.interface import SAMPLE_MAX_BYTES
-from sources.kinds import source_for
-from sources.maps import map_of, mapped
+from embq.core import plugins
+from embq.core.errors import SampleError, SourceError
+from embq.core.units import Sample, Unit
+from embq.sources.interface import SAMPLE_MAX_BYTES
+from embq.sources.kinds import source_for
+from embq.sources.maps import map_of, mapped
 
 SAMPLE = Sample(ordinal=3, key="k", text="text", image=b"image", metadata='{"a":1}')
 

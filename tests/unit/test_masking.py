@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.redaction import masked
+from embq.core.redaction import masked
 
 S = "SECRETSECRETSECRET"
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.errors import MalformedError
-from core.rows.metadata import MOST_COLUMNS, RESERVED, fill_columns, find_columns
-from core.rows.results import ResultDecoder, encode_result, row_schema
-from core.rows.spec import Column, RowSpec
-from core.units import Sample, json_text
+from embq.core.errors import MalformedError
+from embq.core.rows.metadata import MOST_COLUMNS, RESERVED, fill_columns, find_columns
+from embq.core.rows.results import ResultDecoder, encode_result, row_schema
+from embq.core.rows.spec import Column, RowSpec
+from embq.core.units import Sample, json_text
 
 
 def found(*samples: object) -> dict[str, str]:

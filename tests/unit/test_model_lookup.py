@@ -14,9 +14,9 @@ pytest.importorskip("huggingface_hub")
 
 PROGRAM = """
 import json, sys
-from core.errors import ModelError
-from core.models import ModelSpec
-from worker.embedders.lookup import locate
+from embq.core.errors import ModelError
+from embq.core.models import ModelSpec
+from embq.worker.embedders.lookup import locate
 for spec in sys.argv[1:]:
     try:
         found = locate(ModelSpec.parse(spec))
@@ -82,7 +82,7 @@ def test_a_hub_that_cannot_be_reached_is_told_with_the_ways_around_it(tmp_path: 
 
 def test_the_weights_of_open_clip_are_those_that_it_lists_itself() -> None:
     pytest.importorskip("open_clip")
-    from worker.embedders.lookup import open_clip_architectures, open_clip_weights
+    from embq.worker.embedders.lookup import open_clip_architectures, open_clip_weights
 
     # In a process of its own: other tests register architectures.
     program = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from core.errors import EmbqError, Exit, ModelError
-from core.models import FAMILIES, ModelConfig, ModelSpec
-from embq.cli.run_options import request_from
-from embq.verbs.run import run
+from embq.app.cli.run_options import request_from
+from embq.app.verbs.run import run
+from embq.core.errors import EmbqError, Exit, ModelError
+from embq.core.models import FAMILIES, ModelConfig, ModelSpec
 
 
 @pytest.mark.parametrize(

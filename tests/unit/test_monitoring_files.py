@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from core.service.metrics import METRICS
-from embq.serving.metrics import METRICS as SERVED
+from embq.app.serving.metrics import METRICS as SERVED
+from embq.core.service.metrics import METRICS
 from tests.support.servers.monitoring import ALERTS, DASHBOARD, FILES, names_in, needs_prometheus, panels, queries
 
 TOLD = {metric.name for metrics in METRICS.values() for metric in metrics} | {metric.name for metric in SERVED}

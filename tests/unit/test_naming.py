@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from core.errors import EmbqError, ModelError, UsageError
-from core.models import EMBEDS, FAMILIES, Chunking, ModelConfig, NamedModel
-from core.rows.results import embedding_columns
-from producer.model_args import asked_models, config_of, split_name
+from embq.core.errors import EmbqError, ModelError, UsageError
+from embq.core.models import EMBEDS, FAMILIES, Chunking, ModelConfig, NamedModel
+from embq.core.rows.results import embedding_columns
+from embq.producer.model_args import asked_models, config_of, split_name
 
 BOTH = ("image", "text")
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from core.broker.client import connect
-from core.errors import ConfigError, Exit, TryLaterError
-from core.networks import Address, bound, public_addresses
-from core.settings import Settings
+from embq.core.broker.client import connect
+from embq.core.errors import ConfigError, Exit, TryLaterError
+from embq.core.networks import Address, bound, public_addresses
+from embq.core.settings import Settings
 
 
 @pytest.mark.parametrize(

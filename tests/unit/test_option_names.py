@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from embq.cli.entry_point import cli
-from embq.cli.lazy_group import CommandWithVerbs
-from embq.cli.sections import SECTIONS, SectionedCommand
+from embq.app.cli.entry_point import cli
+from embq.app.cli.lazy_group import CommandWithVerbs
+from embq.app.cli.sections import SECTIONS, SectionedCommand
 
 ALIASES = {"--num-prepro-workers", "--output-folder", "--output-hdfs-folder", "--output-partition-count"}
 """Names of clip-retrieval and autofaiss, beside embq's own."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import ConfigError, InputError, UsageError
-from core.settings import Settings
-from core.storage.paths import Outputs
-from producer.announce import refuse_secrets
+from embq.core.errors import ConfigError, InputError, UsageError
+from embq.core.settings import Settings
+from embq.core.storage.paths import Outputs
+from embq.producer.announce import refuse_secrets
 
 # --- outputs ---
 

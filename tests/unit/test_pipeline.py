@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from core.models import ModelConfig
-from core.queue.hints import Hint
-from core.queue.runs import RunRecord
-from sources.kinds import SOURCES
-from sources.reader_options import ReadOptions
+from embq.core.models import ModelConfig
+from embq.core.queue.hints import Hint
+from embq.core.queue.runs import RunRecord
+from embq.sources.kinds import SOURCES
+from embq.sources.reader_options import ReadOptions
+from embq.worker.claim.lease import LeasedUnit, Leases
+from embq.worker.embedders.registry import load
+from embq.worker.meter.meter import Meter
+from embq.worker.stages import pipeline as pipeline_module
+from embq.worker.stages.pipeline import LINGER_S, BoundedQueue, Pipeline
+from embq.worker.stages.read import CHUNK_SAMPLES
 from tests.support.waiting import wait_until
-from worker.claim.lease import LeasedUnit, Leases
-from worker.embedders.registry import load
-from worker.meter.meter import Meter
-from worker.stages import pipeline as pipeline_module
-from worker.stages.pipeline import LINGER_S, BoundedQueue, Pipeline
-from worker.stages.read import CHUNK_SAMPLES
 
 DEADLINE_S = 60.0
 MODEL = ModelConfig(spec="stub:8", modalities=("text",), precision="fp32")

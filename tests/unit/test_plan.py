@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from e2e.session import write_tar
 
-from core.errors import InputError, UsageError
-from core.units import Unit
-from producer.plan import Plan, plan
-from sources.reader_options import ReadOptions
+from embq.core.errors import InputError, UsageError
+from embq.core.units import Unit
+from embq.producer.plan import Plan, plan
+from embq.sources.reader_options import ReadOptions
 
 
 def touch(root: Path, *names: str) -> None:
@@ -166,7 +166,7 @@ def test_planning_shards_looks_at_each_once_and_opens_none(tmp_path: Path, monke
 
 
 def test_planning_needs_no_numpy_torch_or_webdataset() -> None:
-    script = "import sys, producer.plan; print(*{'numpy', 'torch', 'webdataset', 'pyarrow'} & set(sys.modules))"
+    script = "import sys, embq.producer.plan; print(*{'numpy', 'torch', 'webdataset', 'pyarrow'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 

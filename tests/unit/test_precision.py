@@ -12,28 +12,28 @@ import redis
 from click.testing import CliRunner, Result
 from e2e.session import write_texts
 
-from core import wire
-from core.broker.embedded import EmbeddedServer
-from core.errors import InputError, ModelError
-from core.models import ModelConfig
-from core.queue.heartbeats import SERVICE_REPORTS, Device, Service
-from core.queue.reporting import this_service
-from core.queue.runs import RunRecord
-from core.queue.runs import register as register_run
-from core.queue.scripts import load_scripts
-from core.queue.uploads import Upload, announce
-from core.run.layout import Layout
-from core.run.run_info import load_run
-from embq.cli.precision import precision_of_upload
-from embq.verbs import run as verbs
-from producer.model_args import choose_precision, registered_devices
-from worker.embedders.device.hardware import precisions_of
-from worker.supervisor.devices import Gpu, torch_architectures
-from worker.supervisor.machine import described
+from embq.app.cli.precision import precision_of_upload
+from embq.app.verbs import run as verbs
+from embq.core import wire
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import InputError, ModelError
+from embq.core.models import ModelConfig
+from embq.core.queue.heartbeats import SERVICE_REPORTS, Device, Service
+from embq.core.queue.reporting import this_service
+from embq.core.queue.runs import RunRecord
+from embq.core.queue.runs import register as register_run
+from embq.core.queue.scripts import load_scripts
+from embq.core.queue.uploads import Upload, announce
+from embq.core.run.layout import Layout
+from embq.core.run.run_info import load_run
+from embq.producer.model_args import choose_precision, registered_devices
+from embq.worker.embedders.device.hardware import precisions_of
+from embq.worker.supervisor.devices import Gpu, torch_architectures
+from embq.worker.supervisor.machine import described
 
 torch = pytest.importorskip("torch")
 
-from worker.embedders.device.placement import dtype_of  # noqa: E402
+from embq.worker.embedders.device.placement import dtype_of  # noqa: E402
 
 AMPERE, VOLTA, FP32 = ("bf16", "fp16", "fp32"), ("fp16", "fp32"), ("fp32",)
 
@@ -79,8 +79,8 @@ def test_a_machine_reports_what_each_device_computes_fast(monkeypatch: pytest.Mo
         Gpu(number=0, visible="GPU-a", name="NVIDIA H100", capability=(9, 0), memory_bytes=1),
         Gpu(number=1, visible="GPU-b", name="Tesla T4", capability=(7, 5), memory_bytes=1),
     ]
-    monkeypatch.setattr("worker.supervisor.machine.find_gpus", lambda visible: tuple(cards))
-    monkeypatch.delattr("worker.supervisor.machine.torch_architectures")
+    monkeypatch.setattr("embq.worker.supervisor.machine.find_gpus", lambda visible: tuple(cards))
+    monkeypatch.delattr("embq.worker.supervisor.machine.torch_architectures")
     told = described(["cuda:0", "cuda:1", "cuda:2", "cpu", "sim:3"], None)
     assert {name: one.precisions for name, one in told.items()} == {
         "cuda:0": AMPERE,
@@ -101,7 +101,7 @@ def test_a_gpu_that_the_installed_torch_has_no_code_for_has_no_precision(
         Gpu(number=number, visible="", name=name, capability=capability, memory_bytes=1)
         for number, (name, capability) in enumerate(cards.items())
     ]
-    monkeypatch.setattr("worker.supervisor.machine.find_gpus", lambda visible: tuple(gpus))
+    monkeypatch.setattr("embq.worker.supervisor.machine.find_gpus", lambda visible: tuple(gpus))
     monkeypatch.setenv("PYTHONPATH", str(folder))  # a torch with code for 7.5 and above
     torch_architectures.cache_clear()
     told = described(["cuda:0", "cuda:1", "cuda:2"], None)

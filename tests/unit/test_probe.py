@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import DeviceFullError
-from core.models import ModelConfig
-from core.units import Sample
-from tests.support.fakes.clock import FakeClock
-from worker.embedders.device.batch_size import (
+from embq.core.errors import DeviceFullError
+from embq.core.models import ModelConfig
+from embq.core.units import Sample
+from embq.worker.embedders.device.batch_size import (
     PROBE_S,
     best_budget,
     may_probe,
@@ -21,7 +20,8 @@ from worker.embedders.device.batch_size import (
     speeds_of_budgets,
     speeds_of_sizes,
 )
-from worker.embedders.device.tuning import tune
+from embq.worker.embedders.device.tuning import tune
+from tests.support.fakes.clock import FakeClock
 
 
 class Timed:
@@ -182,7 +182,7 @@ def test_only_a_gpu_tries_how_many_images_and_only_where_nobody_has_said(
 def test_what_was_found_is_what_a_worker_keeps_to(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.embedders.device.tuning.lacking", str)  # this machine may have no compiler
+    monkeypatch.setattr("embq.worker.embedders.device.tuning.lacking", str)  # this machine may have no compiler
 
     class Instant(Looks):
         """Fast in all sizes but one."""

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from core.process.limits import container_bytes, cores, machine_bytes
+from embq.core.process.limits import container_bytes, cores, machine_bytes
 
 AT_THE_BOUNDARY = """
 import resource, sys, threading
-from embq.cli import entry_point
+from embq.app.cli import entry_point
 
 def starved(*_, **__):
     with open("/proc/self/statm") as statm:
@@ -45,7 +45,7 @@ def test_a_limit_of_the_container_or_of_the_process_is_what_it_may_use(tmp_path:
     assert container_bytes(tmp_path) == 0
     limit = machine_bytes() // 4
     told = subprocess.run(
-        [sys.executable, "-c", "from core.process.limits import memory_bytes; print(memory_bytes())"],
+        [sys.executable, "-c", "from embq.core.process.limits import memory_bytes; print(memory_bytes())"],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
         capture_output=True,
         check=True,

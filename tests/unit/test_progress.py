@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from core.errors import SourceError
+from embq.core.errors import SourceError
+from embq.worker.meter.progress_board import PLACE_BYTES, THREADS, InHand, ProgressBoard, Span
 from tests.support.waiting import wait_until
-from worker.meter.progress_board import PLACE_BYTES, THREADS, InHand, ProgressBoard, Span
 
 SPAN = Span("1-0:w:abc", 7, 3, 5)
 
@@ -70,7 +70,7 @@ def test_a_process_that_stands_still_with_nothing_in_hand_has_no_pulse() -> None
     board = ProgressBoard(descriptor)
     program = (
         "import sys, time\n"
-        "from worker.meter.progress_board import ProgressBoard, Span\n"
+        "from embq.worker.meter.progress_board import ProgressBoard, Span\n"
         "board = ProgressBoard(int(sys.argv[1]))\n"
         "with board.pulse(), board.step('embed', [Span('1-0:w:abc', 7, 3, 5)]):\n"
         "    while True:\n"
@@ -122,7 +122,7 @@ def test_another_process_sees_what_one_that_is_dead_or_deaf_had_in_hand(end: str
     last = "os.kill(os.getpid(), 9)" if end == "sigkill" else "ctypes.PyDLL(None).sleep(600)"
     program = (
         "import ctypes, os, sys\n"
-        "from worker.meter.progress_board import ProgressBoard, Span\n"
+        "from embq.worker.meter.progress_board import ProgressBoard, Span\n"
         "with ProgressBoard(int(sys.argv[1])).step('embed', [Span('1-0:w:abc', 7, 3, 5)]):\n"
         f"    {last}\n"
     )

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from core.models import ModelConfig
-from core.queue.heartbeats import Device, Heard, Service
-from core.run.control import Control
-from core.service.progress_line import ProgressLine, duration, folded
-from embq.status.broker_snapshot import BrokerSnapshot
-from embq.status.display import panel
-from embq.status.fleet import FleetStatus
-from embq.status.overview import Overview
-from embq.status.run_progress import RunCounts, RunProgress, derive_progress
+from embq.app.status.broker_snapshot import BrokerSnapshot
+from embq.app.status.display import panel
+from embq.app.status.fleet import FleetStatus
+from embq.app.status.overview import Overview
+from embq.app.status.run_progress import RunCounts, RunProgress, derive_progress
+from embq.core.models import ModelConfig
+from embq.core.queue.heartbeats import Device, Heard, Service
+from embq.core.run.control import Control
+from embq.core.service.progress_line import ProgressLine, duration, folded
 
 
 class Terminal(io.StringIO):
@@ -263,7 +263,7 @@ def test_prose_is_folded_at_words_on_a_terminal_alone_and_its_commands_stay_whol
 
 
 def test_downloads_are_counted_while_they_are_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker.embedders.lookup import cached_bytes
+    from embq.worker.embedders.lookup import cached_bytes
 
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert cached_bytes() == 0

@@ -9,10 +9,10 @@ from typing import Any
 import click
 import pytest
 
-from core.errors import EmbqError, UsageError
-from embq.cli.entry_point import cli
-from embq.cli.run_options import request_from
-from producer.enqueue import Request
+from embq.app.cli.entry_point import cli
+from embq.app.cli.run_options import request_from
+from embq.core.errors import EmbqError, UsageError
+from embq.producer.enqueue import Request
 
 INFERENCE: dict[str, tuple[str, dict[str, Any]]] = {
     "README": (

@@ -14,11 +14,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.errors import ModelError, SampleError
-from core.models import Chunking, ModelConfig, ModelSpec, NamedModel
-from core.units import Sample
-from worker.embedders.query.loading import QueryModel, TorchQueryModel, check_modality, open_query_model, query_spec
-from worker.embedders.registry import load
+from embq.core.errors import ModelError, SampleError
+from embq.core.models import Chunking, ModelConfig, ModelSpec, NamedModel
+from embq.core.units import Sample
+from embq.worker.embedders.query.loading import (
+    QueryModel,
+    TorchQueryModel,
+    check_modality,
+    open_query_model,
+    query_spec,
+)
+from embq.worker.embedders.registry import load
 
 pytest.importorskip("torch")
 
@@ -83,7 +89,7 @@ def test_minilm_is_loaded_once_and_gives_the_same_vectors_without_torch_from_the
     for text in TEXTS:
         np.testing.assert_allclose(then.text(text), first.text(text), atol=1e-5)
     script = (
-        "import sys; from core.models import ModelConfig; from worker.embedders.query.loading import open_query_model;"
+        "import sys; from embq.core.models import ModelConfig; from embq.worker.embedders.query.loading import open_query_model;"
         "rows = ModelConfig(spec='minilm', modalities=('text',), precision='fp16');"
         "model, found = open_query_model(rows, rows.outputs[0], 'text'); model.text('a question');"
         "print(found, *({'torch', 'transformers', 'sentence_transformers'} & set(sys.modules)))"
@@ -112,8 +118,8 @@ def test_what_the_light_way_does_not_know_is_loaded_each_time(name: str, folders
 
 
 def test_nothing_is_noted_where_the_two_ways_do_not_agree(folders: dict[str, Path], tmp_path: Path) -> None:
-    from worker.embedders.query.sentence import LightSentence
-    from worker.embedders.query.verified_models import prove, read_note
+    from embq.worker.embedders.query.sentence import LightSentence
+    from embq.worker.embedders.query.verified_models import prove, read_note
 
     light = LightSentence(folders["mean"], ModelSpec.parse(f"st:{folders['mean']}"))
     note = tmp_path / "note.json"
@@ -178,8 +184,8 @@ def test_damaged_weights_are_told_by_the_library(damage: str, folders: dict[str,
 
 
 def test_a_note_with_another_fingerprint_than_the_rows_is_not_believed(folders: dict[str, Path], cache: Path) -> None:
-    from core.rows.spec import RowSpec
-    from embq.searching.embedding import QueryEmbedder
+    from embq.app.searching.embedding import QueryEmbedder
+    from embq.core.rows.spec import RowSpec
 
     rows = config(f"st:{folders['cls']}")
     _, fingerprint = asked(rows)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.errors import OutputError
-from core.rows.results import (
+from embq.core.errors import OutputError
+from embq.core.rows.results import (
     Result,
     ResultDecoder,
     clean_text,
@@ -20,8 +20,8 @@ from core.rows.results import (
     failure_batch,
     row_schema,
 )
-from core.rows.spec import RowSpec
-from core.units import Failure, Sample
+from embq.core.rows.spec import RowSpec
+from embq.core.units import Failure, Sample
 
 SAMPLES = [
     Sample(ordinal=0, key="a", text="ä\udcff", metadata='{"n":1}'),

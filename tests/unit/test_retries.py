@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.errors import MalformedError
-from core.run.commit_log import LogState
-from core.run.commits import Commit, CommittedUnit
-from core.units import Retry, Unit, from_ranges, key_digest, to_ranges
+from embq.core.errors import MalformedError
+from embq.core.run.commit_log import LogState
+from embq.core.run.commits import Commit, CommittedUnit
+from embq.core.units import Retry, Unit, from_ranges, key_digest, to_ranges
 
 RETRY = Retry(unit=3, failed=7, record=5, attempts=2, replaces=4, only="0-2,9", keys="ab", samples=10)
 

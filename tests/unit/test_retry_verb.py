@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import Exit
-from core.run.control import Control, save_control
-from core.run.layout import Layout
-from core.run.run_info import load_run
-from embq.cli.entry_point import run
+from embq.app.cli.entry_point import run
+from embq.core.errors import Exit
+from embq.core.run.control import Control, save_control
+from embq.core.run.layout import Layout
+from embq.core.run.run_info import load_run
 from tests.support.outputs.build import build, write_folder, write_jsonl
 
 

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import click
 import pytest
 
-from core.errors import ConfigError, UsageError
-from core.storage.paths import place
-from embq.cli.entry_point import cli
-from embq.status import run_log
-from embq.status.bottleneck import Bottleneck
-from embq.status.run_log import EVERY_S, RunLog, check_targets, figures
-from embq.status.run_progress import Limits, RunProgress
+from embq.app.cli.entry_point import cli
+from embq.app.status import run_log
+from embq.app.status.bottleneck import Bottleneck
+from embq.app.status.run_log import EVERY_S, RunLog, check_targets, figures
+from embq.app.status.run_progress import Limits, RunProgress
+from embq.core.errors import ConfigError, UsageError
+from embq.core.storage.paths import place
 
 EMBED = {"embed": {"busy": 0.5, "starved": 0.25, "blocked": 0.25}}
 

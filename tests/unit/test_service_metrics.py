@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from core.errors import UnwellError
-from core.service.metrics import EVERY_ROLE, METRICS, Histogram, Metric, MetricSamples, Role
-from embq.services.service import FRESH_S, Exposition
-from embq.services.worker_metrics import CounterTotals
-from embq.serving.metrics import METRICS as SERVING_METRICS
-from embq.serving.metrics import STEPS, Metrics, Steps
+from embq.app.services.service import FRESH_S, Exposition
+from embq.app.services.worker_metrics import CounterTotals
+from embq.app.serving.metrics import METRICS as SERVING_METRICS
+from embq.app.serving.metrics import STEPS, Metrics, Steps
+from embq.core.errors import UnwellError
+from embq.core.service.metrics import EVERY_ROLE, METRICS, Histogram, Metric, MetricSamples, Role
 from tests.support.fakes.clock import FakeClock
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

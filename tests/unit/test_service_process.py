@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import EmbqError, Exit
-from embq.local.service_process import ServiceProcess, _event_fields
+from embq.app.local.service_process import ServiceProcess, _event_fields
+from embq.core.errors import EmbqError, Exit
 
 EARLIER = (
     "2026-01-01T00:00:00Z error worker stopped code=earlier why='of an earlier run' next='nothing'\n"

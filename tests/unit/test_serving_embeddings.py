@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import DeviceError
-from core.models import ModelConfig
-from embq.serving.embeddings.loading import Loaded
-from embq.serving.embeddings.model import ServedModel
-from embq.serving.embeddings.passes import TURN_TEXTS, Passes
-from embq.serving.metrics import Metrics
-from worker.embedders.base import padded_tokens
-from worker.embedders.stub import Ready, StubEmbedder, stub_vector
+from embq.app.serving.embeddings.loading import Loaded
+from embq.app.serving.embeddings.model import ServedModel
+from embq.app.serving.embeddings.passes import TURN_TEXTS, Passes
+from embq.app.serving.metrics import Metrics
+from embq.core.errors import DeviceError
+from embq.core.models import ModelConfig
+from embq.worker.embedders.base import padded_tokens
+from embq.worker.embedders.stub import Ready, StubEmbedder, stub_vector
 
 DIM = 8
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from core.networks import is_public
-from embq.serving import image_url
-from embq.serving.http_errors import HttpError
-from embq.serving.image_url import fetch_image
+from embq.app.serving import image_url
+from embq.app.serving.http_errors import HttpError
+from embq.app.serving.image_url import fetch_image
+from embq.core.networks import is_public
 
 LARGE = 3000
 

@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from core.errors import InputError
-from embq.searching.query import MOST_RESULTS
-from embq.serving.requests import KnnRequest, RowsRequest
-from embq.serving.search import first_of_each
+from embq.app.searching.query import MOST_RESULTS
+from embq.app.serving.requests import KnnRequest, RowsRequest
+from embq.app.serving.search import first_of_each
+from embq.core.errors import InputError
 
 CLIENT = {
     "text": "a red car",

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import core
-from core.errors import ConfigError
-from core.networks import Address
-from core.settings import Settings, child_environment
+import embq.core
+from embq.core.errors import ConfigError
+from embq.core.networks import Address
+from embq.core.settings import Settings, child_environment
 
 
 @pytest.fixture(autouse=True)
@@ -83,4 +83,4 @@ def test_no_other_file_of_these_packages_reads_the_environment() -> None:
     packages = ("core", "sources", "producer", "writer")
     files = [file for package in packages for file in (root / package).rglob("*.py")]
     readers = [str(file.relative_to(root)) for file in files if re.search(r"os\.(environ|getenv)", file.read_text())]
-    assert [name for name in readers if name != "core/settings.py"] == []
+    assert [name for name in readers if name != "embq/core/settings.py"] == []

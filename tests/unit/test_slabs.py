@@ -10,9 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from worker.embedders.device.placement import on_device  # noqa: E402
-from worker.embedders.image.buffer_pool import ROWS, Row, SlabPool, gathered, runs  # noqa: E402
-from worker.embedders.image.upload import BUFFERS, Uploader  # noqa: E402
+from embq.worker.embedders.device.placement import on_device  # noqa: E402
+from embq.worker.embedders.image.buffer_pool import ROWS, Row, SlabPool, gathered, runs  # noqa: E402
+from embq.worker.embedders.image.upload import BUFFERS, Uploader  # noqa: E402
 
 CPU = torch.device("cpu")
 

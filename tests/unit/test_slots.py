@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import redis
 
-from core import wire
-from core.errors import EmbqError, Exit
-from core.queue.heartbeats import Device, Heard, Service
-from embq.status.fleet import FleetStatus as Machines
+from embq.app.status.fleet import FleetStatus as Machines
+from embq.core import wire
+from embq.core.errors import EmbqError, Exit
+from embq.core.queue.heartbeats import Device, Heard, Service
+from embq.worker.context import WorkerOptions
+from embq.worker.meter.progress_board import ProgressBoard, Span
+from embq.worker.supervisor.devices import Gpu
+from embq.worker.supervisor.report_pipe import FINISHED, Report
+from embq.worker.supervisor.slot import Slot, _child_env
+from embq.worker.supervisor.supervisor import Supervisor
 from tests.support.fleet import fleet
-from worker.context import WorkerOptions
-from worker.meter.progress_board import ProgressBoard, Span
-from worker.supervisor.devices import Gpu
-from worker.supervisor.report_pipe import FINISHED, Report
-from worker.supervisor.slot import Slot, _child_env
-from worker.supervisor.supervisor import Supervisor
 
 H100, L4 = (
     Gpu(number=number, visible=f"GPU-{number}", name=name, capability=(9, 0), memory_bytes=1)

@@ -9,8 +9,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-from core.broker.embedded import EmbeddedServer
-from core.errors import Exit
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import Exit
 
 WITHOUT_EXTRAS = """
 import sys
@@ -19,7 +19,7 @@ class Missing:
         if name.partition(".")[0] in {"numpy", "torch", "h5py", "faiss", "psutil", "starlette", "uvicorn", "PIL"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
-from embq.cli.entry_point import run
+from embq.app.cli.entry_point import run
 sys.exit(run(sys.argv[1:]))
 """
 
@@ -69,7 +69,7 @@ def test_the_base_install_has_nothing_of_other_roles() -> None:
 
 def test_the_help_of_every_verb_needs_none_of_the_large_packages() -> None:
     script = (
-        "import sys; import click; from embq.cli.entry_point import VERBS, cli\n"
+        "import sys; import click; from embq.app.cli.entry_point import VERBS, cli\n"
         "for verb in VERBS:\n"
         "    group = cli.get_command(click.Context(cli), verb)\n"
         "    for name in getattr(group, 'later', ()):\n"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import InputError, SourceError
-from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit, canonical_json
-from sources.access.files import PIECE_BYTES
-from sources.formats.image_folder import FilesSource
-from sources.reader_options import ReadOptions
+from embq.core.errors import InputError, SourceError
+from embq.core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit, canonical_json
+from embq.sources.access.files import PIECE_BYTES
+from embq.sources.formats.image_folder import FilesSource
+from embq.sources.reader_options import ReadOptions
 
 FILES = FilesSource()
 

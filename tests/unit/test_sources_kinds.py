@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import InputError, SourceError
-from core.units import Unit
-from sources.kinds import SOURCES, detect, source_for
-from sources.reader_options import ReadOptions
-from sources.unit_reader import read
+from embq.core.errors import InputError, SourceError
+from embq.core.units import Unit
+from embq.sources.kinds import SOURCES, detect, source_for
+from embq.sources.reader_options import ReadOptions
+from embq.sources.unit_reader import read
 
 
 def touch(root: Path, *names: str) -> None:

@@ -15,16 +15,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from core.errors import InputError, SourceError
-from core.units import Sample, Unit
-from embq.verify.verification import verify
-from producer.enqueue import Request, prepare
-from producer.plan import plan
-from producer.retry import FailureFilter, retry
-from sources.formats.hdf5 import Hdf5Source
-from sources.reader_options import ReadOptions
-from sources.rows import without_dataset_keys
-from sources.unit_reader import read
+from embq.app.verify.verification import verify
+from embq.core.errors import InputError, SourceError
+from embq.core.units import Sample, Unit
+from embq.producer.enqueue import Request, prepare
+from embq.producer.plan import plan
+from embq.producer.retry import FailureFilter, retry
+from embq.sources.formats.hdf5 import Hdf5Source
+from embq.sources.reader_options import ReadOptions
+from embq.sources.rows import without_dataset_keys
+from embq.sources.unit_reader import read
 from tests.support.outputs.build import build, go_on
 from tests.support.planning import samples_of, units_of
 
@@ -165,14 +165,14 @@ def test_a_compressed_file_is_decompressed_about_once_for_all_its_units(
     path.write_bytes(gzip.compress(b"".join(b"%d\n" % n for n in range(10_000))))
     units = units_of(path, unit_samples=10)
     opened = 0
-    original = sys.modules["sources.formats.text_files"].TextCursor.__init__  # type: ignore[attr-defined]
+    original = sys.modules["embq.sources.formats.text_files"].TextCursor.__init__  # type: ignore[attr-defined]
 
     def counting(*arguments: Any) -> None:
         nonlocal opened
         opened += 1
         original(*arguments)
 
-    monkeypatch.setattr("sources.formats.text_files.TextCursor.__init__", counting)
+    monkeypatch.setattr("embq.sources.formats.text_files.TextCursor.__init__", counting)
     assert sum(len(list(read(unit, ()))) for unit in units) == 10_000
     assert opened == 1
 

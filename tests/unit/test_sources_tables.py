@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import ipc
 
-import sources.rows
-from core.errors import InputError, SourceError
-from core.units import Sample, Unit
-from embq.verify.verification import verify
-from producer.plan import plan
-from sources.kinds import SOURCES, detect
-from sources.reader_options import ReadOptions
-from sources.unit_reader import read, read_here
+import embq.sources.rows
+from embq.app.verify.verification import verify
+from embq.core.errors import InputError, SourceError
+from embq.core.units import Sample, Unit
+from embq.producer.plan import plan
+from embq.sources.kinds import SOURCES, detect
+from embq.sources.reader_options import ReadOptions
+from embq.sources.unit_reader import read, read_here
 from tests.support.outputs.build import build
 from tests.support.planning import samples_of, units_of
 
@@ -179,7 +179,7 @@ def test_files_may_differ_in_what_is_not_taken(tmp_path: Path) -> None:
 
 @SUFFIXES
 def test_an_odd_value_is_one_failure(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources.rows, "SAMPLE_MAX_BYTES", 100)
+    monkeypatch.setattr(embq.sources.rows, "SAMPLE_MAX_BYTES", 100)
     broken = pa.array([b"caf\xe9"]).cast(pa.binary()).view(pa.string())
     values = pa.concat_arrays([pa.array(["ok", None, "", " \n", "x" * 101]), broken, pa.array(["twice", "twice"])])
     path = write(tmp_path / f"t.{suffix}", text=values, id=["a", "b", "c", "d", None, "f", "g", "g"])

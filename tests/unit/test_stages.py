@@ -14,22 +14,22 @@ import numpy as np
 import pytest
 from e2e.session import write_tar
 
-from core.errors import SourceError
-from core.models import Chunking, ModelConfig, NamedModel
-from core.queue.hints import Hint
-from core.queue.runs import RunRecord
-from core.units import Sample, Unit
-from sources.kinds import SOURCES
-from sources.reader_options import ReadOptions
+from embq.core.errors import SourceError
+from embq.core.models import Chunking, ModelConfig, NamedModel
+from embq.core.queue.hints import Hint
+from embq.core.queue.runs import RunRecord
+from embq.core.units import Sample, Unit
+from embq.sources.kinds import SOURCES
+from embq.sources.reader_options import ReadOptions
+from embq.worker.claim.lease import LeasedUnit, Leases
+from embq.worker.embedders.registry import load
+from embq.worker.embedders.stub import stub_vector
+from embq.worker.meter.meter import Meter
+from embq.worker.meter.progress_board import ProgressBoard, Span
+from embq.worker.stages import read as read_module
+from embq.worker.stages.embed import EmbedStage
+from embq.worker.stages.read import Chunk, EncodedAhead, EndOfUnit, ReadStage
 from tests.support.waiting import wait_until
-from worker.claim.lease import LeasedUnit, Leases
-from worker.embedders.registry import load
-from worker.embedders.stub import stub_vector
-from worker.meter.meter import Meter
-from worker.meter.progress_board import ProgressBoard, Span
-from worker.stages import read as read_module
-from worker.stages.embed import EmbedStage
-from worker.stages.read import Chunk, EncodedAhead, EndOfUnit, ReadStage
 
 MODEL = ModelConfig(spec="stub:8?batch_size=4", modalities=("text",), precision="fp32")
 

@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 
-from core.service.stopping import StopFlag
+from embq.core.service.stopping import StopFlag
 
 SIGNALLED = """
 import os, signal
-from core.service.stopping import StopFlag
+from embq.core.service.stopping import StopFlag
 
 now = [100.0]
 stopped = StopFlag(clock=lambda: now[0])

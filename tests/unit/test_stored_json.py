@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from core.models import Chunking, ModelConfig, NamedModel
-from core.queue.runs import RunRecord
-from core.rows.spec import Column, RowSpec
-from core.run.commits import Commit, CommittedFile, CommittedUnit
-from core.units import Retry, Unit, canonical_json
+from embq.core.models import Chunking, ModelConfig, NamedModel
+from embq.core.queue.runs import RunRecord
+from embq.core.rows.spec import Column, RowSpec
+from embq.core.run.commits import Commit, CommittedFile, CommittedUnit
+from embq.core.units import Retry, Unit, canonical_json
 
 STORED = json.loads(Path(__file__).with_name("stored_json.json").read_text(encoding="utf-8"))
 """Written by embq at 425d8f7."""

@@ -11,14 +11,16 @@ from pathlib import Path
 import click
 import pytest
 
-from core.errors import Exit
-from embq.cli.entry_point import cli
+from embq.app.cli.entry_point import cli
+from embq.core.errors import Exit
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "systemd"
 UNITS = sorted(FOLDER.glob("*.service"))
 VERBS = ["producer", "serve", "worker", "writer"]
-SETTINGS = set(re.findall(r"EMBQ_[A-Z]+(?:_[A-Z]+)*", (ROOT / "core" / "settings.py").read_text(encoding="utf-8")))
+SETTINGS = set(
+    re.findall(r"EMBQ_[A-Z]+(?:_[A-Z]+)*", (ROOT / "embq" / "core" / "settings.py").read_text(encoding="utf-8"))
+)
 OF_OTHERS = {"HF_HOME", "HF_HUB_OFFLINE", "XDG_STATE_HOME", "XDG_CACHE_HOME"}
 
 HARDENED = {

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import SourceError
-from core.units import Sample, Unit
-from embq.verify.rereading import reread
-from sources.access.files import PIECE_BYTES
-from sources.formats.tar import TarSource, split_name
-from sources.formats.tar_headers import BLOCK, parse_members
-from sources.reader_options import ReadOptions
+from embq.app.verify.rereading import reread
+from embq.core.errors import SourceError
+from embq.core.units import Sample, Unit
+from embq.sources.access.files import PIECE_BYTES
+from embq.sources.formats.tar import TarSource, split_name
+from embq.sources.formats.tar_headers import BLOCK, parse_members
+from embq.sources.reader_options import ReadOptions
 from tests.support.archives import outcome_of, tar_of
 
 if sys.version_info >= (3, 14):
@@ -308,7 +308,7 @@ def test_a_compressed_shard_that_is_cut_or_altered_is_never_short(tmp_path: Path
 
 
 def test_a_compressed_shard_may_not_hold_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.process.limits.DECODED_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("embq.core.process.limits.DECODED_MOST_BYTES", 1 << 20)
     assert code_of(tmp_path, packed(tar_of([("a.jpg", bytes(2 << 20))]), "gzip")) == "too_large"
     assert code_of(tmp_path, tar_of([("a.jpg", bytes(2 << 20))])) == "too_large"
     assert code_of(tmp_path, tar_of([(f"{n}.jpg", b"") for n in range(700)])) == "too_large"

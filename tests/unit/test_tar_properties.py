@@ -7,7 +7,7 @@ import tarfile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sources.formats.tar_headers import BLOCK, DAMAGE_CODES, parse_members
+from embq.sources.formats.tar_headers import BLOCK, DAMAGE_CODES, parse_members
 from tests.support.archives import outcome_of, tar_of
 
 EXACT = settings(

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import Exit
-from core.settings import Settings
-from embq.cli.entry_point import run
+from embq.app.cli.entry_point import run
+from embq.core.errors import Exit
+from embq.core.settings import Settings
 from tests.support.outputs.build import build, write_jsonl
 
 EMBQ = str(Path(sys.executable).with_name("embq"))

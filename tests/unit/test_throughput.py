@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from core.rows.spec import RowSpec
-from core.units import Sample, Unit
+from embq.core.rows.spec import RowSpec
+from embq.core.units import Sample, Unit
+from embq.worker.claim.lease import LeasedUnit
+from embq.worker.meter.meter import MEMORY_S, UNITS_REMEMBERED, Throughput
 from tests.support.fakes.clock import FakeClock
-from worker.claim.lease import LeasedUnit
-from worker.meter.meter import MEMORY_S, UNITS_REMEMBERED, Throughput
 
 
 def unit(samples: int | None, *, size: int = 0, kind: str = "lines") -> Unit:

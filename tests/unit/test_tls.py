@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import core.broker.retry_policy
-from core.broker.client import check, connect
-from core.broker.tls import context
-from core.errors import BrokerError, ConfigError, EmbqError, Exit
-from embq.broker_admin.certificates import make
+import embq.core.broker.retry_policy
+from embq.app.broker_admin.certificates import make
+from embq.core.broker.client import check, connect
+from embq.core.broker.tls import context
+from embq.core.errors import BrokerError, ConfigError, EmbqError, Exit
 from tests.support.servers.tls import HOSTS, TlsServer, free_ports, needs_tls_server, tls_server
 from tests.support.waiting import wait_until
 
@@ -59,7 +59,7 @@ def later(days: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             return datetime.now(UTC) + timedelta(days=days)
 
     with monkeypatch.context() as patch:
-        patch.setattr("embq.broker_admin.certificates.datetime", Later)
+        patch.setattr("embq.app.broker_admin.certificates.datetime", Later)
         yield
 
 
@@ -155,15 +155,15 @@ def test_a_certificate_that_has_not_begun_is_a_matter_of_the_clock(
 def test_a_service_that_waits_says_why_once_a_minute(
     good: TlsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(core.broker.retry_policy, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(embq.core.broker.retry_policy, "PATIENCE_S", 1.0)
     now, tries = [1000.0], []
 
-    class Counted(core.broker.retry_policy.WaitLog):
+    class Counted(embq.core.broker.retry_policy.WaitLog):
         def failed(self, away_s: float, why: BaseException | None) -> None:
             super().failed(away_s, why)
             tries.append(why)
 
-    monkeypatch.setattr(core.broker.retry_policy, "WAIT_LOG", Counted(lambda: now[0]))
+    monkeypatch.setattr(embq.core.broker.retry_policy, "WAIT_LOG", Counted(lambda: now[0]))
     stop = threading.Event()
 
     def wait() -> None:

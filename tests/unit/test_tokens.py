@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 
 from transformers import CanineTokenizer, PreTrainedTokenizerFast  # noqa: E402
 
-from worker.embedders.base import Truncated  # noqa: E402
-from worker.embedders.device.transfer import PinnedSender  # noqa: E402
-from worker.embedders.text.tokens import Tokens  # noqa: E402
+from embq.worker.embedders.base import Truncated  # noqa: E402
+from embq.worker.embedders.device.transfer import PinnedSender  # noqa: E402
+from embq.worker.embedders.text.tokens import Tokens  # noqa: E402
 
 TEXTS = [
     "one",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import ConfigError
-from worker.meter.batch_trace import Trace
+from embq.core.errors import ConfigError
+from embq.worker.meter.batch_trace import Trace
 
 
 def test_each_batch_is_a_line_of_the_workers_own_file(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from core.errors import DeviceError
+from embq.core.errors import DeviceError
 from tests.support.fakes.clock import FakeClock
 
 torch = pytest.importorskip("torch")
 
-from worker.embedders.device.optional_paths import OptionalPaths  # noqa: E402
-from worker.embedders.device.trial import PASSES, ROUNDS, TRIAL_S, Encode, Variant, fastest  # noqa: E402
-from worker.embedders.image.forward import ImageForward, compiled  # noqa: E402
+from embq.worker.embedders.device.optional_paths import OptionalPaths  # noqa: E402
+from embq.worker.embedders.device.trial import PASSES, ROUNDS, TRIAL_S, Encode, Variant, fastest  # noqa: E402
+from embq.worker.embedders.image.forward import ImageForward, compiled  # noqa: E402
 
 BATCH = torch.arange(24, dtype=torch.float32).reshape(2, 3, 2, 2) + 1
 
@@ -50,7 +50,7 @@ def found(clock: FakeClock, usual: Encode, *ways: Variant, exact: torch.Tensor |
 def paths(monkeypatch: pytest.MonkeyPatch) -> OptionalPaths:
     """The optional paths of the process, for this test alone."""
     paths = OptionalPaths()
-    monkeypatch.setattr("worker.embedders.device.trial.PATHS", paths)
+    monkeypatch.setattr("embq.worker.embedders.device.trial.PATHS", paths)
     return paths
 
 
@@ -308,7 +308,7 @@ def test_what_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 @torch.inference_mode()
 def test_a_recorded_pass_gives_the_vectors_of_each_batch_and_outlives_a_cast_of_the_model() -> None:
-    from worker.embedders.image.forward import Graph
+    from embq.worker.embedders.image.forward import Graph
 
     module = tower().to("cuda", torch.bfloat16)
     batches = [torch.randn(4, 3, 8, 8, device="cuda", dtype=torch.bfloat16) for _ in range(3)]

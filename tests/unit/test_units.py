@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.errors import MalformedError
-from core.units import Unit, canonical_json, content_hash
+from embq.core.errors import MalformedError
+from embq.core.units import Unit, canonical_json, content_hash
 
 UNIT = Unit(
     kind="files",

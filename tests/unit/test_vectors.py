@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from core.errors import EmbqError, InputError, ModelError, UsageError
-from core.models import ModelSpec
-from core.rows.spec import DTYPES, RowSpec
-from core.rows.vectors import restored, similarities, stored
-from embq.cli.run_options import request_from
-from embq.verbs.run import run
-from embq.verify.vectors import differing, wrong_cosines, wrong_norms
-from producer.enqueue import prepare
+from embq.app.cli.run_options import request_from
+from embq.app.verbs.run import run
+from embq.app.verify.vectors import differing, wrong_cosines, wrong_norms
+from embq.core.errors import EmbqError, InputError, ModelError, UsageError
+from embq.core.models import ModelSpec
+from embq.core.rows.spec import DTYPES, RowSpec
+from embq.core.rows.vectors import restored, similarities, stored
+from embq.producer.enqueue import prepare
 
 NUMBERS = st.floats(-60_000, 60_000, width=32, allow_subnormal=False)
 BLOCKS = arrays(np.float32, st.tuples(st.integers(1, 5), st.just(16)), elements=NUMBERS)

@@ -14,21 +14,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from core.errors import Exit, InputError, OutputError
-from core.formats.base import vectors
-from core.redaction import printable
-from core.rows.spec import RowSpec
-from core.run.commits import Commit
-from core.run.layout import Layout
-from core.run.manifest import Manifest, first_segment_writer
-from core.run.reader import committed, row_tables
-from core.run.standing_failures import standing_failures
-from core.units import Unit
-from embq.cli.entry_point import run
-from embq.verify.findings import KEPT, Findings
-from embq.verify.rereading import reread
-from embq.verify.verification import Report, verify
-from sources.unit_reader import read
+from embq.app.cli.entry_point import run
+from embq.app.verify.findings import KEPT, Findings
+from embq.app.verify.rereading import reread
+from embq.app.verify.verification import Report, verify
+from embq.core.errors import Exit, InputError, OutputError
+from embq.core.formats.base import vectors
+from embq.core.redaction import printable
+from embq.core.rows.spec import RowSpec
+from embq.core.run.commits import Commit
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest, first_segment_writer
+from embq.core.run.reader import committed, row_tables
+from embq.core.run.standing_failures import standing_failures
+from embq.core.units import Unit
+from embq.sources.unit_reader import read
+from embq.worker.embedders.stub import stub_vector
 from tests.support.outputs.build import (
     build,
     data_record,
@@ -42,7 +43,6 @@ from tests.support.outputs.build import (
     write_jsonl,
     write_tar,
 )
-from worker.embedders.stub import stub_vector
 
 LINES = [
     b"\xef\xbb\xbf" + b'{"id": "a", "text": "first"}\n',

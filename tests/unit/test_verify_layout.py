@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from core.errors import Exit, InputError
-from embq.cli.entry_point import run
-from embq.verify.verification import verify
+from embq.app.cli.entry_point import run
+from embq.app.verify.verification import verify
+from embq.core.errors import Exit, InputError
 from tests.support.outputs.build import build, write_jsonl
 
 

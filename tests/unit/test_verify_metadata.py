@@ -14,15 +14,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from core.rows.spec import FORMATS
-from core.run.run_info import load_run
-from core.units import Unit
-from embq.verify.metadata import leaves
-from embq.verify.rereading import reread
-from embq.verify.verification import Report, verify
-from sources.kinds import SOURCES
-from sources.reader_options import ReadOptions
-from sources.unit_reader import read
+from embq.app.verify.metadata import leaves
+from embq.app.verify.rereading import reread
+from embq.app.verify.verification import Report, verify
+from embq.core.rows.spec import FORMATS
+from embq.core.run.run_info import load_run
+from embq.core.units import Unit
+from embq.sources.kinds import SOURCES
+from embq.sources.reader_options import ReadOptions
+from embq.sources.unit_reader import read
 from tests.support.outputs.build import build, rewrite, set_column, write_folder, write_jsonl, write_tar
 
 LINES: list[dict[str, Any]] = [
@@ -37,7 +37,7 @@ LINES: list[dict[str, Any]] = [
 @pytest.fixture
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run whose columns come from its first two samples."""
-    monkeypatch.setattr("producer.plan.LOOK_SAMPLES", 2)
+    monkeypatch.setattr("embq.producer.plan.LOOK_SAMPLES", 2)
     root = build(tmp_path / "out", [write_jsonl(tmp_path / "in.jsonl", LINES)], unit_samples=5)
     assert {column.name: column.type for column in load_run(root).rows.columns} == {
         "n": "int64",
@@ -148,7 +148,7 @@ def test_a_column_that_the_run_has_not_is_named(out: Path) -> None:
 
 
 def test_each_chunk_of_a_text_has_its_metadata(tmp_path: Path) -> None:
-    from embq.verify.metadata import StoredMetadata
+    from embq.app.verify.metadata import StoredMetadata
 
     rows = pa.table({"n": pa.array([1, 1, 2]), "metadata": pa.array([None, '{"m":1}', None], pa.string())})
     columns = load_run(build(tmp_path / "o", [write_jsonl(tmp_path / "i.jsonl", [{"text": "t", "n": 1}])])).rows.columns

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from core.errors import Exit, OutputError
-from core.run.layout import Layout
-from core.run.manifest import Manifest, first_segment_writer
-from embq.cli.entry_point import run
-from embq.verify.verification import Stopwatch, verify
+from embq.app.cli.entry_point import run
+from embq.app.verify.verification import Stopwatch, verify
+from embq.core.errors import Exit, OutputError
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest, first_segment_writer
 from tests.support.outputs.build import (
     build,
     data_record,

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from core.formats.base import vectors
-from core.rows.spec import DTYPES, FORMATS, RowSpec
-from embq.verify.verification import verify
+from embq.app.verify.verification import verify
+from embq.core.formats.base import vectors
+from embq.core.rows.spec import DTYPES, FORMATS, RowSpec
 from tests.support.outputs.build import build, rewrite, set_column, write_folder
 
 INPUTS = {f"{n}.{kind}": f"{kind} {n}".encode() for n in range(5) for kind in ("jpg", "txt")}

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.units import Sample
+from embq.core.units import Sample
+from embq.worker.embedders.base import padded_tokens
+from embq.worker.embedders.device import warm_up as module
 from tests.support.fakes.clock import FakeClock
-from worker.embedders.base import padded_tokens
-from worker.embedders.device import warm_up as module
 
 
 class SlowAtFirst:

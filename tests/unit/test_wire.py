@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from core import wire
-from core.errors import InputError
-from core.service.log import Events
-from core.wire import Count, MalformedError, PathText, RunId, Seconds, ShortText, Skips
+from embq.core import wire
+from embq.core.errors import InputError
+from embq.core.service.log import Events
+from embq.core.wire import Count, MalformedError, PathText, RunId, Seconds, ShortText, Skips
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ FORMS_OF_THREADS = """
 import sys, threading
 from typing import Annotated
 import msgspec
-from core import wire
+from embq.core import wire
 
 sys.setswitchinterval(1e-6)
 for number in range(300):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from core.errors import SampleError
-from core.units import Sample
+from embq.core.errors import SampleError
+from embq.core.units import Sample
 
 
 def without_quotes(sample: Sample) -> Sample:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.models import ModelConfig
+from embq.core.models import ModelConfig
 from embq.testing.embedders import *  # noqa: F403
 
 

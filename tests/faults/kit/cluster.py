@@ -22,10 +22,10 @@ import redis
 from e2e.check import Output, check_complete
 from e2e.session import LOOK_S, Command, Ledger, committed, ended, run_of, succeed, write_texts
 
-from core.broker.client import connect
-from core.broker.embedded import server_binary
-from core.process.children import die_with_parent
-from embq.cli.entry_point import VERBS
+from embq.app.cli.entry_point import VERBS
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import server_binary
+from embq.core.process.children import die_with_parent
 from faults.kit.table import Recovery
 
 SEED = int(os.environ.get("EMBQ_TEST_SEED") or "20240611")
@@ -605,7 +605,12 @@ def held_after(units: int, gate: Path) -> dict[str, Any]:
     So a run is not over before the test has done to it what it wants to do in the middle of it.
     """
     # A unit of one chunk is asked for a second one, which tells that it has ended.
-    return {"at": "worker.stages.read:ReadStage._next_chunk", "count": 2 * units + 1, "do": "gate", "gate": str(gate)}
+    return {
+        "at": "embq.worker.stages.read:ReadStage._next_chunk",
+        "count": 2 * units + 1,
+        "do": "gate",
+        "gate": str(gate),
+    }
 
 
 def let_go(gate: Path) -> None:

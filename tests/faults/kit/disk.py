@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from core.process.children import die_with_parent
+from embq.core.process.children import die_with_parent
 
 DEADLINE_S = 30.0
 

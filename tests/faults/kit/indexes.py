@@ -13,9 +13,9 @@ import numpy as np
 import psutil
 from e2e.session import Command
 
+from embq.indexer.build.units import STAGE_MODULES
 from faults.kit.cluster import sabotaged
 from faults.kit.table import Recovery
-from indexer.build.units import STAGE_MODULES
 
 ROWS, DIM, FILES = 3_000, 24, 3
 BLOCK_ROWS = 1_024
@@ -25,9 +25,9 @@ STAGES = {"sample": 3, "train": 1, "queries": 1, "truth": 3, "add": 3, "merge": 
 """Units of each stage of the build of such a collection."""
 OPTIONS = ("--index-key", "IVF16,SQ8", "--nb-indices-to-keep", str(SLICES), "--quiet")
 SMALL = (
-    {"set": "indexer.plan.memory:LEAST_BLOCK_ROWS", "to": BLOCK_ROWS},
+    {"set": "embq.indexer.plan.memory:LEAST_BLOCK_ROWS", "to": BLOCK_ROWS},
     # How long latencies are measured for; none is looked at here.
-    {"set": "indexer.tune.measure:REPORTED_SECONDS", "to": 0.05},
+    {"set": "embq.indexer.tune.measure:REPORTED_SECONDS", "to": 0.05},
 )
 QUERIES = 200
 PATIENCE_S = 200.0
@@ -149,7 +149,7 @@ class Building:
 
     def answers(self) -> tuple[np.ndarray, np.ndarray]:
         """Ids and scores of the 10 nearest of `QUERIES` queries, with a quarter of the lists probed."""
-        from indexer.searcher import Searcher
+        from embq.indexer.searcher import Searcher
 
         random = np.random.default_rng(11)
         vectors = np.concatenate([np.load(path) for path in sorted(self.source.glob("*.npy"))])
@@ -195,7 +195,7 @@ def unit_processes(command: Command) -> list[psutil.Process]:
     found = []
     for process in command.descendants():
         try:
-            if "indexer.build.process" in process.cmdline():
+            if "embq.indexer.build.process" in process.cmdline():
                 found.append(process)
         except psutil.Error:
             continue

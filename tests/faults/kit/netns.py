@@ -15,7 +15,7 @@ from types import TracebackType
 
 import pytest
 
-from core.process.children import die_with_parent
+from embq.core.process.children import die_with_parent
 
 NEAR, FAR = "10.77.0.1", "10.77.0.2"
 TESTS = Path(__file__).parents[2]

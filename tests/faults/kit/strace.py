@@ -26,7 +26,7 @@ import psutil
 import pytest
 from e2e.session import LOOK_S
 
-from core.process.children import die_with_parent
+from embq.core.process.children import die_with_parent
 
 CALLS = (
     "openat,write,pwrite64,fsync,fdatasync,rename,renameat,renameat2,link,linkat,symlink,symlinkat,unlink,unlinkat,"

@@ -15,9 +15,9 @@ import h5py  # noqa: F401 - imported here so that a command need not
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import writer.service  # noqa: F401 - imported here so that a command need not
-from core.process.children import die_with_parent
-from embq.cli.entry_point import run
+import embq.writer.service  # noqa: F401 - imported here so that a command need not
+from embq.app.cli.entry_point import run
+from embq.core.process.children import die_with_parent
 
 
 def child(request: dict[str, object]) -> int:

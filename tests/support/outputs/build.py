@@ -15,27 +15,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from core.errors import SampleError, SourceError
-from core.models import ModelConfig
-from core.queue.keys import VERSION
-from core.queue.result_stream import Entry
-from core.rows.results import ResultDecoder, embedding_columns, encode_result, row_schema
-from core.rows.spec import RowSpec
-from core.rows.vectors import similarities, stored
-from core.run.commit_log import CommitLog
-from core.run.commits import Commit
-from core.run.layout import Layout
-from core.run.manifest import Manifest
-from core.run.run_info import RunInfo, load_run
-from core.storage.paths import Place
-from core.units import Failure, Sample, Unit
-from producer.enqueue import Request, prepare
-from sources.reader_options import ReadOptions
-from sources.unit_reader import read
-from worker.embedders.base import Embedder
-from worker.embedders.registry import load
-from writer.accept import Accepted, Acceptor
-from writer.commit import Committer
+from embq.core.errors import SampleError, SourceError
+from embq.core.models import ModelConfig
+from embq.core.queue.keys import VERSION
+from embq.core.queue.result_stream import Entry
+from embq.core.rows.results import ResultDecoder, embedding_columns, encode_result, row_schema
+from embq.core.rows.spec import RowSpec
+from embq.core.rows.vectors import similarities, stored
+from embq.core.run.commit_log import CommitLog
+from embq.core.run.commits import Commit
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest
+from embq.core.run.run_info import RunInfo, load_run
+from embq.core.storage.paths import Place
+from embq.core.units import Failure, Sample, Unit
+from embq.producer.enqueue import Request, prepare
+from embq.sources.reader_options import ReadOptions
+from embq.sources.unit_reader import read
+from embq.worker.embedders.base import Embedder
+from embq.worker.embedders.registry import load
+from embq.writer.accept import Accepted, Acceptor
+from embq.writer.commit import Committer
 
 # --- inputs ---
 

@@ -6,8 +6,8 @@ import io
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-from core.errors import Exit
-from embq.cli import entry_point
+from embq.app.cli import entry_point
+from embq.core.errors import Exit
 
 
 def build_index(root: Path, *options: str, output: str, to: Path | None = None) -> Path:

@@ -13,25 +13,25 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from core.formats.files import row_folders
-from core.models import ModelConfig
-from core.queue.hints import Hint, HintJob, drop, hint_queue
-from core.queue.keys import VERSION
-from core.queue.ledger import Ledger, new_token
-from core.queue.runs import RunRecord, register
-from core.queue.scripts import load_scripts
-from core.rows.results import encode_result, row_schema
-from core.rows.spec import RowSpec
-from core.run.commit_log import CommitLog
-from core.run.layout import Layout
-from core.run.manifest import first_segment_writer
-from core.run.reader import row_tables
-from core.run.run_info import RunInfo, run_id
-from core.storage.paths import Place
-from core.units import Failure, Sample, Unit
-from producer.feeder import Feeder
+from embq.core.formats.files import row_folders
+from embq.core.models import ModelConfig
+from embq.core.queue.hints import Hint, HintJob, drop, hint_queue
+from embq.core.queue.keys import VERSION
+from embq.core.queue.ledger import Ledger, new_token
+from embq.core.queue.runs import RunRecord, register
+from embq.core.queue.scripts import load_scripts
+from embq.core.rows.results import encode_result, row_schema
+from embq.core.rows.spec import RowSpec
+from embq.core.run.commit_log import CommitLog
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import first_segment_writer
+from embq.core.run.reader import row_tables
+from embq.core.run.run_info import RunInfo, run_id
+from embq.core.storage.paths import Place
+from embq.core.units import Failure, Sample, Unit
+from embq.producer.feeder import Feeder
+from embq.writer.run_writer import RunWriter
 from tests.support.fakes.clock import FakeClock
-from writer.run_writer import RunWriter
 
 DIM = 4
 FINGERPRINT = "f" * 32

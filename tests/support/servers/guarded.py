@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import redis
 
-from core.broker.client import connect
-from core.broker.embedded import server_binary
-from core.process.children import die_with_parent
-from embq.broker_admin import accounts
+from embq.app.broker_admin import accounts
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import server_binary
+from embq.core.process.children import die_with_parent
 from tests.support.waiting import wait_until
 
 _REDIS = pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not on PATH")

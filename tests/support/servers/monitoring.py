@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from core.process.children import die_with_parent
+from embq.core.process.children import die_with_parent
 from tests.support.waiting import wait_until
 
 FILES = Path(__file__).resolve().parents[3] / "deploy" / "monitoring"

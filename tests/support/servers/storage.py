@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from core.storage.objects import ObjectPath
+from embq.core.storage.objects import ObjectPath
 
 FAULTS = ("busy", "error", "cut", "short", "reset", "denied", "altered")
 
@@ -333,9 +333,9 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
 
     What was started with other variables is closed: the reader process, and the clients of object stores.
     """
-    from core.storage import object_clients
-    from sources.access import filesystems
-    from sources.reader_process import client
+    from embq.core.storage import object_clients
+    from embq.sources.access import filesystems
+    from embq.sources.reader_process import client
 
     def close() -> None:
         client.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from core.process.children import die_with_parent
+from embq.core.process.children import die_with_parent
 from tests.support.waiting import wait_until
 
 HOSTS = ("localhost", "127.0.0.1", "broker")

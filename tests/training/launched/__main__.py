@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from core.errors import InputError
+from embq.core.errors import InputError
 
 
 def main(arguments: Sequence[str]) -> int:

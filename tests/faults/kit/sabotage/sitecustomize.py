@@ -3,7 +3,7 @@
 Python imports this module at its start where this folder is on PYTHONPATH. EMBQ_SABOTAGE holds a JSON list of entries;
 each wraps one function or method when its module has been imported.
 
-``{"at": "worker.stages.publish:PublishStage.run", "do": "kill"}``
+``{"at": "embq.worker.stages.publish:PublishStage.run", "do": "kill"}``
     What happens at a call of it. More keys:
 
     ``when``      "before" the call (default) or "after" it
@@ -31,7 +31,7 @@ each wraps one function or method when its module has been imported.
     `tests/support/fakes/cuda.py`. Every key of a card may be left out. ``record`` is a file of lines `PID KIND CARD`:
     what happened on which card.
 
-``{"set": "core.queue.keys:VERSION", "to": 99}``
+``{"set": "embq.core.queue.keys:VERSION", "to": 99}``
     Another value of a constant, before anybody has imported it.
 
 ``do`` is one of: ``kill`` (SIGKILL), ``exit`` (with ``status``), ``stop`` (SIGSTOP), ``hang``, ``hang_gil`` (a C call
@@ -66,7 +66,7 @@ import time
 import traceback
 from pathlib import Path
 
-STUB = "worker.embedders.stub:StubEmbedder"
+STUB = "embq.worker.embedders.stub:StubEmbedder"
 
 
 def _act(entry):
@@ -103,11 +103,11 @@ def _act(entry):
         while not os.path.exists(f"{entry['gate']}.open"):
             time.sleep(0.01)
     elif do == "raise_device":
-        from core.errors import DeviceError
+        from embq.core.errors import DeviceError
 
         raise DeviceError("the device failed: CUDA error: an illegal memory access was encountered")
     elif do == "raise_full":
-        from core.errors import DeviceFullError
+        from embq.core.errors import DeviceFullError
 
         raise DeviceFullError("the memory of the device is too small: CUDA out of memory")
     elif do == "raise_oom":
@@ -220,7 +220,7 @@ def _poison_of_embed(entry):
     def wrap(embed):
         @functools.wraps(embed)
         def wrapper(self, batch):
-            from worker.embedders.stub import stub_digest
+            from embq.worker.embedders.stub import stub_digest
 
             digest = stub_digest(entry["poison"].encode(), next(iter(self.dims.values())))
             if any(digest in prepared.digests for prepared in batch) and _allowed(entry):
@@ -300,7 +300,7 @@ def _target_and_wrap(entry):
         return entry["at"], _at_calls(entry)
     if "poison" in entry:
         return {
-            "read": ("sources.unit_reader:read", _poison_of_read(entry)),
+            "read": ("embq.sources.unit_reader:read", _poison_of_read(entry)),
             "prepare": (f"{STUB}.prepare", _poison_of_prepare(entry)),
             "embed": (f"{STUB}.embed", _poison_of_embed(entry)),
         }[entry["where"]]
@@ -311,9 +311,9 @@ def _target_and_wrap(entry):
     if "set" in entry:
         return entry["set"], lambda _value: entry["to"]
     if "slow_read" in entry:
-        return "sources.unit_reader:read", _slow_read(entry)
+        return "embq.sources.unit_reader:read", _slow_read(entry)
     if "server" in entry:
-        return "core.broker.embedded:server_binary", _another_server(entry)
+        return "embq.core.broker.embedded:server_binary", _another_server(entry)
     raise ValueError(f"nothing is known of {entry}")
 
 

@@ -1,0 +1,224 @@
+"""Entry point of `embq`: verbs, and the mapping of errors to messages and exit statuses."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from embq.app.cli.lazy_group import LazyGroup
+from embq.app.cli.sections import NO_COLOR
+from embq.core.errors import ConfigError, EmbqError, Exit
+from embq.core.process.limits import exhausted
+from embq.core.redaction import masked, printable
+from embq.core.service.log import Events, is_json
+from embq.core.service.progress_line import folded
+from embq.core.settings import child_environment
+
+VERBS = {
+    "run": "Embed inputs on this machine, from start to finish.",
+    "enqueue": "Plan a run and hand it to resident workers.",
+    "pause": "Pause a run.",
+    "resume": "Continue an interrupted, paused or cancelled run.",
+    "cancel": "Cancel a run; committed rows stay.",
+    "search": "Search an index by a text, an image or a vector.",
+    "status": "Show the progress of a run, or of all that a broker knows.",
+    "logs": "Print the service logs of a run.",
+    "verify": "Re-read inputs and outputs, and check every invariant.",
+    "export": "Write committed rows as files for other tools.",
+    "index": "Build a search index with a given recall.",
+    "ui": "Show search, fleet and map as web pages.",
+    "atlas": "Show an index as a map.",
+    "serve": "Answer searches over HTTP, as clip-retrieval's back end does.",
+    "failures": "List samples without an embedding, grouped by cause.",
+    "retry": "Retry failed samples after the cause is fixed.",
+    "gc": "Delete orphaned files and finished runs' Redis keys.",
+    "doctor": "Check broker, devices, models and storage of this machine.",
+    "config": "Show every setting and where it comes from.",
+    "completion": "Print a completion script for bash, zsh or fish.",
+    "health": "Query the health of a service on this machine.",
+    "bench": "Measure workers, devices, units and images on this machine.",
+    "shards": "Make, count, check and serve webdataset shards.",
+    "train": "Train models on shards, to embed with them after.",
+    "broker": "Make users, passwords and certificates for a broker.",
+    "producer": "Run the resident feeder.",
+    "worker": "Run one worker process per device.",
+    "writer": "Run the single writer.",
+}
+"""Verb -> its line of help, so that the list imports no verb."""
+
+MODULES = {
+    **{verb: f"embq.app.verbs.run:{verb}" for verb in ("run", "enqueue")},
+    **{verb: f"embq.app.verbs.run_control:{verb}" for verb in ("pause", "resume", "cancel")},
+    **{verb: f"embq.app.verbs.failures:{verb}" for verb in ("failures", "retry")},
+    "ui": "embq.app.verbs.serve:ui",
+    **{verb: f"embq.app.verbs.services:{verb}" for verb in ("producer", "worker", "writer", "health")},
+    "shards": "embq.training.verbs.shards",
+    "train": "embq.training.verbs.train",
+}
+"""Verbs that share a file, and those of `training`, which nothing else of embq imports -> where they are, see
+`LazyGroup`. Any other verb is the `command` of `embq.app.verbs.VERB`."""
+
+FOREIGN_VERBS = {
+    "inference": ["run"],
+    "end2end": ["run"],
+    "back": ["serve"],
+    "filter": ["search"],
+    "build_index": ["index"],
+}
+"""Verbs of clip-retrieval and autofaiss -> ours, as suggestions."""
+
+HELP = ("-h", "--help")
+
+TABLES = {
+    *("run", "enqueue", "resume", "retry", "producer", "writer", "verify", "failures", "index", "export"),
+    *("atlas", "serve", "ui"),
+}
+"""Verbs that make Arrow tables, for which pyarrow would import pandas first, see `embq.core.process.libraries`."""
+
+OPTIONAL = {
+    *("PIL", "faiss", "h5py", "jinja2", "matplotlib", "numpy", "simplejpeg", "starlette", "torch", "transformers"),
+    "uvicorn",
+}
+"""Packages of extras that some verbs import unconditionally."""
+
+
+@click.group(
+    cls=LazyGroup,
+    later={verb: (MODULES.get(verb, f"embq.app.verbs.{verb}"), line) for verb, line in VERBS.items()},
+    foreign=FOREIGN_VERBS,
+    heading="Verbs",
+    context_settings={"help_option_names": list(HELP)},
+    epilog="Example: embq run ./photos --output ./out --model open_clip:ViT-B-32/laion2b_s34b_b79k",
+)
+@click.version_option(package_name="embq", prog_name="embq")
+def cli() -> None:
+    """Embed images and texts, exactly once each, on any number of GPUs."""
+
+
+cli.params.append(NO_COLOR)
+
+
+def main() -> NoReturn:
+    """Entry point of the command `embq`."""
+    hide_broker_password(sys.argv[1:])
+    verb, of_server = sys.argv[1:2], any(one.startswith(("http://", "https://")) for one in sys.argv[2:])
+    makes_tables = TABLES.intersection(verb) or (verb == ["search"] and not of_server)
+    if makes_tables and not set(HELP).intersection(sys.argv):
+        from embq.core.process.libraries import leave_out_pandas
+
+        leave_out_pandas()
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; gives its exit status. Every error becomes one message on stderr."""
+    try:
+        result: Any = cli.main(arguments, prog_name="embq", standalone_mode=False)
+        return int(result) if isinstance(result, int) else Exit.DONE
+    except click.ClickException as error:
+        error.show()
+        return Exit.USAGE
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return Exit.INTERRUPTED
+    except (BrokenPipeError, SystemExit):
+        # The reader of stdout has gone. click makes a SystemExit of it, and of nothing else here.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.DONE
+    except EmbqError as error:
+        show_error(error)
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 - the boundary to the user
+        if (known := _environment_error(error)) is not None:
+            show_error(known)
+            return known.exit_code
+        details = masked(traceback.format_exc())
+        with tempfile.NamedTemporaryFile("w", prefix="embq-bug-", suffix=".txt", delete=False) as report:
+            report.write(details)
+        if is_json():
+            Events("embq").error("bug", report=report.name, traceback=details)
+            return Exit.BUG
+        click.echo(
+            f"error[bug]: embq has a bug; the details are in {report.name}\n"
+            f"  {details.strip().splitlines()[-1]}\n  next:  report it with that file",
+            err=True,
+        )
+        return Exit.BUG
+
+
+def _environment_error(error: Exception) -> EmbqError | None:
+    """The error for a user where disk, broker, memory or threads gave out, or a package of an extra is missing.
+
+    None for any other.
+    """
+    if (known := exhausted(error)) is not None:
+        return known
+    if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").partition(".")[0]) in OPTIONAL:
+        return ConfigError(
+            f"this needs the package {package}, which is not installed here",
+            next_step="pip install 'embq[all]', or the extra for this machine's role: docs/how-to/install.md",
+        )
+    if isinstance(error, OSError):
+        from embq.core.storage.durable import NO_SPACE, NOT_WRITABLE, output_error
+
+        return output_error(error, Path(error.filename or "a file")) if error.errno in NO_SPACE + NOT_WRITABLE else None
+    if any(base.__module__.startswith("redis.") for base in type(error).__mro__):
+        from redis.exceptions import RedisError
+
+        from embq.core.broker.client import refusal
+
+        return refusal(error) if isinstance(error, RedisError) else None
+    return None
+
+
+def show_error(error: EmbqError) -> None:
+    """Print an error: what happened, then what to do next; as an event where logs are JSON."""
+    if is_json():
+        Events("embq").error("stopped", code=error.code, why=error.message, next=error.next_step)
+        return
+    lines = f"error[{error.code}]: {error.message}".split("\n")
+    if error.next_step:
+        lines += f"  next:  {error.next_step}".split("\n")
+    for line in lines:  # whose text may come from elsewhere
+        click.echo(folded(printable(line), err=True), err=True)
+
+
+_OPTION = "--broker"
+
+
+def hide_broker_password(arguments: Sequence[str]) -> None:
+    """Restart this command if --broker holds a password, so that `ps` does not show it.
+
+    The URL goes into EMBQ_BROKER_URL, which only this user can read; on the command line its password is masked, and
+    `embq.app.cli.shared_options.settings_with` replaces that by the variable. Returns if there is no password.
+
+    Args:
+        arguments: of the command, without its name.
+    """
+    shown, url = list(arguments), ""
+    for at, argument in enumerate(arguments):
+        name, given, value = argument.partition("=")
+        if argument == _OPTION and at + 1 < len(arguments):
+            shown[at + 1], url = _hidden(arguments[at + 1], url)
+        elif name == _OPTION and given:
+            hidden, url = _hidden(value, url)
+            shown[at] = f"{_OPTION}={hidden}"
+    if shown == list(arguments):
+        return
+    # The rest of the command line of Python: the script, or -m embq, and its own options.
+    own = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *own, *shown], child_environment(EMBQ_BROKER_URL=url))
+
+
+def _hidden(value: str, before: str) -> tuple[str, str]:
+    """(what may be shown of it, the URL to keep): the last one with a password counts, as of options given twice."""
+    return (masked(value), value) if masked(value) != value else (value, before)

@@ -1,0 +1,289 @@
+"""Options of a run, and the request that they make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import embq
+from embq.app.cli.clip_retrieval import model_specs
+from embq.app.cli.shared_options import decode_option, option_group, precision_option
+from embq.core import plugins
+from embq.core.errors import UsageError
+from embq.core.models import MODALITIES, Chunking, ModelSpec
+from embq.sources.maps import identity_of
+from embq.sources.reader_options import DECLARED, ReadOptions, comma_list
+
+if TYPE_CHECKING:
+    from embq.core.rows.spec import RowSpec
+    from embq.producer.enqueue import Request
+
+INPUT_FORMATS = {
+    "webdataset": "tar",
+    "files": "files",
+    "parquet": "parquet",
+    "arrow": "arrow",
+    "hdf5": "hdf5",
+    "csv": "csv",
+    "jsonl": "jsonl",
+    "text": "lines",
+    **{kind: kind for kind in plugins.enabled(plugins.SOURCES)},
+}
+"""--input-format, with clip-retrieval's words where it has one -> kind of input."""
+
+run_options = option_group(
+    click.option(
+        "--output",
+        "-o",
+        required=True,
+        type=click.Path(file_okay=False),
+        help="Output folder, or s3://BUCKET/PREFIX.",
+    ),
+    click.option(
+        "--model",
+        "-m",
+        required=True,
+        multiple=True,
+        callback=model_specs,
+        metavar="[NAME=]SPEC",
+        help="Model, such as minilm or open_clip:ARCH/TAG; repeatable: each sample is decoded once for all.",
+    ),
+    click.option(
+        "--modality",
+        default="",
+        metavar="LIST",
+        help="Modalities: image, text or image,text.  [by the inputs]",
+    ),
+    click.option(
+        "--prompt",
+        default=None,
+        metavar="NAME",
+        help="Named prompt of an st: model before each text: query, document, or another of the model's.  "
+        "[the model's default]",
+    ),
+    click.option(
+        "--prompt-text",
+        default=None,
+        metavar="TEXT",
+        help="Prompt text for st: and hf: models, including its final space; '' for none.",
+    ),
+    precision_option,
+    decode_option,
+    click.option(
+        "--dtype",
+        type=click.Choice(["float16", "float32", "int8", "binary"]),
+        default="float16",
+        show_default=True,
+        help="Data type of stored vectors; binary: the signs, eight per byte.",
+    ),
+    click.option(
+        "--truncate-dim",
+        type=click.IntRange(min=1),
+        default=None,
+        metavar="N",
+        help="Store the first N dimensions, normalised again (matryoshka models).  [all]",
+    ),
+    click.option(
+        "--normalize/--no-normalize",
+        "normalize",
+        default=None,
+        help="Store vectors of length 1, or of their length before the model's normalisation.  "
+        "[as the model gives them; length 1 with int8 and --truncate-dim]",
+    ),
+    click.option(
+        "--int8-range",
+        type=float,
+        default=None,
+        metavar="X",
+        help="Range of int8: -X to X in equal steps; larger values are clipped.  [1]",
+    ),
+    click.option(
+        "--similarity",
+        is_flag=True,
+        help="Add the column image_text_similarity: the cosine of a row's image and text.",
+    ),
+    click.option(
+        "--output-format",
+        type=click.Choice(["parquet", "hdf5", "npy", "arrow"]),
+        default="parquet",
+        show_default=True,
+        help="File format of the output parts.",
+    ),
+    click.option(
+        "--write-batch-size",
+        type=click.IntRange(min=1),
+        default=1_000_000,
+        show_default=True,
+        metavar="N",
+        help="Maximum rows per part; a larger unit is a part of its own.",
+    ),
+    click.option(
+        "--unit-size",
+        type=click.IntRange(min=1, max=100_000),
+        default=1000,
+        show_default=True,
+        metavar="N",
+        help="Samples per unit of inputs that are not sharded.",
+    ),
+    click.option(
+        "--input-format",
+        type=click.Choice(sorted(INPUT_FORMATS)),
+        help="Format of the inputs.  [by their names]",
+    ),
+    click.option(
+        "--chunk-tokens",
+        type=click.IntRange(min=16),
+        default=None,
+        metavar="N",
+        help="Split long texts into chunks of at most N tokens, special tokens included, with a row each.  "
+        "[one row per text, truncated to the model's limit]",
+    ),
+    click.option(
+        "--chunk-overlap",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        metavar="M",
+        help="Maximum overlap of consecutive chunks in tokens; at most half of --chunk-tokens.",
+    ),
+    *(
+        click.option(
+            one.flag,
+            type=click.Choice(one.choices) if one.choices else None,
+            default=one.choices[0] if one.choices else "",
+            show_default=bool(one.choices),
+            metavar=None if one.choices else one.metavar,
+            help=one.help,
+        )
+        for one in DECLARED
+    ),
+    click.option(
+        "--include",
+        multiple=True,
+        metavar="PATTERN",
+        help="Only files whose path, or its end after a slash, matches; repeatable.",
+    ),
+    click.option("--exclude", multiple=True, metavar="PATTERN", help="Skip files that match; repeatable."),
+    click.option(
+        "--sample",
+        type=click.FloatRange(min=0, max=1, min_open=True),
+        default=1.0,
+        metavar="FRACTION",
+        help="Deterministic sample of a folder's images, else of units.",
+    ),
+    click.option(
+        "--limit",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="Only the first N images of a folder, units with the first N texts, or N shards.",
+    ),
+)
+"""Content of a run, frozen in its run.json."""
+
+
+def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
+    """The request that `run_options` describe; UsageError for options that contradict each other."""
+    from embq.core.run.control import PRIORITY
+    from embq.core.storage.paths import is_url, place
+    from embq.producer.enqueue import Request
+    from embq.producer.selection import Selection
+
+    modalities = comma_list(options["modality"])
+    for modality in modalities:
+        if modality not in MODALITIES:
+            raise UsageError(f"unknown modality {modality!r}", next_step="use --modality image, text or image,text")
+    return Request(
+        inputs=inputs,
+        output=place(options["output"]) if is_url(options["output"]) else Path(options["output"]),
+        models=_models(options["model"], options["prompt"], options["prompt_text"]),
+        modalities=tuple(m for m in MODALITIES if m in modalities),
+        as_held=options["as_held"],
+        precision=options["precision"],
+        rows=_rows(options, modalities),
+        format=options["output_format"],
+        part_rows=options["write_batch_size"],
+        options=ReadOptions.from_arguments(
+            {**options, "map": identity_of(options["map"])},
+            unit_samples=options["unit_size"],
+            kind=INPUT_FORMATS[options["input_format"]] if options["input_format"] else "",
+        ),
+        version=embq.__version__,
+        selection=Selection(
+            include=options["include"],
+            exclude=options["exclude"],
+            sample=options["sample"],
+            limit=options["limit"],
+        ),
+        priority=options["priority"] or PRIORITY,
+        chunking=_chunking(options["chunk_tokens"], options["chunk_overlap"]),
+        decode=options["decode"],
+    )
+
+
+def _models(specs: tuple[str, ...], prompt: str | None, prompt_text: str | None) -> tuple[str, ...]:
+    """The model specs, with the prompt of the options in its spec."""
+    if prompt is None and prompt_text is None:
+        return specs
+    if prompt is not None and prompt_text is not None:
+        raise UsageError(
+            "--prompt names a prompt, and --prompt-text gives another one", next_step="leave out one of them"
+        )
+    if len(specs) > 1:
+        raise UsageError(
+            "--prompt and --prompt-text are for one model, and several are asked for",
+            next_step="write it into the spec of each: --model NAME=st:FOLDER?prompt=query",
+        )
+    return (str(ModelSpec.parse(specs[0]).with_prompt(prompt, prompt_text)),)
+
+
+def _rows(options: dict[str, Any], modalities: tuple[str, ...]) -> RowSpec:
+    """The stored form of vectors; UsageError where options contradict each other."""
+    from embq.core.rows.spec import INT8_RANGE, LEAST_RANGE, MOST_RANGE, RowSpec
+
+    dtype, truncate_dim, normalize = options["dtype"], options["truncate_dim"] or 0, options["normalize"]
+    int8_range, similarity = options["int8_range"], options["similarity"]
+    if int8_range is not None and dtype != "int8":
+        raise UsageError("--int8-range needs --dtype int8", next_step="add it, or leave --int8-range out")
+    if int8_range is not None and not LEAST_RANGE <= int8_range <= MOST_RANGE:  # which is also said of NaN
+        raise UsageError(
+            f"--int8-range {int8_range:g} is not between {LEAST_RANGE:g} and {MOST_RANGE:g}",
+            next_step="give the largest number that the vectors hold; 1 is right for vectors of length 1",
+        )
+    if dtype == "int8" and normalize is False and int8_range is None:
+        raise UsageError(
+            "--dtype int8 --no-normalize needs --int8-range: how large the numbers of the vectors are, only you know",
+            next_step="add --int8-range with the largest of them, or leave out --no-normalize",
+        )
+    if dtype == "binary" and truncate_dim % 8:
+        raise UsageError(
+            f"--dtype binary stores 8 numbers in a byte, and --truncate-dim {truncate_dim} leaves one half empty",
+            next_step=f"use --truncate-dim {max(8, truncate_dim // 8 * 8)}",
+        )
+    if similarity and modalities and set(modalities) != set(MODALITIES):
+        raise UsageError(
+            f"--similarity compares a row's image with its text, and --modality {modalities[0]} embeds one of them",
+            next_step="use --modality image,text, or leave out --similarity",
+        )
+    return RowSpec(
+        dtype=dtype,
+        truncate_dim=truncate_dim,
+        normalize=normalize,
+        int8_range=INT8_RANGE if int8_range is None else int8_range,
+        similarity=similarity,
+    )
+
+
+def _chunking(tokens: int | None, overlap: int) -> Chunking | None:
+    if tokens is None:
+        if overlap:
+            raise UsageError("--chunk-overlap needs --chunk-tokens", next_step="for example --chunk-tokens 256")
+        return None
+    if 2 * overlap > tokens:
+        raise UsageError(
+            f"--chunk-overlap {overlap} is more than half of --chunk-tokens {tokens}",
+            next_step=f"use --chunk-overlap {tokens // 2} or less; a tenth of the chunk is usual",
+        )
+    return Chunking(tokens=tokens, overlap=overlap)

@@ -1,0 +1,236 @@
+"""Options that several verbs share, and the settings that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import click
+
+from embq.app.cli.precision import AUTO
+from embq.core.errors import ConfigError
+from embq.core.models import DECODES, PRECISIONS
+from embq.core.networks import Address
+from embq.core.redaction import masked
+from embq.core.run.run_info import MOST_BATCH_SIZE, MOST_PREPARE_THREADS
+from embq.core.settings import Settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def option_group(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Several options as one decorator, in the order of the help."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def _broker(default: str) -> Callable[[F], F]:
+    return click.option(
+        "--broker", default="", metavar="URL", help=f"Broker: redis://, rediss:// or unix://.  [{default}]"
+    )
+
+
+broker_option = _broker("EMBQ_BROKER_URL")
+"""--broker, for verbs that talk to a server."""
+
+local_broker_option = _broker("this machine, even if EMBQ_BROKER_URL is set")
+"""--broker, for verbs that use one only when it is named."""
+
+
+def metrics_option(function: F) -> F:
+    """--metrics, for resident services; None where it is not given."""
+    return click.option(
+        "--metrics",
+        callback=_address,
+        metavar="[HOST:]PORT",
+        help="Serve /metrics and /healthz at this address; HOST defaults to 127.0.0.1.  [EMBQ_METRICS, else off]",
+    )(function)
+
+
+def _address(_context: click.Context, _option: click.Parameter, text: str | None) -> Address | None:
+    try:
+        return Address.parse(text) if text else None
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; for example 9101, or 0.0.0.0:9101 for all who reach this machine") from None
+
+
+def json_option(function: F) -> F:
+    """--json, for verbs that report."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")(function)
+
+
+def quiet_option(function: F) -> F:
+    """--quiet, for verbs that show progress."""
+    return click.option("--quiet", "-q", is_flag=True, help="Show no progress, only the summary at the end.")(function)
+
+
+def verbose_option(function: F) -> F:
+    """--verbose, for verbs that show runs."""
+    return click.option(
+        "--verbose", "-v", is_flag=True, help="Show units, tokens, stages and all columns of the workers as well."
+    )(function)
+
+
+embedding_option = click.option(
+    "--embedding",
+    default=None,
+    metavar="NAME",
+    help="Embedding, of a run with several: image, text or a model's name.  [image, or the only one]",
+)
+"""--embedding, for verbs that read one of a run's vectors."""
+
+
+def log_option(function: F) -> F:
+    """--log, for verbs that follow a run; () where it is not given."""
+    return click.option(
+        "--log",
+        multiple=True,
+        callback=_log_targets,
+        metavar="TARGET",
+        help="Send the figures of `embq status` to wandb[:PROJECT] or tensorboard[:FOLDER]; repeatable.  "
+        "[off; project embq, folder OUT/_logs/tensorboard]",
+    )(function)
+
+
+def _log_targets(_context: click.Context, _option: click.Parameter, targets: tuple[str, ...]) -> tuple[str, ...]:
+    for target in targets:
+        if target.partition(":")[0] not in ("wandb", "tensorboard"):
+            raise click.BadParameter(f"{target!r} is neither wandb[:PROJECT] nor tensorboard[:FOLDER]")
+    return targets
+
+
+def precision_option(function: F) -> F:
+    """--precision, for verbs that embed; "auto" is resolved by `embq.app.cli.precision`."""
+    return click.option(
+        "--precision",
+        type=click.Choice((AUTO, *PRECISIONS)),
+        default=AUTO,
+        show_default=True,
+        help="Compute precision. auto: that of the run in OUT, or else the first of bf16, fp16 and fp32 "
+        "that is fast on every device.",
+    )(function)
+
+
+def decode_option(function: F) -> F:
+    """--decode, for verbs that embed images."""
+    return click.option(
+        "--decode",
+        type=click.Choice(DECODES),
+        default=DECODES[0],
+        show_default=True,
+        help="Image decoding: fast decoders (cpu-exact), also downscaling large JPEGs while decoding (cpu-fast), the "
+        "model's own library (reference), or the GPU for JPEGs (gpu).",
+    )(function)
+
+
+def devices_option(function: F) -> F:
+    """--devices, for verbs that start workers."""
+    return click.option(
+        "--devices",
+        default="auto",
+        show_default=True,
+        metavar="LIST",
+        help="Devices: auto (every CUDA device, else the CPU), cuda (every CUDA device), or a list such as "
+        "cuda:0,cuda:2,cpu; sim:SPEED simulates one for stub models.",
+    )(function)
+
+
+def batch_size_option(function: F) -> F:
+    """--batch-size, for verbs that embed; 0 where it is not given."""
+    return click.option(
+        "--batch-size",
+        type=click.IntRange(min=0, max=MOST_BATCH_SIZE),
+        default=0,
+        metavar="N",
+        help="Samples per batch.  [by model and device]",
+    )(function)
+
+
+def threads_option(function: F) -> F:
+    """--threads, for verbs that embed; 0 where it is not given."""
+    return click.option(
+        "--threads",
+        type=click.IntRange(min=0, max=MOST_PREPARE_THREADS),
+        default=0,
+        metavar="N",
+        help="Decoding and tokenising threads per worker.  [by cores]",
+    )(function)
+
+
+def priority_option(function: F) -> F:
+    """--priority, for verbs that make a run; None where it is not given."""
+    from embq.core.run.control import LEAST_PRIORITY, MOST_PRIORITY, PRIORITY
+
+    return click.option(
+        "--priority",
+        type=click.IntRange(LEAST_PRIORITY, MOST_PRIORITY),
+        default=None,
+        metavar="N",
+        help=f"Weight among runs that share the devices: 20 gets twice the share of 10.  [{PRIORITY}, or unchanged]",
+    )(function)
+
+
+worker_options = option_group(
+    devices_option,
+    click.option(
+        "--workers",
+        type=click.IntRange(min=0, max=64),
+        default=0,
+        metavar="N",
+        help="Processes per device, each with its own model.  [on a GPU by cores and memory, else 1]",
+    ),
+    batch_size_option,
+    threads_option,
+    click.option(
+        "--prefetch",
+        type=click.IntRange(min=1, max=64),
+        default=2,
+        metavar="N",
+        show_default=True,
+        help="Remote shards fetched in advance.",
+    ),
+    click.option(
+        "--transport",
+        type=click.Choice(["auto", "payload", "staging"]),
+        default="auto",
+        show_default=True,
+        help="Path of results to the writer: through the broker (payload), or as files on shared storage (staging).",
+    ),
+    click.option(
+        "--drain-timeout",
+        type=click.FloatRange(min=0),
+        default=150.0,
+        metavar="SECONDS",
+        show_default=True,
+        help="Seconds to finish in-flight units on shutdown.",
+    ),
+)
+"""Options of the worker processes of this machine; no part of a run."""
+
+
+def settings_with(broker: str, metrics: Address | None = None) -> Settings:
+    """The environment's settings, with --broker and --metrics above them.
+
+    A --broker that equals EMBQ_BROKER_URL with its password masked stands for that; see
+    `embq.app.cli.entry_point.hide_broker_password`.
+    """
+    settings = Settings.from_environment()
+    url = settings.broker_url if broker in ("", masked(settings.broker_url)) else broker
+    return replace(settings, broker_url=url, metrics=metrics or settings.metrics)
+
+
+def required_url(settings: Settings) -> str:
+    """The broker's URL; ConfigError where none is configured."""
+    if not settings.broker_url:
+        raise ConfigError(
+            "no broker is configured",
+            next_step="give --broker redis://HOST:6379 or set EMBQ_BROKER_URL; "
+            "`embq run` brings its own broker for work on one machine",
+        )
+    return settings.broker_url

@@ -1,0 +1,139 @@
+"""`embq enqueue --dry-run`: what a request would make and cost, as a table or as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from embq.core.queue.heartbeats import Rate, live_workers, measured_rates
+from embq.producer.estimate import Estimate, known_dims
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Measured speed of a model on the devices of a broker.
+
+    Attributes:
+        rates: measured speeds, one for each kind of device.
+        workers: kind of device -> workers that are connected now.
+    """
+
+    rates: tuple[Rate, ...]
+    workers: dict[str, int]
+
+    @property
+    def rows_per_s(self) -> float:
+        """The speed of all connected workers whose speed was measured."""
+        return sum(rate.rows_per_s * self.workers.get(rate.device, 0) for rate in self.rates)
+
+
+def cost_of(found: Estimate, client: redis.Redis) -> Cost:
+    """The measured speed of the model of a request."""
+    workers: dict[str, int] = {}
+    for worker in live_workers(client):
+        name = str(worker.get("device_name", ""))
+        workers[name] = workers.get(name, 0) + 1
+    return Cost(rates=tuple(measured_rates(client, found.config)), workers=workers)
+
+
+def to_json(found: Estimate, cost: Cost | None) -> dict[str, Any]:
+    """The shape of `embq enqueue --dry-run --json`; null stands for what is not known."""
+    dims = _dims(found, cost)
+    rows = found.rows
+    return {
+        "schema": 1,
+        "dry_run": True,
+        "run": found.run or None,
+        "units_there": found.there,
+        "precision": found.config.precision,
+        "units": found.units,
+        "kinds": found.kinds,
+        "bytes": found.bytes,
+        "rows": rows,
+        "rows_exact": found.exact,
+        "rows_from_units": found.looked_at,
+        "columns": [{"name": column.name, "type": column.type} for column in found.columns],
+        "documents": found.documents,
+        "dims": dims,
+        "vector_bytes": found.vector_bytes(dims) if dims is not None else {},
+        "devices": None
+        if cost is None
+        else [
+            {
+                "device": rate.device,
+                "rows_per_s": rate.rows_per_s,
+                "device_hours": None if rows is None else _hours(rows, rate.rows_per_s),
+                "workers": cost.workers.get(rate.device, 0),
+            }
+            for rate in cost.rates
+        ],
+        "total_hours": None if cost is None or rows is None or not cost.rows_per_s else _hours(rows, cost.rows_per_s),
+        "warnings": list(found.warnings),
+    }
+
+
+def lines(found: Estimate, cost: Cost | None) -> list[str]:
+    """The same for people."""
+    said = to_json(found, cost)
+    kinds = ", ".join(f"{count:,} of kind {kind}" for kind, count in sorted(found.kinds.items())) or "none"
+    rows = [("units", kinds + (f", to be added to {found.there:,} of run {found.run}" if found.run else ""))]
+    rows.append(("input", _size(found.bytes)))
+    if found.rows is None:
+        rows.append(("rows", "not known: only reading tells, and none of the units that were tried can be read"))
+    elif found.exact:
+        rows.append(("rows", f"{found.rows:,}, less what fails"))
+    elif found.config.chunking is not None:
+        texts = f"{found.documents:,}" if found.documents is not None else "not counted"
+        rows.append(("texts", f"{texts}, cut into chunks: {found.config.chunking}"))
+        rows.append(("rows", f"about {found.rows:,} chunks, by the lengths of texts in {found.looked_at} units"))
+    else:
+        rows.append(("rows", f"about {found.rows:,}, by bytes from {found.looked_at} units that were read"))
+    if found.columns:
+        rows.append(("metadata", ", ".join(f"{column.name} {column.type}" for column in found.columns)))
+    if said["dims"] is None:
+        rows.append(("vectors", "not known: the model has not run on this broker, and is not looked into"))
+    elif said["vector_bytes"]:
+        sizes = ", ".join(f"{_size(size)} as {dtype}" for dtype, size in said["vector_bytes"].items())
+        rows.append(("vectors", f"{said['dims']:,} numbers a row: {sizes}; keys, captions and metadata come on top"))
+    if cost is None:
+        rows.append(("device hours", "not known: no broker is configured (--broker)"))
+    elif not cost.rates:
+        rows.append(("device hours", "not known: this model has not run on this broker yet"))
+    for device in said["devices"] or ():
+        hours = "not known" if device["device_hours"] is None else f"{device['device_hours']:,.3f}"
+        rows.append(
+            (
+                "device hours",
+                f"{hours} on {device['device']} at {device['rows_per_s']:,.1f} rows/s measured; "
+                f"{device['workers']:,} connected now",
+            )
+        )
+    if cost is not None and cost.rates:
+        total = said["total_hours"]
+        told = (
+            f"{total:,.3f} hours with what is connected now" if total is not None else "no such device is connected now"
+        )
+        rows.append(("total", told))
+    return [f"{name:<14}{text}" for name, text in rows]
+
+
+def _dims(found: Estimate, cost: Cost | None) -> int | None:
+    dims = known_dims(found.config, found.stored)
+    if dims is None and cost is not None and cost.rates:
+        return found.kept(cost.rates[0].dims)
+    return dims
+
+
+def _hours(rows: int, rows_per_s: float) -> float:
+    return round(rows / rows_per_s / 3600, 4)
+
+
+def _size(count: int) -> str:
+    size, unit = float(count), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{count:,} bytes" if unit == "bytes" else f"{size:,.1f} {unit}"

@@ -1,0 +1,190 @@
+"""Rows as files: a dataset folder of Hugging Face, and the tables of TensorFlow's Embedding Projector."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from embq.app.export.targets.target import OTHER_TOOL, TargetRows, other_form
+from embq.core.errors import TryLaterError
+from embq.core.formats.base import vectors
+from embq.core.storage.durable import fsync_file, fsync_folder, try_lock, write_new
+
+RUN = b"embq.run"
+"""Key of the schema's metadata with the id of the run."""
+
+ACCOUNT = "embq.json"
+"""File beside the tables with the run and the columns."""
+
+
+class _Folder:
+    """A folder that one export at a time fills.
+
+    Args:
+        destination: the folder.
+    """
+
+    def __init__(self, destination: str) -> None:
+        self.name = destination
+        self._folder = Path(destination)
+        self._rows: TargetRows | None = None
+        self._lock: int | None = None
+
+    def close(self) -> None:
+        """Let others write there."""
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def _take(self, rows: TargetRows) -> None:
+        """Make the folder and lock it; TryLaterError where another export writes there."""
+        self._rows = rows
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        if not try_lock(self._lock):
+            raise TryLaterError(f"another export writes in {self.name}", next_step="wait until it ends", code="busy")
+
+
+class HuggingFace(_Folder):
+    """A folder that `datasets.load_dataset` reads and `hf upload` pushes; see `embq.app.export.targets.target.Target`."""
+
+    batch_rows = 65_536  # one file
+    errors = (OSError, pa.ArrowInvalid)
+
+    def open(self, rows: TargetRows) -> str | None:
+        """See `Target`."""
+        self._take(rows)
+        (self._folder / "data").mkdir(exist_ok=True)
+        for path in (self._folder / "data").glob("*.unfinished"):
+            path.unlink()
+        runs = set()
+        for path in self._files():
+            held = pq.read_schema(path)
+            if not held.remove_metadata().equals(rows.schema):
+                raise other_form(self.name, f"{', '.join(held.names)}", ", ".join(rows.schema.names))
+            runs.add(str((held.metadata or {}).get(RUN, OTHER_TOOL.encode()), "utf-8"))
+        return max(runs - {rows.run}, default=rows.run if runs else None)
+
+    def ids(self) -> Iterator[np.ndarray]:
+        """See `Target`."""
+        for path in self._files():
+            yield pq.read_table(path, columns=["id"])["id"].to_numpy()
+
+    def write(self, table: pa.Table) -> None:
+        """See `Target`: a file, which has its name when it is whole."""
+        assert self._rows is not None
+        path = self._folder / "data" / f"rows-{table['id'][0].as_py():012d}.parquet"
+        unfinished = path.with_suffix(".unfinished")
+        pq.write_table(table.replace_schema_metadata({RUN: self._rows.run.encode()}), unfinished)
+        fsync_file(unfinished)
+        unfinished.rename(path)
+        fsync_folder(path.parent)
+
+    def finish(self) -> None:
+        """Write the dataset card, where there is none."""
+        assert self._rows is not None
+        rows, card = self._rows, self._folder / "README.md"
+        listed = "\n".join(f"- `{name}`: {dim} numbers" for name, dim in rows.dims.items())
+        text = (
+            "---\nconfigs:\n- config_name: default\n  data_files: data/*.parquet\n---\n"
+            f"# Embeddings of {rows.model}\n\n`id` counts the rows, `key` names the input.\n\n{listed}\n"
+        )
+        if not card.exists():
+            write_new(card, text.encode(), temporary=self._folder / "_README.md")
+
+    def _files(self) -> list[Path]:
+        return sorted((self._folder / "data").glob("*.parquet"))
+
+
+class Tsv(_Folder):
+    """`metadata.tsv` and a file of vectors beside it, row by row; see `embq.app.export.targets.target.Target`.
+
+    The projector loads both from a browser: 100,000 rows are much for it.
+    """
+
+    batch_rows = 10_000
+    errors = (OSError, ValueError)
+
+    def open(self, rows: TargetRows) -> str | None:
+        """See `Target`. Lines that a killed export left in one file alone are cut."""
+        self._take(rows)
+        account = self._folder / ACCOUNT
+        form = {"run": rows.run, "columns": rows.schema.names}
+        if not account.exists():
+            write_new(account, json.dumps(form).encode() + b"\n", temporary=self._folder / f"_{ACCOUNT}")
+        held = json.loads(account.read_bytes())
+        columns = held.get("columns") if isinstance(held, dict) else None
+        if columns != form["columns"]:
+            raise other_form(self.name, f"the columns {columns}", ", ".join(rows.schema.names))
+        for path in (self._metadata, *self._vectors.values()):
+            path.touch()
+        if not _whole_lines(self._metadata):
+            header = "\t".join(["id", *(_cell(field.name) for field in rows.others)])
+            self._metadata.write_text(f"{header}\n", encoding="utf-8")
+        whole = min(_whole_lines(self._metadata) - 1, *map(_whole_lines, self._vectors.values()))
+        _cut(self._metadata, whole + 1)
+        for path in self._vectors.values():
+            _cut(path, whole)
+        return str(held.get("run"))
+
+    def ids(self) -> Iterator[np.ndarray]:
+        """See `Target`."""
+        with self._metadata.open("rb") as file:
+            file.readline()
+            while lines := file.readlines(1 << 20):
+                yield np.array([int(line.partition(b"\t")[0]) for line in lines], np.int64)
+
+    def write(self, table: pa.Table) -> None:
+        """See `Target`."""
+        assert self._rows is not None
+        for name, path in self._vectors.items():
+            block = vectors(table, name).astype(np.float32)
+            columns = pa.table({str(number): block[:, number] for number in range(block.shape[1])})
+            options = pyarrow.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+            with path.open("ab") as file:
+                pyarrow.csv.write_csv(columns, file, options)
+            fsync_file(path)
+        rows = table.select(["id", *(field.name for field in self._rows.others)])
+        with self._metadata.open("a", encoding="utf-8") as file:
+            for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+                file.write("\t".join(map(_cell, row)) + "\n")
+        fsync_file(self._metadata)
+
+    def finish(self) -> None:
+        """All is written."""
+
+    @property
+    def _metadata(self) -> Path:
+        return self._folder / "metadata.tsv"
+
+    @property
+    def _vectors(self) -> dict[str, Path]:
+        """Column of vectors -> its file."""
+        assert self._rows is not None
+        names = list(self._rows.dims)
+        return {name: self._folder / ("vectors.tsv" if len(names) == 1 else f"{name}.tsv") for name in names}
+
+
+def _cell(value: object) -> str:
+    """A value on one line: white space and control characters become spaces."""
+    text = "" if value is None else str(value)
+    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
+
+
+def _whole_lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def _cut(path: Path, lines: int) -> None:
+    """Truncate a file behind so many lines."""
+    with path.open("rb+") as file:
+        for _ in range(lines):
+            file.readline()
+        file.truncate(file.tell())

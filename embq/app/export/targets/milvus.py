@@ -1,0 +1,118 @@
+"""Rows as entities of a collection of Milvus: a server, or a .db file of Milvus Lite."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embq.app.export.targets.target import OTHER_TOOL, TargetRows, check_columns, client_library, records
+from embq.core.errors import InputError
+from embq.core.formats.base import vectors
+from embq.core.settings import target_secret
+
+RUN = "embq_run"
+"""Column with the id of the run: Milvus Lite keeps no description of a collection."""
+
+MOST_TEXT_BYTES = 65_535
+"""Limit of Milvus for a VARCHAR."""
+
+PAGE = 10_000
+"""Ids of one request; a server gives at most 16,384."""
+
+
+class Milvus:
+    """A collection; see `embq.app.export.targets.target.Target`.
+
+    Args:
+        destination: http:// or https:// URL, or a file that ends with .db. MILVUS_TOKEN holds the token of a server.
+        table: name of the collection.
+    """
+
+    batch_rows = 1_000  # a message has at most 64 MiB
+
+    def __init__(self, destination: str, table: str) -> None:
+        self.name = f"collection {table} of {destination}"
+        self._table, self._destination = table, destination
+        self._module = client_library("pymilvus", "milvus")
+        logging.getLogger("pymilvus").setLevel(logging.ERROR)  # it warns of what Milvus Lite lacks, in each call
+        self.errors = (self._module.exceptions.MilvusException, OSError, ValueError)
+        self._client: Any = None
+        self._rows: TargetRows | None = None
+
+    def open(self, rows: TargetRows) -> str | None:
+        """See `Target`."""
+        self._client = self._module.MilvusClient(self._destination, token=target_secret("MILVUS_TOKEN") or "")
+        self._rows = rows
+        if not self._client.has_collection(self._table):
+            self._create(rows)
+        held = [field["name"] for field in self._client.describe_collection(self._table)["fields"]]
+        check_columns(self.name, [name for name in held if name != RUN], rows)
+        self._client.load_collection(self._table)
+        first = self._client.query(self._table, filter="id >= 0", limit=1, output_fields=[RUN]) if RUN in held else []
+        return str(first[0][RUN]) if first else None if RUN in held else OTHER_TOOL
+
+    def ids(self) -> Iterator[np.ndarray]:
+        """See `Target`."""
+        found = self._client.query_iterator(
+            self._table, batch_size=PAGE, output_fields=["id"], consistency_level="Strong"
+        )
+        try:
+            while batch := found.next():
+                yield np.array([row["id"] for row in batch], np.int64)
+        finally:
+            found.close()
+
+    def write(self, table: pa.Table) -> None:
+        """See `Target`."""
+        assert self._rows is not None
+        found = records(table, self._rows)
+        blocks = {name: vectors(table, name).astype(np.float32) for name in self._rows.dims}
+        for number, (id_, record) in enumerate(zip(table["id"].to_pylist(), found, strict=True)):
+            self._refuse_long(record)
+            record.update({"id": id_, RUN: self._rows.run}, **{name: block[number] for name, block in blocks.items()})
+        self._client.upsert(self._table, found)
+
+    def finish(self) -> None:
+        """Seal what was written."""
+        self._client.flush(self._table)
+
+    def close(self) -> None:
+        """Close the client."""
+        if self._client is not None:
+            self._client.close()
+
+    def _create(self, rows: TargetRows) -> None:
+        kinds = self._module.DataType
+        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("id", kinds.INT64, is_primary=True)
+        schema.add_field(RUN, kinds.VARCHAR, max_length=64)
+        index = self._client.prepare_index_params()
+        for name, dim in rows.dims.items():
+            schema.add_field(name, kinds.FLOAT_VECTOR, dim=dim)
+            index.add_index(name, index_type="AUTOINDEX", metric_type="COSINE")
+        by_arrow = {
+            pa.int32(): kinds.INT32, pa.int64(): kinds.INT64, pa.float64(): kinds.DOUBLE, pa.float32(): kinds.FLOAT,
+            pa.bool_(): kinds.BOOL,
+        }  # fmt: skip
+        for field in rows.others:
+            if field.name in rows.json:
+                schema.add_field(field.name, kinds.JSON, nullable=True)
+            elif field.type in by_arrow:
+                schema.add_field(field.name, by_arrow[field.type], nullable=True)
+            else:
+                schema.add_field(field.name, kinds.VARCHAR, max_length=MOST_TEXT_BYTES, nullable=True)
+        self._client.create_collection(self._table, schema=schema, index_params=index)
+
+    def _refuse_long(self, record: dict[str, Any]) -> None:
+        for name, value in record.items():
+            if isinstance(value, str) and len(value) > MOST_TEXT_BYTES // 4 and len(value.encode()) > MOST_TEXT_BYTES:
+                raise InputError(
+                    f"{name} of the row with key {record['key'][:200]!r} has over {MOST_TEXT_BYTES:,} bytes, "
+                    "the most that Milvus holds",
+                    next_step="leave the column out: name the others with --columns",
+                    code="text_too_long",
+                )

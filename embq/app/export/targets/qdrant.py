@@ -1,0 +1,101 @@
+"""Rows as points of a collection of Qdrant: a server, or a folder of its embedded mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embq.app.export.targets.target import (
+    OTHER_TOOL,
+    TargetRows,
+    check_columns,
+    client_library,
+    other_form,
+    records,
+)
+from embq.core.formats.base import vectors
+from embq.core.settings import target_secret
+
+PAGE = 10_000
+"""Ids of one request."""
+
+
+class Qdrant:
+    """A collection; see `embq.app.export.targets.target.Target`. Columns are the payload, JSON parsed.
+
+    Args:
+        destination: http:// or https:// URL, or a folder. QDRANT_API_KEY holds the key of a server.
+        table: name of the collection.
+    """
+
+    batch_rows = 500  # a request of 500 vectors of 1,024 numbers as JSON has 10 MB; a server takes 32
+
+    def __init__(self, destination: str, table: str) -> None:
+        self.name = f"collection {table} of {destination}"
+        self._table = table
+        self._client_module = client_library("qdrant_client", "qdrant")
+        exceptions = client_library("qdrant_client.http.exceptions", "qdrant")
+        self.errors = (exceptions.ApiException, OSError, RuntimeError, ValueError)
+        self._destination = destination
+        self._client: Any = None
+        self._rows: TargetRows | None = None
+
+    def open(self, rows: TargetRows) -> str | None:
+        """See `Target`."""
+        remote = self._destination.startswith(("http://", "https://"))
+        make = self._client_module.QdrantClient
+        key = target_secret("QDRANT_API_KEY")
+        self._client = (
+            make(url=self._destination, api_key=key, timeout=60, check_compatibility=False)
+            if remote
+            else make(path=self._destination)
+        )
+        self._rows = rows
+        models = self._client_module.models
+        if not self._client.collection_exists(self._table):
+            sizes = {
+                name: models.VectorParams(size=dim, distance=models.Distance.COSINE) for name, dim in rows.dims.items()
+            }
+            notes = {"embq.run": rows.run, "embq.model": rows.model, "embq.columns": rows.schema.names}
+            self._client.create_collection(self._table, vectors_config=sizes, metadata=notes)
+        config = self._client.get_collection(self._table).config
+        held = config.params.vectors
+        dims = {name: one.size for name, one in held.items()} if isinstance(held, dict) else {"": held.size}
+        if dims != rows.dims:
+            raise other_form(self.name, f"vectors {dims}", f"{rows.dims}")
+        metadata = config.metadata or {}
+        check_columns(self.name, metadata.get("embq.columns", []), rows)
+        return str(metadata.get("embq.run", OTHER_TOOL))
+
+    def ids(self) -> Iterator[np.ndarray]:
+        """See `Target`."""
+        offset: Any = None
+        while True:
+            points, offset = self._client.scroll(
+                self._table, limit=PAGE, offset=offset, with_payload=False, with_vectors=False
+            )
+            # A point with a UUID, or with a number beyond int64, is none of ours.
+            ids = [point.id if isinstance(point.id, int) and point.id < 1 << 63 else -1 for point in points]
+            yield np.array(ids, np.int64)
+            if offset is None:
+                return
+
+    def write(self, table: pa.Table) -> None:
+        """See `Target`."""
+        assert self._rows is not None
+        blocks = {name: vectors(table, name).astype(np.float32).tolist() for name in self._rows.dims}
+        batch = self._client_module.models.Batch(
+            ids=table["id"].to_pylist(), vectors=blocks, payloads=records(table, self._rows)
+        )
+        self._client.upsert(self._table, batch, wait=True)
+
+    def finish(self) -> None:
+        """Qdrant builds its index by itself."""
+
+    def close(self) -> None:
+        """Close the client, which unlocks the folder."""
+        if self._client is not None:
+            self._client.close()

@@ -1,0 +1,204 @@
+"""Orphaned files of an output folder: those that no commit record names and no process needs."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from embq.core.formats.files import row_folders
+from embq.core.run.commit_log import CommitLog, LogState
+from embq.core.run.generations import leftovers
+from embq.core.run.layout import PLANNED, Layout, record_number
+from embq.core.run.run_info import RunInfo, load_run
+from embq.core.storage import beneath
+from embq.core.storage.durable import output_error, try_lock
+from embq.core.storage.objects import ObjectPath, Status, Unfinished, unfinished
+from embq.core.storage.paths import Place
+
+NONCE = ".shared"
+PLANNING_S = 24 * 3600.0
+"""Segments on an object store that are younger may belong to a plan in progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A file that no commit record names.
+
+    Attributes:
+        path: relative to the output folder; absolute where it is a file of this machine for an object store.
+        bytes: its size.
+        age_s: by the clock of the storage.
+    """
+
+    path: str
+    bytes: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Orphans:
+    """The files and uploads that no commit record names.
+
+    Attributes:
+        files: to delete.
+        young: number of files that are too young.
+        in_use: number of files that a writer or worker may still need.
+        uploads: incomplete multipart uploads to an object store, to abort.
+    """
+
+    files: tuple[Orphan, ...]
+    young: int
+    in_use: int
+    uploads: tuple[Unfinished, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files to delete."""
+        return sum(item.bytes for item in self.files)
+
+
+def find_orphans(
+    layout: Layout, info: RunInfo, state: LogState, *, live: Callable[[], set[str] | None], older_than_s: float
+) -> Orphans:
+    """The orphans of an output folder.
+
+    Args:
+        state: the commit log before.
+        live: gives the result of `live_tokens`, or None where it is unknown. Called, like the log is read, after files
+            are listed, so that a lease or record of the meantime counts.
+        older_than_s: files younger than this stay.
+    """
+    rows = row_folders(layout, info)
+    folders = (*rows, layout.failures, layout.temporary, layout.staging, layout.manifest)
+    listed = {folder: list(_files(folder)) for folder in folders}
+    abandoned: list[Unfinished] = []
+    uploads = unfinished(layout.root) if isinstance(layout.root, ObjectPath) else []
+    unnamed = set(leftovers(layout.manifest, load_run(layout.root).segments))
+    planning = _is_planned(layout)
+    named = {layout.root / file.path for commit in CommitLog(layout).read() for file in commit.files}
+    users = _Users(layout, state, planning, live())
+    orphans: list[Orphan] = []
+    young = in_use = 0
+    for folder, files in listed.items():
+        now = _storage_time(folder) if files else 0.0
+        for path, status in files:
+            if path in named or path == layout.staging / NONCE:
+                continue
+            if folder == layout.manifest and path not in unnamed:
+                continue
+            age_s = max(0.0, now - status.st_mtime)
+            if users.need(folder, path, age_s):
+                in_use += 1
+            elif age_s < older_than_s:
+                young += 1
+            else:
+                orphans.append(Orphan(layout.relative(path), status.st_size, age_s))
+    for upload in uploads:
+        if users.may_name(upload.path):
+            in_use += 1
+        elif (age_s := max(0.0, _storage_time(layout.writer) - upload.began)) < older_than_s:
+            young += 1
+        else:
+            abandoned.append(upload)
+    return Orphans(tuple(orphans), young, in_use, tuple(abandoned))
+
+
+@dataclass(frozen=True, slots=True)
+class _Users:
+    """Processes that may still need files without a record.
+
+    Attributes:
+        state: the commit log before files were listed.
+        planning: whether units are being added to the run.
+        tokens: see `embq.app.gc.collect.live_tokens`; None where nobody can say.
+    """
+
+    layout: Layout
+    state: LogState
+    planning: bool
+    tokens: set[str] | None
+
+    def need(self, folder: Place, path: Place, age_s: float) -> bool:
+        """True if a file of one of the run's folders may still be needed."""
+        layout = self.layout
+        if folder == layout.manifest or (folder == layout.temporary and path.name.startswith(PLANNED)):
+            # No lock says whether another machine plans for an object store.
+            return self.planning or (isinstance(path, ObjectPath) and age_s < PLANNING_S)
+        if folder == layout.staging:
+            return _token_part(path.name) in self.tokens if self.tokens is not None else not self.state.closed
+        return self.may_name(path)
+
+    def may_name(self, path: Place) -> bool:
+        """True if a file has the number of a record to come."""
+        return not self.state.closed and record_number(path.name) > self.state.n
+
+
+def _is_planned(layout: Layout) -> bool:
+    """True if units are being added to the run."""
+    try:
+        with beneath.reader(layout.home, f"{layout.plan_lock.parent.name}/{layout.plan_lock.name}") as lock:
+            return not try_lock(lock)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def remove_orphans(layout: Layout, found: Orphans) -> None:
+    """Delete files and abort uploads; missing ones are no error."""
+    for upload in found.uploads:
+        upload.abort()
+    for item in found.files:
+        path = Path(item.path) if os.path.isabs(item.path) else layout.root / item.path
+        try:
+            if isinstance(path, ObjectPath):
+                path.unlink(missing_ok=True)
+            else:  # in one of the run's folders, which stand in the output folder, its home or the spool
+                beneath.unlink(path.parent.parent, f"{path.parent.name}/{path.name}", missing_ok=True)
+        except OSError as error:
+            raise output_error(error, path) from error
+
+
+def _files(folder: Place) -> Iterator[tuple[Place, os.stat_result | Status]]:
+    try:
+        if isinstance(folder, ObjectPath):
+            yield from folder.listing()
+            return
+        for name, status in beneath.listing(folder.parent, folder.name):
+            if stat.S_ISREG(status.st_mode):
+                yield folder / name, status
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise output_error(error, folder) from error
+
+
+def _storage_time(folder: Place) -> float:
+    """Time by the clock of a folder's storage, which may differ from that of this machine."""
+    name = f".gc-{secrets.token_hex(4)}"
+    probe = folder / name
+    try:
+        if isinstance(probe, ObjectPath):
+            probe.create(b"")
+            try:
+                return probe.stat().st_mtime
+            finally:
+                probe.unlink(missing_ok=True)
+        with beneath.folder(probe.parent.parent, probe.parent.name) as descriptor:
+            file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=descriptor)
+            try:
+                return os.fstat(file).st_mtime
+            finally:
+                os.close(file)
+                os.unlink(name, dir_fd=descriptor)
+    except OSError as error:
+        raise output_error(error, probe) from error
+
+
+def _token_part(name: str) -> str:
+    """The token of its lease in the name of a staging file, finished or not."""
+    return name.removeprefix(".").partition(".")[2].removesuffix(".arrow")

@@ -1,0 +1,249 @@
+"""Runs `embq index`: from its options to a published version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from embq.app.cli.authorization import authorized_client
+from embq.app.cli.shared_options import settings_with
+from embq.app.indexing.changes import change, grown, print_json
+from embq.app.indexing.faiss_export import export_json, export_text, file_path
+from embq.app.indexing.progress import ConsoleProgress
+from embq.core.errors import Exit, UsageError
+from embq.core.process.limits import cores
+from embq.core.storage.objects import ObjectPath
+from embq.core.storage.paths import Place
+from embq.indexer.build.build import Built, build, build_id
+from embq.indexer.build.queue_runner import QueueRunner
+from embq.indexer.build.report import summary, write_report
+from embq.indexer.build.runners import Runner, local
+from embq.indexer.build.spec import BuildSpec
+from embq.indexer.change.growth import fits
+from embq.indexer.collection.opening import Collection, open_collection
+from embq.indexer.collection.remote import RemotePath, located
+from embq.indexer.faiss_file import refuse_existing, write_faiss_file
+from embq.indexer.index_files.files import read_json, to_json
+from embq.indexer.index_files.remote import fetched
+from embq.indexer.index_files.version import read_current
+from embq.indexer.plan.build_options import BuildOptions, available_memory, parse_bytes, parse_recall
+from embq.indexer.plan.costs import measure_speeds
+from embq.indexer.plan.index_plan import IndexPlan, describe_plan, make_plan
+from embq.indexer.tune.queries import QueryPlan, plan_queries
+
+FEW_ROWS = 1_000
+"""Below this, search is exhaustive and nothing is trained, so that queries need not be held out."""
+
+DECIDING = (
+    "recall",
+    "max_index_memory_usage",
+    "current_memory_available",
+    "max_index_query_time_ms",
+    "metric_type",
+    "index_key",
+    "nb_indices_to_keep",
+    "min_nearest_neighbors_to_retrieve",
+    "refine",
+    "queries",
+    "drop_invalid",
+    "seed",
+)
+"""Options that identify a build, to continue an interrupted one; those that do not change the index are left out."""
+
+
+def index(options: Mapping[str, Any]) -> int:
+    """Build an index, or change the existing one; returns the exit status."""
+    if options["delete"] or options["delete_from"] or options["delete_ids"] or options["compact"]:
+        if options["index_path"]:
+            raise UsageError("--index-path is for builds", next_step="change the index, then `embq index export` it")
+        return change(options, runner_of(options, build_options(options).current_memory_available))
+    id_columns = [name.strip() for name in options["id_columns"].split(",") if name.strip()]
+    collection = open_collection(
+        *options["sources"],
+        output=options["embedding"],
+        column=options["embedding_column_name"],
+        file_format=options["file_format"],
+        id_columns=id_columns,
+    )
+    wanted = build_options(options)
+    folder = index_folder(options["output"], options["sources"], collection)
+
+    if options["dry_run"]:
+        plan = plan_of(collection, wanted, unit_length=collection.unit_length)
+        click.echo(json.dumps(to_json(plan)) if options["as_json"] else describe_plan(plan))
+        return Exit.DONE
+    if options["index_path"]:
+        path = file_path(options["index_path"])
+        refuse_existing(path, wanted.nb_indices_to_keep, overwrite=options["overwrite"])
+    queries = plan_queries(collection, files=query_files(options["queries"]), seed=wanted.seed)
+    asked = {name: options[name] for name in DECIDING}
+    quiet = options["quiet"] or options["as_json"]
+    if not options["rebuild"] and fits(folder, asked):
+        if isinstance(folder, Path):
+            with runner_of(options, wanted.current_memory_available) as runner:
+                result = grown(folder, collection, options, runner, wanted.current_memory_available)
+            return print_result(Built(folder, result.version, fresh=result.rows > 0), collection, options)
+        refuse_growth(folder, build_id(collection, asked))
+    built = built_index(
+        folder, collection, wanted, asked, queries, options, unit_length=collection.unit_length, quiet=quiet
+    )
+    return print_result(built, collection, options)
+
+
+def plan_of(collection: Collection, wanted: BuildOptions, *, unit_length: bool) -> IndexPlan:
+    """The plan of an index on this machine."""
+    return make_plan(collection.n, collection.dim, wanted, unit_length=unit_length, speeds=measure_speeds())
+
+
+def refuse_growth(index: ObjectPath, build: str) -> None:
+    """Raise UsageError where the current version of an index in a bucket is of another build: rows would be added."""
+    if read_current(index).build != build:
+        raise UsageError(
+            f"{index} is an index of other rows, and rows are added to one in a folder only",
+            next_step="add --rebuild to build it anew from all rows, or name another place: --output",
+        )
+
+
+def built_index(
+    folder: Place,
+    collection: Collection,
+    wanted: BuildOptions,
+    asked: Mapping[str, Any],
+    queries: QueryPlan,
+    options: Mapping[str, Any],
+    *,
+    unit_length: bool,
+    quiet: bool,
+) -> Built:
+    """Build the index of a collection, or resume an interrupted build.
+
+    Args:
+        asked: options that identify the build.
+        options: as of `runner_of`, and "drop_invalid" and "rebuild".
+        unit_length: whether vectors have length 1, so that cosines may be squared distances inside.
+    """
+
+    def spec() -> BuildSpec:
+        return BuildSpec(
+            collection=collection,
+            plan=plan_of(collection, wanted, unit_length=unit_length),
+            asked=asked,
+            queries=queries,
+            held_out=() if collection.n < FEW_ROWS else tuple(queries.held_out(collection.n).tolist()),
+            drop_invalid=options["drop_invalid"],
+            memory_bytes=wanted.current_memory_available,
+        )
+
+    with runner_of(options, wanted.current_memory_available) as runner:
+        progress = ConsoleProgress(quiet=quiet)
+        return build(folder, collection, asked, spec, runner, progress, write_report, rebuild=options["rebuild"])
+
+
+def build_options(options: Mapping[str, Any]) -> BuildOptions:
+    """The build options; UsageError where one cannot be parsed."""
+    recall, recall_at = parse_recall(options["recall"])
+    available = options["current_memory_available"]
+    within_ms = options["max_index_query_time_ms"]
+    return BuildOptions(
+        max_index_memory_usage=parse_bytes(options["max_index_memory_usage"]),
+        current_memory_available=available_memory() if available is None else parse_bytes(available),
+        **({} if within_ms is None else {"max_index_query_time_ms": within_ms}),
+        metric=options["metric_type"],
+        index_key=options["index_key"],
+        nb_indices_to_keep=options["nb_indices_to_keep"],
+        min_nearest_neighbors_to_retrieve=options["min_nearest_neighbors_to_retrieve"],
+        recall=recall,
+        recall_at=recall_at,
+        refine=options["refine"],
+        workers=options["workers"],
+        seed=options["seed"],
+    )
+
+
+def index_folder(to: str | None, sources: Sequence[str], collection: Collection) -> Place:
+    """The folder or URL of the index."""
+    if to is None and len(sources) > 1:
+        raise UsageError(
+            f"one index of {len(sources)} folders has no folder of its own", next_step="add --output FOLDER"
+        )
+    where = located(to if to is not None else sources[0])
+    if isinstance(where, RemotePath):
+        raise UsageError(
+            f"no index can be written to {where}",
+            next_step="add --output with a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX",
+        )
+    if to is not None:
+        return where.absolute() if isinstance(where, Path) else where
+    folder = where if where.is_dir() else where.parent
+    return (folder.absolute() if isinstance(folder, Path) else folder) / "index" / collection.output
+
+
+def query_files(pairs: Sequence[str]) -> dict[str, str]:
+    """Name -> path of each additional query set."""
+    found = {}
+    for one in pairs:
+        name, equals, path = one.partition("=")
+        if not equals or not name or not path:
+            raise UsageError(f"--queries {one!r} is not NAME=FILE", next_step="for example --queries text=prompts.npy")
+        found[name] = path
+    return found
+
+
+@contextmanager
+def runner_of(options: Mapping[str, Any], memory_bytes: int) -> Iterator[Runner]:
+    """The runner of the steps: local processes, or the workers of --broker.
+
+    Args:
+        memory_bytes: that all processes of a machine may take together.
+
+    EMBQ_BROKER_URL is ignored: it is set wherever runs are enqueued, also for users of the broker without this right,
+    and for folders that its workers cannot reach.
+    """
+    if not options["broker"]:
+        yield local(options["workers"], threads=options.get("nb_cores") or cores(), memory_bytes=memory_bytes)
+        return
+    settings = settings_with(options["broker"])
+    client = authorized_client(
+        settings, "index", patient=True, instead="; or build it on this machine, without --broker"
+    )
+    runner = QueueRunner(
+        client,
+        url=settings.broker_url,
+        memory_bytes=memory_bytes,
+        lease_s=settings.lease_s,
+        say=lambda text: click.echo(text, err=True),
+    )
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+def print_result(built: Built, collection: Collection, options: Mapping[str, Any]) -> int:
+    """Write the files of --index-path, and print the result; returns the exit status."""
+    infos = read_json(built.path / "infos.json")
+    exported = None
+    if options["index_path"]:
+        exported = write_faiss_file(
+            built.index if isinstance(built.index, Path) else fetched(built.index),
+            file_path(options["index_path"]),
+            shards=options["nb_indices_to_keep"],
+            overwrite=options["overwrite"],
+        )
+    if options["as_json"]:
+        more = {} if exported is None else {"export": export_json(exported)}
+        print_json(built.version, index=built.index, fresh=built.fresh, infos=infos, **more)
+    else:
+        if not built.fresh:
+            click.echo("the index exists already and is as requested; --rebuild builds it anew", err=True)
+        if not collection.complete:
+            click.echo("note: the run is not complete; the rows committed so far were indexed", err=True)
+        click.echo(summary(infos, report=built.path))
+        if exported is not None:
+            click.echo(export_text(exported))
+    return Exit.DONE if infos.get("target_met", True) is not False else Exit.SOME_FAILED

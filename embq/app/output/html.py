@@ -1,0 +1,59 @@
+"""HTML of a run and of results for notebooks: no script, and every text escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from embq.core.redaction import masked, printable
+
+if TYPE_CHECKING:
+    from embq.app.output.output import Output
+    from embq.app.searching.query import Result
+
+MOST_TEXT = 200
+"""Characters of a text that are shown."""
+
+
+def facts_html(output: Output) -> str:
+    """What a run is, as a table."""
+    dims = ", ".join(f"{name} ({dim})" for name, dim in output.dims.items()) or ", ".join(output.vector_columns)
+    facts = {
+        "run": f"{output.run} in {output.root}",
+        "model": f"{output.model} in {output.precision}",
+        "rows": f"{output.rows_count:,}" + ("" if output.complete else " so far"),
+        "failures": f"{output.failures_count:,}",
+        "vectors": f"{dims}, stored as {output.dtype}",
+        "columns": ", ".join(output.schema.names),
+    }
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{name}</th><td>{_shown(text)}</td></tr>" for name, text in facts.items()
+    )
+    return f"<table>{rows}</table>"
+
+
+def results_html(results: Sequence[Result], pictures: Sequence[str]) -> str:
+    """Results as a grid of thumbnails where there are any, else as a table.
+
+    Args:
+        pictures: data: URL of each; "" for none.
+    """
+    if any(pictures):
+        return f"<div style='display:flex;flex-wrap:wrap;gap:8px'>{''.join(map(_tile, results, pictures))}</div>"
+    head = "<tr><th>score</th><th style='text-align:left'>key</th><th style='text-align:left'>caption</th></tr>"
+    rows = "".join(
+        f"<tr><td>{one.score:.3f}</td><td>{_shown(one.key)}</td><td>{_shown(one.caption or '')}</td></tr>"
+        for one in results
+    )
+    return f"<table>{head}{rows}</table>"
+
+
+def _tile(one: Result, picture: str) -> str:
+    image = f"<img src='{escape(picture)}' style='width:160px;height:160px;object-fit:contain'>" if picture else ""
+    caption = f"<figcaption>{one.score:.3f} {_shown(one.key)}</figcaption>"
+    return f"<figure style='width:160px;margin:0'>{image}{caption}</figure>"
+
+
+def _shown(text: str) -> str:
+    return escape(printable(masked(text[:MOST_TEXT])))

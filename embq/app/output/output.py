@@ -1,0 +1,259 @@
+"""The committed rows of a run in Python: as tables, arrays, tensors and searches."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from embq.app.output.html import facts_html
+from embq.core.errors import ConfigError, InputError, OutputError
+from embq.core.formats.base import vectors
+from embq.core.formats.npy import mapped
+from embq.core.formats.part import opened
+from embq.core.rows.results import embedding_columns
+from embq.core.rows.vectors import restored
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest
+from embq.core.run.reader import committed, committed_parts, part_tables
+from embq.core.run.standing_failures import standing_failures
+from embq.core.settings import spool_folder
+from embq.core.storage.paths import place
+from embq.indexer.filter.condition import read_conditions
+from embq.indexer.filter.selection import matches, typed
+
+if TYPE_CHECKING:
+    from embq.app.output.search import OutputIndex
+    from embq.app.output.torch_rows import TorchRows
+
+
+class Output:
+    """The committed rows of a run, in the order of their ids, as they were when it was opened.
+
+    Attributes:
+        root: output folder or URL.
+        run, model, precision, dtype: of the run; dtype is that of stored vectors.
+        rows_count: committed rows, also `len(output)`.
+        failures_count: failures that stand.
+        complete: whether every unit of the run is done.
+        vector_columns: columns of vectors, such as ("embedding",).
+        dims: column of vectors -> length of a vector.
+
+    Args:
+        path: output folder of a run; s3:// and gs:// URLs as well.
+
+    Raises InputError where there is no run, OutputError where its records are damaged.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.root = place(str(path))
+        self._info, self._state = committed(self.root)
+        self._parts = list(committed_parts(self.root))
+        info, state = self._info, self._state
+        self.run, self.model, self.precision = info.run, info.model.spec, info.model.precision
+        self.dtype = info.rows.dtype
+        self.rows_count, self.failures_count = state.rows, state.failures
+        self.complete = state.count == info.units
+        self.vector_columns = embedding_columns(info.model.output_names)
+        bits = 8 if self.dtype == "binary" else 1
+        self.dims = {name: bits * state.widths[name] for name in self.vector_columns if name in state.widths}
+
+    def __len__(self) -> int:
+        return self.rows_count
+
+    def __repr__(self) -> str:
+        return f"<embq output {self.root}: {self.rows_count:,} rows of {self.model}>"
+
+    def _repr_html_(self) -> str:
+        return facts_html(self)
+
+    @property
+    def json_columns(self) -> frozenset[str]:
+        """Columns with JSON texts."""
+        return frozenset({"metadata"} | {one.name for one in self._info.rows.columns if one.type == "json"})
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Of `tables`; empty before the first row is committed."""
+        if not self._parts:
+            return pa.schema([])
+        with opened(self.root, self._parts[0]) as part:
+            return part.schema.remove_metadata()
+
+    def tables(self, columns: Sequence[str] | None = None, where: Iterable[Any] = ()) -> Iterator[pa.Table]:
+        """The rows, a bounded number at a time; vectors as they are stored.
+
+        Args:
+            columns: None for all: id, ordinal, key, vectors, caption, metadata, unit_id and others.
+            where: conditions that all rows satisfy, as `embq.search` takes them.
+
+        Raises InputError `no_column` and `bad_filter`, OutputError where a file is missing or damaged.
+        """
+        types = {field.name: field.type for field in self.schema}
+        wanted = list(types if columns is None else columns)
+        if absent := [name for name in wanted if name not in types]:
+            raise InputError(
+                f"rows have no column {', '.join(absent)}", next_step=f"they have {', '.join(types)}", code="no_column"
+            )
+        tests = [typed(one, types) for one in read_conditions(where)] if types else []
+        needed = list(dict.fromkeys([*wanted, *(test.column for test in tests)]))
+        for files in self._parts:
+            for table in part_tables(self.root, files, needed):
+                for test in tests:
+                    table = table.filter(matches(table[test.column].combine_chunks(), test))
+                yield table.select(wanted).replace_schema_metadata(None)
+
+    def rows(self, columns: Sequence[str] | None = None, where: Iterable[Any] = ()) -> Iterator[dict[str, Any]]:
+        """The rows as dicts, vectors as arrays of shape (dim,); arguments and errors as of `tables`."""
+        for table in self.tables(columns, where):
+            blocks = {name: self.restored(table, name) for name in self.vector_columns if name in table.column_names}
+            others = table.drop_columns([*blocks]).to_pylist() if len(blocks) < table.num_columns else [{}] * len(table)
+            for number, row in enumerate(others):
+                found = row | {name: block[number] for name, block in blocks.items()}
+                yield {name: found[name] for name in table.column_names}
+
+    def table(self, columns: Sequence[str] | None = None, where: Iterable[Any] = ()) -> pa.Table:
+        """All rows in memory; arguments and errors as of `tables`."""
+        found = list(self.tables(columns, where))
+        wanted = [self.schema.field(name) for name in columns or self.schema.names]
+        return pa.concat_tables(found) if found else pa.schema(wanted).empty_table()
+
+    def to_pandas(self, columns: Sequence[str] | None = None, where: Iterable[Any] = ()) -> Any:
+        """All rows as a pandas.DataFrame; vectors are arrays of shape (dim,)."""
+        _require("pandas")
+        import pandas as pd
+
+        return pd.DataFrame(list(self.rows(columns, where)), columns=list(columns or self.schema.names))
+
+    def to_polars(self, columns: Sequence[str] | None = None, where: Iterable[Any] = ()) -> Any:
+        """All rows as a polars.DataFrame."""
+        _require("polars")
+        import polars as pl
+
+        return pl.from_arrow(self.table(columns, where))
+
+    def to_hf(self, columns: Sequence[str] | None = None, where: Iterable[Any] = ()) -> Any:
+        """All rows as a datasets.Dataset."""
+        _require("datasets")
+        import datasets
+
+        return datasets.Dataset(self.table(columns, where).combine_chunks())
+
+    def vectors(self, column: str | None = None, *, mmap: bool = False, dtype: Any = None) -> np.ndarray:
+        """Vectors of shape (rows, dim), in the order of ids.
+
+        Args:
+            column: where rows have several vectors.
+            mmap: True keeps them on disk: the file of the run where it is a single .npy, else an unnamed file in
+                EMBQ_SPOOL or the temporary folder, which is gone with the array.
+            dtype: None for that of the run; float32 where it stores int8 or binary.
+        """
+        name = self._vector_column(column)
+        kept = np.dtype(self.dtype if self.dtype.startswith("float") else np.float32)
+        wanted = kept if dtype is None else np.dtype(dtype)
+        shape = (self.rows_count, self.dims.get(name, 0))
+        if mmap and (whole := self._only_npy(name)) is not None and whole.dtype == wanted:
+            return whole
+        if mmap and self.rows_count:
+            with tempfile.TemporaryFile(dir=spool_folder()) as file:
+                found: np.ndarray = np.memmap(file, wanted, "w+", shape=shape)
+        else:
+            found = np.empty(shape, wanted)
+        at = 0
+        for table in self.tables([name]):
+            block = self.restored(table, name)
+            found[at : at + len(block)] = block
+            at += len(block)
+        return found
+
+    def failures(self) -> pa.Table:
+        """The failures that stand: key, source, code, message, attempt, unit_id; the key of a whole unit is ""."""
+        names = ("key", "source", "code", "message", "attempt", "unit_id")
+        found = [table.select([one for one in names if one != "source"]) for table in standing_failures(self.root)]
+        if not found:
+            return pa.table({name: pa.array([], pa.string()) for name in names})
+        table = pa.concat_tables(found)
+        ids = table["unit_id"].cast(pa.string()).to_pylist()
+        sources = Manifest(Layout(self.root)).sources(set(ids))
+        return table.append_column("source", pa.array([sources.get(one) for one in ids], pa.string())).select(names)
+
+    def torch(self, *, batch_size: int = 1024, columns: Sequence[str] = (), column: str | None = None) -> TorchRows:
+        """A torch `IterableDataset` of batches: {"id": int64 (b,), COLUMN: (b, dim), ...}, for `DataLoader(...,
+        batch_size=None)`. Its workers and the ranks of torch.distributed share the rows out: each comes once.
+
+        Args:
+            columns: further columns, as lists.
+            column: of the vectors, where rows have several.
+        """
+        from embq.app.output.torch_rows import TorchRows
+
+        return TorchRows(self, self._vector_column(column), batch_size, columns)
+
+    def index(self, embedding: str | None = None) -> OutputIndex:
+        """The index of the run, opened once for many searches.
+
+        Args:
+            embedding: which of the vectors of a run, where several are indexed.
+        """
+        from embq.app.output.search import OutputIndex
+
+        return OutputIndex(self.root, embedding)
+
+    def matrices(self, column: str) -> list[np.memmap] | None:
+        """The vectors of each part, mapped, where they are .npy files of this machine; else None."""
+        files = [file for part in self._parts for file in part if file.kind == "vectors" and file.column == column]
+        paths = [path for file in files if isinstance(path := file.place(self.root), Path)]
+        if not paths or len(paths) < len(self._parts):
+            return None
+        found = [matrix for path in paths if isinstance(matrix := mapped(path), np.memmap)]
+        if sum(map(len, found)) != self.rows_count:
+            raise OutputError(
+                f"the files of {column} in {self.root} do not have the rows of their records",
+                next_step="restore them from a backup; embq verify tells which",
+                code="part_damaged",
+            )
+        return found
+
+    def part_rows(self) -> list[int]:
+        """Rows of each part, in the order of ids."""
+        return [next(file.rows for file in files if file.kind == "rows") for files in self._parts]
+
+    def part_tables(self, number: int, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
+        """The rows of a part from `start` up to `stop`; raises as `tables` does."""
+        with opened(self.root, self._parts[number]) as part:
+            yield from part.tables(columns, start, stop)
+
+    def restored(self, table: pa.Table, column: str) -> np.ndarray:
+        """Vectors of a table, (rows, dim): as they are stored where these are floats, else float32."""
+        values = vectors(table, column)
+        return values if self.dtype.startswith("float") else restored(values, self._info.rows)
+
+    def _vector_column(self, column: str | None) -> str:
+        if column is None and len(self.vector_columns) == 1:
+            return self.vector_columns[0]
+        if column not in self.vector_columns:
+            named = "each row has several vectors" if column is None else f"there are no vectors {column!r}"
+            raise InputError(named, next_step=f"name one of {', '.join(self.vector_columns)}", code="which_output")
+        return column
+
+    def _only_npy(self, column: str) -> np.ndarray | None:
+        found = self.matrices(column)
+        return found[0] if found is not None and len(found) == 1 else None
+
+
+def open_output(path: str | PathLike[str]) -> Output:
+    """See `embq.open`."""
+    return Output(path)
+
+
+def _require(package: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec(package) is None:
+        raise ConfigError(f"this needs the package {package}", next_step=f"pip install {package}")

@@ -1,0 +1,357 @@
+"""The ASGI application of `embq serve`: assembly, routes, request bodies and responses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from embq.app.searching.query import SCHEMA, Query
+from embq.app.serving.http_errors import HttpError, response_of
+from embq.app.serving.index_discovery import IndexWatcher, Named, named_indices
+from embq.app.serving.indices import Indices
+from embq.app.serving.metrics import CONTENT_TYPE, Metrics
+from embq.app.serving.middleware import AccessMiddleware, AccessRules
+from embq.app.serving.query_models import QueryModels
+from embq.app.serving.requests import KnnRequest, RowsRequest
+from embq.app.serving.search import KnnAnswer, Search
+from embq.app.serving.served_index import ServedIndex, VersionInfo, collection_rows, open_version
+from embq.core.errors import EmbqError, InputError, UsageError
+from embq.core.service.log import Events
+from embq.core.storage.paths import is_url
+
+if TYPE_CHECKING:
+    from embq.app.searching.embedding import QueryEmbedder
+
+MOST_BODY = 14 * 2**20
+"""Bytes: an image of 10 MB in base64, and the JSON around it."""
+
+BODY_S = 30.0
+"""Time limit for a body to arrive; a slower one keeps others from being answered."""
+
+PARSED_HERE = 64 * 1024
+"""Bytes of a body that is parsed without a change of threads, which takes longer than that."""
+
+_log = Events("serve")
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """The parts of a server that its web pages and further endpoints stand on."""
+
+    indices: Indices
+    models: QueryModels
+    search: Search
+    metrics: Metrics
+
+
+class Site(Protocol):
+    """Routes beside the endpoints of search: web pages, embeddings."""
+
+    @property
+    def routes(self) -> Sequence[BaseRoute]:
+        """The routes. They may not share a path and a method with an endpoint."""
+        ...
+
+    def start(self) -> None:
+        """Start what runs beside the routes, before the first request."""
+        ...
+
+    def stop(self) -> None:
+        """Stop it, after the last request."""
+        ...
+
+
+def application(
+    folders: Sequence[str],
+    names: Sequence[str],
+    *,
+    follow: bool,
+    memory: str,
+    threads: int,
+    with_models: bool,
+    image_urls: bool,
+    rules: AccessRules,
+    site: Callable[[Serving], Site] | None = None,
+    embeddings: Callable[[Serving], Site] | None = None,
+) -> Starlette:
+    """The ASGI application over indexes, all of which are open; models are loaded once it runs.
+
+    Args:
+        folders: of indexes, or of runs with indexes; s3:// or gs:// URLs are fetched into the cache.
+        names: NAME=FOLDER or NAME=URL.
+        follow: whether `folders` hold indexes at any depth, and are watched for new ones.
+        memory: "ram" or "mmap".
+        threads: of one search.
+        site: makes the web pages; None for none.
+        embeddings: makes the endpoints that embed; None for none. With them no index is needed.
+
+    Raises what `named_indices` and opening an index raise; InputError where a folder to follow does not exist.
+    """
+    followed = [_existing(folder) for folder in folders] if follow else []
+    needs_none = followed or (embeddings is not None and not folders)
+    found = [] if needs_none and not names else named_indices(() if follow else folders, names)
+    opener = partial(open_version, memory=memory, threads=threads)
+
+    def opened(one: Named) -> ServedIndex:
+        return ServedIndex(
+            name=one.name,
+            modality=one.modality,
+            path=one.path,
+            opener=opener,
+            count_rows=collection_rows,
+            source=one.source,
+        )
+
+    metrics = Metrics()
+    models = QueryModels(
+        _load_model if with_models else None,
+        on_ready=lambda model: metrics.gauge("embq_model_ready").labels(model).set(1),
+    )
+    indices = Indices([opened(one) for one in found])
+    watcher = IndexWatcher(indices, followed, opened=opened, models=models, metrics=metrics)
+    search = Search(indices, models, metrics, image_urls=image_urls)
+    serving = Serving(indices=indices, models=models, search=search, metrics=metrics)
+    sites = [make(serving) for make in (embeddings, site) if make is not None]
+    routes: list[BaseRoute] = [
+        *Routes(search, indices, models, watcher, metrics).all(),
+        *(route for one in sites for route in one.routes),
+    ]
+    middleware = [Middleware(AccessMiddleware, rules=rules, metrics=metrics, routes=routes)]
+    if rules.origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=sorted(rules.origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Content-Type"],
+            expose_headers=["X-Embq-Not-Applied", "X-Embq-Index-Version", "Server-Timing"],
+        )
+        middleware.append(cors)
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        for index in indices.all:
+            models.want(index.version)
+        watcher.start()
+        for one in sites:
+            one.start()
+        yield
+        for one in sites:
+            await anyio.to_thread.run_sync(one.stop)
+        # In threads: a model may still be loading.
+        await anyio.to_thread.run_sync(watcher.stop)
+        await anyio.to_thread.run_sync(models.close)
+        for index in indices.all:
+            index.close()
+
+    return Starlette(
+        routes=routes, middleware=middleware, lifespan=lifespan, exception_handlers={HTTPException: _no_such_route}
+    )
+
+
+def _existing(given: str) -> Path:
+    if is_url(given):
+        raise UsageError(
+            f"--follow watches folders of this machine, and {given} is a URL",
+            next_step="leave out --follow: embq serve looks every 30 s for new versions of the indexes that are named",
+        )
+    folder = Path(given).resolve()
+    if not folder.is_dir():
+        raise InputError(
+            f"there is no folder {folder} to follow", next_step="make it; it may be empty", code="no_index"
+        )
+    return folder
+
+
+def _load_model(version: VersionInfo) -> QueryEmbedder:
+    """The model of a version, loaded for every kind of query that it embeds."""
+    from embq.app.searching.embedding import QueryEmbedder
+
+    assert version.recipe is not None
+    embedder = QueryEmbedder.open(version.recipe.model, version.recipe.rows, version.fingerprint)
+    for modality in embedder.modalities:
+        embedder.load(modality)
+    return embedder
+
+
+class Routes:
+    """The endpoints."""
+
+    def __init__(
+        self, search: Search, indices: Indices, models: QueryModels, watcher: IndexWatcher, metrics: Metrics
+    ) -> None:
+        self._search, self._indices, self._models = search, indices, models
+        self._watcher, self._metrics = watcher, metrics
+
+    def all(self) -> list[Route]:
+        """Each path with its method."""
+        get: dict[str, Endpoint] = {
+            "/indices-list": self.indices_list,
+            "/health": self.health,
+            "/metrics": self.exposition,
+            "/metrics-summary": self.summary,
+        }
+        post: dict[str, Endpoint] = {
+            "/knn-service": self.knn_service,
+            "/metadata": self.metadata,
+            "/search": self.search,
+        }
+        return [
+            *(Route(path, answering(endpoint), methods=["POST"]) for path, endpoint in post.items()),
+            *(Route(path, answering(endpoint), methods=["GET"]) for path, endpoint in get.items()),
+        ]
+
+    async def knn_service(self, request: Request) -> Response:
+        """The rows nearest to a query, for clients of clip-retrieval."""
+        return await _knn_response(await self._search.knn(KnnRequest.from_json(await json_body(request))))
+
+    async def metadata(self, request: Request) -> Response:
+        """The columns of rows."""
+        return await _knn_response(await self._search.rows(RowsRequest.from_json(await json_body(request))))
+
+    async def search(self, request: Request) -> Response:
+        """The results of a query, for `embq search`."""
+        answer = await self._search.search(Query.from_json(await json_body(request)))
+        return await anyio.to_thread.run_sync(_json, answer)
+
+    async def indices_list(self, request: Request) -> Response:
+        """The names of the indexes."""
+        return _json(self._indices.names)
+
+    async def health(self, request: Request) -> Response:
+        """Served indexes, and the state of their models."""
+        health: dict[str, Any] = {"status": "ok", "embq": version_of("embq"), "search": SCHEMA}
+        health["indices"] = [self._state(index) for index in self._indices.all]
+        if self._watcher.follows:
+            health["not_taken_up"] = [{"name": name, "why": why} for name, why in self._watcher.failed.values()]
+        return _json(health)
+
+    async def exposition(self, request: Request) -> Response:
+        """Metrics for Prometheus."""
+        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE)
+
+    async def summary(self, request: Request) -> Response:
+        """Metrics as a table."""
+        return PlainTextResponse(self._metrics.summary())
+
+    def _state(self, index: ServedIndex) -> dict[str, Any]:
+        version = index.version
+        return {
+            "name": index.name,
+            "modality": index.modality,
+            "output": version.output,
+            "version": version.name,
+            "rows": version.rows,
+            "ids": version.ids,
+            "source_rows": index.source_rows,
+            "coverage": round(version.rows / index.source_rows, 6) if index.source_rows else None,
+            "dim": version.dim,
+            "similarity": "cosine" if version.cosine else "as the index gives it",
+            "model": version.model,
+            "fingerprint": version.fingerprint,
+            "model_state": self._models.state(version),
+            "reload_failed": index.failed,
+        }
+
+
+def answering(endpoint: Endpoint) -> Endpoint:
+    """An endpoint whose errors are JSON responses."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except ClientDisconnect:
+            return Response(status_code=400)  # not read by anyone
+        except EmbqError as error:
+            return _json(*response_of(error, request.url.path))
+        except Exception:  # noqa: BLE001 - the boundary to the client
+            _log.bug("bug", route=request.url.path)
+            bug = EmbqError(
+                "embq has a bug; its log holds the details", next_step="report it with those lines of the log"
+            )
+            return _json(*response_of(bug, request.url.path))
+
+    return answer
+
+
+async def _no_such_route(request: Request, error: Exception) -> Response:
+    refusal = HttpError(
+        f"there is no {request.method} {request.url.path[:100]} here",
+        code="no_such_route",
+        next_step="POST /search, /knn-service or /metadata; GET /indices-list, /health, /metrics or /metrics-summary",
+        status=error.status_code if isinstance(error, HTTPException) else 404,
+    )
+    body, status, _ = response_of(refusal, request.url.path)
+    return _json(body, status, dict(getattr(error, "headers", None) or {}))
+
+
+async def read_body(request: Request, most: int = MOST_BODY) -> bytes:
+    """The bytes of a body. Raises HttpError `too_large` above `most` of them, `too_slow` after BODY_S."""
+    found = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                found += chunk
+                if len(found) > most:
+                    raise HttpError(
+                        f"the body has more than {most:,} bytes",
+                        code="too_large",
+                        next_step="send less in one request; of an image, models look at a few hundred pixels",
+                        status=413,
+                    )
+    except TimeoutError as error:
+        raise HttpError(
+            f"the body did not arrive within {BODY_S:g} s", code="too_slow", next_step="send it again", status=408
+        ) from error
+    return bytes(found)
+
+
+async def json_body(request: Request, most: int = MOST_BODY) -> object:
+    """The JSON of a body, whatever its content type: clip-retrieval's client and page send none.
+
+    Raises HttpError as `read_body`, and `bad_json`.
+    """
+    found = await read_body(request, most)
+    parse = partial(json.loads, found, parse_constant=_no_constant)
+    try:
+        return parse() if len(found) <= PARSED_HERE else await anyio.to_thread.run_sync(parse)
+    except (ValueError, RecursionError) as error:
+        raise HttpError(
+            f"the body is not JSON: {error}", code="bad_json", next_step='send an object, such as {"text": "a red car"}'
+        ) from error
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+async def _knn_response(answer: KnnAnswer) -> Response:
+    headers = {"X-Embq-Index-Version": answer.version}
+    if answer.not_applied:
+        headers["X-Embq-Not-Applied"] = ", ".join(answer.not_applied)
+    if answer.server_timing:
+        headers["Server-Timing"] = answer.server_timing
+    # In a thread: encoding thousands of rows takes as long as a search.
+    return await anyio.to_thread.run_sync(_json, answer.results, 200, headers)
+
+
+def _json(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    body = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+    return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, media_type="application/json")

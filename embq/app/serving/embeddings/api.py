@@ -1,0 +1,259 @@
+"""`/v1/embeddings` and `/v1/models` of OpenAI's API, and `/embed` of text-embeddings-inference.
+
+Fields, answers and errors are those of https://platform.openai.com/docs/api-reference/embeddings and
+https://huggingface.github.io/text-embeddings-inference, so that their clients work. A field that would change the
+vectors and is not known here is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import anyio
+import msgspec
+import numpy as np
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from embq.app.searching.query import Whole, json_field, json_object
+from embq.app.serving.app import Serving, answering, json_body
+from embq.app.serving.embeddings.loading import Loaded
+from embq.app.serving.embeddings.model import Job, ServedModel
+from embq.app.serving.http_errors import HttpError
+from embq.core.errors import DeviceError, EmbqError, InputError
+from embq.core.models import NORMALIZING
+from embq.core.rows.spec import RowSpec
+from embq.core.rows.vectors import stored
+
+MOST_BODY = 4 * 2**20
+"""Bytes of a body. The longest texts that models read, MOST_TEXTS of 512 tokens, are about as many."""
+
+MOST_TEXTS = 2_048
+"""Texts of one request, as OpenAI's API has it."""
+
+ENCODED_HERE = 64 * 1024
+"""Numbers of an answer that are encoded without a change of threads."""
+
+Texts = str | list[str | int | list[int]]
+"""OpenAI's API takes tokens, too, alone or in lists; they are refused with a sentence of their own."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A parsed body.
+
+    Attributes:
+        rows: form of the vectors, in float32.
+        must_fit: whether a text longer than the model reads is an error; else its beginning is embedded.
+        base64: vectors as little-endian float32 in base64, as OpenAI's client asks for; else as lists of numbers.
+    """
+
+    model: ServedModel
+    texts: Sequence[str]
+    rows: RowSpec
+    must_fit: bool = False
+    base64: bool = False
+
+
+class EmbeddingApi:
+    """The endpoints that embed.
+
+    Attributes:
+        routes: of the endpoints.
+        broken: why the server stops by itself; None while it does not.
+    """
+
+    def __init__(self, loaded: Sequence[Loaded]) -> None:
+        self._loaded = loaded
+        self._models: dict[str, ServedModel] = {}
+        self._since = int(time.time())
+        self.broken: DeviceError | None = None
+        self.routes: list[BaseRoute] = [
+            Route("/v1/embeddings", answering(self.embeddings), methods=["POST"]),
+            Route("/v1/models", answering(self.models), methods=["GET"]),
+            Route("/embed", answering(self.embed), methods=["POST"]),
+        ]
+
+    def measured_by(self, serving: Serving) -> EmbeddingApi:
+        """The same with the metrics of a server; called once, before `start`."""
+        for one in self._loaded:
+            self._models[one.name] = ServedModel(one, serving.metrics, self._stop_server)
+        return self
+
+    def start(self) -> None:
+        """Start the threads of the models."""
+        for model in self._models.values():
+            model.start()
+
+    def stop(self) -> None:
+        """End them."""
+        for model in self._models.values():
+            model.stop()
+
+    async def models(self, request: Request) -> Response:
+        """The served models, in OpenAI's form."""
+        listed = [{"id": name, "object": "model", "created": self._since, "owned_by": "embq"} for name in self._models]
+        return _answer({"object": "list", "data": listed})
+
+    async def embeddings(self, request: Request) -> Response:
+        """Vectors of texts, in OpenAI's form."""
+        wanted = self._openai(json_object(await json_body(request, MOST_BODY)))
+        job, vectors = await _embedded(request, wanted)
+
+        def body() -> dict[str, Any]:
+            data = [
+                {"object": "embedding", "index": place, "embedding": vector}
+                for place, vector in enumerate(_in_base64(vectors) if wanted.base64 else vectors.tolist())
+            ]
+            usage = {"prompt_tokens": job.tokens, "total_tokens": job.tokens}
+            return {"object": "list", "data": data, "model": wanted.model.name, "usage": usage}
+
+        return await _encoded(body, vectors, job)
+
+    async def embed(self, request: Request) -> Response:
+        """Vectors of texts, in the form of text-embeddings-inference."""
+        job, vectors = await _embedded(request, self._tei(json_object(await json_body(request, MOST_BODY))))
+        return await _encoded(vectors.tolist, vectors, job)
+
+    def _openai(self, fields: Mapping[str, Any]) -> Wanted:
+        _check_names(fields, ("input", "model", "encoding_format", "dimensions", "user"))
+        model = self._named(_field(fields, "model", str, ""))
+        dimensions: int = _field(fields, "dimensions", Whole, 0)
+        if dimensions > model.dim:
+            raise HttpError(
+                f"dimensions is {dimensions:,}: the vectors of {model.name} have {model.dim:,} numbers",
+                next_step=f"ask for {model.dim:,} or fewer, or leave it out",
+                code="wrong_dimension",
+                param="dimensions",
+            )
+        return Wanted(
+            model=model,
+            texts=_texts(fields, "input"),
+            rows=RowSpec(dtype="float32", truncate_dim=dimensions),
+            base64=_field(fields, "encoding_format", Literal["float", "base64"], "float") == "base64",
+        )
+
+    def _tei(self, fields: Mapping[str, Any]) -> Wanted:
+        _check_names(fields, ("inputs", "normalize", "truncate", "model"))
+        model = self._named(_field(fields, "model", str, ""))
+        normalize: bool = _field(fields, "normalize", bool, True)
+        if not normalize and model.spec.family in NORMALIZING and model.spec.param("normalize", "") != "false":
+            raise HttpError(
+                f"{model.name} normalizes its vectors by itself",
+                next_step="start the server with ?normalize=false behind the model's spec",
+                param="normalize",
+            )
+        return Wanted(
+            model=model,
+            texts=_texts(fields, "inputs"),
+            rows=RowSpec(dtype="float32", normalize=True if normalize else None),
+            must_fit=not _field(fields, "truncate", bool, True),
+        )
+
+    def _named(self, name: str) -> ServedModel:
+        """The model of a name; of none the first."""
+        model = self._models.get(name) if name else next(iter(self._models.values()))
+        if model is None:
+            raise HttpError(
+                f"there is no model {name[:100]!r} here",
+                next_step=f"name one of {', '.join(self._models)}",
+                code="model_not_found",
+                status=404,
+                param="model",
+            )
+        return model
+
+    def _stop_server(self, error: DeviceError) -> None:
+        self.broken = error
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _field(fields: Mapping[str, Any], name: str, kind: type[T] | Any, default: T) -> Any:
+    try:
+        return json_field(fields, name, kind, default)
+    except InputError as error:
+        raise HttpError(error.message, next_step=error.next_step, code=error.code, param=name) from error
+
+
+def _check_names(fields: Mapping[str, Any], known: Sequence[str]) -> None:
+    if unknown := [name for name, value in fields.items() if name not in known and value is not None]:
+        name = unknown[0][:40]
+        raise HttpError(f"there is no field {name!r}", next_step=f"send only {', '.join(known)}", param=name)
+
+
+def _texts(fields: Mapping[str, Any], name: str) -> list[str]:
+    given = _field(fields, name, Texts, [])
+    texts = [given] if isinstance(given, str) else given
+    if not texts:
+        raise HttpError(f"{name} has no text", next_step="send a text, or a list of texts", param=name)
+    if len(texts) > MOST_TEXTS:
+        raise HttpError(
+            f"{name} has {len(texts):,} texts; {MOST_TEXTS:,} are the most",
+            code="too_many",
+            next_step="send several requests",
+            status=413,
+            param=name,
+        )
+    if not all(isinstance(text, str) for text in texts):
+        raise HttpError(
+            f"{name} holds token ids; each model has its own, and here texts are taken only",
+            next_step="send the texts; with LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)",
+            code="token_ids",
+            param=name,
+        )
+    return texts
+
+
+async def _embedded(request: Request, wanted: Wanted) -> tuple[Job, np.ndarray]:
+    """The finished job of a request, and its vectors, float32 of shape (texts, dim), in the form that is wanted.
+
+    Raises ClientDisconnect when the client leaves; what has not been embedded is dropped then.
+    """
+    job = wanted.model.submit(wanted.texts)
+    result = asyncio.wrap_future(job.future)
+    leaving = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait((result, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not result.done():
+            raise ClientDisconnect
+    finally:
+        leaving.cancel()
+        result.cancel()
+    if wanted.must_fit and job.truncated:
+        raise HttpError(
+            f"{job.truncated} of {len(wanted.texts)} texts are longer than {wanted.model.name} reads",
+            next_step='send shorter ones, or {"truncate": true}',
+            code="too_long",
+            status=413,
+        )
+    vectors, faults = stored(result.result(), wanted.rows)
+    for place, fault in faults.items():
+        raise EmbqError(f"text {place}: {fault.message}", code=fault.code)
+    return job, vectors
+
+
+def _in_base64(vectors: np.ndarray) -> list[str]:
+    return [base64.b64encode(row.tobytes()).decode() for row in vectors.astype("<f4", copy=False)]
+
+
+async def _encoded(body: Callable[[], object], vectors: np.ndarray, job: Job) -> Response:
+    headers = {"X-Embq-Truncated": str(job.truncated)} if job.truncated else {}
+    if vectors.size <= ENCODED_HERE:
+        return _answer(body(), headers)
+    return await anyio.to_thread.run_sync(lambda: _answer(body(), headers))
+
+
+def _answer(content: object, headers: Mapping[str, str] | None = None) -> Response:
+    # Many numbers, which msgspec writes ten times faster than json.
+    data = msgspec.json.encode(content)
+    return Response(data, headers={"Cache-Control": "no-store", **(headers or {})}, media_type="application/json")

@@ -1,0 +1,306 @@
+"""A served model: requests in, vectors out, in forward passes that span requests."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+import numpy as np
+
+from embq.app.serving.embeddings.loading import Loaded
+from embq.app.serving.embeddings.passes import Batch, Passes
+from embq.app.serving.http_errors import HttpError
+from embq.app.serving.metrics import Metrics
+from embq.core.errors import DeviceError, DeviceFullError, EmbqError, SampleError
+from embq.core.models import ModelSpec
+from embq.core.process.limits import cores
+from embq.core.service.log import Events
+from embq.core.units import Sample
+from embq.worker.embedders.base import PendingVectors, Prepared, Truncated
+from embq.worker.meter.meter import Throughput
+
+MOST_WAIT_S = 30.0
+"""Longest queue, in seconds of computation; further requests are refused. Half of the shortest usual client timeout."""
+
+LEAST_PASSES = 8
+"""Passes that may wait whatever the speed, which is unknown at first, and low where requests are few."""
+
+PREPARE_THREADS = 4
+"""Most threads that tokenise."""
+
+POLL_S = 0.001
+"""Between two looks at passes that the device computes."""
+
+_log = Events("serve")
+
+
+class Job:
+    """The texts of one request.
+
+    Attributes:
+        future: gives the vectors, float32 of shape (texts, dim); cancelled where nobody waits for them any more.
+        tokens: estimated from the characters until the texts are tokenised.
+        truncated: number of texts that are longer than the model reads.
+        arrived_at: monotonic seconds.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = texts
+        self.future: Future[np.ndarray] = Future()
+        self.tokens = len(texts) + sum(map(len, texts)) // 4
+        self.truncated = 0
+        self.arrived_at = time.monotonic()
+        self._vectors: np.ndarray | None = None
+        self._left = len(texts)
+
+    def add(self, places: Sequence[int], rows: np.ndarray) -> None:
+        """Vectors of the texts at some places; after the last ones the future has all."""
+        if self._vectors is None:
+            self._vectors = np.empty((len(self.texts), rows.shape[1]), np.float32)
+        self._vectors[places] = rows
+        self._left -= len(places)
+        if not self._left:
+            with suppress(InvalidStateError):
+                self.future.set_result(self._vectors)
+
+    def fail(self, error: EmbqError) -> None:
+        """Give an error in place of vectors."""
+        with suppress(InvalidStateError):
+            self.future.set_exception(error)
+
+
+class Flight(NamedTuple):
+    """A pass that the device has begun."""
+
+    batch: Batch[Job]
+    vectors: Mapping[str, np.ndarray]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether reading the vectors waits for nothing."""
+        return not isinstance(self.vectors, PendingVectors) or self.vectors.is_over()
+
+
+class ServedModel:
+    """A loaded model for many clients: a pool of threads tokenises, one thread embeds.
+
+    A pass begins when the device is free, with what waits then; while it is busy, when a full pass waits.
+
+    Args:
+        on_broken: called in the embed thread where the device is broken; nothing is embedded any more.
+
+    Attributes:
+        name: by which requests name it.
+        spec: of the model.
+        dim: numbers of a vector.
+    """
+
+    def __init__(self, loaded: Loaded, metrics: Metrics, on_broken: Callable[[DeviceError], None]) -> None:
+        self.name, self.spec = loaded.name, ModelSpec.parse(loaded.config.spec)
+        (self._output,) = loaded.config.output_names
+        self._embedder, self._metrics, self._on_broken = loaded.embedder, metrics, on_broken
+        self.dim = self._embedder.dims[self._output]
+        self._throughput = Throughput()
+        self._passes: Passes[Job] = Passes(self._embedder)
+        self._flying: list[Flight] = []
+        self._ahead = 0
+        self._pool = ThreadPoolExecutor(min(PREPARE_THREADS, cores()), "tokenise")
+        self._thread = threading.Thread(target=self._run, name="embed", daemon=True)
+        self._changed = threading.Condition()
+        self._jobs: set[Job] = set()
+        self._tokens = 0
+        self._arrived: list[tuple[Job, list[Prepared]]] = []
+        self._closed: EmbqError | None = None
+
+    def start(self) -> None:
+        """Start the embed thread."""
+        self._thread.start()
+        self._metrics.gauge("embq_model_ready").labels(self.name).set(1)
+
+    def stop(self) -> None:
+        """End the threads, after the pass in hand; whoever still waits gets an error."""
+        self._close(HttpError("the server stops", code="stopping", next_step="ask again", status=503, retry_after_s=1))
+        self._thread.join()
+        self._pool.shutdown()
+
+    def submit(self, texts: Sequence[str]) -> Job:
+        """Have texts embedded, at least one. The job's future raises HttpError where one of them cannot be.
+
+        Raises HttpError `overloaded` where too many tokens wait, and what has broken the device.
+        """
+        job = Job(texts)
+        speed = self._throughput.tokens_per_s or 0.0
+        least = LEAST_PASSES * max(self._embedder.token_budget, self._embedder.batch_size)
+        with self._changed:
+            if self._closed is not None:
+                raise self._closed
+            if self._tokens >= max(least, speed * MOST_WAIT_S):
+                raise HttpError(
+                    f"{self._tokens:,} tokens wait for {self.name}",
+                    code="overloaded",
+                    next_step="ask again in a while, or from fewer clients",
+                    status=503,
+                    retry_after_s=min(60, math.ceil(self._tokens / speed)) if speed else 1,
+                )
+            self._jobs.add(job)
+            self._count(job.tokens)
+        job.future.add_done_callback(lambda _: self._release(job))
+        self._pool.submit(self._prepare, job)
+        return job
+
+    def _release(self, job: Job) -> None:
+        with self._changed:
+            self._jobs.discard(job)
+            self._count(-job.tokens)
+        if not job.future.cancelled() and job.future.exception() is None:
+            for name, count in (("texts", len(job.texts)), ("tokens", job.tokens), ("truncated", job.truncated)):
+                self._metrics.counter(f"embq_embeddings_{name}_total").labels(self.name).inc(count)
+
+    def _count(self, tokens: int) -> None:
+        self._tokens += tokens
+        self._metrics.gauge("embq_embeddings_waiting_tokens").labels(self.name).set(self._tokens)
+
+    def _prepare(self, job: Job) -> None:
+        if job.future.done():
+            return
+        samples = [Sample(ordinal=place, key="", text=text) for place, text in enumerate(job.texts)]
+        try:
+            prepared = self._embedder.prepare(samples)
+            for place, one in enumerate(prepared):
+                if isinstance(one, SampleError):
+                    raise HttpError(f"input[{place}]: {one.message}", code=one.code, param="input")
+            job.truncated = sum(isinstance(one, Truncated) for one in prepared)
+            tokens = sum(map(self._embedder.length, prepared))
+        except Exception as error:  # noqa: BLE001 - the boundary to other requests
+            job.fail(self._told(error))
+            return
+        with self._changed:
+            if not job.future.done():
+                self._count(tokens - job.tokens)
+                job.tokens = tokens
+                self._arrived.append((job, prepared))
+                self._changed.notify()
+
+    # --- the embed thread ---
+
+    def _run(self) -> None:
+        try:
+            while self._closed is None:
+                moved = self._settle_finished()
+                self._take_arrived()
+                if len(self._flying) <= self._ahead and (batch := self._next_batch()):
+                    self._begin([entry for entry in batch if not entry.owner.future.done()])
+                elif not moved:
+                    with self._changed:
+                        if not self._arrived and self._closed is None:
+                            self._changed.wait(POLL_S if self._flying else None)
+        except DeviceError as error:
+            _log.error("device_broken", model=self.name, why=error.message)
+            self._close(error)
+            self._on_broken(error)
+
+    def _take_arrived(self) -> None:
+        with self._changed:
+            arrived, self._arrived = self._arrived, []
+        for job, prepared in arrived:
+            self._passes.add(job, prepared)
+
+    def _next_batch(self) -> Batch[Job]:
+        """The next pass; none while the device is busy and less than a full one waits."""
+        is_free = sum(not flight.is_over for flight in self._flying) < max(1, self._ahead)
+        return self._passes.next() if self._passes and (is_free or self._passes.has_full) else ()
+
+    def _begin(self, batch: Batch[Job]) -> None:
+        if not batch:
+            return
+        with self._failures(batch):
+            vectors = self._embedder.embed([entry.prepared for entry in batch])
+            self._ahead = vectors.ahead if isinstance(vectors, PendingVectors) else 0
+            self._flying.append(Flight(batch, vectors))
+
+    def _settle_finished(self) -> bool:
+        """Give the vectors of passes that are over to their jobs; whether there were any.
+
+        Passes of a CPU are computed side by side, and a short one is not to wait for a long one.
+        """
+        flights, self._flying = self._flying, []
+        over: list[Flight] = []
+        for flight in flights:
+            (over if flight.is_over else self._flying).append(flight)
+        for flight in over:
+            self._settle(flight)
+        return bool(over)
+
+    def _settle(self, flight: Flight) -> None:
+        batch, vectors = flight
+        with self._failures(batch):
+            rows = self._finite(batch, vectors[self._output])
+            self._passes.room.was_enough()
+            tokens = sum(entry.tokens for entry in batch)
+            since = min(entry.owner.arrived_at for entry in batch)
+            self._throughput.batch_done(len(batch), tokens, since=since)
+            self._metrics.histogram("embq_embeddings_pass_rows").labels(self.name).observe(len(batch))
+            places: dict[Job, list[int]] = {}
+            for place, entry in enumerate(batch):
+                places.setdefault(entry.owner, []).append(place)
+            for job, of_job in places.items():
+                job.add([batch[place].place for place in of_job], rows[of_job])
+
+    def _finite(self, batch: Batch[Job], rows: np.ndarray) -> np.ndarray:
+        """The vectors, with those that are not finite computed once more in fp32."""
+        places = np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist()
+        if not places:
+            return rows
+        again = self._embedder.embed_in_fp32([batch[place].prepared for place in places])
+        mended = np.array(rows)
+        mended[places] = again[self._output]
+        _log.warning("recomputed_in_fp32", model=self.name, samples=len(places))
+        return mended
+
+    def _make_smaller(self, batch: Batch[Job], error: DeviceFullError) -> None:
+        """Repeat a pass for which the device has no room, after those in flight or in halves."""
+        cost = self._embedder.cost([entry.tokens for entry in batch])
+        self._passes.room.was_too_small(cost)
+        _log.warning("memory_full", model=self.name, samples=len(batch), tokens=cost, why=error)
+        if self._flying:
+            while self._flying:
+                self._settle(self._flying.pop(0))
+            self._passes.repeat([batch])
+        elif len(batch) > 1:
+            middle = len(batch) // 2
+            self._passes.repeat([batch[:middle], batch[middle:]])
+        else:
+            batch[0].owner.fail(error)
+
+    @contextmanager
+    def _failures(self, batch: Batch[Job]) -> Iterator[None]:
+        """What goes wrong fails the jobs of this pass only, but for a broken device."""
+        try:
+            yield
+        except DeviceFullError as error:
+            self._make_smaller(batch, error)
+        except DeviceError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the boundary to other requests
+            told = self._told(error)
+            for entry in batch:
+                entry.owner.fail(told)
+
+    def _told(self, error: Exception) -> EmbqError:
+        if isinstance(error, EmbqError):
+            return error
+        _log.bug("bug", model=self.name)
+        return EmbqError("embq has a bug; its log holds the details", next_step="report it with those lines of the log")
+
+    def _close(self, error: EmbqError) -> None:
+        with self._changed:
+            self._closed = self._closed or error
+            self._changed.notify_all()
+            jobs = list(self._jobs)
+        for job in jobs:
+            job.fail(error)

@@ -1,0 +1,133 @@
+"""ASGI middleware: checks host, origin and load of every request, and counts and times it.
+
+A browser lets any page send requests to any address, loopback included; only the answer is kept from the page. And a
+page's own host name may later resolve to a loopback address (DNS rebinding), so that it can read answers too. So a
+server on loopback answers only to names of loopback, and requests from a page of another origin are refused unless that
+origin is allowed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute, Match
+
+from embq.app.serving.http_errors import HttpError, response_of
+from embq.app.serving.metrics import Metrics
+from embq.core.networks import is_loopback
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+MOST_IN_FLIGHT = 256
+"""Above this, POST requests are refused: each holds its body, and the last one would wait for all before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessRules:
+    """Rules for the requests that are accepted.
+
+    Attributes:
+        hosts: accepted names in the Host header; empty for any.
+        origins: of pages that may send requests, such as https://example.org; "*" for any.
+    """
+
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
+
+
+class AccessMiddleware:
+    """Refuses requests by `AccessRules` and load; counts and times all.
+
+    Args:
+        routes: what is served; their paths, with the names of parameters, are labels of metrics.
+    """
+
+    def __init__(self, app: ASGIApp, *, rules: AccessRules, metrics: Metrics, routes: Sequence[BaseRoute]) -> None:
+        self._app, self._rules, self._metrics, self._routes = app, rules, metrics, routes
+        self._in_flight = self._posts = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start, status = time.perf_counter(), 0
+        route = self._label(scope)
+
+        async def counting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        self._in_flight += 1
+        self._posts += scope["method"] == "POST"
+        self._metrics.gauge("embq_http_in_flight").set(self._in_flight)
+        try:
+            refusal = self._refusal(scope)
+            if refusal is not None:
+                await JSONResponse(*response_of(refusal, scope["path"]))(scope, receive, counting)
+            else:
+                await self._app(scope, receive, counting)
+        finally:
+            self._in_flight -= 1
+            self._posts -= scope["method"] == "POST"
+            self._metrics.gauge("embq_http_in_flight").set(self._in_flight)
+            self._metrics.counter("embq_http_requests_total").labels(route, str(status or "none")).inc()
+            self._metrics.histogram("embq_http_request_seconds").labels(route).observe(time.perf_counter() - start)
+
+    def _label(self, scope: Scope) -> str:
+        """The path of the route for a request, "other" where there is none."""
+        for route in self._routes:
+            if route.matches(scope)[0] != Match.NONE:
+                return str(getattr(route, "path", "other"))
+        return "other"
+
+    def _refusal(self, scope: Scope) -> HttpError | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if self._rules.hosts and _name(host) not in self._rules.hosts and not is_loopback(_name(host)):
+            return HttpError(
+                f"this server does not have the name {_name(host)[:100]!r}",
+                code="wrong_host",
+                next_step="call it localhost, or start it with --allow-host and that name",
+                status=421,
+            )
+        origin = headers.get("origin")
+        if origin is not None and not self._may_ask(origin, host):
+            return HttpError(
+                f"pages of {origin[:100]!r} may not query this server",
+                code="foreign_origin",
+                next_step="start it with --allow-origin and that origin",
+                status=403,
+            )
+        # Health checks and metrics are still answered, so that monitoring does not take the server for dead; and pages
+        # that are kept up to date, whose requests last for minutes, take no room from queries.
+        if self._posts > MOST_IN_FLIGHT and scope["method"] == "POST":
+            return HttpError(
+                f"{MOST_IN_FLIGHT} requests are being answered already",
+                code="overloaded",
+                next_step="ask again in a while, or from fewer clients",
+                status=503,
+                retry_after_s=1,
+            )
+        return None
+
+    def _may_ask(self, origin: str, host: str) -> bool:
+        """True if an origin is allowed: that of this server itself, and those of the rules."""
+        return "*" in self._rules.origins or origin in self._rules.origins or origin == f"http://{host}"
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without its port."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return host

@@ -1,0 +1,116 @@
+"""State of a run in the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from embq.app.status.eta import done_of, holders_wanted, share_of
+from embq.core.queue.heartbeats import Heard, live_workers, services
+from embq.core.queue.keys import run_key
+from embq.core.queue.ledger import Ledger, read_meta
+from embq.core.run.control import requested_changes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSnapshot:
+    """State of a run in the broker at one moment; the default is that of no broker.
+
+    Attributes:
+        meta: counters of the run.
+        asked: requests that are not in the output folder yet.
+        received, in_flight: numbers of units.
+        workers: reports of all workers, also of those that serve other models.
+        services: those that report, read while no worker has units of the run.
+        begun: finished tokens of units in flight.
+        now_ms: by the broker's clock.
+    """
+
+    meta: dict[str, str] = field(default_factory=dict)
+    asked: dict[str, str] = field(default_factory=dict)
+    received: int = 0
+    in_flight: int = 0
+    workers: list[dict[str, Any]] = field(default_factory=list)
+    services: list[Heard] = field(default_factory=list)
+    begun: int = 0
+    now_ms: int = 0
+
+    def number(self, name: str) -> int:
+        """A counter; 0 where there is none."""
+        return int(self.meta.get(name) or 0)
+
+    @property
+    def tokens_left(self) -> int | None:
+        """The writer's estimate of tokens in uncommitted units; None without one."""
+        return self.number("tokens_left") if self.meta.get("tokens_left") else None
+
+    @property
+    def worked_s(self) -> float:
+        """Seconds since the first unit was started."""
+        began = self.number("began_ms")
+        return max(0.0, (self.now_ms - began) / 1000) if began else 0.0
+
+    def committed_per_s(self, committed: int) -> float:
+        """Rows per second from the first unit to the last commit, for `committed` rows in all."""
+        first, last = self.number("began_ms"), self.number("last_commit_ms")
+        rows = committed - self.number("rows_before")
+        return round(rows * 1000 / (last - first), 2) if first and last > first and rows > 0 else 0.0
+
+    def timing(self, workers: list[dict[str, Any]]) -> dict[str, float]:
+        """Seconds of loading (the slowest of `workers`), of embedding, and in all."""
+        opened, first, last = (self.number(name) for name in ("opened_ms", "began_ms", "last_commit_ms"))
+        return {
+            "load_s": max((float(worker.get("load_s", 0)) for worker in workers), default=0.0),
+            "embed_s": round(max(0, last - first) / 1000, 3) if first and last else 0.0,
+            "wall_s": round((self.now_ms - opened) / 1000, 3) if opened else 0.0,
+        }
+
+
+def take_snapshot(ledger: Ledger) -> BrokerSnapshot:
+    """Read the state of a run. Raises redis.exceptions.RedisError where the broker is away."""
+    workers = live_workers(ledger.client)
+    heard = [] if share_of(workers, ledger.run) else services(ledger.client)
+    return take_snapshots([ledger], workers, heard)[0]
+
+
+def take_snapshots(
+    ledgers: Sequence[Ledger], workers: list[dict[str, Any]], heard: list[Heard]
+) -> list[BrokerSnapshot]:
+    """Read the states of runs of one broker in one round trip. Raises redis.exceptions.RedisError where it is away.
+
+    Args:
+        workers, heard: the reports, read before: tokens of a unit that is published meanwhile are counted in `meta` as
+            waiting.
+    """
+    if not ledgers:
+        return []
+    shares = [share_of(workers, ledger.run) for ledger in ledgers]
+    wanted = [holders_wanted(some) for some in shares]
+    with ledgers[0].client.pipeline(transaction=False) as pipe:
+        pipe.time()
+        for ledger, units in zip(ledgers, wanted, strict=True):
+            # One field more than is wanted, because none may not be asked for.
+            pipe.hmget(run_key(ledger.run, "owner"), ["", *map(str, units)])
+            pipe.hgetall(run_key(ledger.run, "meta"))
+            pipe.hgetall(run_key(ledger.run, "asked"))
+            pipe.hlen(run_key(ledger.run, "pub"))
+            pipe.hlen(run_key(ledger.run, "owner"))
+        (seconds, micros), *answers = pipe.execute()
+    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    found = []
+    for at, some in enumerate(shares):
+        holders, meta, asked, received, in_flight = answers[5 * at : 5 * at + 5]
+        found.append(
+            BrokerSnapshot(
+                meta=read_meta(meta),
+                asked=requested_changes(asked),
+                received=int(received),
+                in_flight=int(in_flight),
+                workers=workers,
+                services=[] if some else heard,
+                begun=done_of(some, [(token or b"").decode(errors="replace") for token in holders[1:]]),
+                now_ms=now_ms,
+            )
+        )
+    return found

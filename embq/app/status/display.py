@@ -1,0 +1,304 @@
+"""Display of a run: a live panel on a terminal, one line every 30 seconds in a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from embq.app.status.bottleneck import MEANING, Bottleneck
+from embq.app.status.run_progress import RunProgress
+from embq.core.redaction import printable
+from embq.core.service.progress_line import ProgressLine, duration
+
+STAGE_NAMES = {"read": "read", "prepare": "prepare", "embed": "device", "publish": "publish"}
+"""Stage of a worker -> its name for people."""
+STATE_STYLES = {"running": "green", "done": "bold green", "stopped": "red", "cancelled": "red"}
+"""State -> style; yellow for others."""
+BAR_COLUMNS = 40
+WORKERS_SHOWN = 16
+GAP = "  "
+NUMBERS = frozenset({"rows/s", "busy", "done", "rows", "failures"})
+"""Columns that are aligned to the right."""
+WORKERS_DETAILS = ("worker", "limit", "unit")
+
+
+def count(rows: int | None, exact: bool = True) -> str:
+    """A number of rows; estimates with "about"."""
+    if rows is None:
+        return "?"
+    return f"{rows:,}" if exact else f"about {rows:,}"
+
+
+def cell(value: object) -> Text:
+    """Text that may come from the broker: control characters escaped, and no markup."""
+    return Text(printable(str(value)))
+
+
+def plain_line(progress: RunProgress) -> str:
+    """One line for logs."""
+    eta = duration(progress.eta_s).replace(" ", "") if progress.eta_s is not None else "-"
+    if progress.eta_s is None and progress.eta_basis:
+        eta = "estimating"
+    return printable(
+        f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} run={progress.run} state={progress.state} "
+        f"rows={progress.rows}/{count(progress.rows_total, progress.rows_total_exact).replace(' ', '-')} "
+        f"failures={progress.failures} truncated={progress.truncated} units={progress.done}/{progress.units_total} "
+        f"received={progress.received} "
+        f"in_flight={progress.in_flight} quarantined={progress.quarantined} "
+        f"rate={progress.embedding_per_s:.1f}/s tokens_per_s={progress.tokens_per_s:.0f} "
+        f"limit={progress.limit or '-'} eta={eta}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TwoToneBar:
+    """Progress bar of two shares of the whole: committed, and embedded. Its signs differ, so it needs no colour."""
+
+    committed: float
+    embedded: float
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """At most `BAR_COLUMNS`."""
+        return Measurement(4, min(BAR_COLUMNS, options.max_width))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """One line."""
+        width = min(BAR_COLUMNS, options.max_width)
+        whole = min(width, int(self.committed * width))
+        part = min(width, int(self.embedded * width)) - whole
+        signs = "#=-" if options.ascii_only else "━╍─"
+        yield Text.assemble(
+            (signs[0] * whole, "green"), (signs[1] * part, "cyan"), (signs[2] * (width - whole - part), "dim")
+        )
+
+
+def panel(progress: RunProgress, *, verbose: bool = False, since_s: float | None = None) -> Group:
+    """A panel with the progress of a run, for a terminal.
+
+    Args:
+        verbose: with tokens, units, stages, and all columns of the workers.
+        since_s: seconds in the present state.
+    """
+    head = Text.assemble(
+        (f"run {progress.run}", "bold"),
+        f"  {printable(progress.model)}  ",
+        (state_text(progress, since_s), STATE_STYLES.get(progress.state, "yellow")),
+        overflow="fold",
+    )
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row(
+        TwoToneBar(progress.share_committed, progress.share_embedded),
+        Text(f"{progress.share_committed:6.1%}", no_wrap=True),
+        Text(_left(progress), style="cyan"),
+    )
+    facts = Table.grid(padding=(0, 2))
+    embedded = f", {progress.embedded:,} embedded" if progress.embedded > progress.rows + progress.failures else ""
+    facts.add_row(
+        "rows",
+        f"{progress.rows:,} of {count(progress.rows_total, progress.rows_total_exact)} committed{embedded}, "
+        f"{progress.failures:,} failures, {_speed(progress):,.1f} rows/s",
+    )
+    if progress.truncated:
+        facts.add_row("truncated", f"{progress.truncated:,} texts are longer than the model reads (see --chunk-tokens)")
+    if progress.state not in ("done", "starting", "loading", "finishing", "stopped"):
+        facts.add_row("limit", cell(limit_line(progress)))
+    parts: list[RenderableType] = [head, bar, facts]
+    if verbose:
+        _add_details(facts, progress)
+    if progress.workers:
+        parts.append(_workers_table(progress.workers, verbose))
+    return Group(*parts)
+
+
+def state_text(progress: RunProgress, since_s: float | None = None) -> str:
+    """The state for people: "loading minilm on cuda:0 (4 s)", "finishing 2 units, <= 6 s"."""
+    waited = f" ({duration(since_s)})" if since_s is not None else ""
+    match progress.state:
+        case "starting":
+            return f"starting{waited}"
+        case "loading":
+            on = ", ".join(printable(device) for device in progress.loading_on)
+            fetched = f", {progress.downloaded / 1e6:,.0f} MB downloaded" if progress.downloaded else ""
+            return f"loading the model on {on}{waited}{fetched}"
+        case "finishing":
+            units = progress.in_flight + progress.received
+            bound = f", <= {duration(max(1.0, progress.eta_s))}" if progress.eta_s is not None else ""
+            return "finishing" if not units else f"finishing {units:,} unit{'s' if units != 1 else ''}{bound}"
+    return progress.state
+
+
+def _add_details(facts: Table, progress: RunProgress) -> None:
+    if progress.tokens:
+        total = count(progress.tokens_total, progress.state == "done")
+        speed = f", {progress.tokens_per_s:,.0f} tokens/s" if progress.tokens_per_s else ""
+        facts.add_row("tokens", f"{progress.tokens:,} of {total} committed{speed}")
+    facts.add_row(
+        "units",
+        f"{progress.done:,} done, {progress.received:,} received, {progress.in_flight:,} in flight, "
+        f"{progress.queued:,} queued, {progress.quarantined:,} quarantined",
+    )
+    if progress.state != "done" and (stages := stages_line(progress.limits.now)):
+        facts.add_row("stages", stages)
+    # A worker tells its oldest unit of all runs.
+    ours = [worker for worker in progress.workers if worker.get("unit") and worker.get("run") == progress.run]
+    if ours:
+        oldest = max(ours, key=lambda worker: float(worker.get("age_s") or 0))
+        age = duration(oldest.get("age_s", 0.0))
+        facts.add_row("oldest", cell(f"unit {oldest['unit'][:8]}  {age}  {oldest.get('stage', '-')}  {oldest['name']}"))
+
+
+def _speed(progress: RunProgress) -> float:
+    """Rows per second: embedded now; committed on average, for a run that is over."""
+    return progress.rows_per_s if progress.state == "done" else progress.embedding_per_s
+
+
+def limit_line(progress: RunProgress) -> str:
+    """The bottleneck now, as a sentence."""
+    if progress.limit == "turn":
+        return f"{MEANING['turn']} {' and '.join(progress.waits_for)}"
+    return progress.limits.now.sentence()
+
+
+def stages_line(limit: Bottleneck) -> str:
+    """For each stage the shares of its time that it is busy, starved and blocked."""
+    return "; ".join(
+        f"{name} {states.get('busy', 0.0):.0%} busy{_part(states.get('starved', 0.0), 'waits')}"
+        f"{_part(states.get('blocked', 0.0), 'blocked')}"
+        for stage, name in STAGE_NAMES.items()
+        if (states := limit.stages.get(stage))
+    )
+
+
+def _part(share: float, word: str) -> str:
+    return f", {share:.0%} {word}" if share >= 0.005 else ""
+
+
+def _left(progress: RunProgress) -> str:
+    if progress.state in ("done", "finishing"):
+        return ""
+    if progress.eta_s is None:
+        return "estimating" if progress.state == "running" else ""
+    return f"about {duration(progress.eta_s)} left, by {progress.eta_basis}"
+
+
+@dataclass(frozen=True, slots=True)
+class FittedTable:
+    """A line for each row. Columns that do not fit are left out, and no cell is broken.
+
+    Args:
+        rows: name of a column -> text, the same names in each.
+        drop: columns in the order in which they are left out.
+        verbose: columns that are left out follow below each row.
+    """
+
+    rows: list[dict[str, str]]
+    drop: Sequence[str]
+    verbose: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines; what is too long without any column of `drop` ends with an ellipsis."""
+        rows = [{name: cell(text) for name, text in row.items()} for row in self.rows]
+        widths = {name: max(len(name), *(row[name].cell_len for row in rows)) for name in rows[0]}
+        kept = self._fitting(widths, options.max_width)
+        header = Text(GAP.join(_padded(Text(name), name, widths[name]).plain for name in kept).rstrip(), style="dim")
+        header.truncate(options.max_width, overflow="ellipsis")
+        yield header
+        for row in rows:
+            text = Text(GAP).join(_padded(row[name], name, widths[name]) for name in kept)
+            text.rstrip()
+            text.truncate(options.max_width, overflow="ellipsis")
+            yield text
+            rest = [f"{name} {row[name].plain}" for name in widths if name not in kept and row[name].plain != "-"]
+            if self.verbose and rest:
+                yield Padding(Text(GAP.join(rest), style="dim"), (0, 0, 0, 2 * len(GAP)))
+
+    def _fitting(self, widths: dict[str, int], columns: int) -> list[str]:
+        kept = list(widths)
+        for name in self.drop:
+            if sum(widths[one] + len(GAP) for one in kept) - len(GAP) <= columns:
+                break
+            kept.remove(name)
+        return kept
+
+
+def _padded(text: Text, name: str, width: int) -> Text:
+    text = text.copy()
+    (text.pad_left if name in NUMBERS else text.pad_right)(width - text.cell_len)
+    return text
+
+
+def _workers_table(workers: list[dict[str, Any]], verbose: bool) -> RenderableType:
+    rows = [_columns(worker) for worker in workers[:WORKERS_SHOWN]]
+    if not verbose:
+        rows = [{name: text for name, text in row.items() if name not in WORKERS_DETAILS} for row in rows]
+    table = FittedTable(rows, WORKERS_DETAILS, verbose)
+    more = len(workers) - WORKERS_SHOWN
+    return Group(table, Text(f"and {more:,} more")) if more > 0 else table
+
+
+def _columns(worker: dict[str, Any]) -> dict[str, str]:
+    attribution = worker.get("attribution")
+    busy = attribution["late"]["stages"].get("embed", {}).get("busy") if attribution else None
+    return {
+        "worker": worker["name"],
+        "device": worker.get("device", "-"),
+        "rows/s": f"{worker.get('rows_per_s', 0.0):,.1f}",
+        "busy": "-" if busy is None else f"{busy:.0%}",
+        "limit": worker.get("limit") or "-",
+        "unit": f"{worker['unit'][:8]} {worker.get('age_s', 0.0):.0f} s" if worker.get("unit") else "-",
+        "stage": worker.get("stage", "-"),
+    }
+
+
+class Display:
+    """Shows the progress of a run on stderr.
+
+    Args:
+        quiet: show nothing.
+        verbose: see `panel`.
+    """
+
+    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self.quiet = quiet
+        self._verbose = verbose
+        self._live: Live | None = None
+        self._line = ProgressLine(quiet=quiet)
+        self._state, self._since = "", 0.0
+
+    def __enter__(self) -> Display:
+        if self.console.is_terminal and not self.quiet:
+            self._live = Live(console=self.console, refresh_per_second=4, transient=False)
+            self._live.start()
+        return self
+
+    def show(self, progress: RunProgress) -> None:
+        """Show a progress."""
+        now = time.monotonic()
+        if progress.state != self._state:
+            self._state, self._since = progress.state, now
+        if self._live is not None:
+            self._live.update(panel(progress, verbose=self._verbose, since_s=now - self._since))
+        elif self._line.due:
+            self._line.show(plain_line(progress))
+
+    def say(self, message: str) -> None:
+        """Print a line above the live panel."""
+        if not self.quiet:
+            self.console.print(message, markup=False)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()

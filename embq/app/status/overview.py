@@ -1,0 +1,171 @@
+"""Overview of a broker, `embq status` without a run: runs, uploads and services."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+import click
+import redis
+from redis.exceptions import BusyLoadingError, ConnectionError, TimeoutError
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from embq.app.status import fleet, upload_status
+from embq.app.status.broker_snapshot import BrokerSnapshot, take_snapshots
+from embq.app.status.display import FittedTable, count, panel, plain_line
+from embq.app.status.fleet import FleetStatus, fleet_of
+from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor, open_monitor
+from embq.app.status.run_progress import RunProgress
+from embq.core.errors import OutputError
+from embq.core.queue.heartbeats import live_workers, services
+from embq.core.queue.ledger import Ledger
+from embq.core.queue.runs import RunRecord, registered
+from embq.core.queue.uploads import UploadProgress
+from embq.core.service.progress_line import PLAIN_EVERY_S, duration
+
+LOOK_S = 1.0
+OVER = ("done", "cancelled")
+DROPPED = ("output", "model", "rows", "failures")
+"""Columns that narrow terminals lack, in this order."""
+PIPE_COLUMNS = 10_000
+"""Width where no terminal has one, so that nothing is folded."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """Runs, uploads and services of a broker at one moment."""
+
+    runs: list[RunProgress]
+    uploads: list[UploadProgress]
+    fleet: FleetStatus
+
+    def to_json(self) -> dict[str, Any]:
+        """The shape that `embq status --json` promises."""
+        return {
+            "schema": 1,
+            "runs": [run.to_json() for run in self.runs],
+            "uploads": [upload_status.to_json(one) for one in self.uploads],
+            "services": self.fleet.to_json(),
+            "warnings": self.fleet.warnings(),
+        }
+
+    def renderable(self, *, verbose: bool) -> Group:
+        """A line for each run, upload, service and device; with `verbose`, a panel for each run that is not over."""
+        panels = [run for run in self.runs if verbose and run.state not in OVER]
+        rows = [_columns(run) for run in self.runs if run not in panels]
+        parts: list[RenderableType] = [panel(run, verbose=True) for run in panels]
+        parts += [FittedTable(rows, DROPPED, verbose)] if rows else []
+        parts += [Text(upload_status.line(one)) for one in self.uploads]
+        if not parts:
+            parts.append(Text("the broker knows no run"))
+        if self.fleet.heard:
+            parts += [Text(), fleet.table(self.fleet, verbose=verbose)]
+        return Group(*parts, *(Text(line, style="yellow") for line in self.notes()))
+
+    def print(self, *, verbose: bool) -> None:
+        """On stdout, where lines of text keep their length."""
+        console = Console(highlight=False)
+        wide = console if console.is_terminal else Console(highlight=False, width=PIPE_COLUMNS)
+        wide.print(self.renderable(verbose=verbose))
+
+    def notes(self) -> list[str]:
+        """Warnings on the services, a line each."""
+        none = [] if self.fleet.heard else ["no producer, no writer and no worker reports to the broker"]
+        return [*none, *(f"warning: {line}" for line in self.fleet.warnings())]
+
+    def plain_lines(self) -> list[str]:
+        """For logs, a line for each run, upload and service."""
+        return [
+            *(plain_line(run) for run in self.runs),
+            *(upload_status.line(one) for one in self.uploads),
+            *fleet.plain_lines(self.fleet),
+            *self.notes(),
+        ]
+
+
+class OverviewMonitor:
+    """Reads overviews of a broker, and each commit record once.
+
+    Attributes:
+        monitors: run id -> monitor, of the runs of the last overview.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+        self.monitors: dict[str, RunMonitor | RemoteRunMonitor] = {}
+
+    def look(self) -> Overview:
+        """The overview now. Raises redis.exceptions.RedisError where the broker is away."""
+        records = registered(self.client)
+        self.monitors = {
+            run: self.monitors.get(run) or open_monitor(record, self.client) for run, record in records.items()
+        }
+        ledgers = {run: self._ledger(record) for run, record in records.items()}
+        # Once for all runs: with many workers and many runs, the reports are most of what is read.
+        workers, heard = live_workers(self.client), services(self.client)
+        asked = [ledger for ledger in ledgers.values() if ledger is not None]
+        seen = {one.run: found for one, found in zip(asked, take_snapshots(asked, workers, heard), strict=True)}
+        return Overview(
+            runs=[monitor.progress(seen.get(run, BrokerSnapshot())) for run, monitor in self.monitors.items()],
+            uploads=upload_status.arriving(self.client, ""),
+            fleet=fleet_of(self.client, records, workers, heard),
+        )
+
+    def _ledger(self, record: RunRecord) -> Ledger | None:
+        """The ledger of a run; one whose folder is damaged is monitored through the broker from then on."""
+        try:
+            return self.monitors[record.run].ledger()
+        except OutputError as error:
+            click.echo(f"warning: {error.message}; the state in the broker is shown", err=True)
+            self.monitors[record.run] = remote = RemoteRunMonitor(record, self.client)
+            return remote.ledger()
+
+
+def _columns(run: RunProgress) -> dict[str, str]:
+    return {
+        "run": run.run,
+        "state": run.state,
+        "done": f"{run.share_committed:.1%}",
+        "rows/s": f"{run.rows_per_s if run.state == 'done' else run.embedding_per_s:,.1f}",
+        "left": "-" if run.eta_s is None or run.state == "done" else duration(run.eta_s),
+        "failures": f"{run.failures:,}",
+        "rows": f"{run.rows:,} of {count(run.rows_total, run.rows_total_exact)}",
+        "model": run.model,
+        "output": run.output,
+    }
+
+
+def follow(client: redis.Redis, *, as_json: bool, verbose: bool) -> NoReturn:
+    """Show overviews until interrupted: live on a terminal, as lines in a log, or as JSON, a line every second."""
+    monitor, console = OverviewMonitor(client), Console(stderr=True, highlight=False)
+    if as_json:
+        while True:
+            if (overview := answered(monitor.look)) is not None:
+                click.echo(json.dumps(overview.to_json()))
+            time.sleep(LOOK_S)
+    if not console.is_terminal:
+        while True:
+            if (overview := answered(monitor.look)) is not None:
+                click.echo("\n".join(overview.plain_lines()), err=True)
+            time.sleep(PLAIN_EVERY_S)
+    with Live(console=console, refresh_per_second=4, vertical_overflow="visible") as live:
+        while True:
+            if (overview := answered(monitor.look)) is not None:
+                live.update(overview.renderable(verbose=verbose))
+            time.sleep(LOOK_S)
+
+
+def answered(look: Callable[[], Answer]) -> Answer | None:
+    """The result of `look`; None while the broker is away."""
+    try:
+        return look()
+    except (ConnectionError, TimeoutError, BusyLoadingError):
+        click.echo("the broker does not answer; it is asked again", err=True)
+        return None

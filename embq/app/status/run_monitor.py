@@ -1,0 +1,189 @@
+"""Monitors a run through its commit log or, remotely, through the broker."""
+
+from __future__ import annotations
+
+import click
+import redis
+
+from embq.app.status.broker_snapshot import BrokerSnapshot, take_snapshot
+from embq.app.status.commit_pace import CommitPace
+from embq.app.status.run_progress import RunCounts, RunProgress, derive_progress
+from embq.core.errors import EmbqError
+from embq.core.queue.ledger import Ledger
+from embq.core.queue.runs import RunRecord
+from embq.core.queue.scripts import load_scripts
+from embq.core.run import checkpoint, generations
+from embq.core.run.commit_log import CommitLog, LogState
+from embq.core.run.control import Control, load_control
+from embq.core.run.layout import Layout
+from embq.core.run.run_info import RunInfo, load_run
+from embq.core.storage.paths import Place, is_folder, place
+
+
+class RunMonitor:
+    """Monitors a run through its output folder; reads each commit record once.
+
+    Args:
+        root: output folder.
+        client: the broker; None for none.
+
+    Attributes:
+        pace: of the commits.
+    """
+
+    def __init__(self, root: Place, client: redis.Redis | None) -> None:
+        self.info: RunInfo = load_run(root)
+        self.root = root
+        self.client = client
+        self._log = CommitLog(Layout(root))
+        self._state = checkpoint.load(Layout(root), self.info.units)
+        self._timing: dict[str, float] = {}
+        self._control = Control()
+        self.pace = CommitPace()
+        self._scripts = load_scripts(client) if client is not None else {}
+        # Once: listing all records on every look would be too slow.
+        self._log.ends_with(self.log_state().n)
+
+    def log_state(self) -> LogState:
+        """The commit log now, with units that were added to the run."""
+        for commit in self._log.read(after=self._state.n):
+            self._log.advance(self._state, commit)
+            self.pace.commit(commit, self._state.rows)
+            self._timing = commit.timing or self._timing
+        if generations.exists(self._log.layout.manifest, len(self.info.added) + 1):
+            self.info = load_run(self.root)
+            self._state.grow(self.info.units)
+        return self._state
+
+    def ledger(self) -> Ledger | None:
+        """Read the folder; gives the ledger, or None where the run is over or there is no broker."""
+        closed = self.log_state().closed
+        self._control = load_control(Layout(self.root))
+        if closed or self.client is None:
+            return None
+        return Ledger(self.client, self.info.run, scripts=self._scripts)
+
+    def look(self) -> RunProgress:
+        """The progress now. Raises redis.exceptions.RedisError where the broker is away."""
+        ledger = self.ledger()
+        return self.progress(BrokerSnapshot() if ledger is None else take_snapshot(ledger))
+
+    def progress(self, seen: BrokerSnapshot) -> RunProgress:
+        """The progress by the folder as `ledger` has read it, and by a snapshot of the ledger, the empty one for None.
+
+        The broker is read last, so that no unit counts twice.
+        """
+        log = self._state
+        # The broker has requests first, until the writer has noted them in the folder.
+        control = self._control.with_changes(seen.meta | seen.asked)
+        return derive_progress(
+            self.info.run,
+            str(self.root),
+            self.info.model,
+            _counts(self.info, log),
+            control,
+            seen,
+            timing=self._timing if log.closed else None,
+        )
+
+
+class RemoteRunMonitor:
+    """Monitors a run through the broker alone, for machines that cannot read its folder.
+
+    Args:
+        record: the run as it was announced.
+
+    Attributes:
+        pace: of the commits, as far as they were looked at.
+    """
+
+    def __init__(self, record: RunRecord, client: redis.Redis) -> None:
+        self.pace = CommitPace()
+        self.record = record
+        self.client = client
+        self._ledger = Ledger(client, record.run, scripts=load_scripts(client))
+
+    def ledger(self) -> Ledger:
+        """The ledger of the run."""
+        return self._ledger
+
+    def look(self) -> RunProgress:
+        """The progress now. Raises redis.exceptions.RedisError where the broker is away."""
+        return self.progress(take_snapshot(self._ledger))
+
+    def progress(self, seen: BrokerSnapshot) -> RunProgress:
+        """The progress by a snapshot of `ledger`."""
+        progress = progress_of(self.record, seen)
+        if seen.now_ms:
+            self.pace.note(seen.now_ms / 1000, progress.rows)
+        return progress
+
+
+def open_monitor(record: RunRecord, client: redis.Redis) -> RunMonitor | RemoteRunMonitor:
+    """Monitors a run through its folder where that can be read here, else through the broker."""
+    try:
+        return RunMonitor(place(record.output), client)
+    except EmbqError as error:
+        # A missing folder is normal: output folders of other machines are not here.
+        if is_folder(record.output):
+            click.echo(f"warning: {error.message}; the state in the broker is shown", err=True)
+        return RemoteRunMonitor(record, client)
+
+
+def progress_of(record: RunRecord, seen: BrokerSnapshot) -> RunProgress:
+    """Progress of a run by the broker's state alone.
+
+    Args:
+        record: the run as it was announced.
+    """
+    rows, failures, committed, quarantined = map(seen.number, ("rows", "failures", "done", "quarantined"))
+    units = seen.number("total") or record.units
+    closed = seen.meta.get("state") == "done"
+    counts = RunCounts(
+        rows=rows,
+        failures=failures,
+        truncated=seen.number("truncated"),
+        tokens=seen.number("tokens"),
+        units_total=units,
+        done=committed - quarantined,
+        quarantined=quarantined,
+        rows_total=rows + failures if closed else _estimate(rows + failures, committed, units - record.retries),
+        rows_total_exact=closed,
+        closed=closed,
+    )
+    control = Control().with_changes(seen.meta | seen.asked)
+    return derive_progress(record.run, record.output, record.model, counts, control, seen)
+
+
+def _counts(info: RunInfo, log: LogState) -> RunCounts:
+    samples, exact = _samples(info, log)
+    return RunCounts(
+        rows=log.rows,
+        failures=log.failures,
+        truncated=log.truncated,
+        tokens=log.tokens,
+        units_total=info.units,
+        done=log.count - log.quarantined,
+        quarantined=log.quarantined,
+        rows_total=samples,
+        rows_total_exact=exact,
+        closed=log.closed,
+    )
+
+
+def _samples(info: RunInfo, log: LogState) -> tuple[int | None, bool]:
+    """(samples of a run or None, whether they are counted exactly)."""
+    if info.samples is not None and info.model.chunking is None:
+        return info.samples, True
+    if log.count == info.units:
+        return log.rows + log.failures, True
+    # Units of retries add no samples, so they are left out of the mean.
+    done, units = log.count - log.retries, info.units - info.retries
+    if done > 0:
+        return round((log.rows + log.failures) / done * max(units, done)), False
+    return None, False
+
+
+def _estimate(samples: int, done: int, units: int) -> int | None:
+    """Samples of `units` units by the mean of the done ones; retries, which come last, add none."""
+    return round(samples / min(done, units) * units) if done and units > 0 else None

@@ -1,0 +1,287 @@
+"""Derives progress, rate, bottleneck and ETA of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from embq.app.status.bottleneck import Bottleneck, bottleneck_now, bottleneck_so_far
+from embq.app.status.broker_snapshot import BrokerSnapshot
+from embq.app.status.eta import NO_ETA, SILENT_S, Eta, embedded_in_flight, in_hand_s, predict, share_of
+from embq.core.models import ModelConfig
+from embq.core.run.control import Control
+
+OF_A_WORKER = (
+    *("name", "device", "rows_per_s", "unit", "stage", "age_s"),
+    *("padding", "memory_full", "recomputed", "limit"),
+)
+"""Fields of a worker's report that `embq status --json` has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bottleneck of a run now, and since its workers have work."""
+
+    now: Bottleneck = field(default_factory=Bottleneck)
+    so_far: Bottleneck = field(default_factory=Bottleneck)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCounts:
+    """Committed and total counts of a run.
+
+    Attributes:
+        rows, failures, tokens: committed; tokens as far as workers report them.
+        truncated: texts among the rows that were truncated to the model's limit.
+        rows_total: samples of the run; None where they are not known yet.
+        rows_total_exact: whether `rows_total` is counted, not estimated from the units done so far.
+        units_total, done, quarantined: units; committed ones are either done or quarantined.
+        closed: whether the run is over.
+    """
+
+    rows: int
+    rows_total: int | None
+    rows_total_exact: bool
+    failures: int
+    truncated: int = 0
+    tokens: int = 0
+    units_total: int
+    done: int
+    quarantined: int
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProgress(RunCounts):
+    """A run at one moment.
+
+    Attributes:
+        state: "running", "paused", "cancelled", "done"; where it should run and no worker is at work, "loading" while
+            one loads its model, "starting" while one starts or waits for its first unit, else "stopped". A session of
+            `embq run` that ends early has "finishing".
+        priority: its weight among runs that share the devices.
+        received, in_flight, queued: units that are not committed; with those that are, they add up to `units_total`.
+        rows_per_s: committed rows per second, from the first unit to the last commit.
+        embedding_per_s: rows per second of all workers in the last 20 seconds.
+        eta_s: seconds until the last commit; None where it cannot be predicted yet.
+        eta_basis: what it counts: "tokens", "samples" or "units"; "" for nothing.
+        tokens_total: of all units; estimated until all are committed, None where nothing is known.
+        tokens_per_s: of all workers, now and for this run.
+        limit: name of the bottleneck now; of a run that has just ended, of the whole run.
+        limits: its details, now and since the workers have work.
+        loading_on: devices that load its model.
+        downloaded: bytes of models that were downloaded meanwhile, by `embq run` on this machine.
+        embedded: samples with a row or failure, committed or not; an estimate of those in published units.
+        finish_s: seconds until the units in hand are embedded, at the present speed; None where unknown.
+        waits_for: the models that are served now, while the run's own waits for its turn.
+        workers: reports of the workers.
+        timing: load_s, embed_s, wall_s.
+    """
+
+    run: str
+    output: str
+    model: str
+    state: str
+    priority: int
+    received: int
+    in_flight: int
+    queued: int
+    rows_per_s: float
+    embedding_per_s: float
+    eta_s: float | None
+    limit: str
+    precision: str = ""
+    limits: Limits = field(default_factory=Limits)
+    waits_for: list[str] = field(default_factory=list)
+    loading_on: list[str] = field(default_factory=list)
+    downloaded: int = 0
+    embedded: int = 0
+    finish_s: float | None = None
+    tokens_total: int | None = None
+    tokens_per_s: float = 0.0
+    eta_basis: str = ""
+    workers: list[dict[str, Any]] = field(default_factory=list)
+    timing: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def share_committed(self) -> float:
+        """Committed share of the run, by tokens where these are known."""
+        if self.tokens_total:
+            return self.tokens / self.tokens_total
+        return (self.done + self.quarantined) / self.units_total if self.units_total else 0.0
+
+    @property
+    def share_embedded(self) -> float:
+        """Embedded share of the run; at least the committed one."""
+        share = self.embedded / self.rows_total if self.rows_total else 0.0
+        return max(self.share_committed, min(1.0, share))
+
+    def ended_after(self, before: RunProgress | None) -> RunProgress:
+        """The progress of a session that has ended, with what only the broker knew: `before`, the last look at work."""
+        if before is None or not before.limits.so_far.name:
+            return self
+        tokens = self.tokens_total if self.closed else before.tokens_total
+        return replace(self, limit=before.limits.so_far.name, limits=before.limits, tokens_total=tokens)
+
+    def to_json(self) -> dict[str, Any]:
+        """The shape that `embq status --json` promises."""
+        return {
+            "schema": 1,
+            "run": self.run,
+            "output": self.output,
+            "model": self.model,
+            "precision": self.precision,
+            "state": self.state,
+            "priority": self.priority,
+            "rows": self.rows,
+            "rows_total": self.rows_total,
+            "rows_total_exact": self.rows_total_exact,
+            "failures": self.failures,
+            "truncated": self.truncated,
+            "units": {
+                "done": self.done,
+                "received": self.received,
+                "in_flight": self.in_flight,
+                "queued": self.queued,
+                "quarantined": self.quarantined,
+                "total": self.units_total,
+            },
+            "rows_per_s": self.rows_per_s,
+            "tokens": self.tokens,
+            "tokens_total": self.tokens_total,
+            "tokens_per_s": self.tokens_per_s,
+            "eta_s": self.eta_s,
+            "eta_basis": self.eta_basis,
+            "limit": self.limit,
+            "limit_detail": {"now": self.limits.now.describe(), "so_far": self.limits.so_far.describe()},
+            "waits_for": self.waits_for,
+            "workers": [{name: worker.get(name) for name in OF_A_WORKER} for worker in self.workers],
+            "timing": self.timing,
+        }
+
+
+def derive_progress(
+    run: str,
+    output: str,
+    model: ModelConfig,
+    counts: RunCounts,
+    control: Control,
+    seen: BrokerSnapshot,
+    *,
+    timing: Mapping[str, float] | None = None,
+) -> RunProgress:
+    """Progress of a run from its counts and the state of the broker.
+
+    Args:
+        run, output, model: its id, folder and model.
+        control: state and priority, with the last requests.
+        seen: the broker's state.
+        timing: as recorded; None takes the broker's counters.
+    """
+    queued = max(0, counts.units_total - counts.done - counts.quarantined - seen.received - seen.in_flight)
+    workers, others = _by_model(seen.workers, model.spec)
+    waits_for = others if queued and control.state == "running" and not workers else []
+    eta = NO_ETA
+    if control.state == "running" and not counts.closed:
+        eta = _predicted(run, counts, seen, workers, queued=queued)
+    loading_on, about_to = _getting_ready(seen, run, model.spec)
+    rows_per_s = seen.committed_per_s(counts.rows) if timing is None else timing.get("rows_per_s", 0.0)
+    timing = seen.timing(workers) if timing is None else timing
+    limits = Limits() if counts.closed else Limits(now=bottleneck_now(workers), so_far=bottleneck_so_far(workers))
+    return RunProgress(
+        **asdict(counts),
+        run=run,
+        output=output,
+        model=model.spec,
+        precision=model.precision,
+        state=_state(control, counts.closed, bool(workers or waits_for), loading=bool(loading_on), about_to=about_to),
+        priority=control.priority,
+        received=seen.received,
+        in_flight=seen.in_flight,
+        queued=queued,
+        rows_per_s=rows_per_s,
+        embedding_per_s=_rate(workers),
+        eta_s=0.0 if counts.closed else eta.seconds,
+        eta_basis=eta.basis,
+        tokens_total=counts.tokens if counts.closed else _tokens_expected(seen),
+        tokens_per_s=round(eta.per_s, 1) if eta.basis == "tokens" else 0.0,
+        limit="turn" if waits_for else limits.now.name,
+        limits=limits,
+        waits_for=waits_for,
+        loading_on=loading_on,
+        embedded=_embedded(run, counts, seen, workers),
+        finish_s=in_hand_s(workers, run),
+        workers=sorted(workers, key=lambda worker: str(worker.get("name"))),
+        timing={name: value for name, value in timing.items() if name != "rows_per_s"},
+    )
+
+
+def _predicted(run: str, counts: RunCounts, seen: BrokerSnapshot, workers: list[dict[str, Any]], *, queued: int) -> Eta:
+    left = None if counts.rows_total is None else max(0, counts.rows_total - counts.rows - counts.failures)
+    return predict(
+        share_of(workers, run),
+        tokens_left=None if seen.tokens_left is None else seen.tokens_left - seen.number("tokens_waiting"),
+        begun=seen.begun,
+        samples_left=left,
+        exact=counts.rows_total_exact,
+        samples_per_s=_rate(workers),
+        queued=queued,
+        worked_s=seen.worked_s,
+    )
+
+
+def _embedded(run: str, counts: RunCounts, seen: BrokerSnapshot, workers: list[dict[str, Any]]) -> int:
+    """Samples with a row or failure; those of published units are taken to be as many as those of a mean unit."""
+    committed = counts.rows + counts.failures
+    if counts.closed or not counts.units_total:
+        return committed
+    of_unit = (counts.rows_total or 0) / counts.units_total
+    shares = share_of(workers, run)
+    # A report may be older than the end of units that it counts as in hand.
+    ended = max(0, sum(int(share["units"]) for share in shares) - seen.in_flight)
+    in_flight = min(embedded_in_flight(shares) - round(of_unit * ended), round(of_unit * seen.in_flight))
+    return committed + round(of_unit * seen.received) + max(0, in_flight)
+
+
+def _rate(workers: list[dict[str, Any]]) -> float:
+    heard = (worker for worker in workers if worker.get("silent_s", 0.0) <= SILENT_S)
+    return sum(float(worker.get("rows_per_s", 0)) for worker in heard)
+
+
+def _tokens_expected(seen: BrokerSnapshot) -> int | None:
+    """Tokens of all units, by the writer's estimate of the rest; None without one."""
+    return None if seen.tokens_left is None else seen.number("tokens") + seen.tokens_left
+
+
+def _by_model(workers: list[dict[str, Any]], model: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """The workers that serve a model, and the models of the others that can serve it later."""
+    others = {str(w.get("model")) for w in workers if w.get("model") != model and not w.get("serves")}
+    return [w for w in workers if w.get("model") == model], sorted(others)
+
+
+def _getting_ready(seen: BrokerSnapshot, run: str, model: str) -> tuple[list[str], bool]:
+    """(devices that load the model, whether others start or wait for a first unit), of workers that may serve the run.
+
+    A device does not say which model it loads; while no worker has units of the run, it is taken to be this one.
+    """
+    services = [
+        one.service
+        for one in seen.services
+        if one.service.role == "worker"
+        and one.service.state == "running"
+        and one.service.run in ("", run)
+        and one.silent_s <= SILENT_S
+        and model not in one.service.refused
+    ]
+    devices = [device for service in services for device in service.devices]
+    loading = [device.device for device in devices if device.state == "loading"]
+    return loading, any(device.state in ("starting", "idle") for device in devices)
+
+
+def _state(control: Control, closed: bool, at_work: bool, *, loading: bool, about_to: bool) -> str:
+    if closed:
+        return "done"
+    if at_work or control.state != "running":
+        return control.state
+    return "loading" if loading else "starting" if about_to else "stopped"

@@ -1,0 +1,363 @@
+"""Parts of the fleet page as HTML, each made once of a sample for all viewers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import PurePosixPath
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from embq.app.status.bottleneck import Bottleneck
+from embq.app.status.display import STAGE_NAMES, count, limit_line, state_text
+from embq.app.status.eta import SILENT_S
+from embq.app.status.run_progress import RunProgress
+from embq.app.ui.fleet.history import Histories, cells_of
+from embq.app.ui.fleet.machines import CARDS, DeviceView
+from embq.app.ui.fleet.snapshot import OVER, FleetSnapshot, RunView
+from embq.app.ui.fleet.unit_map import STATES, paths
+from embq.app.ui.rendering import fragment
+from embq.core.errors import EmbqError
+from embq.core.service.progress_line import duration
+
+MOST_DEVICES, MOST_RUNS, MOST_WORKERS = 2_000, 200, 64
+"""Shown on one page."""
+APART = 600
+"""Cells of a map of units up to which each is drawn alone."""
+MAP_SHAPE, MAP_WIDTH = 8, 1_340
+"""Width of a map of units over its height, and in pixels."""
+SPARK_HEIGHT = 20.0
+
+STATE_WORDS = {
+    "queued": "queued",
+    "some": "up to a third done",
+    "many": "up to two thirds done",
+    "most": "more than that",
+    "done": "done",
+    "received": "received",
+    "flight": "in flight",
+    "failures": "done with failures",
+    "quarantined": "failed whole",
+}
+
+Parts = dict[str, str]
+"""Name of a part -> HTML."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A figure of the top line.
+
+    Attributes:
+        at_s: a time, which the page shows by the clock of its reader; None for none.
+        kind: "", "warn" or "bad".
+    """
+
+    label: str
+    value: str
+    note: str = ""
+    at_s: float | None = None
+    kind: str = ""
+
+
+class Fragments:
+    """Makes the parts of both pages. `may_act` is whether a viewer may act on runs, and so has buttons.
+
+    Args:
+        histories: of runs.
+    """
+
+    def __init__(self, histories: Histories) -> None:
+        self._histories = histories
+
+    def fleet(self, snapshot: FleetSnapshot, *, may_act: bool) -> Parts:
+        """The parts of `/fleet`."""
+        shown = snapshot.runs[:MOST_RUNS]
+        devices = [device for machine in snapshot.machines for device in machine.devices]
+        lines = {f"run-{view.progress.run}": self._line(view, snapshot.at_s) for view in shown}
+        machines = {
+            "machines": snapshot.machines,
+            "compact": len(devices) > CARDS,
+            "left_out": max(0, len(devices) - MOST_DEVICES),
+            "most": MOST_DEVICES,
+            "at_work": sum(not device.grey for device in devices),
+            "gone": sum(device.grey for device in devices),
+            "cell": _cell,
+            "spark": _spark,
+        }
+        runs = {
+            "runs": [(view.progress.run, lines[f"run-{view.progress.run}"], _verbs(view, may_act)) for view in shown],
+            "left_out": len(snapshot.runs) - len(shown),
+            "may_act": may_act,
+            "uploads": snapshot.uploads,
+        }
+        return {
+            "banner": _html("banner", {"snapshot": snapshot}),
+            "top": _html("top", {"figures_": top_line(snapshot), "limit": limit_sentence(snapshot)}),
+            "stages": _html("stages", {"stages": _stages(snapshot.limit)}),
+            "runs": _html("runs", runs),
+            **lines,
+            "machines": _html("machines", machines),
+        }
+
+    def run(self, snapshot: FleetSnapshot, run: str, *, may_act: bool) -> Parts | None:
+        """The parts of `/fleet/{run}`; None where there is no such run."""
+        if (view := snapshot.run(run)) is None:
+            return None
+        progress = view.progress
+        over = progress.state in OVER
+        head = {
+            "view": view,
+            "progress": progress,
+            "title": title_of(progress),
+            "state": state_text(progress),
+            "figures_": run_line(view, snapshot.at_s),
+            "limit": "" if over else _sentence(limit_line(progress), progress.limits.now),
+        }
+        return {
+            "banner": _html("banner", {"snapshot": snapshot}),
+            "head": _html("run_head", head),
+            "verbs": _html("verbs", {"run": run, "verbs": _verbs(view, may_act)}),
+            "stages": _html("stages", {"stages": _stages(progress.limits.now)}),
+            "units": self._units(view),
+            "workers": _html("workers", {"workers": progress.workers[:MOST_WORKERS], "progress": progress}),
+            "failed": str(progress.failures),
+        }
+
+    def _line(self, view: RunView, at_s: float) -> str:
+        progress = view.progress
+        values = {"progress": progress, "title": title_of(progress), "state": state_text(progress), "rate": _rate(view)}
+        return _html("run_line", values | {"left": _left(progress)})
+
+    def _units(self, view: RunView) -> str:
+        progress = view.progress
+        try:
+            cells = cells_of(view, self._histories)
+        except (RedisError, EmbqError) as error:
+            why = error.message if isinstance(error, EmbqError) else "the broker does not answer"
+            return _html("units", {"why": why, "progress": progress})
+        total = len(cells.states)
+        columns = max(1, total if total <= 40 else math.ceil(math.sqrt(total * MAP_SHAPE)))
+        size = max(4, min(16, MAP_WIDTH // columns))
+        there = {STATES[int(state)] for state in set(cells.states.tolist())}
+        values = {
+            "why": "",
+            "progress": progress,
+            "cells": cells,
+            "columns": columns,
+            "lines": -(-total // columns) if total else 0,
+            "size": size,
+            "paths": paths(cells.states, columns, apart=total <= APART),
+            "legend": [(state, STATE_WORDS[state]) for state in STATES if state in there],
+        }
+        return _html("units", values)
+
+
+def _html(name: str, values: Mapping[str, Any]) -> str:
+    shared = {"clock": clock_of, "size": size_of, "per_s": _per_s, "rows_of": rows_of}
+    return fragment(f"fleet/{name}.html", {**shared, **values})
+
+
+def title_of(progress: RunProgress) -> str:
+    """A short name of a run: the end of its output."""
+    return PurePosixPath(progress.output.rstrip("/")).name or progress.run
+
+
+# --- top line ---
+
+
+def top_line(snapshot: FleetSnapshot) -> list[Figure]:
+    """When it ends, the rate over ten minutes, failures, and the disk forecast."""
+    return [_end(snapshot), _rate_figure(snapshot), _failures(snapshot), _disk(snapshot)]
+
+
+def run_line(view: RunView, at_s: float) -> list[Figure]:
+    """The same of one run."""
+    one = FleetSnapshot(number=0, at_s=at_s, runs=(view,))
+    return [_end(one), _rate_figure(one), _failures(one)]
+
+
+def _end(snapshot: FleetSnapshot) -> Figure:
+    active = [view.progress for view in snapshot.runs if view.active]
+    known = [progress.eta_s for progress in active if progress.eta_s is not None]
+    if not active:
+        paused = sum(view.progress.state == "paused" for view in snapshot.runs)
+        note = f"{paused:,} paused" if paused else "no run is at work"
+        return Figure(label="Ends", value="–", note=note)
+    if not known:
+        stopped = all(progress.state == "stopped" for progress in active)
+        return Figure(label="Ends", value="–" if stopped else "estimating", note="no worker" if stopped else "")
+    left = max(known)
+    more = len(active) - len(known)
+    note = f"in {duration(left)}" + (f"; {more:,} more without an estimate" if more else "")
+    # To the minute, so that it moves only when it changes.
+    return Figure(label="Ends", value="", at_s=round((snapshot.at_s + left) / 60) * 60.0, note=note)
+
+
+def _rate_figure(snapshot: FleetSnapshot) -> Figure:
+    # Runs that ended a moment ago are part of the ten minutes.
+    rates = [view.rate for view in snapshot.runs if view.rate is not None]
+    workers = {str(one.get("name")): one for one in _workers(snapshot) if one.get("silent_s", 0.0) <= SILENT_S}
+    now = sum(float(one.get("rows_per_s") or 0.0) for one in workers.values())
+    note = f"{_per_s(now)} embedded now" if workers else ""
+    return Figure(label="Rows/s over 10 min", value=_per_s(sum(rates)) if rates else "–", note=note)
+
+
+def _workers(snapshot: FleetSnapshot) -> list[dict[str, Any]]:
+    """Reports of the workers of runs that are at work; of each, as many as it has runs."""
+    return [worker for view in snapshot.runs if view.active for worker in view.progress.workers]
+
+
+def _failures(snapshot: FleetSnapshot) -> Figure:
+    failures = sum(view.progress.failures for view in snapshot.runs)
+    samples = failures + sum(view.progress.rows for view in snapshot.runs)
+    share = f"{failures / samples:.2%} of {samples:,} samples" if samples else ""
+    return Figure(label="Failures", value=f"{failures:,}", note=share, kind="warn" if failures else "")
+
+
+def _disk(snapshot: FleetSnapshot) -> Figure:
+    if not snapshot.disks:
+        active = any(view.active for view in snapshot.runs)
+        return Figure(label="Disk", value="–", note="outputs are not on this machine" if active else "nothing to write")
+    disk = snapshot.disks[0]
+    free = f"{size_of(disk.free_bytes)} free"
+    if disk.needed_bytes is None:
+        return Figure(label="Disk", value=free, note="need is known after the first commit")
+    needed = f"{size_of(disk.needed_bytes)} more to write"
+    short = disk.needed_bytes - disk.free_bytes
+    if short > 0:
+        return Figure(label="Disk", value=f"{size_of(short)} short", note=f"{needed}, {free}", kind="bad")
+    return Figure(label="Disk", value=free, note=needed)
+
+
+def size_of(bytes_: float) -> str:
+    """Bytes for people, in powers of 1,000."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if bytes_ < 999.5 or unit == "TB":
+            return f"{bytes_:,.0f} {unit}" if bytes_ >= 10 or unit == "B" else f"{bytes_:.1f} {unit}"
+        bytes_ /= 1000
+    raise AssertionError
+
+
+def _per_s(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:,.1f}"
+
+
+# --- what limits ---
+
+
+def limit_sentence(snapshot: FleetSnapshot) -> str:
+    """The bottleneck of the fleet, with the number that would end it."""
+    active = [view.progress for view in snapshot.runs if view.active]
+    if not active:
+        if not snapshot.runs:
+            return "There is no run."
+        states = [view.progress.state for view in snapshot.runs]
+        counted = ", ".join(f"{states.count(one):,} {one}" for one in sorted(set(states)))
+        return f"Nothing is at work: {counted}."
+    if snapshot.limit.name == "work":
+        queued = sum(progress.queued for progress in active)
+        if queued:
+            return f"The workers wait for units, and {queued:,} are queued: does the producer run?"
+        last = sum(progress.in_flight + progress.received for progress in active)
+        return f"Nothing is queued: the last {last:,} units are on their way."
+    if snapshot.limit.name:
+        return _sentence(snapshot.limit.sentence(), snapshot.limit)
+    loading = sorted({device for progress in active for device in progress.loading_on})
+    if loading:
+        return f"A model is being loaded on {', '.join(loading[:4])}{' and others' if len(loading) > 4 else ''}."
+    silent_s = min((float(worker.get("silent_s", 0.0)) for worker in _workers(snapshot)), default=0.0)
+    if silent_s > SILENT_S:
+        return f"No worker has reported for {duration(silent_s)}."
+    if all(progress.state == "stopped" for progress in active):
+        return "No worker serves these runs; `embq worker` starts some."
+    return "What limits the rate is not known yet."
+
+
+def _sentence(text: str, limit: Bottleneck) -> str:
+    busy = limit.stages.get("embed", {}).get("busy", 0.0)
+    parts = [text, f"busy {busy:.0%} of the time" if limit.name == "device" and busy else "", limit.remedy()]
+    whole = "; ".join(part for part in parts if part)
+    return f"{whole[:1].upper()}{whole[1:]}."
+
+
+def _stages(limit: Bottleneck) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "limits": stage == LIMITED.get(limit.name),
+            **{state: min(1.0, states.get(state, 0.0)) for state in ("busy", "starved", "blocked")},
+        }
+        for stage, name in STAGE_NAMES.items()
+        if (states := limit.stages.get(stage))
+    ]
+
+
+LIMITED = {
+    "device": "embed",
+    "decoding": "prepare",
+    "tokenising": "prepare",
+    "reading": "read",
+    "publishing": "publish",
+    "writer": "publish",
+}
+"""Bottleneck -> the stage that it is in."""
+
+
+# --- runs and devices ---
+
+
+def _rate(view: RunView) -> str:
+    """Committed rows per second: over ten minutes, and of a run that is over, of its whole time."""
+    rate = view.progress.rows_per_s if view.progress.state in OVER else view.rate
+    return _per_s(rate) if rate else "–"
+
+
+def _left(progress: RunProgress) -> str:
+    if progress.state in OVER or progress.eta_s is None:
+        return "estimating" if progress.state == "running" and progress.eta_basis else "–"
+    return duration(progress.eta_s)
+
+
+def _verbs(view: RunView, may_act: bool) -> Sequence[str]:
+    """Actions that a viewer may take on a run."""
+    state = view.progress.state
+    if not may_act or view.client is None or state == "done":
+        return ()
+    return {"paused": ("resume", "cancel"), "cancelled": ("resume",)}.get(state, ("pause", "cancel"))
+
+
+def _cell(device: DeviceView) -> Mapping[str, str]:
+    """Text, class and title of a device among many."""
+    busy = "" if device.busy is None else f"{device.busy:.0%} busy"
+    facts = [device.device, device.state, busy, f"unit {duration(device.age_s)}" if device.unit else ""]
+    level = "" if device.grey or device.busy is None else f" b{min(4, int(device.busy * 5))}"
+    rate = device.rows_per_s
+    return {
+        "text": "" if rate is None else f"{rate:,.0f}" if rate < 10_000 else f"{rate / 1000:,.0f}k",
+        "state": f"{device.state}{level}",
+        "title": ", ".join(fact for fact in facts if fact),
+    }
+
+
+def _spark(device: DeviceView) -> str:
+    """Points of a line, 1 wide per value and `SPARK_HEIGHT` high; "" where there are less than two."""
+    known = [(at, rate) for at, rate in enumerate(device.rates) if rate is not None]
+    top = max((rate for _, rate in known), default=0.0)
+    if len(known) < 2 or not top:
+        return ""
+    return " ".join(f"{at},{SPARK_HEIGHT * (1 - rate / top):.1f}" for at, rate in known)
+
+
+def clock_of(at_s: float) -> tuple[str, str]:
+    """A time as ISO 8601 in UTC, and for people who have no script."""
+    at = datetime.fromtimestamp(at_s, UTC)
+    return at.isoformat(timespec="seconds"), f"{at:%a %H:%M} UTC"
+
+
+def rows_of(progress: RunProgress) -> str:
+    """Committed rows of all, for people."""
+    return f"{progress.rows:,} of {count(progress.rows_total, progress.rows_total_exact)}"

@@ -1,0 +1,245 @@
+"""Machines and devices of the fleet page. Devices that are gone stay for a day, grey."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from embq.app.status.eta import SILENT_S
+from embq.app.status.fleet import FleetStatus
+from embq.core.queue.heartbeats import REPORT_S, Device, Heard, Service
+
+KEPT_S = 24 * 3600.0
+MOST_KEPT = 5_000
+"""Devices that are gone and still shown."""
+CARDS = 48
+"""Devices up to which each has a card; more are cells."""
+SPARK_S, SPARKS = 10.0, 60
+"""Seconds of a point of a device's rate, and points: ten minutes."""
+
+GREY = ("silent", "lost", "ended")
+"""States of devices that report nothing: for some seconds, since they vanished, since they signed off."""
+
+DeviceKey = tuple[str, str, int]
+"""Host, device, and number among the processes on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceView:
+    """A device at one moment.
+
+    Attributes:
+        state: of the device's process, or one of `GREY`.
+        rows_per_s: of its worker; None where that says nothing.
+        busy: share of the last 10 s in which the device computed; None where unknown.
+        memory_used_bytes, memory_bytes: of a GPU; 0 where unknown.
+        unit, stage, age_s: its oldest unit, where that is, and for how long it is held.
+        seen_s: time of the last report, in seconds since the epoch.
+        rates: rows per second in each `SPARK_S` of the last ten minutes, oldest first, None where unknown; () where
+            there are more than `CARDS` devices.
+    """
+
+    host: str
+    device: str
+    number: int
+    name: str
+    state: str
+    model: str = ""
+    rows_per_s: float | None = None
+    busy: float | None = None
+    memory_used_bytes: int = 0
+    memory_bytes: int = 0
+    unit: str = ""
+    stage: str = ""
+    age_s: float = 0.0
+    why: str = ""
+    seen_s: float = 0.0
+    rates: tuple[float | None, ...] = ()
+
+    @property
+    def key(self) -> DeviceKey:
+        """Its identity: a supervisor that is started again has other names, and the same devices."""
+        return (self.host, self.device, self.number)
+
+    @property
+    def grey(self) -> bool:
+        """True if it reports nothing."""
+        return self.state in GREY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceView:
+    """A service of a machine."""
+
+    role: str
+    version: str
+    state: str
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineView:
+    """A machine: its services and devices.
+
+    Attributes:
+        cores, memory_bytes: that its workers may use; 0 where unknown.
+    """
+
+    host: str
+    services: tuple[ServiceView, ...]
+    devices: tuple[DeviceView, ...]
+    cores: int = 0
+    memory_bytes: int = 0
+
+    @property
+    def rows_per_s(self) -> float:
+        """Of all devices."""
+        return sum(device.rows_per_s or 0.0 for device in self.devices)
+
+    @property
+    def grey(self) -> bool:
+        """True if none of its services reports."""
+        return all(service.silent_s > SILENT_S for service in self.services)
+
+
+@dataclass(slots=True)
+class _Spark:
+    """Means of a rate over each `SPARK_S`."""
+
+    points: deque[tuple[int, float, int]] = field(default_factory=lambda: deque(maxlen=SPARKS))
+
+    def add(self, now_s: float, rate: float) -> None:
+        bucket = int(now_s // SPARK_S)
+        if self.points and self.points[-1][0] == bucket:
+            _, total, count = self.points.pop()
+            self.points.append((bucket, total + rate, count + 1))
+        else:
+            self.points.append((bucket, rate, 1))
+
+    def values(self, now_s: float) -> tuple[float | None, ...]:
+        means = {bucket: total / count for bucket, total, count in self.points}
+        last = int(now_s // SPARK_S)
+        return tuple(means.get(bucket) for bucket in range(last - SPARKS + 1, last + 1))
+
+
+class MachineMemory:
+    """Makes views of machines, and remembers devices that are gone."""
+
+    def __init__(self) -> None:
+        self._seen: dict[DeviceKey, tuple[DeviceView, float]] = {}
+        self._sparks: dict[DeviceKey, _Spark] = {}
+
+    def look(self, fleets: Iterable[FleetStatus], now_s: float) -> tuple[MachineView, ...]:
+        """The machines now, by name.
+
+        Args:
+            fleets: of the sources that answer.
+            now_s: seconds since the epoch.
+        """
+        services: dict[str, list[tuple[Service, float]]] = {}
+        devices: dict[DeviceKey, DeviceView] = {}
+        for fleet in fleets:
+            for heard in _without_predecessors(fleet.heard):
+                services.setdefault(heard.service.host, []).append((heard.service, heard.silent_s))
+                for device in heard.service.devices:
+                    view = _device(fleet, heard, device, devices, now_s)
+                    devices[view.key] = view
+        self._rate(devices, now_s)
+        self._seen |= {key: (view, now_s - view.seen_s) for key, view in devices.items()}
+        gone = [self._gone(*self._seen[key]) for key in self._seen.keys() - devices.keys()]
+        gone = sorted((one for one in gone if now_s - one.seen_s < KEPT_S), key=lambda one: -one.seen_s)[:MOST_KEPT]
+        known = devices.keys() | {one.key for one in gone}
+        self._seen = {key: value for key, value in self._seen.items() if key in known}
+        self._sparks = {key: spark for key, spark in self._sparks.items() if key in devices}
+        by_host: dict[str, list[DeviceView]] = {host: [] for host in services}
+        for view in [*devices.values(), *gone]:
+            by_host.setdefault(view.host, []).append(view)
+        return tuple(_machine(host, services.get(host, ()), by_host[host]) for host in sorted(by_host))
+
+    def _rate(self, devices: dict[DeviceKey, DeviceView], now_s: float) -> None:
+        """Keep the rates of devices, and give them to their views where each has a card."""
+        for key, device in devices.items():
+            spark = self._sparks.setdefault(key, _Spark())
+            if device.rows_per_s is not None:
+                spark.add(now_s, device.rows_per_s)
+            if len(devices) <= CARDS:
+                devices[key] = replace(device, rates=spark.values(now_s))
+
+    @staticmethod
+    def _gone(device: DeviceView, silent_s: float) -> DeviceView:
+        """A device whose service is gone: one that ends in order signs off at once, one that is killed falls silent."""
+        if device.state in ("lost", "ended"):
+            return device
+        state = "lost" if silent_s > REPORT_S + 1 else "ended"
+        return replace(device, state=state, rows_per_s=None, busy=None, unit="", stage="", rates=())
+
+
+def _without_predecessors(heard: Sequence[Heard]) -> list[Heard]:
+    """The services without supervisors that were killed and have a successor on their machine."""
+    of_host: dict[str, list[Heard]] = {}
+    for one in heard:
+        if one.service.role == "worker":
+            of_host.setdefault(one.service.host, []).append(one)
+    return [
+        one
+        for one in heard
+        if not any(
+            other.service.began_ms > one.last_ms
+            for other in (of_host[one.service.host] if one.service.role == "worker" else ())
+        )
+    ]
+
+
+def _device(fleet: FleetStatus, heard: Heard, device: Device, known: Container[DeviceKey], now_s: float) -> DeviceView:
+    service, silent = heard.service, heard.silent_s > SILENT_S
+    report = fleet.workers.get(device.worker, {})
+    if silent or float(report.get("silent_s", 0.0)) > SILENT_S:
+        report = {}
+    number = 0
+    while (service.host, device.device, number) in known:
+        number += 1
+    return DeviceView(
+        host=service.host,
+        device=device.device,
+        number=number,
+        name=str(report.get("device_name") or device.name),
+        state="silent" if silent else _state(device.state, service.state, report),
+        model=str(report.get("model") or ""),
+        rows_per_s=float(report["rows_per_s"]) if "rows_per_s" in report else None,
+        busy=_busy(report),
+        memory_used_bytes=device.memory_used_bytes,
+        memory_bytes=device.memory_bytes,
+        unit=str(report.get("unit") or ""),
+        stage=str(report.get("stage") or ""),
+        age_s=float(report.get("age_s") or 0.0),
+        why=device.why,
+        seen_s=now_s - heard.silent_s,
+    )
+
+
+def _state(device: str, service: str, report: dict[str, Any]) -> str:
+    if service == "draining":
+        return service
+    return "waiting" if device == "serving" and report.get("model") and not report.get("unit") else device
+
+
+def _busy(report: dict[str, Any]) -> float | None:
+    attribution = report.get("attribution")
+    busy = attribution["late"]["stages"].get("embed", {}).get("busy") if attribution else None
+    return None if busy is None else min(1.0, float(busy))
+
+
+def _machine(host: str, services: Sequence[tuple[Service, float]], devices: Sequence[DeviceView]) -> MachineView:
+    workers = [service for service, _ in services if service.role == "worker"]
+    return MachineView(
+        host=host,
+        services=tuple(
+            ServiceView(role=service.role, version=service.version, state=service.state, silent_s=silent_s)
+            for service, silent_s in services
+        ),
+        devices=tuple(sorted(devices, key=lambda one: (len(one.device), one.device, one.number))),
+        cores=max((service.cores for service in workers), default=0),
+        memory_bytes=max((service.memory_bytes for service in workers), default=0),
+    )

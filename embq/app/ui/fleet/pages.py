@@ -1,0 +1,197 @@
+"""Routes of the fleet page: the page, the page of a run, live parts, charts, failures and actions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from embq.app.serving.http_errors import HttpError, response_of
+from embq.app.status.failure_causes import described, grouped
+from embq.app.ui.fleet.actions import Actions, Permission
+from embq.app.ui.fleet.fragments import Fragments, title_of
+from embq.app.ui.fleet.history import Histories, charts
+from embq.app.ui.fleet.live import MOST_STREAMS, Live, parts_of
+from embq.app.ui.fleet.snapshot import FleetSnapshot, RunView, Sampler, Source
+from embq.app.ui.rendering import SECURITY_HEADERS, page
+from embq.core.errors import EmbqError
+from embq.core.storage.paths import Place
+
+FIRST_S = 3.0
+"""Time for the first sample; the page comes without it, and fills later."""
+KEPT = 16
+"""Runs whose failure groups are in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedSample:
+    """A sample that stands for its failure group.
+
+    Attributes:
+        root: output folder of its run.
+    """
+
+    root: Place
+    unit_id: str
+    ordinal: int
+    key: str
+    code: str
+
+
+class FleetPages:
+    """The fleet page of a server.
+
+    Attributes:
+        routes: of the pages.
+        token: that the printed URL has, as `?token=`; "" where no actions are allowed.
+
+    Args:
+        sources: of runs, see `embq.app.ui.fleet.sources`.
+        allow_actions: whether viewers with the token may pause, resume, cancel and retry.
+    """
+
+    def __init__(self, sources: Sequence[Source], *, allow_actions: bool = False) -> None:
+        self._sampler, self._histories = Sampler(sources), Histories()
+        self._fragments = Fragments(self._histories)
+        self._live = Live(self._sampler, self._fragments)
+        self._permission = Permission(allowed=allow_actions)
+        self._groups = _FailureGroups()
+        self.token = self._permission.token
+        actions = Actions(self._sampler, self._permission)
+        self.routes = [
+            Route("/fleet", self.show, methods=["GET"]),
+            Route("/fleet/{run}", self.show, methods=["GET"]),
+            Route("/ui/fleet/events", self.events, methods=["GET"]),
+            Route("/ui/fleet/history/{run}", self.history, methods=["GET"]),
+            Route("/ui/fleet/failures/{run}", self.failures, methods=["GET"]),
+            Route("/ui/runs/{run}/{verb}", actions.act, methods=["POST"]),
+        ]
+
+    def leave(self) -> None:
+        """End the streams, so that the server need not wait for them."""
+        self._live.leave()
+
+    def stop(self) -> None:
+        """End the sampler, and close connections to brokers."""
+        self._sampler.stop()
+
+    async def show(self, request: Request) -> Response:
+        """GET /fleet, and /fleet/{run}."""
+        if (token := request.query_params.get("token")) is not None:
+            return self._granted(request, token)
+        run = request.path_params.get("run", "")
+        snapshot = await self._first()
+        may_act = self._permission.holds(request)
+        parts = await anyio.to_thread.run_sync(self._parts, snapshot, run, may_act)
+        if parts is None:
+            return page(request, "fleet/missing.html", {"run": run}, 404)
+        values: dict[str, Any] = {"parts": parts}
+        if (view := snapshot.run(run)) is not None:
+            values |= {"run": run, "title": title_of(view.progress)}
+        return page(request, "fleet/run.html" if run else "fleet/page.html", values)
+
+    async def events(self, request: Request) -> Response:
+        """GET /ui/fleet/events[?run=]: server-sent events."""
+        if self._live.streams >= MOST_STREAMS:
+            refusal = HttpError(
+                f"{MOST_STREAMS} pages are being kept up to date already",
+                code="overloaded",
+                next_step="close pages that nobody looks at",
+                status=503,
+                retry_after_s=10,
+            )
+            return JSONResponse(*response_of(refusal))
+        stream = self._live.stream(request.query_params.get("run", ""), may_act=self._permission.holds(request))
+        headers = {**SECURITY_HEADERS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+    async def history(self, request: Request) -> Response:
+        """GET /ui/fleet/history/{run}: columns for charts, see `embq.app.ui.fleet.history.charts`."""
+        try:
+            view = await self._view(request.path_params["run"])
+            rates = self._sampler.rates(view.progress.run)
+            found = await anyio.to_thread.run_sync(charts, view, self._histories, rates)
+        except EmbqError as error:
+            return JSONResponse(*response_of(error))
+        return JSONResponse(found, headers={**SECURITY_HEADERS, "Cache-Control": "no-store"})
+
+    async def failures(self, request: Request) -> Response:
+        """GET /ui/fleet/failures/{run}: the groups of failures with a sample each, as HTML."""
+        may_act = self._permission.holds(request)
+        try:
+            view = await self._view(request.path_params["run"])
+            values = await anyio.to_thread.run_sync(self._groups.of, view)
+        except EmbqError as error:
+            values = {"groups": [], "total": 0, "why": error.message}
+        run = request.path_params["run"]
+        return page(request, "fleet/failures.html", {**values, "run": run, "may_act": may_act})
+
+    async def failed_sample(self, run: str, unit_id: str, ordinal: int) -> FailedSample:
+        """A sample that a failure group of a run shows. Raises HttpError where none does."""
+        view = await self._view(run)
+        values = await anyio.to_thread.run_sync(self._groups.of, view)
+        for group in values["groups"]:
+            for example in group["examples"][:1]:
+                if (example["unit"], example["ordinal"]) == (unit_id, ordinal) and view.root is not None:
+                    return FailedSample(view.root, unit_id, ordinal, example["key"], group["code"])
+        raise HttpError("no failure group shows this sample any more", code="no_sample", status=404)
+
+    def _parts(self, snapshot: FleetSnapshot, run: str, may_act: bool) -> dict[str, str] | None:
+        return parts_of(self._fragments, snapshot, run, may_act=may_act)
+
+    async def _first(self) -> FleetSnapshot:
+        snapshot = self._sampler.look() or await anyio.to_thread.run_sync(self._sampler.first, FIRST_S)
+        asked = "; ".join(source.name for source in self._sampler.sources)
+        return snapshot or FleetSnapshot(number=0, at_s=0.0, troubles=(f"waiting for {asked}",))
+
+    async def _view(self, run: str) -> RunView:
+        if (view := (await self._first()).run(run)) is None:
+            raise HttpError(f"there is no run {run[:100]!r} here", code="no_run", status=404)
+        return view
+
+    def _granted(self, request: Request, token: str) -> Response:
+        """The same page without the token in its address, which would stay in the history of the browser."""
+        if not self._permission.accepts(token):
+            values = {
+                "message": "This is not the token of this server." if self.token else "This server takes no actions.",
+                "next": "Each start has another token; open the URL that the server printed."
+                if self.token
+                else "Start it with --allow-actions.",
+            }
+            return page(request, "fleet/refused.html", values, 403)
+        response = RedirectResponse(request.url.path, 303, {**SECURITY_HEADERS, "Cache-Control": "no-store"})
+        self._permission.grant(request, response)
+        return response
+
+
+class _FailureGroups:
+    """Failure groups of runs, read again when the run has others. Thread-safe; one run is read at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {}
+
+    def of(self, view: RunView) -> dict[str, Any]:
+        """Values of the template; raises as `standing_failures` does."""
+        progress = view.progress
+        if view.root is None:
+            why = "The output folder is not on this machine; embq failures OUT lists them where it is."
+            return {"groups": [], "total": 0, "why": why}
+        at = (progress.failures, progress.done, progress.quarantined, progress.rows)
+        with self._lock:
+            kept = self._kept.get(progress.run)
+            if kept is not None and kept[0] == at:
+                return kept[1]
+            groups = described(view.root, grouped(view.root)) if progress.failures else []
+            values = {"groups": groups, "total": progress.failures, "why": ""}
+            self._kept.pop(progress.run, None)
+            while len(self._kept) >= KEPT:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[progress.run] = (at, values)
+            return values

@@ -1,0 +1,312 @@
+"""Samples the fleet once a second for all viewers: runs, machines, rates and the room on the disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import redis
+from redis.exceptions import RedisError
+
+from embq.app.status.bottleneck import Bottleneck, bottleneck_now
+from embq.app.status.eta import SILENT_S
+from embq.app.status.run_progress import RunProgress
+from embq.app.ui.fleet.machines import MachineMemory, MachineView
+from embq.app.ui.fleet.sources import Seen, SeenRun
+from embq.core.errors import EmbqError
+from embq.core.queue.runs import RunRecord
+from embq.core.queue.uploads import UploadProgress
+from embq.core.service.log import Events
+from embq.core.storage.paths import Place
+
+LOOK_S = 1.0
+"""Between two samples while somebody looks."""
+REST_S = 10.0
+"""Between two samples when nobody looks, so that rates have no gap and devices that go are noticed."""
+LOOKED_S = 5.0
+"""Time after which the last look of a viewer is over."""
+RATE_S = 600.0
+OVER = ("done", "cancelled")
+
+_log = Events("ui")
+
+
+class Source(Protocol):
+    """A place where runs are."""
+
+    name: str
+
+    def look(self) -> Seen:
+        """What it shows now. Raises redis.exceptions.RedisError or EmbqError where it does not answer."""
+        ...
+
+    def registered(self, run: str) -> tuple[RunRecord, redis.Redis] | None:
+        """The record of a run, and the broker where it is at work; None for another run."""
+        ...
+
+    def close(self) -> None:
+        """Close its connections."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A run at one moment.
+
+    Attributes:
+        rate: committed rows per second over ten minutes; None where it is not known yet.
+        root: its output folder where it can be read here.
+        client: the broker where it is at work.
+        needs_bytes: for the rows that are left; None where unknown.
+    """
+
+    progress: RunProgress
+    rate: float | None
+    root: Place | None
+    client: redis.Redis | None
+    needs_bytes: float | None
+
+    @property
+    def active(self) -> bool:
+        """True unless it is done, cancelled or paused."""
+        return self.progress.state not in (*OVER, "paused")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskView:
+    """Room on a disk for the runs that are not over.
+
+    Attributes:
+        folder: an output folder on it.
+        needed_bytes: by the bytes of a committed row; None where no run has committed rows.
+    """
+
+    folder: str
+    free_bytes: int
+    needed_bytes: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSnapshot:
+    """The fleet at one moment.
+
+    Attributes:
+        number: increases with each sample.
+        at_s: seconds since the epoch.
+        limit: bottleneck of all workers now.
+        troubles: sources that do not answer, a sentence each; what they showed last is still here.
+    """
+
+    number: int
+    at_s: float
+    runs: tuple[RunView, ...] = ()
+    uploads: tuple[UploadProgress, ...] = ()
+    machines: tuple[MachineView, ...] = ()
+    disks: tuple[DiskView, ...] = ()
+    limit: Bottleneck = field(default_factory=Bottleneck)
+    warnings: tuple[str, ...] = ()
+    troubles: tuple[str, ...] = ()
+
+    def run(self, run: str) -> RunView | None:
+        """A run by its id."""
+        return next((one for one in self.runs if one.progress.run == run), None)
+
+
+@dataclass(slots=True)
+class _Last:
+    """What a source showed last, and since when it does not answer."""
+
+    seen: Seen = field(default_factory=Seen)
+    trouble: str = ""
+    since_s: float = 0.0
+
+
+class Sampler:
+    """Samples sources in a thread of its own, which starts with the first look.
+
+    Args:
+        sources: earlier ones come first where two have the same run.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, sources: Sequence[Source], *, clock: Callable[[], float] = time.time) -> None:
+        self.sources = sources
+        self._clock = clock
+        self._last = [_Last() for _ in sources]
+        self._memory = MachineMemory()
+        self._rates: dict[str, deque[tuple[float, float]]] = {}
+        self._snapshot: FleetSnapshot | None = None
+        self._listeners: list[Callable[[], None]] = []
+        self._news, self._wake, self._stopped = threading.Condition(), threading.Event(), threading.Event()
+        self._looked_at = float("-inf")
+        self._thread: threading.Thread | None = None
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each sample, in the thread of the sampler."""
+        self._listeners.append(listener)
+
+    def look(self) -> FleetSnapshot | None:
+        """The last sample; None before the first. Samples follow each second as long as somebody looks."""
+        rested = time.monotonic() - self._looked_at > LOOKED_S
+        self._looked_at = time.monotonic()
+        if self._thread is None and not self._stopped.is_set():
+            with self._news:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._loop, name="fleet", daemon=True)
+                    self._thread.start()
+        elif rested:
+            self._wake.set()
+        return self._snapshot
+
+    def first(self, timeout_s: float) -> FleetSnapshot | None:
+        """`look`, waiting for the first sample; None where there is none in time."""
+        self.look()
+        with self._news:
+            self._news.wait_for(lambda: self._snapshot is not None or self._stopped.is_set(), timeout_s)
+        return self._snapshot
+
+    def rates(self, run: str) -> list[tuple[float, float]]:
+        """(seconds since the epoch, rows per second of all workers) of a run in the last ten minutes."""
+        return list(self._rates.get(run, ()))
+
+    def registered(self, run: str) -> tuple[RunRecord, redis.Redis] | None:
+        """The record of a run, and the broker where it is at work; None where no source knows it."""
+        return next((found for source in self.sources if (found := source.registered(run)) is not None), None)
+
+    def stop(self) -> None:
+        """End the thread, and close the sources."""
+        self._stopped.set()
+        self._wake.set()
+        with self._news:
+            self._news.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        for source in self.sources:
+            source.close()
+
+    def _loop(self) -> None:
+        while not self._stopped.is_set():
+            began = time.monotonic()
+            self.sample()
+            pause_s = LOOK_S if began - self._looked_at < LOOKED_S else REST_S
+            took_s = time.monotonic() - began
+            # At most half of the time, however large the fleet is.
+            self._wake.wait(max(0.05, took_s, pause_s - took_s))
+            self._wake.clear()
+
+    def sample(self) -> FleetSnapshot:
+        """Take a sample now; for the sampler's own thread, and for tests."""
+        try:
+            snapshot = self._sampled()
+        except Exception:  # noqa: BLE001 - the boundary of the thread
+            _log.bug("bug", route="fleet")
+            before = self._snapshot or FleetSnapshot(number=0, at_s=self._clock())
+            snapshot = _with_trouble(before, "embq has a bug; its log holds the details")
+        with self._news:
+            self._snapshot = snapshot
+            self._news.notify_all()
+        for listener in self._listeners:
+            listener()
+        return snapshot
+
+    def _sampled(self) -> FleetSnapshot:
+        now_s = self._clock()
+        for source, last in zip(self.sources, self._last, strict=True):
+            self._ask(source, last, now_s)
+        runs: dict[str, SeenRun] = {}
+        for last in self._last:
+            for one in last.seen.runs:
+                runs.setdefault(one.progress.run, one)
+        views = tuple(_run(one, now_s) for one in runs.values())
+        self._keep_rates(views, now_s)
+        before = self._snapshot
+        answering = [fleet for last in self._last if not last.trouble for fleet in last.seen.fleets]
+        silent = any(last.trouble for last in self._last)
+        workers = [one for fleet in answering for one in fleet.workers.values() if one["silent_s"] <= SILENT_S]
+        return FleetSnapshot(
+            number=1 if before is None else before.number + 1,
+            at_s=now_s,
+            runs=tuple(sorted(views, key=_order)),
+            uploads=tuple(upload for last in self._last for upload in last.seen.uploads),
+            # Nobody knows whether a device is gone while its broker is.
+            machines=before.machines if silent and before is not None else self._memory.look(answering, now_s),
+            disks=_disks(views),
+            limit=bottleneck_now(workers),
+            warnings=tuple(dict.fromkeys(line for fleet in answering for line in fleet.warnings())),
+            troubles=tuple(last.trouble for last in self._last if last.trouble),
+        )
+
+    def _ask(self, source: Source, last: _Last, now_s: float) -> None:
+        try:
+            last.seen, last.trouble, last.since_s = source.look(), "", now_s
+        except (RedisError, EmbqError) as error:
+            why = f": {error.message}" if isinstance(error, EmbqError) else ""
+            asked = f"since {time.strftime('%H:%M:%S', time.localtime(last.since_s))}" if last.since_s else "yet"
+            last.trouble = f"{source.name} does not answer {asked}{why}; it is asked again"
+
+    def _keep_rates(self, views: Sequence[RunView], now_s: float) -> None:
+        for view in views:
+            if view.active:
+                points = self._rates.setdefault(view.progress.run, deque())
+                points.append((now_s, view.progress.embedding_per_s))
+                while points[0][0] < now_s - RATE_S:
+                    points.popleft()
+        known = {view.progress.run for view in views}
+        self._rates = {run: points for run, points in self._rates.items() if run in known}
+
+
+def _with_trouble(before: FleetSnapshot, trouble: str) -> FleetSnapshot:
+    return replace(before, number=before.number + 1, troubles=(trouble,))
+
+
+def _run(one: SeenRun, now_s: float) -> RunView:
+    progress, per_row = one.progress, one.pace.bytes_per_row
+    left = None if progress.rows_total is None else max(0, progress.rows_total - progress.rows - progress.failures)
+    if progress.state in OVER:
+        left = 0
+    return RunView(
+        progress=progress,
+        rate=one.pace.rows_per_s(now_s),
+        root=one.root,
+        client=one.client,
+        needs_bytes=None if left is None or per_row is None else left * per_row,
+    )
+
+
+ORDER = ("running", "finishing", "loading", "starting", "stopped", "paused", "cancelled", "done")
+
+
+def _order(view: RunView) -> tuple[int, str]:
+    state = view.progress.state
+    return (ORDER.index(state) if state in ORDER else 0, view.progress.output)
+
+
+def _disks(views: Sequence[RunView]) -> tuple[DiskView, ...]:
+    """The disks below the folders of runs that are not over, that with least room behind its need first."""
+    found: dict[int, tuple[str, int, list[float | None]]] = {}
+    for view in views:
+        if view.progress.state in OVER or not isinstance(view.root, Path):
+            continue
+        try:
+            device = os.stat(view.root).st_dev
+            if device not in found:
+                found[device] = (str(view.root), shutil.disk_usage(view.root).free, [])
+        except OSError:
+            continue
+        found[device][2].append(view.needs_bytes)
+    disks = [
+        DiskView(
+            folder=folder,
+            free_bytes=free,
+            needed_bytes=None if all(one is None for one in needs) else sum(one or 0.0 for one in needs),
+        )
+        for folder, free, needs in found.values()
+    ]
+    return tuple(sorted(disks, key=lambda disk: disk.free_bytes - (disk.needed_bytes or 0.0)))

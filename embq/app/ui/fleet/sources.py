@@ -1,0 +1,222 @@
+"""Sources of the fleet page: a broker with all of its runs, and output folders with the server of their `embq run`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+from redis.exceptions import RedisError
+
+from embq.app.status.broker_snapshot import BrokerSnapshot, take_snapshots
+from embq.app.status.commit_pace import CommitPace
+from embq.app.status.fleet import FleetStatus, fleet_of
+from embq.app.status.overview import OverviewMonitor
+from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
+from embq.app.status.run_progress import RunProgress
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import EmbqError
+from embq.core.queue.heartbeats import live_workers, services
+from embq.core.queue.runs import RunRecord, registered
+from embq.core.queue.uploads import UploadProgress
+from embq.core.redaction import masked
+from embq.core.run.layout import Layout
+from embq.core.storage.paths import Place
+
+DEPTH = 5
+"""Folders between a folder that a user names and a run in it."""
+MOST_FOLDERS, MOST_RUNS = 20_000, 1_000
+"""Limits of one search for runs."""
+SEARCH_S = 10.0
+"""Between two searches for new runs."""
+SEARCH_REST = 20
+"""The same, in times of a search: of a large tree it takes seconds."""
+SERVER_S = 2.0
+"""Between two looks for the server of an `embq run`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenRun:
+    """A run in a source.
+
+    Attributes:
+        pace: of its commits.
+        root: its output folder where it can be read here.
+        client: the broker where it is at work; None without one.
+    """
+
+    progress: RunProgress
+    pace: CommitPace
+    root: Place | None
+    client: redis.Redis | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a source shows at one moment."""
+
+    runs: Sequence[SeenRun] = ()
+    uploads: Sequence[UploadProgress] = ()
+    fleets: Sequence[FleetStatus] = ()
+
+
+class BrokerSource:
+    """All runs and services of a broker.
+
+    Args:
+        url, password: as settings have them.
+    """
+
+    def __init__(self, url: str, password: str = "") -> None:
+        self.name = f"the broker {masked(url)}"
+        self._client = connect(url, password=password)
+        self._monitor = OverviewMonitor(self._client)
+
+    def look(self) -> Seen:
+        """The runs and services now. Raises redis.exceptions.RedisError where the broker is away."""
+        overview = self._monitor.look()
+        runs = [_seen(self._monitor.monitors[one.run], one, self._client) for one in overview.runs]
+        return Seen(runs=runs, uploads=overview.uploads, fleets=[overview.fleet])
+
+    def registered(self, run: str) -> tuple[RunRecord, redis.Redis] | None:
+        """The record of a run, and the broker; None where it knows no such run."""
+        record = registered(self._client).get(run)
+        return None if record is None else (record, self._client)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+
+class FolderSource:
+    """The runs in and below a folder, with the private servers of `embq run` where some work on them.
+
+    Args:
+        folder: of a run, or above runs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.name = str(folder)
+        self._folder = folder
+        self._runs: dict[Path, _FolderRun] = {}
+        self._unreadable: set[Path] = set()
+        self._search_at = 0.0
+
+    def look(self) -> Seen:
+        """The runs now; one whose folder cannot be read is left out until the next search."""
+        if time.monotonic() >= self._search_at:
+            began = time.monotonic()
+            found = list(runs_below(self._folder))
+            self._runs = {root: self._runs.get(root) or _FolderRun(root) for root in found}
+            self._unreadable.clear()
+            took_s = time.monotonic() - began
+            self._search_at = time.monotonic() + max(SEARCH_S, SEARCH_REST * took_s)
+        runs, fleets = [], []
+        for root, one in self._runs.items():
+            if root in self._unreadable:
+                continue
+            try:
+                run, fleet = one.look()
+            except EmbqError:  # no run of embq, or a damaged one: `embq status` says why
+                self._unreadable.add(root)
+                continue
+            runs.append(run)
+            fleets += [] if fleet is None else [fleet]
+        return Seen(runs=runs, fleets=fleets)
+
+    def registered(self, run: str) -> tuple[RunRecord, redis.Redis] | None:
+        """See `BrokerSource.registered`; of a run that an `embq run` works on."""
+        for one in self._runs.values():
+            if one.client is not None and one.run == run and (record := registered(one.client).get(run)) is not None:
+                return record, one.client
+        return None
+
+    def close(self) -> None:
+        """Close the connections."""
+        for one in self._runs.values():
+            one.leave()
+
+
+class _FolderRun:
+    """A run in a folder of this machine."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.run = ""
+        self.client: redis.Redis | None = None
+        self._monitor: RunMonitor | None = None
+        self._server_at = 0.0
+
+    def look(self) -> tuple[SeenRun, FleetStatus | None]:
+        if self.client is None and time.monotonic() >= self._server_at:
+            self._server_at = time.monotonic() + SERVER_S
+            if url := EmbeddedServer.find(Layout(self.root).broker):
+                self.client, self._monitor = connect(url), None
+        try:
+            return self._look()
+        except RedisError:  # the `embq run` has ended
+            self.leave()
+            return self._look()
+
+    def _look(self) -> tuple[SeenRun, FleetStatus | None]:
+        if self._monitor is None:
+            self._monitor = RunMonitor(self.root, self.client)
+            self.run = self._monitor.info.run
+        ledger = self._monitor.ledger()
+        if ledger is None or self.client is None:
+            return _seen(self._monitor, self._monitor.progress(BrokerSnapshot()), None), None
+        workers, heard = live_workers(self.client), services(self.client)
+        progress = self._monitor.progress(take_snapshots([ledger], workers, heard)[0])
+        fleet = fleet_of(self.client, registered(self.client), workers, heard)
+        return _seen(self._monitor, progress, self.client), fleet
+
+    def leave(self) -> None:
+        if self.client is not None:
+            self.client.close()
+        self.client, self._monitor = None, None
+
+
+def _seen(monitor: RunMonitor | RemoteRunMonitor, progress: RunProgress, client: redis.Redis | None) -> SeenRun:
+    root = monitor.root if isinstance(monitor, RunMonitor) else None
+    return SeenRun(progress=progress, pace=monitor.pace, root=root, client=client)
+
+
+def runs_below(folder: Path) -> Iterator[Path]:
+    """The output folders in and below a folder, those of runs themselves left out; at most `MOST_RUNS`."""
+    found = 0
+    for looked, (path, names, files) in enumerate(os.walk(folder, followlinks=False), start=1):
+        if "run.json" in files:
+            names.clear()
+            found += 1
+            yield Path(path)
+        if found >= MOST_RUNS or looked >= MOST_FOLDERS:
+            return
+        if len(Path(path).relative_to(folder).parts) >= DEPTH:
+            names.clear()
+        names[:] = sorted(name for name in names if not name.startswith(("_", ".")))
+
+
+def sources_of(folders: Sequence[str], broker: str, password: str = "") -> list[BrokerSource | FolderSource]:
+    """The sources that a user names.
+
+    Args:
+        folders: of runs, or above runs; URLs of object stores are left out: a search there is no listing of a folder.
+        broker: URL; "" for none.
+
+    Raises ConfigError where the URL cannot be used.
+    """
+    found: list[BrokerSource | FolderSource] = [BrokerSource(broker, password)] if broker else []
+    for given in folders:
+        if "://" in given:
+            continue
+        folder = Path(given).resolve()
+        if not folder.is_dir():  # an error of the server, which wants indexes there
+            continue
+        # An index lies in the folder of its run.
+        of_run = (one for one in (folder, *folder.parents[:3]) if (one / "run.json").is_file())
+        found.append(FolderSource(next(of_run, folder)))
+    return found

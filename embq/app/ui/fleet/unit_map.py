@@ -1,0 +1,129 @@
+"""Map of a run's units by state, at most 10,000 cells: of larger runs each cell stands for several units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from embq.core.run.commits import CommittedUnit
+
+MOST_CELLS = 10_000
+
+STATES = ("queued", "some", "many", "most", "done", "received", "flight", "failures", "quarantined")
+"""States of a cell, later ones stand before earlier ones: no unit done, up to a third, up to two thirds, more, all;
+with units that are published, leased, done with failed samples, failed whole."""
+QUEUED, DONE, RECEIVED, FLIGHT, FAILURES, QUARANTINED = (
+    STATES.index(one) for one in ("queued", "done", "received", "flight", "failures", "quarantined")
+)
+
+
+@dataclass(slots=True)
+class _Standing:
+    """Failures of a unit that no retry has replaced."""
+
+    failures: int
+    quarantined: bool
+
+
+class UnitMap:
+    """Units of a run by state.
+
+    Args:
+        units: of the run.
+    """
+
+    def __init__(self, units: int) -> None:
+        self.units = 0
+        self.bin = 1
+        """Units of a cell."""
+        # Units of each cell: done, done with failures that stand, failed whole.
+        self._done: np.ndarray = np.zeros(0, np.int64)
+        self._failed: np.ndarray = np.zeros(0, np.int64)
+        self._quarantined: np.ndarray = np.zeros(0, np.int64)
+        self._standing: dict[int, _Standing] = {}
+        self.grow(units)
+
+    def grow(self, units: int) -> None:
+        """Raise the number of units to `units`."""
+        self.units = max(units, self.units)
+        while -(-self.units // self.bin) > MOST_CELLS:
+            self.bin *= 2
+            self._done, self._failed, self._quarantined = (
+                np.add.reduceat(one, np.arange(0, len(one), 2)) if len(one) else one
+                for one in (self._done, self._failed, self._quarantined)
+            )
+        more = -(-self.units // self.bin) - len(self._done)
+        if more > 0:
+            self._done, self._failed, self._quarantined = (
+                np.concatenate([one, np.zeros(more, one.dtype)])
+                for one in (self._done, self._failed, self._quarantined)
+            )
+
+    def commit(self, units: Sequence[CommittedUnit], failed: Callable[[int], int | None]) -> None:
+        """Take committed units into account.
+
+        Args:
+            failed: the unit whose failures a retry unit replaces; None where it is not known.
+        """
+        for unit in units:
+            self._done[unit.u // self.bin] += 1
+            if unit.failures:
+                self._set(unit.u, _Standing(unit.failures, bool(unit.quarantined)))
+            if unit.supersedes and (before := failed(unit.u)) is not None and before in self._standing:
+                there = self._standing[before]
+                left = there.failures - unit.supersedes
+                self._set(before, _Standing(left, there.quarantined and not unit.lifts))
+
+    def _set(self, u: int, standing: _Standing) -> None:
+        cell, before = u // self.bin, self._standing.pop(u, None)
+        if before is not None:
+            (self._quarantined if before.quarantined else self._failed)[cell] -= 1
+        if standing.failures > 0:
+            self._standing[u] = standing
+            (self._quarantined if standing.quarantined else self._failed)[cell] += 1
+
+    def done_bits(self, bits: bytes) -> None:
+        """Take over a bitmap of committed units, laid out as Redis does it; of runs whose log cannot be read here."""
+        flags = np.unpackbits(np.frombuffer(bits, np.uint8))[: self.units]
+        padded = np.zeros(len(self._done) * self.bin, np.int64)
+        padded[: len(flags)] = flags
+        self._done = padded.reshape(-1, self.bin).sum(axis=1)
+
+    def cells(self, received: Iterable[int] = (), in_flight: Iterable[int] = ()) -> np.ndarray:
+        """The state of each cell, an index of `STATES`.
+
+        Args:
+            received, in_flight: units that are published and not committed, and leased ones.
+        """
+        sizes = np.full(len(self._done), self.bin, np.int64)
+        if self.units % self.bin:
+            sizes[-1] = self.units % self.bin
+        share = self._done / np.maximum(sizes, 1)
+        found: np.ndarray = np.ceil(np.minimum(share, 0.999) * 3).astype(np.uint8)
+        found[self._done >= sizes] = DONE
+        for units, state in ((received, RECEIVED), (in_flight, FLIGHT)):
+            at = np.fromiter((u // self.bin for u in units if 0 <= u < self.units), np.int64)
+            found[at] = state
+        found[self._failed > 0] = FAILURES
+        found[self._quarantined > 0] = QUARANTINED
+        return found
+
+
+def paths(cells: np.ndarray, columns: int, *, apart: bool) -> dict[str, str]:
+    """State -> SVG path of its cells, each one unit of length wide, for the states that there are but the first.
+
+    Args:
+        columns: cells of a line.
+        apart: whether each cell is drawn alone; else neighbours of one state in a line are one rectangle.
+    """
+    found: dict[str, list[str]] = {}
+    for line, begin in enumerate(range(0, len(cells), columns)):
+        states = cells[begin : begin + columns]
+        borders = np.arange(1, len(states)) if apart else np.flatnonzero(np.diff(states)) + 1
+        for at, end in zip([0, *borders.tolist()], [*borders.tolist(), len(states)], strict=True):
+            if states[at] != QUEUED:
+                width = end - at - (0.12 if apart else 0)
+                found.setdefault(STATES[states[at]], []).append(f"M{at} {line}h{width:g}v.88h-{width:g}z")
+    return {state: "".join(parts) for state, parts in found.items()}

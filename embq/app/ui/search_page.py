@@ -1,0 +1,218 @@
+"""The search page: a query in the address, results with thumbnails or texts."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import anyio
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from embq.app.searching.local import results_of
+from embq.app.searching.query import MOST_RESULTS, Query
+from embq.app.serving.app import Serving, answering, read_body
+from embq.app.serving.http_errors import HttpError, status_of
+from embq.app.serving.served_index import OpenVersion, ServedIndex
+from embq.app.ui.rendering import SECURITY_HEADERS, page
+from embq.app.ui.search_state import PAGE, SearchState
+from embq.app.ui.uploaded_images import MOST_IMAGE, UploadedImages
+from embq.core.errors import EmbqError, InputError
+from embq.indexer.filter.condition import OPS, Condition
+
+TIMING = (("embed_ms", "embedding"), ("filter_ms", "filter"), ("search_ms", "index"), ("rows_ms", "reading"))
+"""Field of the answer -> name on the page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What the page shows below the query.
+
+    Attributes:
+        rows: results, best first, or rows to begin with where there is no query.
+        timing: (name, milliseconds) of each step.
+        total_ms: from the request to the rows.
+        error: why there are no results.
+        waiting: the model is loaded at the moment; the page asks again.
+        more: whether a further page may have results.
+    """
+
+    rows: list[dict[str, Any]]
+    timing: list[tuple[str, float]]
+    total_ms: float = 0.0
+    error: EmbqError | None = None
+    waiting: bool = False
+    more: bool = False
+
+
+class SearchPage:
+    """The page `/`, and the images that it uploads.
+
+    Args:
+        preview: makes a small JPEG of an encoded image.
+    """
+
+    def __init__(self, serving: Serving, preview: Callable[[bytes], bytes]) -> None:
+        self._serving, self._preview = serving, preview
+        self._images = UploadedImages()
+        self.routes = [
+            Route("/", self.show, methods=["GET"]),
+            Route("/ui/image", answering(self.upload), methods=["POST"]),
+            Route("/ui/image/{token}", answering(self.uploaded), methods=["GET"]),
+        ]
+
+    async def show(self, request: Request) -> Response:
+        """The page with the results of the query in its address; for htmx the part that changes."""
+        try:
+            state = SearchState.from_address(request.query_params)
+            if (added := _added_condition(request)) is not None:
+                return RedirectResponse(state.with_(where=(*state.where, added)).href, 303)
+            index = self._index(state)
+        except EmbqError as error:
+            state, index = SearchState(), self._first()
+            results = Results(rows=[], timing=[], error=error)
+        else:
+            results = await self._results(state, index) if index is not None else Results(rows=[], timing=[])
+        if index is not None:
+            state = replace(state, index=f"{index.name}:{index.modality}")
+        columns = await self._serving.search.columns(index.name, index.modality) if index is not None else []
+        values = {
+            "state": state,
+            "results": results,
+            "index": index,
+            "indices": self._serving.indices.all,
+            "model_state": self._serving.models.state(index.version) if index is not None else "",
+            "columns": columns,
+            "operators": OPS,
+            "copies": _copies(str(request.base_url).rstrip("/"), state) if state.has_query else [],
+            "page_size": PAGE,
+            "last": MOST_RESULTS,
+        }
+        part = request.headers.get("hx-target") == "results"
+        status = 200 if part or results.error is None else status_of(results.error)
+        headers = {"Vary": "HX-Request, HX-Target"} | ({"HX-Push-Url": state.href} if part else {})
+        return page(request, "search_results.html" if part else "search.html", values, status, headers)
+
+    async def upload(self, request: Request) -> Response:
+        """Keep an image for a query; answers its token."""
+        data = await read_body(request, MOST_IMAGE)
+        if not data:
+            raise HttpError("the body is empty", code="bad_query", next_step="send the bytes of an image file")
+        return JSONResponse({"image": self._images.hold(data)}, headers={"Cache-Control": "no-store"})
+
+    async def uploaded(self, request: Request) -> Response:
+        """An uploaded image, made anew as a small JPEG: bytes of a client are never sent back."""
+        data = await anyio.to_thread.run_sync(self._preview, self._images.find(request.path_params["token"]))
+        headers = {**SECURITY_HEADERS, "Cache-Control": "private, max-age=3600"}
+        return Response(data, media_type="image/jpeg", headers=headers)
+
+    def _first(self) -> ServedIndex | None:
+        return next(iter(self._serving.indices.all), None)
+
+    def _index(self, state: SearchState) -> ServedIndex | None:
+        if not state.index:
+            return self._first()
+        return self._serving.indices.only(state.name, state.modality)
+
+    async def _results(self, state: SearchState, index: ServedIndex) -> Results:
+        began = time.perf_counter()
+        try:
+            conditions = tuple(Condition.parse(one) for one in state.where)
+            if not state.has_query and not conditions:
+                with index.use() as version:
+                    rows = await anyio.to_thread.run_sync(partial(_first_rows, version), limiter=version.turn)
+                return Results(rows=rows, timing=[])
+            if not state.has_query:
+                raise InputError(
+                    "conditions narrow a search, and there is nothing to search for",
+                    code="no_query",
+                    next_step="type a text, drop an image, or choose a row as an example",
+                )
+            if (state.text or state.image) and self._serving.models.state(index.version) == "loading":
+                return Results(rows=[], timing=[], waiting=True)
+            answer = await self._serving.search.search(
+                Query(
+                    text=state.text or None if not state.image else None,
+                    image=self._images.find(state.image) if state.image else None,
+                    id=state.id if not (state.text or state.image) else None,
+                    like=state.like,
+                    unlike=state.unlike,
+                    where=conditions,
+                    k=PAGE,
+                    offset=state.offset,
+                    index=index.name,
+                    modality=index.modality,
+                )
+            )
+        except EmbqError as error:
+            return Results(rows=[], timing=[], error=error)
+        timing = [(name, answer["timing"][field]) for field, name in TIMING if answer["timing"].get(field)]
+        rows = answer["results"]
+        return Results(
+            rows=rows,
+            timing=timing,
+            total_ms=1000 * (time.perf_counter() - began),
+            more=len(rows) == PAGE and state.offset + 2 * PAGE <= MOST_RESULTS,
+        )
+
+
+def _first_rows(version: OpenVersion) -> list[dict[str, Any]]:
+    """Rows from all over the index, to begin with."""
+    ids = np.unique(np.linspace(0, max(0, version.info.ids - 1), PAGE).astype(np.int64))[: version.info.ids]
+    found = results_of(ids, np.zeros(len(ids), np.float32), version.searcher.rows, k=PAGE)
+    return [one.describe() for one in found]
+
+
+def _added_condition(request: Request) -> str | None:
+    """The condition in the fields of the form; None where the form was not sent."""
+    column, operator, value = (request.query_params.get(name, "") for name in ("column", "op", "value"))
+    return f"{column} {operator} {value}" if column and operator in OPS else None
+
+
+def _copies(server: str, state: SearchState) -> list[tuple[str, str]]:
+    """(tool, command) for the search of the page in other tools."""
+    body: dict[str, Any] = {"index": state.name, "modality": state.modality, "k": PAGE}
+    body |= {"offset": state.offset} if state.offset else {}
+    body |= {"like": state.like} if state.like else {}
+    body |= {"unlike": state.unlike} if state.unlike else {}
+    body |= {"where": [one.describe() for one in _parsed(state.where)]} if state.where else {}
+    python: list[str] = [f"k={PAGE}", f"name={state.name!r}"]
+    shell = ["embq", "search", server]
+    if state.image:
+        body["image"] = "IMAGE IN BASE64"
+        python.insert(0, 'image="FILE"')
+        shell += ["--image", "FILE"]
+    elif state.text:
+        body["text"] = state.text
+        python.insert(0, repr(state.text))
+        shell.append(state.text)
+    elif state.id is not None:
+        body["id"] = state.id
+        python.insert(0, f"id={state.id}")
+        shell += ["--id", str(state.id)]
+    for name, ids in (("like", state.like), ("unlike", state.unlike)):
+        python += [f"{name}={list(ids)}"] if ids else []
+        shell += [part for one in ids for part in (f"--{name}", str(one))]
+    python += [f"where={list(state.where)!r}"] if state.where else []
+    shell += [part for one in state.where for part in ("--where", one)]
+    shell += ["-k", str(PAGE), "--index", state.name]
+    curl = f"curl -s {shlex.quote(server + '/search')} -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
+    call = f"import embq\n\nembq.search({', '.join([repr(server), *python])})"
+    return [("curl", curl), ("Python", call), ("CLI", shlex.join(shell))]
+
+
+def _parsed(where: tuple[str, ...]) -> list[Condition]:
+    """The conditions that can be parsed; the page shows the error of the others."""
+    found = []
+    for one in where:
+        with suppress(EmbqError):
+            found.append(Condition.parse(one))
+    return found

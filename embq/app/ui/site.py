@@ -1,0 +1,44 @@
+"""The web pages of a server: their routes, and what runs beside them."""
+
+from __future__ import annotations
+
+from starlette.routing import BaseRoute, Mount
+
+from embq.app.serving.app import Serving
+from embq.app.ui.fleet.failed_samples import FailedSamples
+from embq.app.ui.fleet.pages import FleetPages
+from embq.app.ui.map.page import map_routes
+from embq.app.ui.rendering import static_files
+from embq.app.ui.search_page import SearchPage
+from embq.app.ui.thumbnails.routes import thumbnails_of
+
+
+class Site:
+    """All pages of `embq serve` and `embq ui`.
+
+    Attributes:
+        routes: of the pages and their files.
+    """
+
+    def __init__(self, serving: Serving, fleet: FleetPages) -> None:
+        self._fleet = fleet
+        self._thumbnails = thumbnails_of(serving.indices)
+        search = SearchPage(serving, self._thumbnails.of)
+        failed = FailedSamples(fleet, self._thumbnails.images, self._thumbnails.of)
+        self.routes: list[BaseRoute] = [
+            *search.routes,
+            *self._thumbnails.routes,
+            *fleet.routes,
+            *failed.routes,
+            *map_routes(serving),
+            Mount("/static", static_files()),
+        ]
+
+    def start(self) -> None:
+        """Start what runs beside the pages."""
+        self._thumbnails.start()
+
+    def stop(self) -> None:
+        """Stop it."""
+        self._fleet.stop()
+        self._thumbnails.close()

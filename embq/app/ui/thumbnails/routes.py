@@ -1,0 +1,209 @@
+"""`GET /thumb/{index}/{modality}/{id}`: the thumbnail of a row, as JPEG."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import partial
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
+from typing import TYPE_CHECKING
+
+import anyio
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from embq.app.serving.app import answering
+from embq.app.serving.http_errors import HttpError
+from embq.app.serving.indices import Indices
+from embq.app.serving.served_index import OpenVersion
+from embq.app.ui.thumbnails.cache import ThumbnailCache
+from embq.app.ui.thumbnails.decoder import Decoders
+from embq.app.ui.thumbnails.finder import Finder, Origin, no_thumbnail
+from embq.app.ui.thumbnails.images import Images
+from embq.app.ui.thumbnails.look_ahead import LookAhead
+from embq.core.errors import EmbqError, SampleError, SourceError
+from embq.core.settings import cache_folder, input_limits, thumbnail_cache_bytes
+from embq.sources.access.allowed_hosts import Reach
+
+if TYPE_CHECKING:
+    from embq.indexer.collection.collection import Collection
+
+PATH = "/thumb/{index:path}/{modality}/{id:int}"
+
+SIDE_PX = 320
+"""Long side of a thumbnail."""
+
+FORM = 1
+"""Of thumbnails; a change of how they are made counts it up, so that cached ones are made anew."""
+
+LOOKUPS, READS = 4, 8
+"""Threads that look rows up, and threads that read images and wait for decoders."""
+
+MOST_WAITING = 192
+"""Thumbnails that wait to be made; more are refused."""
+
+CHANGED_CODES = ("source_changed", "shard_changed")
+
+_HEADERS = {
+    "Cache-Control": "private, max-age=86400",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",  # pages of others may not embed images of this server
+}
+
+
+def thumbnails_of(indices: Indices) -> Thumbnails:
+    """Thumbnails of the served indexes; the environment bounds what is read.
+
+    Raises ConfigError for a setting that cannot be used.
+    """
+    roots, private_hosts = input_limits()
+    folder = cache_folder() / "thumbnails"
+    images = Images(roots, Reach.of(roots, private_hosts), folder)
+    return Thumbnails(indices, images, Decoders(), ThumbnailCache(folder, thumbnail_cache_bytes()))
+
+
+class Thumbnails:
+    """Makes thumbnails of rows.
+
+    Attributes:
+        images: reads them.
+    """
+
+    def __init__(self, indices: Indices, images: Images, decoders: Decoders, cache: ThumbnailCache) -> None:
+        self._indices, self.images, self._decoders, self._cache = indices, images, decoders, cache
+        self._finder = Finder()
+        self._lookups, self._reads = anyio.CapacityLimiter(LOOKUPS), anyio.CapacityLimiter(READS)
+        self._ahead = LookAhead(indices, images, is_busy=lambda: self._reads.borrowed_tokens > 0)
+        self._made_by = f"{FORM} {_version('pillow')} {SIDE_PX}"
+
+        self.routes = [Route(PATH, answering(self.thumbnail), methods=["GET"])]
+
+    def of(self, data: bytes) -> bytes:
+        """The thumbnail of an encoded image, as JPEG. Raises HttpError `bad_image` where none can be made."""
+        try:
+            return self._decoders.thumbnail(data, SIDE_PX)
+        except SampleError as error:
+            raise no_thumbnail(
+                f"the image cannot be decoded: {error.message} ({error.code})", "use another image", code="bad_image"
+            ) from error
+
+    def start(self) -> None:
+        """Find the images of served shards beside requests; see `LookAhead`."""
+        self._ahead.start()
+
+    def close(self) -> None:
+        """End the child processes."""
+        self._ahead.stop()
+        self._decoders.close()
+        self.images.close()
+
+    async def thumbnail(self, request: Request) -> Response:
+        """The thumbnail of a row. Raises HttpError `no_such_index`, `no_such_id` or what `_made` raises."""
+        named = request.path_params
+        index = self._indices.only(named["index"], named["modality"])
+        with index.use() as version:
+            id_ = named["id"]
+            if id_ >= version.info.ids:
+                raise HttpError(
+                    f"index {index.name!r} has no row {id_}; its ids are 0 to {version.info.ids - 1:,}",
+                    code="no_such_id",
+                    next_step="ask for an id that a search has given",
+                    status=404,
+                )
+            key, unit_id = await anyio.to_thread.run_sync(_identity, version, id_, limiter=version.turn)
+            collection = version.searcher.version.collection
+        find = partial(self._found, collection, id_, key, unit_id)
+        origin, name = await anyio.to_thread.run_sync(find, limiter=self._lookups)
+        headers = {**_HEADERS, "ETag": f'"{name}"'}
+        if _matches(request.headers.get("if-none-match", ""), name):
+            return Response(status_code=304, headers=headers)
+        data = await anyio.to_thread.run_sync(self._cache.get, name, limiter=self._lookups)
+        if data is None:
+            if self._reads.statistics().tasks_waiting >= MOST_WAITING:
+                raise HttpError(
+                    f"{MOST_WAITING} thumbnails are waiting to be made",
+                    code="overloaded",
+                    next_step="ask again in a while",
+                    status=503,
+                    retry_after_s=2,
+                )
+            async with self._reads:
+                if await request.is_disconnected():  # a page that was scrolled on
+                    return Response(status_code=400)
+                # Not bounded by the default limiter, which searches use.
+                own = anyio.CapacityLimiter(1)
+                data = await anyio.to_thread.run_sync(self._made, origin, name, limiter=own)
+        return Response(data, headers=headers, media_type="image/jpeg")
+
+    def _found(self, collection: Collection, id_: int, key: str, unit_id: str | None) -> tuple[Origin, str]:
+        """The origin of a row that may be read, and the name of its thumbnail: a hash of all that decides its bytes."""
+        origin = self._finder.origin(collection, id_, key, unit_id)
+        try:
+            self.images.require_allowed(origin.unit)
+        except SourceError as error:
+            raise _refused(error) from error
+        of = [self._made_by, str(origin.run), collection.run, unit_id, key]
+        return origin, hashlib.sha256(json.dumps(of).encode()).hexdigest()[:40]
+
+    def _made(self, origin: Origin, name: str) -> bytes:
+        """A new thumbnail. Raises HttpError for an image that cannot be read, or of which none can be made."""
+        try:
+            data = self.images.image(origin.unit, origin.key, origin.ordinal)
+        except HttpError:
+            raise
+        except SourceError as error:
+            raise _refused(error) from error
+        except EmbqError as error:
+            code = "thumbnail_changed" if error.code in CHANGED_CODES else "no_thumbnail"
+            raise no_thumbnail(error.message, "look at the input of the run", code=code) from error
+        except OSError as error:
+            raise no_thumbnail(f"its image cannot be read: {error.strerror or error}", "see the disk") from error
+        try:
+            made = self._decoders.thumbnail(data, SIDE_PX)
+        except SampleError as error:
+            raise no_thumbnail(
+                f"its image cannot be decoded: {error.message} ({error.code})",
+                "look at the image in the input of the run",
+                code="bad_image",
+            ) from error
+        self._cache.put(name, made)
+        return made
+
+
+def _identity(version: OpenVersion, id_: int) -> tuple[str, str | None]:
+    """Key and unit id of a row."""
+    (row,) = version.searcher.rows(np.array([id_]), ["key", "unit_id"]).to_pylist()
+    return row["key"], row["unit_id"]
+
+
+def _refused(error: SourceError) -> HttpError:
+    """The error for a source that cannot be read."""
+    if error.code in CHANGED_CODES:
+        return no_thumbnail(
+            error.message, "put the planned input back, or run and index it again", code="thumbnail_changed"
+        )
+    if error.code == "source_denied":
+        return no_thumbnail(
+            "its source may not be read by this server",
+            "start embq serve with the input's folder in EMBQ_ROOTS, or its host in EMBQ_PRIVATE_HOSTS, as a user who "
+            "may read it",
+        )
+    if error.transient:
+        return no_thumbnail(error.message, "ask again in a while", status=503)
+    return no_thumbnail(error.message, "have the input where the run had it, on the machine of the server")
+
+
+def _matches(sent: str, name: str) -> bool:
+    """Whether an If-None-Match header names the thumbnail."""
+    tags = {tag.strip().removeprefix("W/") for tag in sent.split(",")}
+    return bool(tags & {f'"{name}"', "*"})
+
+
+def _version(name: str) -> str:
+    try:
+        return version_of(name)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,262 @@
+"""`embq bench`: measures the speed of this machine against workers, devices, unit size and images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from embq.app.cli.lazy_group import LazyGroup
+from embq.app.cli.run_options import INPUT_FORMATS
+from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.shared_options import (
+    batch_size_option,
+    decode_option,
+    devices_option,
+    json_option,
+    option_group,
+    precision_option,
+    threads_option,
+)
+
+experiment_options = option_group(
+    click.option(
+        "--model",
+        "-m",
+        default="",
+        metavar="SPEC",
+        help="Model that embeds the texts.  [minilm where it is installed, else stub:384?ms_per_sample=10]",
+    ),
+    precision_option,
+    click.option(
+        "--texts",
+        default="",
+        metavar="FILE",
+        help="Texts to embed, in any format of `embq run`.  [docstrings of Python's standard library]",
+    ),
+    click.option(
+        "--records",
+        type=click.IntRange(min=1),
+        default=None,
+        metavar="N",
+        help="Records of each run; texts are repeated as needed.  [as many as fit in --seconds]",
+    ),
+    click.option(
+        "--seconds",
+        type=click.FloatRange(min=0.1, max=3600),
+        default=8.0,
+        show_default=True,
+        metavar="S",
+        help="Approximate duration of each run.",
+    ),
+    click.option(
+        "--replicates",
+        type=click.IntRange(min=2, max=100),
+        default=3,
+        show_default=True,
+        metavar="R",
+        help="Runs of each condition.",
+    ),
+    devices_option,
+    click.option(
+        "--corpus-size",
+        type=click.IntRange(min=1),
+        default=None,
+        metavar="N",
+        help="Records of your corpus: estimate the days that it takes.",
+    ),
+    click.option(
+        "--seed",
+        type=int,
+        default=0,
+        show_default=True,
+        metavar="N",
+        help="Random seed for the order of runs and texts.",
+    ),
+    click.option(
+        "--output",
+        "-o",
+        default="embq-bench",
+        show_default=True,
+        type=click.Path(file_okay=False),
+        help="Folder for the figures and the plot; earlier ones are replaced.",
+    ),
+    json_option,
+)
+"""Options of every experiment."""
+
+unit_size_option = click.option(
+    "--unit-size",
+    type=click.IntRange(min=1, max=100_000),
+    default=16,
+    show_default=True,
+    metavar="N",
+    help="Records per unit.",
+)
+
+
+def numbers(most: int) -> Callable[[click.Context, click.Parameter, str], tuple[int, ...]]:
+    """A callback for a list such as 1,2,4,8: sorted, each once, none above `most`."""
+
+    def parse(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+        parts = [part.strip() for part in value.split(",") if part.strip()]
+        found = sorted({int(part) for part in parts if part.isascii() and part.isdigit()})
+        if not found or len(found) < len(set(parts)) or not 1 <= found[0] <= found[-1] <= most:
+            raise click.BadParameter(f"{value!r} is not a list such as 1,2,4 of numbers from 1 to {most:,}", ctx, param)
+        return tuple(found)
+
+    return parse
+
+
+@click.group(
+    "bench",
+    cls=LazyGroup,
+    later={"mmoclip": ("embq.training.verbs.mmoclip", "The MMoCLIP benchmark: ViT-L-14 on 3.2 million made-up pairs.")},
+    epilog="Examples: embq bench workers | embq bench devices --devices cuda:0,cuda:1,cuda:2 | embq bench unit-size",
+)
+def command() -> None:
+    """Measure the speed of this machine against workers, devices and unit size.
+
+    `images` finds the bottleneck for your own images. Each other experiment runs the services of `embq run` in a
+    temporary folder; the model is loaded and warmed up before the first measurement. A table is printed, and figures
+    and a plot are written to a folder.
+    """
+
+
+@command.command("workers", cls=SectionedCommand, epilog="Example: embq bench workers --model minilm --counts 1,2,4,8")
+@click.option(
+    "--counts",
+    default="1,2,4,8",
+    show_default=True,
+    metavar="LIST",
+    callback=numbers(64),
+    help="Worker processes on the device, one condition each.",
+)
+@unit_size_option
+@experiment_options
+def workers(counts: tuple[int, ...], unit_size: int, **options: Any) -> int:
+    """Measure speed and memory of 1, 2, 4 and 8 workers on one device."""
+    from embq.app.bench import conduct, workers
+
+    devices, model = conduct.on_one(options["devices"], options["model"])
+    return conduct.conduct(workers.conditions(devices, counts, unit_size), workers.result, model, options)
+
+
+@command.command(
+    "devices",
+    cls=SectionedCommand,
+    epilog="Example: embq bench devices --devices sim:10,sim:1,sim:1 --model 'stub:384?ms_per_sample=10'",
+)
+@unit_size_option
+@experiment_options
+def devices(unit_size: int, **options: Any) -> int:
+    """Measure several devices together, one worker on each, and compare with the sum of their speeds alone.
+
+    Where there is only one device, three are simulated: sim:10,sim:1,sim:1, the first ten times as fast as the others.
+    """
+    from embq.app.bench import conduct, devices
+
+    chosen, model = conduct.on_several(options["devices"], options["model"])
+    return conduct.conduct(devices.conditions(chosen, unit_size), devices.result, model, options)
+
+
+@command.command(
+    "unit-size", cls=SectionedCommand, epilog="Example: embq bench unit-size --model minilm --sizes 1,10,100,1000"
+)
+@click.option(
+    "--sizes",
+    default="1,10,100,1000",
+    show_default=True,
+    metavar="LIST",
+    callback=numbers(100_000),
+    help="Records per unit, one condition each.",
+)
+@experiment_options
+def unit_size(sizes: tuple[int, ...], **options: Any) -> int:
+    """Measure the speed against the number of records per unit."""
+    from embq.app.bench import conduct, unit_size
+
+    devices, model = conduct.on_all(options["devices"], options["model"])
+    return conduct.conduct(unit_size.conditions(devices, sizes), unit_size.result, model, options)
+
+
+@command.command(
+    "images",
+    cls=SectionedCommand,
+    epilog="Example: embq bench images 'shards/*.tar' -m open_clip:ViT-B-32/laion2b_s34b_b79k --decode cpu-fast",
+)
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@click.option("--model", "-m", required=True, metavar="SPEC", help="Model that embeds the images.")
+@precision_option
+@decode_option
+@devices_option
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1, max=20_000),
+    default=2000,
+    show_default=True,
+    metavar="N",
+    help="Most images to sample from the inputs; at most 512 MB.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1, max=3600),
+    default=6.0,
+    show_default=True,
+    metavar="S",
+    help="Approximate duration for each stage; all together twice as long.",
+)
+@threads_option
+@batch_size_option
+@click.option(
+    "--input-format", type=click.Choice(sorted(INPUT_FORMATS)), help="Format of the inputs.  [by their names]"
+)
+@click.option("--image-key", default="", metavar="LIST", help="Extensions of images in shards and folders.  [all]")
+@click.option("--image-column", default="", metavar="NAME", help="Column of images or of image paths.")
+@json_option
+def images(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
+    """Find the bottleneck of embedding the images of INPUT on this machine: reading, decoding or the device.
+
+    Measures each stage alone and all together with a sample of the images, in this process and with the code of
+    workers, but without broker and writer. Takes about a minute and writes nothing.
+    """
+    from embq.app.bench import conduct
+    from embq.app.bench.images import ImageBenchOptions, measure
+    from embq.core import benchmark_record
+    from embq.core.errors import Exit
+    from embq.core.service.stopping import StopFlag
+    from embq.sources.reader_options import ReadOptions, extension_list
+
+    (device, *_), _ = conduct.on_one(options["devices"], options["model"])
+    wanted = ImageBenchOptions(
+        inputs=inputs,
+        model=options["model"],
+        precision=conduct.chosen_precision(options["precision"], [device]),
+        decode=options["decode"],
+        device=device,
+        options=ReadOptions(
+            image_column=options["image_column"],
+            image_keys=extension_list(options["image_key"]),
+            kind=INPUT_FORMATS[options["input_format"]] if options["input_format"] else "",
+        ),
+        samples=options["samples"],
+        seconds=options["seconds"],
+        threads=options["threads"],
+        batch_size=options["batch_size"],
+    )
+    stopped = StopFlag()
+    stopped.install()
+
+    def poll() -> None:
+        if stopped():
+            raise KeyboardInterrupt
+
+    conduct.warn_of_load()
+    result = measure(wanted, lambda what: click.echo(what, err=True), poll)
+    if as_json:
+        click.echo(json.dumps({"schema": 1, **benchmark_record.described("images", result.describe())}))
+    else:
+        click.echo("\n".join(result.lines()))
+    return Exit.DONE

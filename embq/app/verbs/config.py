@@ -1,0 +1,33 @@
+"""`embq config`: settings of this process."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.shared_options import json_option
+
+
+@click.command("config", cls=SectionedCommand, epilog="Example: embq config --json")
+@json_option
+def command(as_json: bool) -> None:
+    """Show every setting, its value, and whether that is the default or from the environment.
+
+    Secrets are masked. Settings in a .env file of a compose stack are the environment of its containers: docker compose
+    run --rm writer config.
+
+    Exit status: 0, or 78 if a value cannot be used.
+    """
+    from embq.core.redaction import masked, printable
+    from embq.core.settings import effective_settings
+
+    found = effective_settings()
+    if as_json:
+        rows = [{"name": one.name, "value": masked(one.value), "source": one.source} for one in found]
+        click.echo(json.dumps({"schema": 1, "settings": rows}))
+        return
+    names, values = max(len(one.name) for one in found), max(len(masked(one.value)) for one in found)
+    for one in found:
+        click.echo(f"{one.name:<{names}}  {printable(masked(one.value)) or '-':<{min(values, 60)}}  {one.source}")

@@ -1,0 +1,91 @@
+"""`embq gc`."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.shared_options import broker_option, json_option, settings_with
+
+if TYPE_CHECKING:
+    from embq.app.gc.collect import Collected
+
+SHOWN = 20
+"""Most files that are printed; --json has all."""
+UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Age(click.ParamType[float]):
+    """A time span such as 90m, 24h or 7d; in seconds where it has no unit."""
+
+    name = "age"
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds."""
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", value)
+        if found is None:
+            self.fail(f"{value!r} is not a time such as 90m, 24h or 7d", param, ctx)
+        return float(found[1]) * UNITS_S[found[2]]
+
+
+@click.command("gc", cls=SectionedCommand, epilog="Example: embq gc ./out --older-than 1h")
+@click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
+@click.option(
+    "--older-than", type=Age(), default="24h", show_default=True, metavar="AGE", help="Least age of a file to delete."
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted, and delete nothing.")
+@broker_option
+@json_option
+def command(output: str, older_than: float, dry_run: bool, broker: str, as_json: bool) -> None:
+    """Delete orphaned files in OUT, which no commit record names, and a finished run's keys in the broker.
+
+    Safe while the run is at work: files that a live worker or writer may still need stay. Ages are by the clock of
+    the storage.
+    """
+    from embq.app.gc.collect import collect
+    from embq.core.storage.paths import place
+
+    collected = collect(
+        place(output),
+        settings_with(broker),
+        asked=bool(broker),
+        older_than_s=older_than,
+        dry_run=dry_run,
+    )
+    if as_json:
+        shape = {
+            "schema": 1,
+            "run": collected.run,
+            "dry_run": dry_run,
+            "files": [asdict(item) for item in collected.found.files],
+            "bytes": collected.found.bytes,
+            "young": collected.found.young,
+            "in_use": collected.found.in_use,
+            "broker": None if collected.broker is None else asdict(collected.broker),
+            "notes": list(collected.notes),
+        }
+        click.echo(json.dumps(shape))
+    else:
+        _print_account(collected, "would remove" if dry_run else "removed")
+
+
+def _print_account(collected: Collected, removed: str) -> None:
+    found, keys = collected.found, collected.broker
+    click.echo(f"{removed} {len(found.files):,} files, {found.bytes / 1e6:,.1f} MB")
+    for item in found.files[:SHOWN]:
+        click.echo(f"  {item.path}  {item.bytes / 1e6:,.1f} MB, {item.age_s / 3600:,.1f} h old")
+    if len(found.files) > SHOWN:
+        click.echo(f"  ... and {len(found.files) - SHOWN:,} more (--json lists them)")
+    if keys is not None:
+        click.echo(f"{removed} {keys.keys:,} keys and {keys.hints:,} hints from the broker")
+    if found.young or found.in_use:
+        click.echo(f"left {found.young:,} younger files, and {found.in_use:,} that may be in use")
+    for note in collected.notes:
+        click.echo(f"note: {note}", err=True)

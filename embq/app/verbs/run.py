@@ -1,0 +1,331 @@
+"""`embq run` and `embq enqueue`: verbs that make a run."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from embq.app.cli.run_command import RunCommand, inputs_argument
+from embq.app.cli.run_options import run_options
+from embq.app.cli.shared_options import (
+    batch_size_option,
+    broker_option,
+    json_option,
+    log_option,
+    priority_option,
+    quiet_option,
+    settings_with,
+    threads_option,
+    verbose_option,
+    worker_options,
+)
+from embq.core.errors import EmbqError, InputError, UsageError, command_line
+from embq.core.service.progress_line import folded
+
+NAMED = 3
+"""Inputs that an error names."""
+OTHER_RUN = ("other_run", "other_inputs", "input_changed")
+"""Codes of errors by which the output holds another run than the command asks for."""
+
+if TYPE_CHECKING:
+    import redis
+
+    from embq.core.models import ModelSpec
+    from embq.core.settings import Settings
+    from embq.core.storage.paths import Place
+    from embq.producer.enqueue import Planned, Request
+
+
+@click.command(
+    "run",
+    cls=RunCommand,
+    epilog="Examples: embq run photos -o out -m open_clip:ViT-B-32/laion2b_s34b_b79k | "
+    "embq run texts.jsonl -o out -m minilm",
+)
+@inputs_argument
+@run_options
+@click.option("--add", is_flag=True, help="Add INPUT to the run of other inputs that OUT holds.")
+@click.option(
+    "--keep-going",
+    is_flag=True,
+    help="Go on where all samples of the first unit fail with one code.",
+)
+@click.option("--dry-run", is_flag=True, help="Print units, sizes and device hours, and do nothing.")
+@priority_option
+@worker_options
+@broker_option
+@log_option
+@json_option
+@quiet_option
+@verbose_option
+def run(
+    inputs: tuple[str, ...], broker: str, add: bool, dry_run: bool, as_json: bool, quiet: bool, **options: Any
+) -> int:
+    """Embed INPUT on all devices of this machine, and write the rows to a folder.
+
+    INPUT is a webdataset .tar, a folder of images, or a .parquet, .arrow, .h5, .csv, .jsonl or .txt file; globs and
+    {000000..000099} are expanded. After Ctrl-C, `embq resume` or the same command continues the run; further inputs are
+    added to it with --add. A run without rows is replaced by a corrected command.
+    """
+    from embq.app.cli.precision import precision_of_output, resolve_precision
+    from embq.app.cli.run_options import request_from
+    from embq.app.local.session import own_devices, print_summary, run_locally
+    from embq.app.local.unused_runs import is_new, undone_on_error
+    from embq.app.status.run_log import check_targets
+    from embq.core.storage.paths import place
+    from embq.producer.model_args import asked_models
+
+    check_targets(options["log"])
+    request, reason = resolve_precision(
+        request_from(inputs, options), there=precision_of_output, devices=lambda: own_devices(options["devices"])
+    )
+    root = place(options["output"])
+    client = _configured_broker(settings_with(broker))  # before anything is written
+    fresh = is_new(root)
+    if fresh:  # a run that is there may need its model no more
+        for model in asked_models(request.models):
+            _look_for(model.spec)
+    if dry_run:
+        if not add:
+            _refuse_to_add(inputs, root)
+        _print_estimate(request, reason, client, as_json=as_json)
+        return 0
+    planned = _planned(request, root, add=add)
+    if reason and not (quiet or as_json):
+        click.echo(folded(reason, err=True), err=True)
+    for warning in planned.warnings:
+        click.echo(folded(f"warning: {warning}", err=True), err=True)
+    with undone_on_error(root, planned.info if fresh and planned.new else None, broker=broker):
+        outcome = run_locally(planned.info, root, options, broker=broker, quiet=quiet or as_json, inputs=inputs)
+    status = print_summary(outcome, root, as_json=as_json)
+    if outcome.all_failed:
+        raise InputError(
+            f"all {outcome.progress.failures:,} samples so far failed with {outcome.all_failed}, so the run is stopped",
+            next_step="correct the command or the inputs and start it again: it replaces this run, which has no rows; "
+            "or go on in spite of the failures with --keep-going",
+            code="all_failed",
+        )
+    return status
+
+
+def _look_for(spec: ModelSpec) -> None:
+    """Find a model before anything is written; a download is announced."""
+    from embq.worker.embedders.lookup import locate
+
+    # Where a package is missing, the worker names the extra that has it.
+    with suppress(ImportError):
+        found = locate(spec)
+        if not found.here:
+            click.echo(f"{spec} is {found.where}", err=True)
+
+
+def _planned(request: Request, root: Place, *, add: bool) -> Planned:
+    """The run in the output folder, which replaces one without rows that this command corrects."""
+    from embq.app.local.unused_runs import remove_without_rows
+    from embq.producer.enqueue import prepare
+
+    try:
+        if not add:
+            _refuse_to_add(request.inputs, root)
+        return prepare(request)
+    except EmbqError as error:
+        if error.code not in OTHER_RUN or not remove_without_rows(root):
+            raise
+        click.echo(f"the run in {root} has no rows; this command replaces it", err=True)
+        return prepare(request)
+
+
+def _refuse_to_add(inputs: tuple[str, ...], root: Place) -> None:
+    """Raise UsageError where the output holds a run of other inputs, to which these would be added."""
+    import os
+    from fnmatch import fnmatchcase
+
+    from embq.core.run.layout import Layout
+    from embq.core.run.run_info import load_run
+    from embq.core.storage.paths import is_url
+
+    if not Layout(root).run_json.exists():
+        return
+    there = load_run(root)
+    known = list(dict.fromkeys([*there.inputs, *(one for added in there.added for one in added.inputs)]))
+    paths = [os.path.abspath(one) for one in known if not is_url(one)]
+    others = [
+        one
+        for one in inputs
+        if one not in known
+        and (is_url(one) or not any(fnmatchcase(os.path.abspath(one), known_path) for known_path in paths))
+    ]
+    if others:
+        raise UsageError(
+            f"{root} holds a run of {', '.join(known[:NAMED])}{', ...' if len(known) > NAMED else ''}, and "
+            f"{', '.join(others[:NAMED])}{', ...' if len(others) > NAMED else ''} would be added to it",
+            next_step="choose another --output, or give --add to this command to add what is new",
+            code="other_inputs",
+        )
+
+
+@click.command(
+    "enqueue",
+    cls=RunCommand,
+    epilog="Example: embq enqueue 'shards/{00..99}.tar' -o out -m open_clip:ViT-B-32/openai",
+)
+@inputs_argument
+@run_options
+@batch_size_option
+@threads_option
+@priority_option
+@click.option(
+    "--upload",
+    is_flag=True,
+    help="Send the run through the broker to OUT, a folder of the writer's machine. Workers read the inputs.",
+)
+@click.option(
+    "--inline", is_flag=True, help="As --upload, and send the inputs as well: texts or small images of this machine."
+)
+@broker_option
+@json_option
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print units, sizes and device hours, and do nothing; speeds come from the broker, if there is one.",
+)
+def enqueue(
+    inputs: tuple[str, ...], broker: str, as_json: bool, dry_run: bool, upload: bool, inline: bool, **options: Any
+) -> None:
+    """Plan a run and hand it to resident workers. The same command again adds new samples of the inputs.
+
+    Further inputs for the same output are added to its run. Inputs that have changed since are refused. --batch-size
+    and --threads are for workers that were started without them.
+
+    INPUT is a webdataset .tar, a folder of images, or a .parquet, .arrow, .h5, .csv, .jsonl or .txt file; globs and
+    {000000..000099} are expanded.
+    """
+    from embq.app.cli.authorization import authorized_client
+    from embq.app.cli.run_options import request_from
+    from embq.core.run.run_info import WorkerDefaults
+    from embq.producer.announce import refuse_secrets
+
+    refuse_secrets(inputs)
+    settings = settings_with(broker)
+    workers = WorkerDefaults(batch_size=options["batch_size"], prepare_threads=options["threads"])
+    request = replace(request_from(inputs, options), workers=workers)
+    if dry_run:
+        _say_what_it_would_do(request, settings, sent=upload or inline, as_json=as_json)
+        return
+    client = authorized_client(settings, "enqueue --upload" if upload or inline else "enqueue")
+    request, reason = _settled(request, client, sent=upload or inline)
+    priority = options["priority"]
+    if reason and not as_json:
+        click.echo(folded(reason, err=True), err=True)
+    if upload or inline:
+        from embq.app.enqueueing.upload import send_run
+        from embq.core.broker.client import RESULT_S, connect
+
+        patient = connect(settings.broker_url, password=settings.broker_password, patient=True, answer_s=RESULT_S)
+        send_run(patient, request, inline=inline, as_json=as_json, priority=priority)
+    else:
+        _plan_and_hand_over(client, request, priority, as_json=as_json)
+
+
+def _settled(request: Request, client: redis.Redis | None, *, sent: bool) -> tuple[Request, str]:
+    """The request with its precision, and the reason for that; see `embq.app.cli.precision.resolve_precision`.
+
+    Args:
+        client: the broker; None for none, where no device is known.
+        sent: whether the output is a folder of the writer's machine.
+    """
+    from embq.app.cli.precision import precision_of_output, precision_of_upload, resolve_precision
+    from embq.producer.model_args import registered_devices
+
+    return resolve_precision(
+        request,
+        there=partial(precision_of_upload, client) if sent and client is not None else precision_of_output,
+        devices=lambda: registered_devices(client) if client is not None else (),
+    )
+
+
+def _plan_and_hand_over(client: redis.Redis, request: Request, priority: int | None, *, as_json: bool) -> None:
+    """Write the run, or its new units, to its folder; announce it; print a summary."""
+    from embq.core.errors import TryLaterError
+    from embq.core.storage.paths import place
+    from embq.producer.announce import hand_over
+    from embq.producer.enqueue import prepare
+
+    planned, output = prepare(request), place(request.output)
+    # A new run has its priority in its folder; of one that is there it is changed.
+    again = {} if planned.new or priority is None else {"priority": str(priority)}
+    for warning in planned.warnings:
+        click.echo(folded(f"warning: {warning}", err=True), err=True)
+    try:
+        hand_over(client, planned.info, output, again)
+    except TryLaterError as error:
+        if not planned.added:
+            raise
+        click.echo(
+            f"warning: {error.message}; it takes the new units up, and where it ends before: "
+            f"{command_line('resume', output)}",
+            err=True,
+        )
+    _tell(planned, output, as_json=as_json)
+
+
+def _tell(planned: Planned, output: Place, *, as_json: bool) -> None:
+    """Print how many units were handed over, and how many are done."""
+    from embq.core.run.commit_log import CommitLog
+    from embq.core.run.control import load_control
+    from embq.core.run.layout import Layout
+
+    info = planned.info
+    done = 0 if planned.new else CommitLog(Layout(output)).replay(info.units).count
+    if as_json:
+        answer = {"run": info.run, "new": planned.new, "added": planned.added, "units": info.units, "done": done}
+        click.echo(json.dumps({"schema": 1, **answer, "precision": info.model.precision}))
+    elif planned.new or planned.added:
+        count, total = (info.units, info.samples) if planned.new else (planned.added, planned.samples)
+        samples = f", {total:,} samples" if total is not None else ""
+        told = "enqueued" if planned.new else f"added to {info.units - count:,}"
+        click.echo(f"run {info.run}: {count:,} units{samples} {told} for {info.model.spec}")
+        click.echo(folded(f"watch it with: {command_line('status', output, '--watch')}", err=True), err=True)
+    else:
+        click.echo(f"run {info.run} is already enqueued: {done:,} of {info.units:,} units are done; nothing was added")
+    if not planned.new and done < info.units and (state := load_control(Layout(output)).state) != "running":
+        click.echo(f"it is {state}; go on with: {command_line('resume', output)}", err=True)
+
+
+def _say_what_it_would_do(request: Request, settings: Settings, *, sent: bool, as_json: bool) -> None:
+    client = _configured_broker(settings)
+    request, reason = _settled(request, client, sent=sent)
+    _print_estimate(request, reason, client, as_json=as_json)
+
+
+def _configured_broker(settings: Settings) -> redis.Redis | None:
+    from embq.core.broker.client import check, connect
+
+    if not settings.broker_url:
+        return None
+    client = connect(settings.broker_url, password=settings.broker_password)
+    check(client, settings.broker_url)
+    return client
+
+
+def _print_estimate(request: Request, reason: str, client: redis.Redis | None, *, as_json: bool) -> None:
+    """Print what the run would have to do, and how long by the speeds that a broker knows."""
+    from embq.app.enqueueing.dry_run import cost_of, lines, to_json
+    from embq.producer.estimate import estimate
+
+    found = estimate(request)
+    cost = cost_of(found, client) if client is not None else None
+    for warning in found.warnings:
+        click.echo(folded(f"warning: {warning}", err=True), err=True)
+    if as_json:
+        click.echo(json.dumps(to_json(found, cost)))
+    else:
+        if reason:
+            click.echo(reason)
+        click.echo("\n".join(lines(found, cost)))
+        click.echo("nothing was written or sent", err=True)

@@ -1,0 +1,165 @@
+"""`embq search`: query an index."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.shared_options import embedding_option, json_option
+from embq.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from embq.app.searching.query import Answer, Query
+
+FULL_WIDTH = 160
+"""Characters of a line where the width of the terminal is not known."""
+
+KEY_WIDTH, SOURCE_WIDTH = 44, 28
+"""Most characters of a key and of a source."""
+
+
+@click.command(
+    "search",
+    cls=SectionedCommand,
+    epilog='Examples: embq search ./out "a red bicycle" -k 5 | '
+    'embq search http://localhost:1234 "a red bicycle" --index notes',
+)
+@click.argument("index", metavar="INDEX", type=click.Path())
+@click.argument("text", metavar="[TEXT]", required=False)
+@click.option("--image", metavar="FILE", type=click.Path(), default=None, help="Search by an image.")
+@click.option(
+    "--vector", metavar="FILE", type=click.Path(), default=None, help="Search by a vector: .npy, or a JSON list."
+)
+@click.option("--id", type=int, metavar="N", default=None, help="Search for rows similar to the row with this id.")
+@click.option(
+    "--like", type=int, multiple=True, metavar="N", help="Move the query towards the row with this id; repeatable."
+)
+@click.option(
+    "--unlike", type=int, multiple=True, metavar="N", help="Move it away from the row with this id; repeatable."
+)
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="CONDITION",
+    help="Only rows that satisfy it, such as 'year >= 2020' or 'caption contains cat'; repeatable, all must hold.",
+)
+@click.option(
+    "-k", "k", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="Number of results."
+)
+@click.option("--offset", type=click.IntRange(min=0), default=0, metavar="N", help="Results to skip.")
+@click.option("--index", "name", default=None, metavar="NAME", help="Index of a server that serves several.")
+@embedding_option
+@click.option(
+    "--prompt",
+    default=None,
+    metavar="NAME",
+    help="Name of the model's prompt before TEXT.  [query, where rows have document]",
+)
+@click.option("--prompt-text", default=None, metavar="TEXT", help="Prompt to put before TEXT; '' for none.")
+@click.option(
+    "--model",
+    "-m",
+    default=None,
+    metavar="SPEC",
+    help="Model location, if not that of the run; must be the same model.",
+)
+@click.option(
+    "--nprobe",
+    type=click.IntRange(min=1),
+    default=None,
+    metavar="N",
+    help="Inverted lists to search.  [tuned value]",
+)
+@click.option("--no-refine", is_flag=True, help="Skip re-ranking by full vectors.")
+@json_option
+def command(
+    index: str,
+    image: str | None,
+    vector: str | None,
+    name: str | None,
+    embedding: str | None,
+    where: tuple[str, ...],
+    no_refine: bool,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Find the rows of an index that are nearest to a text, an image, a vector or other rows.
+
+    INDEX is the folder of an index or of one of its versions, the output folder of a run, the s3:// or gs:// URL of an
+    index, or the URL of an `embq serve`, which needs only embq itself on this machine. Texts and images are embedded
+    with the model of the rows; a different model is an error.
+    """
+    from pathlib import Path
+
+    from embq.app.searching.query import Query
+    from embq.indexer.filter.condition import read_conditions
+
+    query = Query(
+        image=None if image is None else Path(image),
+        vector=None if vector is None else Path(vector),
+        where=read_conditions(where),
+        refine=False if no_refine else None,
+        **options,
+    )
+    query.check()
+    answer = _search(index, query, name, embedding)
+    if as_json:
+        import json
+
+        results = [result.describe() for result in answer.results]
+        click.echo(json.dumps({"schema": 1, "results": results, "timing": answer.timing}))
+    else:
+        _print_table(answer)
+    return 0
+
+
+def _search(index: str, query: Query, name: str | None, embedding: str | None) -> Answer:
+    from embq.app.searching.remote import is_server, looks_like_server, search_remote
+
+    if is_server(index):
+        return search_remote(index, query, name=name, output=embedding, on_load=_tell)
+    if looks_like_server(index):
+        raise UsageError(f"there is no folder {index}", next_step=f"a server is a URL: embq search http://{index}")
+    if name is not None:
+        raise UsageError(
+            "--index selects an index of a server, and INDEX is a folder",
+            next_step="give the URL of the server as INDEX",
+        )
+    from embq.core.settings import compute_in_one_thread
+
+    compute_in_one_thread()
+    from embq.app.searching.local import search_local
+
+    return search_local(index, query, output=embedding, on_load=_tell)
+
+
+def _tell(spec: str) -> None:
+    click.echo(f"loading {spec} ...", err=True)
+
+
+def _print_table(answer: Answer) -> None:
+    import shutil
+
+    results = answer.results
+    if not results:
+        click.echo("no results", err=True)
+        return
+    width = shutil.get_terminal_size((FULL_WIDTH, 24)).columns
+    keys = [_shortened(result.key, KEY_WIDTH) for result in results]
+    sources = [_shortened(result.source or "", SOURCE_WIDTH, keep_end=True) for result in results]
+    key_width, source_width = max(3, *map(len, keys)), max(map(len, sources))
+    caption_width = max(20, width - 4 - 9 - key_width - source_width - 6)
+    for result, key, source in zip(results, keys, sources, strict=True):
+        caption = _shortened(result.caption or "", caption_width)
+        line = f"{result.rank:>4} {result.score:>8.4f}  {key:<{key_width}}  {caption:<{caption_width}}  {source}"
+        click.echo(line.rstrip())
+
+
+def _shortened(text: str, width: int, *, keep_end: bool = False) -> str:
+    """The text in one line, shortened to `width` characters."""
+    line = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+    if len(line) <= width:
+        return line
+    return f"…{line[1 - width :]}" if keep_end else f"{line[: width - 1]}…"

@@ -1,0 +1,216 @@
+"""`embq serve` and `embq ui`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import click
+
+from embq.app.cli.precision import AUTO
+from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.shared_options import broker_option, option_group, settings_with
+from embq.core.models import PRECISIONS
+
+DEFAULT_PORT = 1234
+"""The port of clip-retrieval's back end, so that clients keep their addresses."""
+
+server_options = option_group(
+    click.option(
+        "--name", "names", multiple=True, metavar="NAME=INDEX", help="Serve an index under this name; repeatable."
+    ),
+    click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on."),
+    click.option(
+        "--port",
+        type=click.IntRange(0, 65535),
+        default=DEFAULT_PORT,
+        show_default=True,
+        metavar="N",
+        help="Port to listen on; 0 finds a free one.",
+    ),
+    broker_option,
+    click.option(
+        "--allow-actions",
+        is_flag=True,
+        help="Let browsers that come with the printed token pause, resume, cancel and retry runs.",
+    ),
+    click.option("--no-model", is_flag=True, help="Load no model; answer queries by vector or id only."),
+    click.option(
+        "--memory",
+        type=click.Choice(["ram", "mmap"]),
+        default="ram",
+        show_default=True,
+        help="Read indexes into memory, or map their files and let the system cache them.",
+    ),
+    click.option(
+        "--threads", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Threads per search."
+    ),
+    click.option("--fetch-image-urls", is_flag=True, help="Accept images by URL: https, public hosts only."),
+    click.option(
+        "--allow-origin",
+        "origins",
+        multiple=True,
+        metavar="ORIGIN",
+        help="Accept requests from pages of this origin, such as https://example.org, or of any with *; repeatable.",
+    ),
+    click.option(
+        "--allow-host",
+        "hosts",
+        multiple=True,
+        metavar="NAME",
+        help="Accept this name in the Host header, for a proxy that passes it on; repeatable.",
+    ),
+)
+"""Options of a server of indexes and pages."""
+
+
+@click.command(
+    "serve",
+    cls=SectionedCommand,
+    epilog="Examples: embq serve ./out | embq serve --follow /data/runs | embq serve --embeddings minilm",
+)
+@click.argument("indices", metavar="[INDEX]...", nargs=-1, type=click.Path(file_okay=False))
+@click.option("--follow", is_flag=True, help="Serve every index below INDEX, and watch for new ones.")
+@click.option(
+    "--embeddings",
+    multiple=True,
+    metavar="[NAME=]SPEC",
+    help="Embed texts with this model: /v1/embeddings and /embed; requests name it by NAME; repeatable.  [SPEC]",
+)
+@click.option(
+    "--precision",
+    type=click.Choice((AUTO, *PRECISIONS)),
+    default=AUTO,
+    show_default=True,
+    help="Compute precision of --embeddings. auto: the first of bf16, fp16 and fp32 that is fast on the device.",
+)
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="Device of --embeddings: cpu, cuda:N, or auto (the first CUDA device, else the CPU).",
+)
+@server_options
+def command(indices: tuple[str, ...], follow: bool, **options: Any) -> None:
+    """Answer searches over HTTP as clip-retrieval's back end does, until stopped.
+
+    INDEX is the folder or the s3:// or gs:// URL of an index, or of a run with indexes, which then have the name of the
+    run. A new version of an index is loaded when it is published. With --follow, INDEX is any folder, also an empty
+    one: each index below it is served under the path of its run, and new ones are added as they are published.
+
+    With --embeddings it embeds texts as well, for clients of OpenAI's API and of text-embeddings-inference; INDEX is
+    not needed then.
+
+    A browser shows the search page at the same address. The server has no users or passwords. It listens on this
+    machine only, unless --host is given.
+    """
+    serve_pages(indices, follow=follow, announce="listening on {url}", **options)
+
+
+@click.command("ui", cls=SectionedCommand, epilog="Examples: embq ui ./out | embq ui ./out --open")
+@click.argument("outputs", metavar="[OUT]...", nargs=-1, type=click.Path(file_okay=False))
+@click.option("--open", "opens", is_flag=True, help="Open the page in the browser of this machine.")
+@server_options
+def ui(outputs: tuple[str, ...], opens: bool, **options: Any) -> None:
+    """Show runs and their indexes as web pages, until stopped: search, fleet and map.
+
+    OUT is the output folder of a run, or any folder above such folders; without one, this folder. Indexes that are
+    published below it later appear by themselves. The server is that of `embq serve --follow`.
+    """
+    import webbrowser
+
+    started = webbrowser.open if opens else None
+    serve_pages(
+        outputs or (".",), follow=True, announce="open {url} in a browser; Ctrl-C ends it", started=started, **options
+    )
+
+
+def serve_pages(
+    folders: tuple[str, ...],
+    names: tuple[str, ...] = (),
+    *,
+    announce: str,
+    follow: bool = False,
+    embeddings: tuple[str, ...] = (),
+    precision: str = AUTO,
+    device: str = "auto",
+    host: str = "127.0.0.1",
+    port: int = DEFAULT_PORT,
+    broker: str = "",
+    allow_actions: bool = False,
+    no_model: bool = False,
+    memory: str = "ram",
+    threads: int = 1,
+    fetch_image_urls: bool = False,
+    origins: tuple[str, ...] = (),
+    hosts: tuple[str, ...] = (),
+    started: Callable[[str], object] | None = None,
+) -> None:
+    """Serve indexes and pages until stopped; arguments as the options of `embq serve`.
+
+    Args:
+        announce: line that is printed when requests can be sent; {url} is replaced.
+        started: called with the URL then.
+    """
+    from embq.app.serving.app import application
+    from embq.app.serving.middleware import AccessRules
+    from embq.app.serving.server import bound, serve
+    from embq.app.ui.fleet.pages import FleetPages
+    from embq.app.ui.fleet.sources import sources_of
+    from embq.app.ui.site import Site
+    from embq.core.errors import UsageError
+    from embq.core.networks import is_loopback
+    from embq.core.service.log import Events, configure, is_json
+
+    if not embeddings and (precision, device) != (AUTO, "auto"):
+        raise UsageError("--precision and --device are for --embeddings", next_step="add it, or leave them out")
+    settings = settings_with(broker)
+    fleet = FleetPages(sources_of(folders, settings.broker_url, settings.broker_password), allow_actions=allow_actions)
+    alone = is_loopback(host)
+    rules = AccessRules(hosts=frozenset({host, *hosts}) if alone or hosts else frozenset(), origins=frozenset(origins))
+    configure()
+    # First, so that a port in use is reported before an index is read for minutes.
+    with bound(host, port) as listener:
+        api: EmbeddingApi | None = None
+        if embeddings:
+            from embq.app.serving.embeddings.api import EmbeddingApi
+            from embq.app.serving.embeddings.loading import load_models
+
+            api = EmbeddingApi(load_models(embeddings, precision=precision, device=device, settings=settings))
+        app = application(
+            folders,
+            names,
+            follow=follow,
+            memory=memory,
+            threads=threads,
+            with_models=not no_model,
+            image_urls=fetch_image_urls,
+            rules=rules,
+            site=partial(Site, fleet=fleet),
+            embeddings=None if api is None else api.measured_by,
+        )
+
+        def tell_token(url: str) -> None:
+            if fleet.token:
+                click.echo(f"to act on runs, open {url}/fleet?token={fleet.token}", err=True)
+
+        log = Events("serve")
+        if not alone and is_json():
+            log.warning("no_password", host=host)
+        elif not alone:
+            click.echo(f"warning: anyone who can reach {host} can search and embed: there is no password", err=True)
+
+        def tell(url: str) -> None:
+            if is_json():
+                log.info("listening", url=url)
+            else:
+                click.echo(announce.format(url=url))
+            tell_token(url)
+            if started is not None:
+                started(url)
+
+        serve(app, listener, announce=tell, leave=fleet.leave)
+    if api is not None and api.broken is not None:
+        raise api.broken

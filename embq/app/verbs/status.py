@@ -1,0 +1,130 @@
+"""`embq status`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.shared_options import broker_option, json_option, log_option, settings_with, verbose_option
+from embq.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from embq.app.status.resolve_run import ResolvedRun
+    from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
+
+WATCH_S = 1.0
+
+
+@click.command(
+    "status", cls=SectionedCommand, epilog="Examples: embq status out | embq status out --watch | embq status --json"
+)
+@click.argument("run", required=False, default="")
+@click.option("--watch", is_flag=True, help="Repeat until the run is done or cancelled; without RUN, until Ctrl-C.")
+@broker_option
+@log_option
+@json_option
+@verbose_option
+def command(run: str, watch: bool, broker: str, log: tuple[str, ...], as_json: bool, verbose: bool) -> None:
+    """Show the progress of RUN: a run id or its output folder.
+
+    Without RUN, all runs that the broker knows, and the services that report to it.
+    """
+    from embq.app.status.resolve_run import resolve_run
+
+    if log and not (run and watch):
+        raise UsageError("--log is for one run and goes on until it is over", next_step="add RUN and --watch")
+    if not run:
+        _show_overview(broker, watch=watch, as_json=as_json, verbose=verbose)
+        return
+    found = resolve_run(run, broker)
+    monitor = found.monitor()
+    while watch and monitor is None:
+        _show(found, None, as_json=as_json)
+        time.sleep(WATCH_S)
+        found = resolve_run(run, broker)
+        monitor = found.monitor()
+    if watch and monitor is not None:
+        _follow(monitor, log, as_json=as_json, verbose=verbose)
+    else:
+        _show(found, monitor, as_json=as_json, verbose=verbose)
+
+
+def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *, as_json: bool, verbose: bool) -> None:
+    """Show the run until it is done or cancelled."""
+    from embq.app.status.display import Display
+    from embq.app.status.run_log import RunLog
+    from embq.core.storage.paths import place
+
+    progress = monitor.look()
+    facts = {"model": progress.model, "precision": progress.precision}
+    output = place(progress.output) if targets else Path()  # what a broker says names a place for these only
+    with (
+        RunLog(targets, output, run=progress.run, facts=facts, quiet=as_json) as log,
+        Display(quiet=as_json, verbose=verbose) as display,
+    ):
+        while True:
+            progress = monitor.look()
+            display.show(progress)
+            log.show(progress, last=progress.state in ("done", "cancelled"))
+            if as_json:
+                click.echo(json.dumps(progress.to_json()))
+            if progress.state in ("done", "cancelled"):
+                return
+            time.sleep(WATCH_S)
+
+
+def _show(
+    found: ResolvedRun, monitor: RunMonitor | RemoteRunMonitor | None, *, as_json: bool, verbose: bool = False
+) -> None:
+    """The run on stdout, warnings of its workers, and what is still on its way to the writer."""
+    from rich.console import Console
+
+    from embq.app.status import upload_status
+    from embq.app.status.display import panel
+    from embq.app.status.fleet import fleet_status
+
+    progress = monitor.look() if monitor is not None else None
+    if as_json:
+        uploads = [upload_status.to_json(one) for one in found.uploads]
+        if progress is not None:
+            click.echo(json.dumps(progress.to_json() | ({"uploads": uploads} if uploads else {})))
+        else:
+            first = found.uploads[0].upload
+            shape = {"schema": 1, "run": first.run, "output": first.output, "state": "arriving", "uploads": uploads}
+            click.echo(json.dumps(shape))
+        return
+    if progress is not None:
+        Console(highlight=False).print(panel(progress, verbose=verbose))
+        if found.client is not None and progress.state != "done":
+            fleet = fleet_status(found.client)
+            for line in [*fleet.refusals(progress.model), *fleet.unseen(progress.run)]:
+                click.echo(f"warning: {line}")
+    for one in found.uploads:
+        click.echo(upload_status.line(one))
+
+
+def _show_overview(broker: str, *, watch: bool, as_json: bool, verbose: bool) -> None:
+    from embq.app.status.overview import OverviewMonitor, follow
+    from embq.core.broker.client import connect, reach
+    from embq.core.errors import InputError
+
+    settings = settings_with(broker)
+    if not settings.broker_url:
+        raise InputError(
+            "no run is named, and no broker is configured",
+            next_step="name an output folder, or give --broker / EMBQ_BROKER_URL",
+        )
+    client = connect(settings.broker_url, password=settings.broker_password)
+    reach(client, settings.broker_url)
+    if watch:
+        follow(client, as_json=as_json, verbose=verbose)
+    overview = OverviewMonitor(client).look()
+    if as_json:
+        click.echo(json.dumps(overview.to_json()))
+    else:
+        overview.print(verbose=verbose)

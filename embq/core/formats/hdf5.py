@@ -1,0 +1,312 @@
+"""Parts as HDF5 files: a dataset for each column, and datasets for nulls and NUL characters, which HDF5 cannot store.
+
+/id /ordinal /key /embedding /caption /unit_id ...   columns, first dimension = rows; vectors have two dimensions
+/metadata/NAME        columns of metadata
+/metadata_json        the JSON text of what is in none of them
+/valid/PATH           where a column has nulls: False in their rows, in which the column itself holds "", 0 or NaN
+/nul/PATH             where strings have NUL characters, which HDF5 cannot hold: (row, position) of each; the column
+                      holds U+FFFD there
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embq.core.errors import ConfigError
+from embq.core.formats.base import COLUMNS, READ_ROWS, Draft, PartName, slices, vectors, whole_or_none
+from embq.core.rows.spec import RowSpec
+from embq.core.run.commits import CommittedFile
+from embq.core.storage.durable import file_sha256, reserve, trim
+
+VALID, NUL = "valid", "nul"
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+LIBVER = ("v110", "v110")
+"""Every HDF5 from 1.10 on reads it; earlier ones know no virtual datasets."""
+
+CHUNK_BYTES = 512 * 1024
+"""Size of a chunk of vectors: a random row costs one such read, and a whole file is read at the disk's speed."""
+
+CHUNK_ROWS = 16_384
+"""Rows of a chunk of every other column, which are converted at once."""
+
+
+def h5py_module() -> ModuleType:
+    """h5py; ConfigError where it is not installed."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise ConfigError(
+            "HDF5 files are read and written with h5py, which is not installed", next_step="pip install 'embq[hdf5]'"
+        ) from error
+    module: ModuleType = h5py
+    return module
+
+
+@dataclass(frozen=True, slots=True)
+class H5Column:
+    """A column of a row and the path of its dataset."""
+
+    name: str
+    path: str
+    nullable: bool
+
+
+def columns_of(file: Any) -> list[H5Column]:
+    """The columns of an open file, from its attribute."""
+    return [H5Column(str(name), str(path), bool(null)) for name, path, null in json.loads(file.attrs[COLUMNS])]
+
+
+class Hdf5Part:
+    """See `embq.core.formats.base.PartFile`; tables have at most `READ_ROWS` rows."""
+
+    def __init__(self, path: Path) -> None:
+        self._h5py = h5py_module()
+        self._file = self._h5py.File(path, "r")
+        try:
+            self._columns = {column.name: column for column in columns_of(self._file)}
+            lengths = {len(self._dataset(column.path)) for column in self._columns.values()}
+            if len(lengths) != 1:
+                raise ValueError(f"its datasets have different lengths: {sorted(lengths)}")
+            (self.rows,) = lengths
+            notes = {name: str(value) for name, value in self._file.attrs.items() if name != COLUMNS}
+            self.schema = pa.schema([self._field(column) for column in self._columns.values()], notes)
+            self._nul = {name: self._nul_of(column) for name, column in self._columns.items()}
+        except BaseException:
+            self.close()
+            raise
+
+    def _dataset(self, path: str) -> Any:
+        """A dataset; ValueError where its numbers are in another file, as a link or its storage may say."""
+        node = self._file
+        for part in path.split("/"):
+            if not isinstance(node.get(part, getlink=True), self._h5py.HardLink):
+                raise ValueError(f"{path} is no dataset of the file itself")
+            node = node[part]
+        if node.is_virtual or node.external:
+            raise ValueError(f"{path} is stored in another file")
+        return node
+
+    def _field(self, column: H5Column) -> pa.Field:
+        dataset = self._dataset(column.path)
+        if self._h5py.check_string_dtype(dataset.dtype) is not None:
+            type_ = pa.string()
+        else:
+            type_ = pa.from_numpy_dtype(dataset.dtype)
+        if dataset.ndim == 2:
+            type_ = pa.list_(type_, dataset.shape[1])
+        return pa.field(column.name, type_, nullable=column.nullable)
+
+    def _nul_of(self, column: H5Column) -> np.ndarray | None:
+        path = f"{NUL}/{column.path}"
+        return self._dataset(path)[:] if path in self._file else None
+
+    def tables(self, columns: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[pa.Table]:
+        """See `embq.core.formats.base.PartFile`."""
+        schema = pa.schema([self.schema.field(name) for name in columns], self.schema.metadata)
+        end = self.rows if stop is None else min(stop, self.rows)
+        for first in range(start, end, READ_ROWS):
+            last = min(first + READ_ROWS, end)
+            yield pa.Table.from_arrays([self._read(field, first, last) for field in schema], schema=schema)
+
+    def _read(self, field: pa.Field, start: int, stop: int) -> pa.Array:
+        column = self._columns[field.name]
+        values = self._dataset(column.path)[start:stop]
+        if pa.types.is_fixed_size_list(field.type):
+            flat = pa.array(values.reshape(-1), field.type.value_type)
+            return pa.FixedSizeListArray.from_arrays(flat, type=field.type)
+        valid_path = f"{VALID}/{column.path}"
+        null = ~self._dataset(valid_path)[start:stop] if valid_path in self._file else None
+        if not pa.types.is_string(field.type):
+            return pa.array(values, field.type, mask=null)
+        strings = pa.array(values, pa.binary(), mask=null).cast(pa.string())
+        nul = self._nul[field.name]
+        return strings if nul is None else _with_nul(strings, nul, start)
+
+    def ids(self) -> list[tuple[int, tuple[int, int]]]:
+        """See `embq.core.formats.base.PartFile`; the first and the last id."""
+        ids = self._dataset("id")
+        return [(self.rows, (int(ids[0]), int(ids[-1])))] if self.rows else []
+
+    def close(self) -> None:
+        """See `embq.core.formats.base.PartFile`."""
+        self._file.close()
+
+
+def _with_nul(strings: pa.Array, nul: np.ndarray, start: int) -> pa.Array:
+    """Put the NUL characters back into the strings of rows from `start` on."""
+    positions: dict[int, list[int]] = {}
+    for row, position in nul:
+        if start <= row < start + len(strings):
+            positions.setdefault(int(row) - start, []).append(int(position))
+    if not positions:
+        return strings
+    texts = strings.to_pylist()
+    for row, places in positions.items():
+        characters = list(texts[row])
+        for place in places:
+            characters[place] = "\0"
+        texts[row] = "".join(characters)
+    return pa.array(texts, pa.string())
+
+
+def write_hdf5(table: pa.Table, name: PartName, notes: Mapping[str, str], rows: RowSpec) -> list[Draft]:
+    """Write rows as `parts/part-N.h5`; see `embq.core.formats.part.write_part`.
+
+    The library crashes its process where a write fails in mid-file, so that room is set aside before anything is
+    written. Vectors and strings are not compressed: the former do not shrink, and of the latter filters see only
+    references. The ids of units, which repeat, have a fixed length and are.
+
+    Args:
+        rows: what a row holds; its columns stand below `/metadata`.
+    """
+    metadata = {column.name for column in rows.columns}
+    temporary, path = name.unfinished("rows"), f"parts/part-{name.number:08d}.h5"
+    columns = [H5Column(field.name, _dataset_path(field.name, metadata), field.nullable) for field in table.schema]
+    with whole_or_none([temporary], name.layout.root / path):
+        with h5py_module().File(temporary, "w", libver=LIBVER) as file:
+            reserve(temporary, _upper_bound(table))
+            for note, value in {**notes, COLUMNS: described(columns)}.items():
+                file.attrs[note] = value
+            for column in columns:
+                _write_column(file, column, table.select([column.name]))
+        trim(temporary)
+        digest = file_sha256(temporary)
+    written = CommittedFile(
+        path=path,
+        kind="rows",
+        rows=table.num_rows,
+        bytes=temporary.stat().st_size,
+        sha256=digest,
+        first_id=name.first_id,
+    )
+    return [Draft(temporary=temporary, file=written)]
+
+
+def _dataset_path(column: str, metadata: Container[str]) -> str:
+    if column in metadata:
+        return f"metadata/{column}"  # a name that HDF5 takes, see `embq.core.rows.metadata.column_name`
+    return "metadata_json" if column == "metadata" else column
+
+
+def _write_column(file: Any, column: H5Column, table: pa.Table) -> None:
+    """Write one column; OSError."""
+    type_ = table.schema.field(column.name).type
+    if pa.types.is_fixed_size_list(type_):
+        _write_vectors(file, column, table)
+        return
+    dataset = _new_dataset(file, column, table)
+    nul: list[tuple[int, int]] = []
+    for start, piece in _numbered(slices(table, CHUNK_ROWS)):
+        array = pa.concat_arrays(piece[column.name].chunks)
+        if array.null_count:
+            _write_nulls(file, column, table.num_rows, start, array)
+        if column.name == "unit_id":
+            values = _repeated(array, dataset.dtype)
+        elif pa.types.is_string(type_):
+            array, found = without_nul(array.fill_null(""), start)
+            nul += found
+            values = array.to_numpy(zero_copy_only=False)
+        else:
+            values = array.fill_null(np.zeros((), dataset.dtype).item()).to_numpy(zero_copy_only=False)
+        dataset[start : start + len(array)] = values
+    if nul:
+        file.create_dataset(f"{NUL}/{column.path}", data=np.array(nul, np.int64))
+
+
+def _new_dataset(file: Any, column: H5Column, table: pa.Table) -> Any:
+    """A new dataset for a column that holds no vectors."""
+    h5py = h5py_module()
+    rows, type_ = table.num_rows, table.schema.field(column.name).type
+    shape: dict[str, Any] = {"shape": (rows,), "chunks": (min(rows, CHUNK_ROWS),)}
+    if column.name == "unit_id":
+        longest = pc.max(pc.binary_length(table[column.name])).as_py() or 1
+        dtype = h5py.string_dtype("utf-8", longest)
+        return file.create_dataset(column.path, dtype=dtype, compression="gzip", compression_opts=1, **shape)
+    dtype = h5py.string_dtype() if pa.types.is_string(type_) else np.dtype(type_.to_pandas_dtype())
+    return file.create_dataset(column.path, dtype=dtype, **shape)
+
+
+def described(columns: Sequence[H5Column]) -> str:
+    """Value of the attribute that maps columns to datasets."""
+    return json.dumps([[column.name, column.path, column.nullable] for column in columns])
+
+
+def without_nul(strings: pa.Array, start: int) -> tuple[pa.Array, list[tuple[int, int]]]:
+    """Strings with U+FFFD for each NUL character, and (row, position) of each; the first string is row `start`."""
+    with_nul = pc.match_substring(strings, "\0")
+    if not pc.any(with_nul).as_py():
+        return strings, []
+    texts = strings.to_pylist()
+    found = [
+        (start + row, position)
+        for row in np.flatnonzero(with_nul.to_numpy(zero_copy_only=False)).tolist()
+        for position, character in enumerate(texts[row])
+        if character == "\0"
+    ]
+    return pa.array([text.replace("\0", REPLACEMENT) for text in texts], pa.string()), found
+
+
+def _numbered(pieces: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
+    """Each piece with the number of its first row."""
+    start = 0
+    for piece in pieces:
+        yield start, piece
+        start += piece.num_rows
+
+
+def _write_vectors(file: Any, column: H5Column, table: pa.Table) -> None:
+    """Write vectors chunk by chunk, each as it lies in memory."""
+    type_ = table.schema.field(column.name).type
+    dtype, dim = np.dtype(type_.value_type.to_pandas_dtype()), type_.list_size
+    rows = max(1, min(table.num_rows, CHUNK_BYTES // max(1, dim * dtype.itemsize)))
+    shape = (table.num_rows, dim)
+    dataset = file.create_dataset(column.path, shape=shape, chunks=(rows, dim), dtype=dtype)
+    for start, piece in _numbered(slices(table, rows)):
+        matrix = vectors(piece, column.name)
+        if len(matrix) < rows:
+            matrix = np.concatenate([matrix, np.zeros((rows - len(matrix), dim), dtype)])
+        dataset.id.write_direct_chunk((start, 0), matrix)
+
+
+def _write_nulls(file: Any, column: H5Column, rows: int, start: int, array: pa.Array) -> None:
+    """Mark the nulls of a slice; the dataset for that is there from the first null on."""
+    path = f"{VALID}/{column.path}"
+    if path not in file:
+        chunks = (min(rows, CHUNK_ROWS),)
+        file.create_dataset(path, shape=(rows,), dtype=bool, fillvalue=True, chunks=chunks, compression="gzip")
+    file[path][start : start + len(array)] = array.is_valid().to_numpy(zero_copy_only=False)
+
+
+def _repeated(array: pa.Array, dtype: np.dtype) -> np.ndarray:
+    """Strings, of which few differ, as an array of fixed length."""
+    encoded = array.dictionary_encode()
+    different = np.array([text.encode() for text in encoded.dictionary.to_pylist()], f"S{dtype.itemsize}").astype(dtype)
+    repeated: np.ndarray = different[encoded.indices.to_numpy()]
+    return repeated
+
+
+def _upper_bound(table: pa.Table) -> int:
+    """Bytes that a file of these rows does not exceed: strings cost 16 for their place and 16 to 32 around them."""
+    chunk = min(table.num_rows, CHUNK_ROWS)
+    rows = -(-table.num_rows // chunk) * chunk  # the last chunk is as long as the others
+    size = 256 * 1024
+    for field in table.schema:
+        size += 16 * 1024 + rows  # its description, and whether it is null
+        if pa.types.is_fixed_size_list(field.type):
+            size += table[field.name].nbytes + min(table[field.name].nbytes, CHUNK_BYTES + field.type.list_size * 8)
+        elif pa.types.is_string(field.type):
+            size += 2 * table[field.name].nbytes + 64 * rows
+        else:
+            size += 8 * rows
+    return size

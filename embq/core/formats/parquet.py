@@ -1,0 +1,145 @@
+"""Parts and failures as parquet files, and the metadata of the npy format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embq.core.formats.base import READ_ROWS, Draft, PartName, groups_within, whole_or_none
+from embq.core.run.commits import CommittedFile
+from embq.core.storage.hashing import HashingFile
+from embq.core.storage.paths import Place, opened
+
+BUFFER_BYTES = 1 << 20
+"""Buffer of each column that is being read. Without it a whole group of rows is in memory, however few are wanted."""
+
+BATCH_NUMBERS = 2_000_000
+"""Numbers of vectors that are decoded at once: pyarrow makes twelve bytes of levels and pointers for each."""
+
+ROW_GROUP_ROWS = 65_536
+"""Rows of one row group: 50 MB of 384-dimensional float16, enough to read fast and small enough to skip."""
+
+CHUNK_ROWS = 1_000
+"""Rows that pyarrow is given at once: it makes twelve bytes of levels and pointers for each number of them."""
+
+
+class ParquetPart:
+    """See `embq.core.formats.base.PartFile`; tables are row groups, or pieces of them where a range of rows is wanted."""
+
+    def __init__(self, path: Place) -> None:
+        self._file = pq.ParquetFile(opened(path), buffer_size=BUFFER_BYTES if isinstance(path, Path) else 0)
+        self.rows = int(self._file.metadata.num_rows)
+        self.schema: pa.Schema = self._file.schema_arrow
+
+    def tables(self, columns: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[pa.Table]:
+        """See `embq.core.formats.base.PartFile`."""
+        if start == 0 and stop is None:
+            for group in range(self._file.num_row_groups):
+                yield self._file.read_row_group(group, columns=list(columns)).select(list(columns))
+            return
+        fields = [self.schema.field(name) for name in columns]
+        width = sum(one.type.list_size for one in fields if pa.types.is_fixed_size_list(one.type))
+        for piece in rows_within(self._file, columns, start, stop, batch_rows(width)):
+            yield piece.select(list(columns))
+
+    def ids(self) -> list[tuple[int, tuple[int, int]]]:
+        """See `embq.core.formats.base.PartFile`."""
+        found, footer = [], self._file.metadata
+        for number in range(footer.num_row_groups):
+            group = footer.row_group(number)
+            columns = (group.column(i) for i in range(group.num_columns))
+            ids = next((column.statistics for column in columns if column.path_in_schema == "id"), None)
+            if ids is None or not ids.has_min_max:
+                return []
+            found.append((group.num_rows, (ids.min, ids.max)))
+        return found
+
+    def close(self) -> None:
+        """See `embq.core.formats.base.PartFile`."""
+        self._file.close()
+
+
+def batch_rows(numbers: int) -> int:
+    """Rows that are decoded at once, with so many numbers of vectors in each."""
+    return max(256, min(READ_ROWS, BATCH_NUMBERS // max(numbers, 1)))
+
+
+def rows_within(
+    file: pq.ParquetFile, columns: Sequence[str], start: int, stop: int | None, rows: int
+) -> Iterator[pa.Table]:
+    """These columns of the rows of a file from `start` up to `stop`, at most `rows` of them at a time.
+
+    Of a group of rows, what is behind the last wanted one is not read.
+    """
+    footer = file.metadata
+    groups = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+    for group, first, last in groups_within(groups, start, stop):
+        at = 0
+        for batch in file.iter_batches(rows, row_groups=[group], columns=list(columns)):
+            a, b = max(first - at, 0), min(last - at, len(batch))
+            if a < b:
+                yield pa.Table.from_batches([batch.slice(a, b - a)])
+            at += len(batch)
+            if at >= last:
+                break
+
+
+def write_rows(table: pa.Table, name: PartName, notes: Mapping[str, str]) -> list[Draft]:
+    """Write rows as `parts/part-N.parquet`; see `embq.core.formats.part.write_part`."""
+    temporary, path = name.unfinished("rows"), f"parts/part-{name.number:08d}.parquet"
+    noted = with_notes(table, notes)
+    with whole_or_none([temporary], name.layout.root / path):
+        options = encoding(noted.schema)
+        return [write_parquet(noted, temporary, options, path=path, kind="rows", first_id=name.first_id)]
+
+
+def write_failures(table: pa.Table, name: PartName, notes: Mapping[str, str]) -> list[Draft]:
+    """Failures as `failures/failures-N.parquet`, whatever the format of the rows; OutputError leaves nothing behind."""
+    temporary, path = name.unfinished("failures"), f"failures/failures-{name.number:08d}.parquet"
+    noted = with_notes(table, notes)
+    with whole_or_none([temporary], name.layout.root / path):
+        return [write_parquet(noted, temporary, encoding(noted.schema), path=path, kind="failures")]
+
+
+def write_parquet(
+    table: pa.Table, temporary: Path, options: Mapping[str, Any], *, path: str, kind: str, first_id: int = -1
+) -> Draft:
+    """Write a table as one closed parquet file, hashing what is written; OSError where that fails.
+
+    Args:
+        temporary: name to write under.
+        options: of `pyarrow.parquet.write_table`.
+        path, kind, first_id: what the record will say of it.
+    """
+    chunked = pa.Table.from_batches(table.to_batches(max_chunksize=CHUNK_ROWS), table.schema)
+    with open(temporary, "wb") as raw:
+        file = HashingFile(raw)
+        pq.write_table(chunked, pa.PythonFile(file, mode="w"), **options)
+    written = CommittedFile(
+        path=path, kind=kind, rows=table.num_rows, bytes=file.size, sha256=file.hexdigest(), first_id=first_id
+    )
+    return Draft(temporary=temporary, file=written)
+
+
+def encoding(schema: pa.Schema) -> dict[str, Any]:
+    """Options of `pyarrow.parquet.write_table`: embeddings plain, because they do not compress; the rest with zstd."""
+    embeddings = {field.name for field in schema if pa.types.is_fixed_size_list(field.type)}
+    others = [field.name for field in schema if field.name not in embeddings]
+    return {
+        "row_group_size": ROW_GROUP_ROWS,
+        "compression": {
+            **dict.fromkeys(others, "zstd"),
+            **{f"{name}.list.element": "none" for name in embeddings},
+        },
+        "use_dictionary": [name for name in others if name in ("unit_id", "code")],
+        "write_statistics": others,
+    }
+
+
+def with_notes(table: pa.Table, notes: Mapping[str, str]) -> pa.Table:
+    """`table` with what its file is to say of the run."""
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), **notes})

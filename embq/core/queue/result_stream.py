@@ -1,0 +1,138 @@
+"""Result stream of a run: results of its workers wait here for its writer, the one consumer.
+
+Workers add results with `embq.core.queue.ledger.Ledger.publish`; `Ledger.commit` removes those that are committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, cast
+
+import msgspec
+import redis
+from msgspec import Meta
+from redis.exceptions import ResponseError
+
+from embq.core import wire
+from embq.core.queue.keys import CONSUMER, GROUP, run_key
+from embq.core.wire import UnitNumber
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+LIMIT_BYTES = 512 * 1024 * 1024
+"""Most bytes of results waiting for the writer, in the broker and in staging files together."""
+
+LIMIT_ENTRIES = 20_000
+"""Most results waiting for the writer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message of the result stream: its id and its fields (empty where the entry was deleted)."""
+
+    id: str
+    fields: Mapping[str, bytes]
+
+
+class Sender(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of every entry of the result stream: unit and lease.
+
+    Attributes:
+        u: unit index.
+        token: the lease under which it was published; `QUARANTINE` for what the broker's scripts publish.
+    """
+
+    u: UnitNumber
+    token: Annotated[str, Meta(pattern=r"\A[!-~]{1,400}\Z")]
+
+    @property
+    def worker(self) -> str:
+        """Name of the worker, as the token has it; not verified."""
+        return self.token.partition(":")[2].rpartition(":")[0]
+
+
+QUARANTINE = "quarantine"
+"""Token of the failures that scripts publish for units that they give up."""
+
+MOST_TEXT_BYTES = 8_192
+"""Limit of the fields of an entry that hold no rows."""
+
+
+def read_fields(form: type[T], entry: Entry) -> T:
+    """The fields of an entry as a form; MalformedError where they do not fit."""
+    raw = {name.encode(): entry.fields[name] for name in form.__struct_fields__ if name in entry.fields}
+    if sum(map(len, raw.values())) > MOST_TEXT_BYTES:
+        raise wire.malformed("result", f"its fields have more than {MOST_TEXT_BYTES} bytes")
+    return wire.read_hash(form, raw, what="result")
+
+
+class ResultStream:
+    """The results of one run that are published and not committed. Safe to share between threads."""
+
+    def __init__(self, client: redis.Redis, run: str) -> None:
+        self._client = client
+        self._key = run_key(run, "res")
+        self._meta = run_key(run, "meta")
+
+    def make_group(self) -> None:
+        """Create the stream's consumer group where it is missing."""
+        try:
+            self._client.xgroup_create(self._key, GROUP, id="0", mkstream=True)
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    def read(self, after: str, *, count: int, block_ms: int | None) -> list[Entry]:
+        """Entries for the one consumer.
+
+        Args:
+            after: ">" for new entries, or a stream id: entries delivered before, not acknowledged, after this id.
+            count: most entries to give.
+            block_ms: how long to wait for a new one; None does not wait.
+        """
+        try:
+            answer = cast(
+                "list[Any] | dict[Any, Any] | None",
+                self._client.xreadgroup(GROUP, CONSUMER, {self._key: after}, count=count, block=block_ms),
+            )
+        except ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            self.make_group()  # the stream was lost; what is published from now on must be seen
+            return []
+        if not answer:
+            return []
+        pairs = answer.items() if isinstance(answer, dict) else answer
+        ((_, messages),) = pairs
+        if messages and isinstance(messages[0], list) and messages[0] and isinstance(messages[0][0], (list, tuple)):
+            messages = messages[0]
+        return [
+            Entry(id_.decode(), {name.decode(errors="replace"): value for name, value in (fields or {}).items()})
+            for id_, fields in messages
+        ]
+
+    def is_overfull(self) -> bool:
+        """True if it holds more bytes than its limit, which honest workers keep to."""
+        return int(self._client.memory_usage(self._key, samples=0) or 0) > LIMIT_BYTES
+
+    def has_room(self) -> bool:
+        """True if it is below its limits."""
+        names = ["bytes", "limit_bytes", "limit_entries"]
+        waiting, most_bytes, most_entries = cast("list[bytes | None]", self._client.hmget(self._meta, names))
+        entries = self._client.xlen(self._key)
+        if most_bytes is None or most_entries is None or not entries:
+            return True
+        if not all((number or b"0").isdigit() for number in (waiting, most_bytes, most_entries)):
+            return True  # the writer corrects them
+        return int(waiting or 0) < int(most_bytes) and entries < int(most_entries)
+
+    def unacknowledged(self) -> int:
+        """Entries that were delivered to the one consumer and are not acknowledged."""
+        try:
+            found = self._client.xpending(self._key, GROUP)
+        except ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            return 0
+        return int(found["pending"])

@@ -1,0 +1,196 @@
+"""Runs in the broker: the record that announces a run to the resident services, and how much of it waits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+from typing import Annotated, ClassVar, cast
+
+import redis
+from msgspec import Meta
+
+from embq.core import wire
+from embq.core.errors import EmbqError, MalformedError
+from embq.core.models import ModelConfig
+from embq.core.queue import keys
+from embq.core.queue.keys import RUNS, run_key
+from embq.core.rows.spec import RowSpec
+from embq.core.run.control import LEAST_PRIORITY, MOST_PRIORITY, PRIORITY
+from embq.core.run.layout import INPUTS
+from embq.core.run.run_info import WorkerDefaults
+from embq.core.storage.paths import place
+from embq.core.wire import Count, PathText, RunId, ShortText, UnitCount, Word
+
+RECORD = "run record"
+"""Noun for messages."""
+
+_Value = bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """A run, as far as a service must know it before it reads the output folder.
+
+    Attributes:
+        run: run id.
+        output: absolute path of the output folder.
+        model: config of the model that the workers load.
+        units: number of units.
+        retries: units among them that retry samples of others.
+        rows: content of the run's rows.
+        workers: defaults of its workers.
+    """
+
+    run: RunId
+    output: PathText
+    model: ModelConfig
+    units: UnitCount
+    rows: RowSpec = RowSpec()  # noqa: RUF009 - it is frozen
+    retries: UnitCount = 0
+    workers: WorkerDefaults = WorkerDefaults()  # noqa: RUF009 - it is frozen
+
+    def to_json(self) -> str:
+        """The record as JSON text."""
+        return json.dumps(
+            {
+                "v": keys.VERSION,
+                "run": self.run,
+                "output": self.output,
+                **self.model.describe(),
+                "rows": self.rows.describe(),
+                "units": self.units,
+                "retries": self.retries,
+                **({} if self.workers == WorkerDefaults() else {"workers": asdict(self.workers)}),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> RunRecord | None:
+        """The record in `text`; None where another version of embq wrote it (see `foreign_runs`).
+
+        Raises MalformedError for anything else.
+        """
+        fields = wire.read_version(text, keys.VERSION, what=RECORD)
+        if fields is None:
+            return None
+        record = wire.convert(cls, {"rows": None, "retries": None, **fields, "model": fields}, what=RECORD)
+        try:
+            same = str(place(record.output)) == record.output
+        except EmbqError as error:
+            raise wire.malformed(RECORD, error) from error
+        if not same:
+            raise wire.malformed(RECORD, "its output is not an absolute path")
+        if INPUTS in PurePosixPath(record.output).parts:
+            raise wire.malformed(RECORD, f"its output lies in {INPUTS}, which holds what laptops send")
+        return record
+
+
+def register(client: redis.Redis, record: RunRecord) -> None:
+    """Make a run known to the resident services; repeating it changes nothing."""
+    client.hset(RUNS, record.run, record.to_json())
+
+
+def register_again(client: redis.Redis, record: RunRecord) -> bool:
+    """Announce a run that the broker has lost; False where it is there: another version of embq has announced it."""
+    return bool(client.hsetnx(RUNS, record.run, record.to_json()))
+
+
+def registered(client: redis.Redis) -> dict[str, RunRecord]:
+    """All runs that the broker knows, by id; malformed records are skipped."""
+    return records_of(cast("dict[bytes, bytes]", client.hgetall(RUNS)))
+
+
+def records_of(raw: Mapping[bytes, bytes]) -> dict[str, RunRecord]:
+    """The records in the hash of runs, by id; malformed ones are skipped."""
+    found = {}
+    for run, text in raw.items():
+        try:
+            if (record := RunRecord.from_json(text)) is not None:
+                if record.run.encode() != run:
+                    raise wire.malformed(RECORD, f"it stands under another id than its own, {record.run}")
+                found[record.run] = record
+        except MalformedError as error:
+            wire.skipped(RECORD, run, error)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignRun:
+    """A run that an embq of another protocol version has announced; services of this version do not serve it.
+
+    Attributes:
+        output: its output folder; "?" where its record has none.
+        protocol: the version of its record.
+    """
+
+    run: str
+    output: str
+    protocol: str
+
+
+def foreign_runs(client: redis.Redis) -> list[ForeignRun]:
+    """The runs of other protocol versions; malformed records are skipped."""
+    found = []
+    for run, text in sorted(cast("dict[bytes, bytes]", client.hgetall(RUNS)).items()):
+        try:
+            if wire.read_version(text, keys.VERSION, what="run record") is None:
+                foreign = wire.read(_Foreign, text, what="run record")
+                run_id = wire.convert(ShortText, wire.read_text(run, what="run record"), what="run record")
+                found.append(ForeignRun(run=run_id, output=foreign.output, protocol=str(foreign.v)))
+        except MalformedError as error:
+            wire.skipped("run record", run, error)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Foreign:
+    """The fields of a record in every version."""
+
+    v: Count
+    output: PathText = "?"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """The waiting part of a run; see `meta` in `embq.core.queue.keys`.
+
+    Attributes:
+        state: "" where the broker has no queue of the run, or a malformed one.
+    """
+
+    state: Word = ""
+    priority: Annotated[int, Meta(ge=LEAST_PRIORITY, le=MOST_PRIORITY)] = PRIORITY
+    cursor: Count = 0
+    total: Count = 0
+    bytes: Annotated[int, Meta(ge=-(2**62), le=2**62)] = 0
+    limit_bytes: Count = 0
+    limit_entries: Count = 0
+
+    FIELDS: ClassVar = ("state", "priority", "cursor", "total", "bytes", "limit_bytes", "limit_entries")
+
+    @classmethod
+    def of(cls, run: str, values: Sequence[_Value]) -> Backlog:
+        """Parse the broker's answer for `FIELDS` of a run's `meta`."""
+        raw = {name.encode(): value for name, value in zip(cls.FIELDS, values, strict=True) if value is not None}
+        try:
+            return wire.read_hash(cls, raw, what="queue of a run")
+        except MalformedError as error:
+            wire.skipped("queue of a run", run, error)
+            return cls()
+
+    @property
+    def unclaimed(self) -> int:
+        """Units that were never hinted; some of them may be done."""
+        return max(0, self.total - self.cursor)
+
+
+def units_unclaimed(client: redis.Redis, runs: Iterable[str]) -> int:
+    """Units of runs that are running which were never hinted; some of them may be done."""
+    listed = list(runs)
+    with client.pipeline(transaction=False) as pipe:
+        for run in listed:
+            pipe.hmget(run_key(run, "meta"), Backlog.FIELDS)
+        found = [Backlog.of(run, values) for run, values in zip(listed, pipe.execute(), strict=True)]
+    return sum(one.unclaimed for one in found if one.state == "running")

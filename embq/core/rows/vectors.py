@@ -1,0 +1,101 @@
+"""Stored form of vectors: truncation, normalization and quantization, and the way back. Pure functions of arrays.
+
+Each row is computed alone, with sums in float64, so the stored form depends neither on the batch nor on the width
+of the processor's vector registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from embq.core.rows.spec import RowSpec
+
+STORED_DTYPES = {"float16": np.float16, "float32": np.float32, "int8": np.int8, "binary": np.uint8}
+"""Type of stored vectors -> type of their array."""
+
+INT8_MOST = 127
+"""Values are stored as -127 to 127, so that zero is in the middle; -128 is unused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Reason why a vector is not stored: a failure code and its message."""
+
+    code: str
+    message: str
+
+
+NON_FINITE = Fault(code="non_finite", message="the model gave a vector that is not finite, or does not fit float16")
+ZERO_VECTOR = Fault(code="zero_vector", message="the model gave a vector of zeros, which has no direction")
+
+
+def stored(block: np.ndarray, rows: RowSpec) -> tuple[np.ndarray, dict[int, Fault]]:
+    """The stored form of vectors, and those without one: truncated, normalized and cast as `rows` says.
+
+    Args:
+        block: float32 of shape (n, dim); `rows.check` has found `dim` to be fit.
+
+    Gives an array of shape (n, rows.width(dim)) of the type in `STORED_DTYPES`, and position -> fault. The array's
+    values at the position of a fault are undefined.
+    """
+    finite = np.isfinite(block).all(axis=1)
+    kept = block[:, : rows.kept(block.shape[1])]
+    if not finite.all():
+        kept = np.where(finite[:, None], kept, np.float32(0.0))
+    faults = dict.fromkeys(np.flatnonzero(~finite).tolist(), NON_FINITE)
+    if rows.unit_length:
+        lengths = _lengths(kept)
+        zero = lengths == 0.0
+        faults = dict.fromkeys(np.flatnonzero(zero).tolist(), ZERO_VECTOR) | faults
+        kept = (kept / np.where(zero, 1.0, lengths)[:, None]).astype(np.float32)
+    values = _cast(kept, rows)
+    if rows.dtype == "float16":
+        beyond = ~np.isfinite(values).all(axis=1)
+        faults |= dict.fromkeys(np.flatnonzero(beyond).tolist(), NON_FINITE)
+    return values, faults
+
+
+def restored(values: np.ndarray, rows: RowSpec) -> np.ndarray:
+    """The vectors of a stored form: float32 of shape (n, kept numbers); of binary ones, their signs as 1, -1.
+
+    Args:
+        values: as `stored` gave them, in any of its types.
+    """
+    if rows.dtype == "binary":
+        return np.unpackbits(values, axis=1).astype(np.float32) * np.float32(2.0) - np.float32(1.0)
+    as_float = values.astype(np.float32)
+    return as_float * np.float32(rows.int8_range / INT8_MOST) if rows.dtype == "int8" else as_float
+
+
+def similarities(images: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, dict[int, Fault]]:
+    """The cosine of each image and its text: float32 of shape (n,), and position -> fault where there is none.
+
+    Args:
+        images, texts: float32 of one shape (n, dim), as the model gives them.
+    """
+    finite = np.isfinite(images).all(axis=1) & np.isfinite(texts).all(axis=1)
+    images, texts = (np.where(finite[:, None], block, np.float32(0.0)) for block in (images, texts))
+    product = _lengths(images) * _lengths(texts)
+    dots = np.einsum("ij,ij->i", images, texts, dtype=np.float64)
+    cosines = np.clip(dots / np.where(product == 0.0, 1.0, product), -1.0, 1.0).astype(np.float32)
+    faults = dict.fromkeys(np.flatnonzero(product == 0.0).tolist(), ZERO_VECTOR)
+    return cosines, faults | dict.fromkeys(np.flatnonzero(~finite).tolist(), NON_FINITE)
+
+
+def _lengths(block: np.ndarray) -> np.ndarray:
+    """Euclidean lengths, float64: squares of float32 neither overflow nor vanish there."""
+    lengths: np.ndarray = np.sqrt(np.einsum("ij,ij->i", block, block, dtype=np.float64))
+    return lengths
+
+
+def _cast(kept: np.ndarray, rows: RowSpec) -> np.ndarray:
+    if rows.dtype == "binary":
+        return np.packbits(kept > 0, axis=1)
+    with np.errstate(over="ignore"):  # what does not fit float16 becomes infinite there, what does not int8 the most
+        if rows.dtype == "int8":
+            steps = kept * np.float32(INT8_MOST / rows.int8_range)
+            np.clip(np.rint(steps, out=steps), -INT8_MOST, INT8_MOST, out=steps)
+            return steps.astype(np.int8)
+        return kept.astype(STORED_DTYPES[rows.dtype])

@@ -1,0 +1,157 @@
+"""Records of the commit log, sealed by their hash. A unit is done, and a file is committed, when a record names it.
+
+A record that does not match its hash stops the run: it is never skipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from embq.core import wire
+from embq.core.errors import MalformedError, OutputError
+from embq.core.storage.beneath import below
+from embq.core.storage.paths import Place
+from embq.core.units import canonical_json
+from embq.core.wire import Count, RelativePath, ShortText, UnitNumber, Word
+
+SCHEMA = 1
+
+MOST_BYTES = 1 << 28
+"""Limit of one record: more than a million units."""
+
+RowId = Annotated[int, Meta(ge=-1, le=2**62)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedFile:
+    """A file that a record commits.
+
+    Attributes:
+        path: relative to the output folder.
+        kind: "rows", "vectors" (a column of the record's rows, in the same order) or "failures".
+        rows: number of rows in it.
+        bytes: its size.
+        sha256: hash of its bytes.
+        first_id: id of its first row; -1 for files that are not of kind "rows".
+        column: the column that a file of kind "vectors" holds, else "".
+    """
+
+    path: RelativePath
+    kind: Word
+    rows: Count
+    bytes: Count
+    sha256: Word
+    first_id: RowId = -1
+    column: ShortText = ""
+
+    @property
+    def of_rows(self) -> bool:
+        """True if the file is one of those that hold the record's rows."""
+        return self.kind in ("rows", "vectors")
+
+    def place(self, root: Place) -> Place:
+        """Path of the file in the output folder `root`; OutsideError where a link is on the way."""
+        return below(root, self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedUnit:
+    """A unit that a record commits.
+
+    Attributes:
+        u: index in the manifest.
+        unit_id: content id, equal to the manifest's.
+        token: attempt whose result was taken.
+        first_row: its first row within the record's rows file.
+        rows: number of its rows, which follow each other.
+        failures: number of its failures.
+        quarantined: code of the failure that stands for the whole unit, or "".
+        truncated: texts that were longer than the model reads, and of which only the beginning was embedded.
+        tokens: of its samples, as the device computes them; 0 where unknown.
+        supersedes: failures of earlier records that its rows and failures replace (a retry).
+        lifts: units of earlier records, 0 or 1, whose quarantine it ends.
+    """
+
+    u: UnitNumber
+    unit_id: Word
+    token: ShortText
+    first_row: Count
+    rows: Count
+    failures: Count
+    quarantined: ShortText = ""
+    truncated: Count = 0
+    tokens: Count = 0
+    supersedes: Count = 0
+    lifts: Count = 0
+
+    def describe(self) -> dict[str, Any]:
+        """The unit as a record holds it, without zeros in the fields of retries and of unknown tokens."""
+        described: dict[str, Any] = msgspec.to_builtins(self)  # asdict takes 50 times as long
+        for name in ("tokens", "supersedes", "lifts"):
+            if not described[name]:
+                del described[name]
+        return described
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """One record. `kind` is "data", "fence" (a new writer shuts out its predecessors) or "close" (nothing is left
+    of what was planned until then).
+
+    `widths` are the lengths of the vectors of its rows, by column; all records with rows have the same.
+    `totals` are cumulative: units, rows, failures, quarantined, truncated, tokens. `created_at` and `timing` are
+    information only.
+    """
+
+    n: Count
+    run: Word
+    kind: Word
+    prev: Word
+    epoch: Count
+    writer: ShortText
+    version: ShortText
+    generation: ShortText = ""
+    fingerprint: ShortText = ""
+    files: tuple[CommittedFile, ...] = ()
+    units: tuple[CommittedUnit, ...] = ()
+    widths: dict[str, Count] = field(default_factory=dict)
+    totals: dict[str, int] = field(default_factory=dict)
+    timing: dict[str, float] = field(default_factory=dict)
+    created_at: ShortText = ""
+    sha256: Word = ""
+
+    def seal(self) -> tuple[bytes, str]:
+        """The record's file content and its hash."""
+        body: dict[str, Any] = {"schema": SCHEMA, **asdict(replace(self, units=()))}
+        body["units"] = [unit.describe() for unit in self.units]
+        del body["sha256"]
+        digest = hashlib.sha256(canonical_json(body).encode()).hexdigest()
+        return (canonical_json({**body, "sha256": digest}) + "\n").encode(), digest
+
+    @classmethod
+    def parse(cls, data: bytes, name: str) -> Commit:
+        """The record in a file's content; OutputError where it is damaged."""
+        try:
+            body = wire.read(dict[str, Any], data, what=f"commit record {name}", most_bytes=MOST_BYTES)
+            digest = body.pop("sha256", None)
+            if hashlib.sha256(canonical_json(body).encode("utf-8", "surrogatepass")).hexdigest() != digest:
+                raise damaged(name, "its hash does not match its content")
+            if body.get("schema") != SCHEMA:
+                raise OutputError(f"{name} has schema {body.get('schema')}, this embq reads {SCHEMA}")
+            return wire.convert(cls, {**body, "sha256": digest}, what=f"commit record {name}")
+        except MalformedError as error:
+            raise damaged(name, error.message) from error
+
+
+def damaged(name: str, why: str) -> OutputError:
+    """The error for a damaged record."""
+    return OutputError(
+        f"commit record {name} is damaged: {why}",
+        next_step="restore it from a backup; rows of records before it are safe",
+        code="commit_damaged",
+    )

@@ -1,0 +1,96 @@
+"""State and priority of a run, which a user may change while it goes on.
+
+The file `control.json` in the output folder is the truth. It is written when the run is made, and from then on by the
+run's writer alone; the broker holds a copy, and the requested changes that are not in the file yet.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from embq.core import wire
+from embq.core.errors import MalformedError, OutputError
+from embq.core.run.layout import Layout
+from embq.core.storage.beneath import read_bytes
+from embq.core.storage.durable import output_error, overwrite
+
+SCHEMA = 1
+MOST_BYTES = 4_096
+STATES = ("running", "paused", "cancelled")
+PRIORITY, LEAST_PRIORITY, MOST_PRIORITY = 10, 1, 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """State and priority of a run.
+
+    Attributes:
+        state: "running"; "paused" (begun units are finished, no other is begun) or "cancelled" (nothing goes on). A run
+            in any state may be set running again.
+        priority: its weight where several runs share the devices, 1 to 100.
+    """
+
+    state: str = "running"
+    priority: int = PRIORITY
+
+    def fields(self) -> dict[str, str]:
+        """Fields as the broker has them."""
+        return {"state": self.state, "priority": str(self.priority)}
+
+    def with_changes(self, changes: Mapping[str, str]) -> Control:
+        """This with changes; invalid ones are ignored."""
+        state, priority = changes.get("state", ""), changes.get("priority", "")
+        return replace(
+            self,
+            state=state if is_valid_change("state", state) else self.state,
+            priority=int(priority) if is_valid_change("priority", priority) else self.priority,
+        )
+
+
+def requested_changes(raw: Mapping[bytes, bytes]) -> dict[str, str]:
+    """The valid changes in the hash `asked` of a run."""
+    asked = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in raw.items()}
+    return {name: value for name, value in asked.items() if is_valid_change(name, value)}
+
+
+def is_valid_change(name: str, value: str) -> bool:
+    """True if a user may set `name` to `value`."""
+    if name == "state":
+        return value in STATES
+    number = re.fullmatch(r"[0-9]{1,3}", value)
+    return name == "priority" and number is not None and LEAST_PRIORITY <= int(value) <= MOST_PRIORITY
+
+
+def load_control(layout: Layout) -> Control:
+    """State and priority of the run in a folder; OutputError where the file is damaged."""
+    try:
+        found = read_bytes(layout.root, layout.control.name, most_bytes=MOST_BYTES)
+        data = wire.read(dict[str, Any], found, what=str(layout.control), most_bytes=MOST_BYTES)
+        if data["schema"] != SCHEMA:
+            raise OutputError(
+                f"{layout.control} has schema {data['schema']}, this embq reads {SCHEMA}",
+                next_step="use the embq version that made the run",
+            )
+        return Control().with_changes({"state": str(data["state"]), "priority": str(data["priority"])})
+    except FileNotFoundError:
+        return Control()
+    except (OSError, MalformedError, KeyError) as error:
+        raise OutputError(
+            f"{layout.control} cannot be read: {error}",
+            next_step="remove it; the run then goes on with the default priority",
+        ) from error
+
+
+def save_control(layout: Layout, control: Control) -> None:
+    """Write it, durably, in place of what was there."""
+    data = json.dumps({"schema": SCHEMA, "state": control.state, "priority": control.priority}) + "\n"
+    temporary = layout.temporary / f"control.{secrets.token_hex(4)}.json"
+    try:
+        overwrite(layout.control, data.encode(), temporary=temporary)
+    except OSError as error:
+        raise output_error(error, layout.control) from error

@@ -1,0 +1,242 @@
+"""A run: its immutable `run.json`, and the generations that were added since."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from embq.core import wire
+from embq.core.errors import InputError, MalformedError, OutputError, TryLaterError
+from embq.core.models import REFERENCE, ModelConfig
+from embq.core.rows.spec import FORMATS, RowSpec
+from embq.core.run.generations import MOST_BYTES, Generation, SegmentName, read_generations
+from embq.core.run.layout import Layout
+from embq.core.storage import beneath
+from embq.core.storage.durable import names_in, output_error, write_new
+from embq.core.storage.paths import Place
+from embq.core.units import content_hash
+from embq.core.wire import Count, RunId, ShortText, UnitCount, Word
+
+SCHEMA = 1
+
+MOST_BATCH_SIZE = 1 << 20
+MOST_PREPARE_THREADS = 1_024
+"""Limits of what a run may ask of its workers: samples per batch, and threads per process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDefaults:
+    """Options of workers that a run asks for, where they were not started with their own.
+
+    Attributes:
+        batch_size: samples per batch; 0 leaves it to the embedder.
+        prepare_threads: decoding and tokenising threads per process; 0 leaves it to the worker.
+    """
+
+    batch_size: Annotated[int, Meta(ge=0, le=MOST_BATCH_SIZE)] = 0
+    prepare_threads: Annotated[int, Meta(ge=0, le=MOST_PREPARE_THREADS)] = 0
+
+
+class _Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """The form of run.json, in the order of its fields."""
+
+    run: RunId
+    inputs: tuple[str, ...]
+    options: dict[str, str]
+    model: dict[str, Any]
+    rows: dict[str, Any]
+    format: Annotated[str, Meta(pattern=rf"\A({'|'.join(FORMATS)})\Z")]
+    part_rows: Annotated[int, Meta(ge=1, le=2**40)]
+    units: UnitCount
+    samples: Count | None
+    manifest_digest: Word
+    segments: tuple[SegmentName, ...] = ()
+    version: ShortText
+    created: ShortText
+    workers: WorkerDefaults = WorkerDefaults()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """A run. All of it is frozen when it is planned, except for the units that are added later.
+
+    Attributes:
+        run: run id, 16 hex digits.
+        inputs: as the user gave them first.
+        options: reader options and selection that shaped the first units.
+        model: config of the model.
+        rows: content of its rows.
+        format: format of its parts, one of `embq.core.rows.spec.FORMATS`.
+        part_rows: most rows of one part.
+        units: number of units in the manifest, with all generations.
+        samples: number of samples, with all generations, or None where only reading tells.
+        manifest_digest: hash over the ids of the first units in order.
+        version: embq version that planned the run.
+        created: UTC time, ISO 8601; information only.
+        added: the generations that were added, in order.
+        workers: defaults of its workers; no part of its identity.
+        segments: names of the segments of the manifest that the run was planned with, in order; () in records of
+            older versions of embq, whose segments are all those with names that begin with a digit.
+    """
+
+    run: str
+    inputs: tuple[str, ...]
+    options: tuple[tuple[str, str], ...]
+    model: ModelConfig
+    part_rows: int
+    units: int
+    samples: int | None
+    manifest_digest: str
+    version: str
+    created: str
+    rows: RowSpec = RowSpec()  # noqa: RUF009 - it is frozen
+    format: str = "parquet"
+    added: tuple[Generation, ...] = ()
+    segments: tuple[str, ...] = ()
+    workers: WorkerDefaults = WorkerDefaults()
+
+    @property
+    def first_units(self) -> int:
+        """Number of units that the run was planned with."""
+        return self.units - sum(generation.units for generation in self.added)
+
+    @property
+    def retries(self) -> int:
+        """Number of units that retry samples of earlier ones."""
+        return sum(generation.units for generation in self.added if generation.is_retry)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Number of units after each generation: a log may be closed at each of them."""
+        return (self.first_units, *(generation.first + generation.units for generation in self.added))
+
+    def notes(self, *, fingerprint: str, version: str) -> dict[str, str]:
+        """Notes on the run for the metadata of its files of rows.
+
+        Args:
+            version: of the embq that writes them.
+        """
+        return {
+            "embq.run": self.run,
+            "embq.model": self.model.spec,
+            "embq.fingerprint": fingerprint,
+            "embq.version": version,
+            **{f"embq.{name.replace(' ', '_')}": str(value) for name, value in self.rows.identity().items()},
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """The values that decide the run's id: two runs with equal ones are the same run."""
+        cut = {} if self.model.chunking is None else {"chunks": str(self.model.chunking)}
+        return {
+            "inputs (units)": self.manifest_digest,
+            "model": self.model.spec,
+            "modality": ",".join(self.model.modalities),
+            "precision": self.model.precision,
+            **self.rows.identity(),
+            "output format": self.format,
+            **cut,
+            **({} if self.model.decode == REFERENCE else {"decode": self.model.decode}),
+        }
+
+    def publish(self, layout: Layout) -> None:
+        """Write run.json of a new run, which commits it."""
+        body = {
+            "schema": SCHEMA,
+            **{name: getattr(self, name) for name in _Planned.__struct_fields__},
+            "options": dict(self.options),
+            "model": self.model.describe(),
+            "rows": self.rows.describe(),
+        }
+        if self.workers == WorkerDefaults():
+            del body["workers"]
+        else:
+            body["workers"] = asdict(self.workers)
+        # A unique name: an orphan of a killed process must not look like another process at the same time.
+        temporary = layout.temporary / f"run-{self.run}.{secrets.token_hex(4)}.json"
+        try:
+            write_new(layout.run_json, json.dumps(body, indent=1).encode() + b"\n", temporary=temporary)
+        except FileExistsError as error:
+            raise TryLaterError(
+                f"{layout.run_json} was written by another process at the same time",
+                next_step="give the same command again",
+            ) from error
+        except OSError as error:
+            raise output_error(error, layout.run_json) from error
+
+
+def run_id(identity: dict[str, Any], output: Place) -> str:
+    """Run id: 16 hex digits over the identity and the output, so that planning again finds the same run."""
+    return content_hash([identity, str(output)])[:16]
+
+
+def load_run(root: Place) -> RunInfo:
+    """The run of an output folder as it is now; InputError where the folder holds none."""
+    layout = Layout(root)
+    layout.refuse_links()
+    try:
+        planned = _read(layout)
+        model, rows = ModelConfig.from_description(planned.model), RowSpec.from_description(planned.rows)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InputError(
+            f"{root} is not an embq output folder: it has no run.json",
+            next_step="give the folder that `embq run --output` or `embq enqueue --output` made",
+        ) from error
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise OutputError(f"{layout.run_json} cannot be read: {error}") from error
+    added = tuple(read_generations(layout.manifest))
+    if added and (added[0].first != planned.units or any(generation.run != planned.run for generation in added)):
+        raise OutputError(
+            f"{layout.manifest} holds generations of another run",
+            next_step="restore the folder from a backup",
+            code="manifest_damaged",
+        )
+    counts = [planned.samples, *(generation.samples for generation in added)]
+    return RunInfo(
+        run=planned.run,
+        inputs=planned.inputs,
+        options=tuple(sorted(planned.options.items())),
+        model=model,
+        rows=rows,
+        format=planned.format,
+        part_rows=planned.part_rows,
+        units=planned.units + sum(generation.units for generation in added),
+        samples=None if None in counts else sum(count for count in counts if count is not None),
+        manifest_digest=planned.manifest_digest,
+        version=planned.version,
+        created=planned.created,
+        added=added,
+        segments=planned.segments,
+        workers=planned.workers,
+    )
+
+
+def first_segments(layout: Layout) -> list[str]:
+    """The names of the segments of the manifest that a run was planned with, in order."""
+    try:
+        named = _read(layout).segments
+    except FileNotFoundError:
+        named = ()
+    except OSError as error:
+        raise OutputError(f"{layout.run_json} cannot be read: {error}") from error
+    found = (name for name in names_in(layout.manifest) if name[:1].isdigit() and name.endswith(".parquet"))
+    return list(named) or sorted(found)
+
+
+def _read(layout: Layout) -> _Planned:
+    """The content of run.json; OSError where it cannot be read, OutputError where it is damaged."""
+    data = beneath.read_bytes(layout.root, layout.run_json.name, most_bytes=MOST_BYTES)
+    try:
+        body = wire.read(dict[str, Any], data, what=str(layout.run_json), most_bytes=MOST_BYTES)
+        if body.get("schema") != SCHEMA:
+            raise OutputError(
+                f"{layout.run_json} has schema {body.get('schema')}, this embq reads {SCHEMA}",
+                next_step="use the embq version that made the run",
+            )
+        return wire.convert(_Planned, body, what=str(layout.run_json))
+    except MalformedError as error:
+        raise OutputError(f"{layout.run_json} cannot be read: {error.message}") from error

@@ -1,0 +1,214 @@
+"""Durable files: complete under their final name, or absent. On POSIX file systems and object stores
+(`embq.core.storage.objects`).
+
+The order in folders: temporary name on the same file system, write, fsync, rename or link, fsync of the folder. An
+error drops the temporary file; fsync is never tried again on the same descriptor, because after a failed fsync the
+kernel may already have marked the pages clean. On an object store a complete upload is durable and an incomplete one
+absent; the temporary file is on this machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from embq.core.errors import OutputError
+from embq.core.storage import beneath
+from embq.core.storage.objects import ObjectPath
+from embq.core.storage.paths import Place
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+"""Errors of the operating system that a user can resolve."""
+
+
+def fsync_folder(folder: Place) -> None:
+    """Make the names in `folder` durable; on an object store they are already."""
+    if isinstance(folder, ObjectPath):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_file(path: Path) -> None:
+    """Make the content of a closed file durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_new(path: Place, data: bytes, *, temporary: Path) -> None:
+    """Create `path` with `data`, complete and durable; FileExistsError where it is there already.
+
+    A hard link refuses an existing name (a plain rename would replace it) and the file behind it is complete (which
+    O_EXCL followed by writing would not promise). On an object store the data must be like no other writer's.
+    """
+    if isinstance(path, ObjectPath):
+        path.create(data)
+        return
+    try:
+        _write_synced(temporary, data)
+        os.link(temporary, path)
+        fsync_folder(path.parent)
+    finally:
+        drop(temporary)
+
+
+def claim(path: Place, owner: str) -> None:
+    """Create a file as a claim to its name; FileExistsError where another owner was first."""
+    if isinstance(path, ObjectPath):
+        path.create(owner.encode())
+    else:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+
+
+def overwrite(path: Place, data: bytes, *, temporary: Path | None = None, mode: int = 0o666) -> None:
+    """Write `path`, complete and durable, in place of what was there.
+
+    Args:
+        temporary: None for a name of its own beside `path`.
+        mode: of the file, less the umask.
+    """
+    if isinstance(path, ObjectPath):
+        path.replace(data)
+        return
+    temporary = temporary or path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        _write_synced(temporary, data, mode)
+        os.rename(temporary, path)
+        fsync_folder(path.parent)
+    except OSError:
+        drop(temporary)
+        raise
+
+
+def _write_synced(temporary: Path, data: bytes, mode: int = 0o666) -> None:
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def reserve(path: Path, size: int) -> None:
+    """Allocate room for the first `size` bytes of a file without changing its length.
+
+    OSError where there is no room. File systems without fallocate allocate nothing; `trim` frees what is not used.
+    """
+    if not hasattr(_libc, "fallocate"):
+        return
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        if _libc.fallocate(descriptor, 1, ctypes.c_int64(0), ctypes.c_int64(size)):  # 1: FALLOC_FL_KEEP_SIZE
+            number = ctypes.get_errno()
+            if number not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                raise OSError(number, os.strerror(number), str(path))
+    finally:
+        os.close(descriptor)
+
+
+def trim(path: Path) -> None:
+    """Free the room behind a file's end that `reserve` allocated."""
+    os.truncate(path, path.stat().st_size)
+
+
+def drop(path: Place) -> None:
+    """Remove a temporary file that may be missing. A failure is ignored: it must not hide the error before it."""
+    with suppress(OSError, OutputError):
+        path.unlink(missing_ok=True)
+
+
+def names_in(folder: Place) -> list[str]:
+    """The names of the entries of an output's folder, none where it is missing; OutsideError where it is a link."""
+    try:
+        if isinstance(folder, ObjectPath):
+            return [path.name for path in folder.iterdir()]
+        return [name for name, _ in beneath.listing(folder.parent, folder.name)]
+    except FileNotFoundError:
+        return []
+
+
+def drop_in(folder: Place, name: str) -> None:
+    """`drop` an entry of an output's folder, where the folder is no link."""
+    if isinstance(folder, ObjectPath):
+        drop(folder / name)
+        return
+    with suppress(OSError, OutputError):
+        beneath.unlink(folder.parent, f"{folder.name}/{name}")
+
+
+def publish(temporary: Path, path: Place, moved: Callable[[], None] = lambda: None) -> None:
+    """Give a finished, closed temporary file its final name, durably.
+
+    An orphan of that name, left by a dead writer, is replaced; on an object store it raises FileExistsError.
+
+    Args:
+        moved: called on progress, where the file is sent over a network.
+    """
+    if isinstance(path, ObjectPath):
+        path.take(temporary, moved)
+        drop(temporary)
+        return
+    fsync_file(temporary)
+    os.rename(temporary, path)
+    fsync_folder(path.parent)
+
+
+def try_lock(file: int | IO[Any]) -> bool:
+    """Lock an open file or folder until it is closed, or this process ends; False where another process has the lock.
+
+    OSError where the file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def file_sha256(path: Place) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with path.open() if isinstance(path, ObjectPath) else open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+_NEXT_STEPS = {
+    "no_space": "make room, then run `embq resume` on the output folder; committed rows are safe",
+    "not_writable": "give write permission, or choose another --output",
+}
+"""Code -> next step for a run's output folder."""
+
+
+def output_error(error: OSError, path: Place, *, next_steps: Mapping[str, str] = _NEXT_STEPS) -> OutputError:
+    """The error of a failed write, with the code `no_space`, `not_writable`, or `output` for anything else.
+
+    Args:
+        next_steps: by code, for other files than those of a run's output folder.
+    """
+    if error.errno in NO_SPACE and isinstance(path, ObjectPath):
+        return OutputError(
+            f"no space left on this machine for {path} on its way to the store",
+            next_step="make room, or set EMBQ_SPOOL to a folder on a larger disk; then run `embq resume` on the output",
+            code="no_space",
+        )
+    if error.errno in NO_SPACE:
+        code, told = "no_space", f"no space left for {path}"
+    elif error.errno in NOT_WRITABLE:
+        code, told = "not_writable", f"{path} cannot be written: {error.strerror}"
+    else:
+        code, told = "output", f"{path}: {error.strerror or error}"
+    return OutputError(told, next_step=next_steps.get(code, ""), code=code)

@@ -1,0 +1,295 @@
+"""The map of an index: a parquet file beside its versions, made from the current one, and its reader.
+
+```
+INDEX/map.parquet     id, x, y, cluster, label, key, caption, source, metadata; one row per point, by id
+```
+
+The file's metadata has a `MapInfo` as JSON below the key "embq". A later map replaces it as a whole. It is derived: no
+record names it, and no search needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from embq.core import wire
+from embq.core.errors import InputError, MalformedError
+from embq.core.storage.durable import drop, publish
+from embq.indexer.atlas.labels import CAPTIONS, labels
+from embq.indexer.atlas.projection import clusters, plane, reduce
+from embq.indexer.change.deletes import deleted_bits
+from embq.indexer.index_files.files import MAP, alone, disk_error
+from embq.indexer.index_files.identity import Identity
+from embq.indexer.index_files.lists import is_set
+from embq.indexer.index_files.rows import RowsFiles
+from embq.indexer.index_files.version import Version, open_current, read_current
+
+NOTE = b"embq"
+SCHEMA = 1
+
+MOST_ROWS = 2_000_000
+"""Points of a map. More would hide each other, and UMAP would take a day."""
+
+MOST_TEXT = 300
+"""Characters of a caption, and of each other text."""
+
+NOTE_BYTES = 1 << 20
+
+OWN = ("id", "x", "y", "cluster", "label", "key", "caption", "source")
+"""Columns of every map; those of metadata follow, under another name where one is taken."""
+
+Say = Callable[[str], None]
+"""Is told the name of a step when it begins."""
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster.
+
+    Attributes:
+        label: its words; "" where it has none.
+        x, y: medians of its points.
+        rows: how many.
+    """
+
+    label: str
+    x: float
+    y: float
+    rows: int
+
+
+class MapInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Origin and summary of a map.
+
+    Attributes:
+        version: of the index, such as v0003.
+        created: time of its publication.
+        build: of the index; maps of another build have other ids.
+        fingerprint: of the model that made the vectors; None where it is not known.
+        method: one of `projection.METHODS`.
+        sample: most rows that were asked for.
+        seed: of sample, clusters and UMAP.
+        rows: points of the map.
+        of: rows of the index that can be found.
+        shares: of the variance that the first two principal axes hold.
+        clusters: by number.
+    """
+
+    schema: int
+    version: str
+    created: str
+    build: str
+    fingerprint: str | None
+    method: str
+    sample: int
+    seed: int
+    rows: int
+    of: int
+    shares: tuple[float, float]
+    clusters: tuple[Cluster, ...]
+
+    def fits(self, version: Version, options: MapOptions) -> bool:
+        """True if a map of this version with these options would be the same."""
+        mine = (self.version, self.created, self.build, self.fingerprint, self.method, self.sample, self.seed)
+        origin = (version.name, version.created, version.build, version.collection.fingerprint)
+        return mine == (*origin, options.method, options.sample, options.seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapOptions:
+    """Options of a map, as in `MapInfo`."""
+
+    method: str = "pca"
+    sample: int = MOST_ROWS
+    seed: int = 1234
+
+
+def map_path(index: Path) -> Path:
+    """The map of an index, which may be missing."""
+    return index / MAP
+
+
+def read_info(path: Path) -> MapInfo:
+    """Origin and summary of a map. Raises InputError `no_map` where there is none, `bad_map` where it is damaged."""
+    try:
+        with pq.ParquetFile(path) as file:
+            data = (file.schema_arrow.metadata or {}).get(NOTE, b"")
+            info = wire.read(MapInfo, data, what="metadata of the map", most_bytes=NOTE_BYTES)
+            if info.schema != SCHEMA or tuple(file.schema_arrow.names[: len(OWN)]) != OWN:
+                raise ValueError("it is of another version of embq")
+            if file.metadata.num_rows != info.rows:
+                raise ValueError(f"it has {file.metadata.num_rows:,} rows and not {info.rows:,}")
+    except FileNotFoundError as error:
+        raise InputError(f"there is no map {path}", next_step="embq atlas OUT makes one", code="no_map") from error
+    except (OSError, ValueError, pa.ArrowException, MalformedError) as error:
+        raise InputError(
+            f"{path} cannot be read: {error}", next_step="delete it; embq atlas OUT makes another", code="bad_map"
+        ) from error
+    return info
+
+
+def read_columns(path: Path, columns: Sequence[str]) -> pa.Table:
+    """Some columns of a map; InputError `bad_map` where they cannot be read."""
+    try:
+        return pq.read_table(path, columns=list(columns), memory_map=True)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise InputError(
+            f"{path} cannot be read: {error}", next_step="embq atlas OUT makes another", code="bad_map"
+        ) from error
+
+
+def make_map(index: Path, options: MapOptions, say: Say = lambda _step: None) -> tuple[MapInfo, bool]:
+    """The map of the current version of an index, and whether it was made now: one that fits is kept.
+
+    Memory: 250 bytes for each point, and a block of vectors.
+
+    Raises TryLaterError where another process is at work on the index; InputError where it is missing or has no rows;
+    ConfigError where umap-learn is missing; OutputError where the map cannot be written.
+    """
+    with suppress(InputError):
+        if (info := read_info(map_path(index))).fits(read_current(index), options):
+            return info, False
+    with alone(index):
+        return open_current(index, lambda version: _make(version, options, say)), True
+
+
+def _make(version: Version, options: MapOptions, say: Say) -> MapInfo:
+    spans = [(one.check(version.index), one.first_id, one.rows) for one in version.identity]
+    identity = Identity.open(spans)
+    read = RowsFiles(version, version.plan.dim).read if version.rows else version.collection.read_rows_at
+    say("reading vectors")
+    found = reduce(read, _sampled(version, options), version.plan.dim)
+    if not len(found.ids):
+        raise InputError(f"{version.index} has no row to show", next_step="add rows: embq index OUT", code="no_rows")
+    say("clusters")
+    cluster = clusters(found.points, options.seed)
+    say("coordinates")
+    at = plane(found.points, options.method, options.seed)
+    say("labels")
+    names = labels(_texts(identity, found.ids, cluster, options.seed))
+    middles = [np.median(at[cluster == number], axis=0) for number in range(len(names))]
+    sizes = np.bincount(cluster, minlength=len(names))
+    info = MapInfo(
+        schema=SCHEMA,
+        version=version.name,
+        created=version.created,
+        build=version.build,
+        fingerprint=version.collection.fingerprint,
+        method=options.method,
+        sample=options.sample,
+        seed=options.seed,
+        rows=len(found.ids),
+        of=version.n,
+        shares=(float(found.shares[0]), float(found.shares[1]) if len(found.shares) > 1 else 0.0),
+        clusters=tuple(
+            Cluster(label=name, x=float(x), y=float(y), rows=int(rows))
+            for name, (x, y), rows in zip(names, middles, sizes, strict=True)
+        ),
+    )
+    say("writing")
+    _write(version.index, info, identity, found.ids, at, cluster)
+    return info
+
+
+def _sampled(version: Version, options: MapOptions) -> np.ndarray:
+    """Ids of the rows that can be an answer, all or a sample of them, ascending."""
+    ids = np.arange(version.next_id, dtype=np.int64)
+    if version.deleted:
+        ids = ids[~is_set(deleted_bits(version), ids)]
+    most = min(options.sample, MOST_ROWS)
+    if len(ids) <= most:
+        return ids
+    return np.sort(np.random.default_rng(options.seed).choice(ids, most, replace=False))
+
+
+def _texts(identity: Identity, ids: np.ndarray, cluster: np.ndarray, seed: int) -> list[list[str]]:
+    """Captions of a sample of each cluster; where there is none at all, their texts of metadata, without which none."""
+    random = np.random.default_rng(seed)
+    chosen = np.zeros(len(ids), bool)
+    for number in range(int(cluster.max()) + 1):
+        members = np.flatnonzero(cluster == number)
+        chosen[random.permutation(members)[:CAPTIONS]] = True
+    ids, cluster = ids[chosen], cluster[chosen]
+    captions: list[list[str]] = [[] for _ in range(int(cluster.max()) + 1)]
+    others: list[list[str]] = [[] for _ in captions]
+    for table, start in _rows(identity, ids):
+        fields = [one.name for one in table.schema if pa.types.is_string(one.type) and one.name not in OWN]
+        fields = [name for name in fields if name != "unit_id"]
+        for row, number in zip(table.to_pylist(), cluster[start:].tolist(), strict=False):
+            if row["caption"]:
+                captions[number].append(row["caption"][:MOST_TEXT])
+            elif fields:
+                others[number].append(" ".join(str(row[name] or "")[:MOST_TEXT] for name in fields))
+    return captions if any(captions) else others
+
+
+def _rows(identity: Identity, ids: np.ndarray) -> Iterator[tuple[pa.Table, int]]:
+    """(rows with some of the ids, position of the first) in the order of the ids, which are ascending."""
+    start = first = 0
+    for table in identity.tables():
+        stop = int(np.searchsorted(ids, table["id"][table.num_rows - 1].as_py(), side="right"))
+        if stop > start:
+            first = table["id"][0].as_py()
+            yield table.take(pa.array(ids[start:stop] - first)), start
+        start = stop
+
+
+def _write(
+    index: Path, info: MapInfo, identity: Identity, ids: np.ndarray, at: np.ndarray, cluster: np.ndarray
+) -> None:
+    names = pa.array([one.label or f"cluster {number}" for number, one in enumerate(info.clusters)], pa.string())
+    renamed = _renamed([name for name in identity.schema.names if name not in ("id", "unit_id", *OWN[5:])])
+    note = {NOTE: json.dumps(msgspec.to_builtins(info)).encode()}
+    path = map_path(index)
+    temporary = index / f".{MAP}.{secrets.token_hex(4)}"
+    writer: pq.ParquetWriter | None = None
+    try:
+        for table, start in _rows(identity, ids):
+            here = slice(start, start + table.num_rows)
+            columns: dict[str, Any] = {
+                "id": table["id"],
+                "x": pa.array(at[here, 0]),
+                "y": pa.array(at[here, 1]),
+                "cluster": pa.array(cluster[here]),
+                "label": names.take(pa.array(cluster[here])),
+                **{name: _cut(table[name]) for name in OWN[5:]},
+                **{renamed[name]: _cut(table[name]) for name in renamed},
+            }
+            made = pa.table(columns).replace_schema_metadata(note)
+            if writer is None:
+                writer = pq.ParquetWriter(temporary, made.schema, compression="zstd")
+            writer.write_table(made)
+        assert writer is not None
+        writer.close()
+        publish(temporary, path)
+    except OSError as error:
+        drop(temporary)
+        raise disk_error(error, path) from error
+
+
+def _cut(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.utf8_slice_codeunits(column, 0, MOST_TEXT) if pa.types.is_string(column.type) else column
+
+
+def _renamed(columns: Sequence[str]) -> dict[str, str]:
+    """Column of metadata -> its name in the map. Names that differ by case only are one name to DuckDB."""
+    taken = {name.casefold() for name in OWN}
+    found = {}
+    for name in columns:
+        new = name
+        while new.casefold() in taken:
+            new = f"metadata_{new}"
+        taken.add(new.casefold())
+        found[name] = new
+    return found

@@ -1,0 +1,206 @@
+"""Build of an index: runs the stages in order and publishes the version."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from embq.core.errors import InputError
+from embq.core.storage.objects import ObjectPath
+from embq.core.storage.paths import Place
+from embq.core.units import content_hash
+from embq.indexer.build.build_dir import BuildDir
+from embq.indexer.build.runners import Runner
+from embq.indexer.build.spec import BuildSpec, draft
+from embq.indexer.build.units import NAMED, NEEDS, STAGES, IndexUnit, Sidecar, finished, write_inputs
+from embq.indexer.collection.opening import Collection
+from embq.indexer.faiss_module import faiss
+from embq.indexer.index_files.files import WORK, alone, from_json, to_json
+from embq.indexer.index_files.publication import names_below, publish, remove_folder, settle, sweep
+from embq.indexer.index_files.version import Version, find_current
+
+
+class StageProgress(Protocol):
+    """Receives the progress of stages."""
+
+    def stage(self, name: str, done: int, units: int) -> None:
+        """Called at the beginning of a stage and after each of its units."""
+        ...
+
+
+class BuildProgress(StageProgress, Protocol):
+    """Receives the progress of a build."""
+
+    def planned(self, spec: BuildSpec, *, resumed: bool) -> None:
+        """Called before any work; `resumed` where an interrupted build goes on."""
+        ...
+
+
+WriteReport = Callable[[Place, BuildSpec, Version, Mapping[str, Sequence[Sidecar]], Path], None]
+"""Writes the report of a version of an index into a folder; gets the sidecars of each stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A published version of the index at `index`; `fresh` is False where it existed already."""
+
+    index: Place
+    version: Version
+    fresh: bool
+
+    @property
+    def path(self) -> Place:
+        """Folder of the version, with its report."""
+        return self.index / self.version.name
+
+
+def build_id(collection: Collection, options: Mapping[str, Any]) -> str:
+    """Id of the build of a collection with these options, JSON-ready."""
+    return content_hash([collection.digest, dict(options), str(faiss().__version__)])[:16]
+
+
+def build(
+    index: Place,
+    collection: Collection,
+    options: Mapping[str, Any],
+    make_spec: Callable[[], BuildSpec],
+    runner: Runner,
+    progress: BuildProgress,
+    write_report: WriteReport,
+    *,
+    rebuild: bool = False,
+) -> Built:
+    """Build an index of a collection, or resume an interrupted build, and make it the current version.
+
+    Args:
+        index: a folder, or a prefix in a bucket.
+        options: options of the user, JSON-ready; equal options find an interrupted build again.
+        make_spec: called only where there is no such build.
+        rebuild: build even where the current version has equal options and collection.
+
+    Raises InputError where vectors cannot be indexed, TryLaterError where another process works on the index,
+    OutputError where the folder cannot be written, and what the runner raises. Finished units stay for the next
+    attempt.
+    """
+    bucket = index if isinstance(index, ObjectPath) else None
+    with alone(index) as still_alone:
+        id_ = build_id(collection, options)
+        build_dir = BuildDir(index, id_)
+        if bucket is not None:
+            settle(bucket)
+        if not rebuild and (current := find_current(index)) is not None and current.build == id_:
+            if build_dir.folder.is_dir():  # killed after the publication
+                _clear(build_dir)
+            return Built(index, current, fresh=False)
+        described, resumed = build_dir.begin(lambda: to_json(make_spec()))
+        spec = from_json(BuildSpec, described, str(build_dir.spec))
+        progress.planned(spec, resumed=resumed)
+        stages = StageSequence(build_dir, runner, progress)
+        for stage in STAGES:
+            stages.run(stage, spec.units(stage), NEEDS[stage])
+            if stage == "sample":
+                _check_vectors(spec, stages.sidecars[stage])
+        version = draft(spec, build_dir.local, id_, stages.sidecars)
+        _fetch(build_dir, version, stages.sidecars)
+        still_alone()
+        report = partial(write_report, index, spec, version, stages.sidecars)
+        published = publish(version, report, to=bucket)
+        still_alone()
+        _clear(build_dir)
+        return Built(index, published, fresh=True)
+
+
+@dataclass(slots=True)
+class StageSequence:
+    """Runs the stages of one build or change, each on what earlier stages have made.
+
+    Attributes:
+        sidecars: of each stage that was run, in the order of its units.
+    """
+
+    build_dir: BuildDir
+    runner: Runner
+    progress: StageProgress
+    sidecars: dict[str, list[Sidecar]] = field(default_factory=dict)
+
+    def run(self, stage: str, count: int, needs: Sequence[str] = (), *, known_as: str = "") -> list[Sidecar]:
+        """Have the units of a stage done, unless they are; gives their sidecars.
+
+        Args:
+            count: units of the stage.
+            needs: earlier stages whose payloads they read.
+            known_as: name under which later stages need it, where that is another one.
+        """
+        inputs = write_inputs(self.build_dir, {needed: self.sidecars[needed] for needed in needs})
+        units = [
+            IndexUnit(
+                index=str(self.build_dir.index), build=self.build_dir.build, stage=stage, number=number, inputs=inputs
+            )
+            for number in range(count)
+        ]
+        found = {unit.number: sidecar for unit, sidecar in finished(units)}
+        if units:
+            self.progress.stage(stage, len(found), count)
+
+        def done(unit: IndexUnit, sidecar: Sidecar) -> None:
+            found[unit.number] = sidecar
+            self.progress.stage(stage, len(found), count)
+
+        if missing := [unit for unit in units if unit.number not in found]:
+            self.runner.run(missing, done)
+        name = known_as or stage
+        self.sidecars[name] = [found[unit.number] for unit in units]
+        return self.sidecars[name]
+
+
+def _fetch(build_dir: BuildDir, version: Version, sidecars: Mapping[str, Sequence[Sidecar]]) -> None:
+    """Have on this machine what the report is made of."""
+    for file in (version.trained, sidecars["tune"][0].files["tuning"], sidecars["queries"][0].files["queries"]):
+        build_dir.file(file)
+
+
+def _clear(build_dir: BuildDir) -> None:
+    """Remove the files of the build that no version needs."""
+    index = build_dir.index
+    if isinstance(index, ObjectPath):
+        for name in names_below(index, WORK):
+            remove_folder(index / WORK / name)
+    else:
+        shutil.rmtree(index / WORK, ignore_errors=True)
+    sweep(index)
+    build_dir.forget()
+
+
+def _check_vectors(spec: BuildSpec, sampled: Sequence[Sidecar]) -> None:
+    """Raise InputError for vectors without a direction, unless --drop-invalid leaves them out."""
+    bad = sum(one.stats["bad"] for one in sampled)
+    rows = sum(one.stats["rows"] for one in sampled)
+    if bad == rows:
+        raise InputError(
+            f"none of the {rows:,} vectors of {spec.collection.root} has a direction: all are zero or not finite",
+            next_step="embed them again; `embq verify` checks those of a run",
+            code="bad_vectors",
+        )
+    refuse_faults(spec, sampled, bad, f"{rows:,}")
+
+
+def refuse_faults(spec: BuildSpec, units: Sequence[Sidecar], bad: int, among: str) -> None:
+    """Raise InputError where vectors are zero or not finite, unless --drop-invalid leaves them out.
+
+    Args:
+        units: sidecars of the stage that looked at the vectors.
+        bad: number of such vectors.
+        among: what they are among, for the message: "1,000 new".
+    """
+    if bad and not spec.drop_invalid:
+        ids = [id_ for one in units for id_ in one.stats["bad_ids"]][:NAMED]
+        raise InputError(
+            f"{bad:,} of {among} vectors of {spec.collection.root} are zero or not finite; their ids begin with "
+            f"{', '.join(map(str, ids))}",
+            next_step="add --drop-invalid to leave them out of the index; they keep their ids, and are counted",
+            code="bad_vectors",
+        )

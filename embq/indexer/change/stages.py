@@ -1,0 +1,170 @@
+"""Stages of changes: grow, ask, retune (recall of searches for new rows), compact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from embq.indexer.build.report import recall_and_latency
+from embq.indexer.build.stages import add_block, goal_of, merge_lists
+from embq.indexer.build.task import Made, Task
+from embq.indexer.change.deletes import deleted_bits
+from embq.indexer.change.growth import GrowthSpec
+from embq.indexer.faiss_module import set_threads
+from embq.indexer.index_files.lists import is_set
+from embq.indexer.index_files.template import Template
+from embq.indexer.index_files.version import read_version
+from embq.indexer.plan.costs import TRUTH_DEPTH
+from embq.indexer.searcher import Searcher
+from embq.indexer.tune.points import Goal, Setting, Tuning
+from embq.indexer.tune.queries import QuerySet, draw, of_rows, read_queries, write_queries
+from embq.indexer.tune.recall import Truth, recall
+from embq.indexer.tune.truth import merged, read_truth
+from embq.indexer.tune.tuning import tune_search
+from embq.indexer.tune.tuning_split import Half
+
+NEW, NEW_QUERIES = "new", 100
+
+FARTHER, DEEPER = 16, 4
+"""Factors on lists and candidates of the search that replaces exact search where that would take too long."""
+
+
+def grow(task: Task) -> Made:
+    """A lists file, a rows file where the index has such, and an identity file: all of them stay."""
+    spec = task.spec_as(GrowthSpec)
+    base = read_version(task.index, spec.growth.base)
+    template = Template.read(base.trained.check(task.index), on_gpu=task.on_gpu)
+    block = spec.new_blocks[task.unit.number]
+    files, stats = add_block(task, spec.collection, block, template, rows=bool(base.rows))
+    return Made(kept=files, stats={**stats, "lists": template.nlist})
+
+
+def ask(task: Task) -> Made:
+    """All query sets in one file, that of the new rows first."""
+    spec = task.spec_as(GrowthSpec)
+    random = np.random.default_rng([spec.plan.seed, spec.growth.first_id])
+    ids = spec.growth.first_id + np.sort(random.choice(spec.new_rows, min(spec.new_rows, NEW_QUERIES), replace=False))
+    sets = [of_rows(spec.collection, ids.astype(np.int64), name=NEW, source="new rows", metric=spec.plan.metric)]
+    if spec.growth.retunes:
+        sets += draw(spec.collection, spec.queries, metric=spec.plan.metric)
+    path = task.temporary("npz")
+    write_queries(sets, path)
+    return Made(work={"queries": path}, stats={one.name: len(one) for one in sets})
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """recall@k of searches for new rows, with its standard error; None where nothing could be measured."""
+
+    recall: float | None
+    error: float = 0.0
+
+    def misses(self, goal: Goal) -> bool:
+        """True where it is below the target by more than the choice of the queries explains."""
+        if self.recall is None or goal.recall is None:
+            return False
+        return self.recall + self.error < goal.recall
+
+
+NOTHING = Worth(recall=None)
+
+
+def retune(task: Task) -> Made:
+    """The search parameters of the grown index, and the recall of searches for its new rows."""
+    spec = task.spec_as(GrowthSpec)
+    set_threads(1)
+    base = read_version(task.index, spec.growth.base)
+    searcher = Searcher(spec.draft(base, task.before["grow"]), memory="ram", threads=1)
+    setting = Setting(nprobe=base.search["nprobe"], k_factor=base.search.get("k_factor", 1))
+    goal = goal_of(spec)
+    sets = read_queries(task.file("queries", 0, "queries"))
+    truth, source = _truth(task, spec, searcher, sets, setting)
+    new = next((one for one in sets if one.name == NEW), None)
+    before = worth = NOTHING if new is None else _worth(searcher, new, truth[NEW], goal.k, setting)
+    tuning: Tuning | None = None
+    if spec.growth.retunes or worth.misses(goal):
+        tuning = tune_search(
+            searcher,
+            sets,
+            truth,
+            goal,
+            nlist=searcher.nlist,
+            refines=searcher.refines,
+            rows=searcher.n,
+        )
+        setting = tuning.setting if spec.growth.retunes else _higher(tuning.setting, setting)
+        worth = NOTHING if new is None else _worth(searcher, new, truth[NEW], goal.k, setting)
+    return Made(
+        stats={
+            "search": asdict(setting),
+            "tuned": tuning is not None,
+            "k": goal.k,
+            "recall": worth.recall,
+            "recall_before": before.recall,
+            "queries": 0 if new is None else len(new),
+            "truth": source,
+            "met": None if worth.recall is None or goal.recall is None else not worth.misses(goal),
+            "infos": _infos(tuning, setting, whole=spec.growth.retunes),
+        }
+    )
+
+
+def _truth(
+    task: Task, spec: GrowthSpec, searcher: Searcher, sets: Sequence[QuerySet], setting: Setting
+) -> tuple[dict[str, Truth], str]:
+    """Query set -> the rows that are nearest, without deleted ones; and the source of that, for the report."""
+    if not spec.growth.exact:
+        nprobe = min(searcher.nlist, FARTHER * setting.nprobe)
+        far = Setting(nprobe=nprobe, k_factor=DEEPER * setting.k_factor)
+        return {one.name: _by_search(searcher, one, far) for one in sets}, f"a search of {nprobe} lists"
+    paths = [task.file("truth", number, "truth") for number in range(len(spec.blocks))]
+    bits = deleted_bits(searcher.version)
+    return {name: _without(one, bits) for name, one in read_truth(paths, sets).items()}, "exact search"
+
+
+def _without(truth: Truth, bits: np.ndarray) -> Truth:
+    kept = np.where(is_set(bits, truth.ids), -1, truth.ids)
+    return merged([Truth(ids=kept, scores=truth.scores, tolerance=truth.tolerance)])
+
+
+def _by_search(searcher: Searcher, asked: QuerySet, setting: Setting) -> Truth:
+    found = searcher.search(asked.vectors, TRUTH_DEPTH // 4 + 1, nprobe=setting.nprobe, k_factor=setting.k_factor)
+    ids = np.where(found.ids == asked.own[:, None], -1, found.ids)
+    scores = -found.scores if searcher.version.plan.metric == "l2" else found.scores
+    return merged([Truth(ids=ids, scores=scores)])
+
+
+def _worth(searcher: Searcher, asked: QuerySet, truth: Truth, k: int, setting: Setting) -> Worth:
+    half = Half(vectors=asked.vectors, own=asked.own, truth=truth)
+    each = recall(half.search(searcher, k, setting), truth, k)
+    known = each[~np.isnan(each)]
+    if not len(known):
+        return NOTHING
+    return Worth(recall=float(known.mean()), error=float(known.std() / len(known) ** 0.5))
+
+
+def _higher(tuned: Setting, before: Setting) -> Setting:
+    """The higher of each parameter: a tuning for new rows alone makes no search worse."""
+    return Setting(nprobe=max(tuned.nprobe, before.nprobe), k_factor=max(tuned.k_factor, before.k_factor))
+
+
+def _infos(tuning: Tuning | None, setting: Setting, *, whole: bool) -> Mapping[str, Any]:
+    """Entries of infos.json that a tuning changes."""
+    if tuning is None:
+        return {}
+    changed: dict[str, Any] = {"index_param": setting.parameters, "search": asdict(setting)}
+    return {**changed, **recall_and_latency(tuning.scores), "target_met": tuning.met} if whole else changed
+
+
+def compact(task: Task) -> Made:
+    """One range of the lists; rows stand in the order of the groups, as a search of all groups sees them."""
+    base = read_version(task.index, task.spec["base"])
+    first, last = task.spec["bounds"][task.unit.number]
+    sources = (
+        nullcontext((one.check(task.index), range(one.first, one.last))) for group in base.groups for one in group
+    )
+    return merge_lists(task, range(first, last), sources, deleted_bits(base))

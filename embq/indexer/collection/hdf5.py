@@ -1,0 +1,106 @@
+"""Collections of HDF5 files: a dataset of vectors, (rows, numbers), and others with a value for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embq.core.errors import InputError
+from embq.core.formats.base import FORMAT_ERRORS, READ_ROWS
+from embq.core.formats.hdf5 import h5py_module
+from embq.indexer.collection.columns import without_columns
+from embq.indexer.collection.listing import FileLook, Shape, choose_column, noted
+from embq.indexer.collection.parts import PartRef, damaged
+from embq.indexer.collection.remote import FilePath
+
+
+def look(path: FilePath, column: str | None) -> FileLook:
+    """Content of an HDF5 file; InputError where it has no dataset of vectors, or not the one that is named."""
+    with opened(path) as file:
+        if column is None:
+            column = choose_column(path, [name for name in file if _is_vectors(file[name])], list(file))
+        dataset = _vectors(path, file, column)
+        rows = len(dataset)
+        if not rows:
+            return FileLook(rows=0, column=column)
+        shape = Shape(path=path, dim=dataset.shape[1], dtype=str(dataset.dtype), **noted(file.attrs))
+        sources = dataset.virtual_sources() if dataset.is_virtual else ()
+        shown = frozenset(path.parent / source.file_name for source in sources)
+        return FileLook(rows=rows, column=column, shape=shape, schema=_schema(file, rows), shown=shown)
+
+
+@contextmanager
+def opened(path: FilePath) -> Iterator[Any]:
+    """An open file for the length of the block; InputError where it cannot be read, also in the block."""
+    h5py = h5py_module()
+    assert isinstance(path, Path), "remote files are refused when they are listed"
+    try:
+        with h5py.File(path, "r") as file:
+            yield file
+    except FORMAT_ERRORS as error:
+        raise damaged(path, error) from error
+
+
+def _is_vectors(dataset: Any) -> bool:
+    return getattr(dataset, "ndim", 0) == 2 and dataset.dtype.kind == "f"
+
+
+def _vectors(path: FilePath, file: Any, column: str) -> Any:
+    if column not in file:
+        raise InputError(
+            f"{path} has no dataset {column!r}", next_step=f"it has {', '.join(file) or 'none'}", code="no_column"
+        )
+    dataset = file[column]
+    if not _is_vectors(dataset) or not dataset.shape[1]:
+        shape, dtype = getattr(dataset, "shape", "a group"), getattr(dataset, "dtype", "datasets")
+        raise InputError(
+            f"{path}: {column!r} holds {shape} of {dtype}, and not rows of floats",
+            next_step="name the dataset of vectors",
+            code="not_vectors",
+        )
+    return dataset
+
+
+def _schema(file: Any, rows: int) -> pa.Schema:
+    """The datasets that have a value for each row."""
+    found = []
+    for name, dataset in file.items():
+        if getattr(dataset, "ndim", 0) == 1 and len(dataset) == rows:
+            text = dataset.dtype.kind not in "biuf"
+            found.append(pa.field(name, pa.string() if text else pa.from_numpy_dtype(dataset.dtype)))
+    return pa.schema(found)
+
+
+def vectors(path: FilePath, part: PartRef, column: str, dim: int, start: int, stop: int) -> Iterator[np.ndarray]:
+    """See `embq.indexer.collection.plain.PlainFormat`."""
+    with opened(path) as file:
+        dataset = _vectors(path, file, column)
+        if dataset.shape != (part.rows, dim):
+            raise damaged(path, f"it holds {dataset.shape}, and held {(part.rows, dim)}")
+        for first in range(start, stop, READ_ROWS):
+            yield dataset[first : min(first + READ_ROWS, stop)].astype(np.float32)
+
+
+def rows_of(path: FilePath, part: PartRef, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
+    """The rows from `start` up to `stop` of those datasets that the file has, a bounded number at a time."""
+    with opened(path) as file:
+        known = _schema(file, part.rows).names
+        there = [name for name in columns if name in known]
+        if not there:
+            yield from without_columns(start, stop)
+            return
+        for first in range(start, stop, READ_ROWS):
+            last = min(first + READ_ROWS, stop)
+            yield pa.table({name: _values(file[name][first:last]) for name in there})
+
+
+def _values(values: np.ndarray) -> pa.Array:
+    if values.dtype.kind in "biuf":
+        return pa.array(values)
+    texts = [value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value) for value in values]
+    return pa.array(texts, pa.string())

@@ -1,0 +1,146 @@
+"""Conditions on the columns of rows, as objects, as JSON and as text.
+
+Imports neither numpy nor pyarrow: a client of `embq serve` has none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from embq.core import wire
+from embq.core.errors import InputError, MalformedError, UsageError
+
+OPS = ("=", "!=", "<", "<=", ">", ">=", "contains", "in")
+
+MOST_CONDITIONS = 16
+
+MOST_VALUES = 256
+"""Values of one `in`."""
+
+_MOST_FLOAT = (2 - 2**-52) * 2.0**1023
+
+Scalar: Any = (
+    bool
+    | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+    | Annotated[float, Meta(ge=-_MOST_FLOAT, le=_MOST_FLOAT)]
+    | wire.ShortText
+)
+Scalars: Any = Annotated[list[Scalar], Meta(min_length=1, max_length=MOST_VALUES)]
+Form: Any = tuple[wire.ShortText, Literal["=", "!=", "<", "<=", ">", ">=", "contains", "in"], Any]
+"""A condition in JSON, such as `["year", ">=", 2020]`. Its value, a `Scalar` or `Scalars`, is read by itself: where a
+list stands in one union with a text that has a pattern, msgspec 0.22 ends the process."""
+
+Forms: Any = Annotated[list[Form], Meta(max_length=MOST_CONDITIONS)]
+
+Value = str | int | float | bool | tuple[str | int | float | bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition on one column of a row.
+
+    Attributes:
+        column: key, caption, source, or a column of metadata.
+        op: one of OPS.
+        value: what the column is compared with, several values for `in`. A text is read as the column's type, so "2020"
+            fits a column of numbers.
+
+    Raises InputError `bad_filter` where the value does not belong to the operator.
+    """
+
+    column: str
+    op: str
+    value: Value
+
+    def __post_init__(self) -> None:
+        if isinstance(self.value, tuple) != (self.op == "in"):
+            raise bad_filter(
+                f"{self.column} {self.op}: {'a list of values' if self.op == 'in' else 'one value'} is needed",
+                'such as ["label", "in", ["cat", "dog"]] or ["label", "=", "cat"]',
+            )
+        if self.op == "contains" and not isinstance(self.value, str):
+            raise bad_filter(f"{self.column} contains: the value is not a text", "contains is for columns of text")
+
+    @classmethod
+    def from_form(cls, form: tuple[str, str, object]) -> Condition:
+        """From a `Form`; MalformedError where its value is none."""
+        column, op, value = form
+        if isinstance(value, list | tuple):
+            return cls(column, op, tuple(wire.convert(Scalars, list(value), what="list of values")))
+        return cls(column, op, wire.convert(Scalar, value, what="value of a condition"))
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """From text such as `year >= 2020`, `label = cat`, `caption contains a cat`, `label in cat, dog`.
+
+        A value in double quotes is a JSON text: `label = ""`. A list in brackets is JSON: `label in ["a, b", "c"]`.
+        Raises UsageError where it is no condition.
+        """
+        found = _TEXT.fullmatch(text) if len(text) <= _MOST_CHARACTERS else None
+        if found is None:
+            raise _usage(f"{text[:100]!r} is no condition")
+        column, op, value = found["column"], found["word"] or found["sign"].replace("==", "="), found["value"].strip()
+        try:
+            if op != "in":
+                return read_condition((column, op, _unquoted(value)))
+            values = json.loads(value) if value.startswith("[") else [_unquoted(one) for one in value.split(",")]
+            return read_condition((column, op, values))
+        except (ValueError, RecursionError) as error:
+            raise _usage(f"the value of {text[:100]!r} cannot be read: {error}") from error
+
+    def describe(self) -> list[Any]:
+        """As JSON."""
+        return [self.column, self.op, list(self.value) if isinstance(self.value, tuple) else self.value]
+
+
+def read_condition(given: object) -> Condition:
+    """A condition in any of its forms: an object, text, or three values. Raises UsageError where it is none."""
+    if isinstance(given, Condition):
+        return given
+    if isinstance(given, str):
+        return Condition.parse(given)
+    try:
+        return Condition.from_form(wire.convert(Form, given, what="condition"))
+    except MalformedError as error:
+        raise _usage(error.message) from error
+
+
+def read_conditions(given: Iterable[object]) -> tuple[Condition, ...]:
+    """Conditions in any of their forms; one text is one condition. Raises UsageError where one is none."""
+    return tuple(read_condition(one) for one in ((given,) if isinstance(given, str) else given))
+
+
+def conditions_from_json(value: object) -> tuple[Condition, ...]:
+    """Conditions as JSON has them, a list of `Form`; MalformedError or InputError `bad_filter` where they are none."""
+    return tuple(Condition.from_form(form) for form in wire.convert(Forms, value, what="where"))
+
+
+def bad_filter(message: str, next_step: str) -> InputError:
+    """The error of a condition that cannot be applied."""
+    return InputError(message, next_step=next_step, code="bad_filter")
+
+
+_MOST_CHARACTERS = 100_000
+_TEXT = re.compile(
+    r"\s*(?P<column>\S(?:.*?\S)??)(?:\s+(?P<word>contains|in)\s|\s*(?P<sign>!=|<=|>=|==?|<|>))(?P<value>.*)", re.DOTALL
+)
+
+
+def _unquoted(text: str) -> str:
+    text = text.strip()
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        whole = json.loads(text)
+        return whole if isinstance(whole, str) else text
+    if not text:
+        raise ValueError('it is missing; "" is the empty text')
+    return text
+
+
+def _usage(message: str) -> UsageError:
+    return UsageError(message, next_step=f"write COLUMN OPERATOR VALUE; operators are {' '.join(OPS)}")

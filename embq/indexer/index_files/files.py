@@ -1,0 +1,215 @@
+"""Files of an index: the lock, payloads, JSON records, and the errors of a disk or a store that refuses."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from embq.core import wire
+from embq.core.errors import AwayError, InputError, MalformedError, OutputError, TryLaterError
+from embq.core.storage.beneath import below, open_file
+from embq.core.storage.durable import NO_SPACE, output_error, overwrite, try_lock
+from embq.core.storage.objects import ObjectPath
+from embq.core.storage.paths import Place
+from embq.core.wire import Count, RelativePath, Sha256
+from embq.indexer.faiss_module import faiss
+from embq.indexer.index_files.claim import claimed
+
+T = TypeVar("T")
+
+FILES, WORK = "files", "_work"
+MAP = "map.parquet"
+"""Coordinates of the rows, see `embq.indexer.atlas.map_file`."""
+LOCK = "_lock"
+"""A file; in a bucket, a prefix with a claim."""
+
+PIECE_BYTES = 1 << 20
+
+NO_ROOM_BYTES = 1 << 20
+"""Free space below which a write that failed without a reason is taken for a full disk."""
+
+MOST_BYTES = 1 << 26
+"""Limit of a record, which may list the files of thousands of units."""
+
+_NEXT_STEPS = {
+    "no_space": "make room, then give the same command again: what is done stays",
+    "not_writable": "give write permission, or build the index in another folder: --output",
+}
+
+
+Check = Callable[[], None]
+"""Raises TryLaterError where another process has taken the index over meanwhile."""
+
+
+@contextmanager
+def alone(index: Place) -> Iterator[Check]:
+    """Hold the index's lock for the length of the block; TryLaterError where another build or change has it.
+
+    OutsideError where the lock is a link. In a bucket the lock is a claim, which others may take over from a process
+    that gives no sign of life; see `embq.indexer.index_files.claim`.
+    """
+    if isinstance(index, ObjectPath):
+        with ExitStack() as held:
+            try:
+                check = held.enter_context(claimed(index, LOCK))
+            except OSError as error:
+                raise disk_error(error, index) from error
+            yield check
+        return
+    try:
+        index.mkdir(parents=True, exist_ok=True)
+        lock = open(open_file(index, LOCK, os.O_WRONLY | os.O_CREAT, 0o666), "wb")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise disk_error(error, index) from error
+    with lock:
+        if not try_lock(lock):
+            raise TryLaterError(
+                f"another embq process is at work on the index {index}", next_step="wait for it, or stop it"
+            )
+        yield lambda: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A committed payload.
+
+    Attributes:
+        path: relative to the index's folder.
+    """
+
+    path: RelativePath
+    bytes: Count
+    sha256: Sha256
+
+    def check(self, index: Path) -> Path:
+        """Path of the payload; OutputError `index_damaged` where it is missing or has another size."""
+        path = below(index, self.path)
+        self.check_size(path)
+        return path
+
+    def check_size(self, path: Place) -> None:
+        """OutputError `index_damaged` where the payload, which is at `path`, is missing or has another size."""
+        with asking(path):
+            size = path.stat().st_size
+        if size != self.bytes:
+            raise damaged(f"{path} has {size} bytes, its record says {self.bytes}")
+
+
+def damaged(message: str) -> OutputError:
+    """The error for a file of an index that is missing or cannot be read."""
+    return OutputError(
+        message,
+        next_step="restore it, or build the index again with `embq index --rebuild`",
+        code="index_damaged",
+    )
+
+
+@contextmanager
+def asking(path: Place) -> Iterator[None]:
+    """Translate the errors of reading a file of an index, in a folder or a bucket, to those of the index."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise damaged(f"{path} belongs to the index and is not there") from error
+    except OSError as error:
+        if not isinstance(path, ObjectPath):
+            raise damaged(f"{path} cannot be read: {error.strerror or error}") from error
+        if isinstance(error, PermissionError):
+            raise InputError(
+                f"{path} may not be read: {error.strerror}",
+                next_step="give this machine credentials for reading and listing there, as for the store's own tools",
+                code="source_denied",
+            ) from error
+        raise AwayError(f"{path}: the store does not answer: {error}", next_step="check the network") from error
+
+
+def read_small(path: Place, most_bytes: int) -> bytes:
+    """All bytes of a small file, and of a larger one at least one more than `most_bytes`; errors of `asking`."""
+    with asking(path):
+        if isinstance(path, ObjectPath):
+            return bytes(path.ask(lambda store, key: store.cat_file(key, start=0, end=most_bytes + 1)))
+        with open(path, "rb") as file:
+            return file.read(most_bytes + 1)
+
+
+def read_json(path: Place) -> dict[str, Any]:
+    """A JSON object of ours; OutputError `index_damaged` where it is missing or malformed."""
+    try:
+        return wire.read(dict[str, Any], read_small(path, MOST_BYTES), what=str(path), most_bytes=MOST_BYTES)
+    except MalformedError as error:
+        raise OutputError(
+            f"{path} cannot be read: {error}",
+            next_step="build the index again with `embq index --rebuild`",
+            code="index_damaged",
+        ) from error
+
+
+def to_json(record: object) -> Any:
+    """JSON-ready values of a record, which is made of dataclasses; `from_json` is the inverse."""
+    return msgspec.to_builtins(record, str_keys=True, enc_hook=str)
+
+
+def from_json(form: type[T], described: object, what: str, *, strict: bool = True) -> T:
+    """A record from JSON values; OutputError `index_damaged` where they do not fit its types.
+
+    Args:
+        what: noun for the message, such as "sidecar of an index".
+        strict: False where keys of a mapping are numbers, which JSON holds as text.
+    """
+    wire.prepare(form)
+    try:
+        return msgspec.convert(described, form, strict=strict, dec_hook=lambda type_, value: type_(value))
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise OutputError(wire.malformed(what, error).message, code="index_damaged") from error
+
+
+def write_current(path: Place, data: bytes) -> None:
+    """Replace a small file as a whole, durably; OutputError where it cannot be written."""
+    try:
+        overwrite(path, data)
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def write_by_faiss(path: Path, write: Callable[[Any], None], *, head: bytes = b"") -> None:
+    """Have faiss write a file; OSError where the disk refuses.
+
+    Not by faiss's own writer: where a disk fills up with the last bytes of a file, that says so on stderr only, and the
+    file is cut (faiss 1.15, `FileIOWriter::~FileIOWriter`).
+
+    Args:
+        write: is given the writer.
+        head: bytes before it.
+    """
+    with open(path, "wb", buffering=PIECE_BYTES) as file:
+        file.write(head)
+        try:
+            write(faiss().PyCallbackIOWriter(file.write, PIECE_BYTES))
+        except RuntimeError as error:
+            raise with_reason(OSError(str(error).splitlines()[0]), path.parent) from error
+
+
+def disk_error(error: OSError, path: Place) -> OutputError:
+    """The error that a failed write to an index means for the user; of a full disk it names the file, where known."""
+    if isinstance(path, ObjectPath):
+        if error.errno in NO_SPACE and error.filename:
+            path = Path(error.filename)  # of the copy on this machine
+    else:
+        error = with_reason(error, path if path.is_dir() else path.parent)
+    return output_error(error, path, next_steps=_NEXT_STEPS)
+
+
+def with_reason(error: OSError, folder: Path) -> OSError:
+    """An error of a library that says only how much it wrote (as numpy), with its reason: there is no room, or EIO."""
+    if error.errno is not None:
+        return error
+    free = os.statvfs(folder)
+    number = errno.ENOSPC if free.f_bavail * free.f_frsize < NO_ROOM_BYTES else errno.EIO
+    return OSError(number, f"{os.strerror(number)} ({error})", str(folder))

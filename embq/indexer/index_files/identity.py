@@ -1,0 +1,236 @@
+"""Identity files: key, caption, source and metadata of each row, memory-mapped and found by id.
+
+An Arrow IPC file, not compressed, in which all batches but the last have `BATCH_ROWS` rows. Texts that many rows share
+(source, unit_id) are a dictionary, which grows from batch to batch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embq.core.errors import InputError
+from embq.core.formats.part import Cursor
+from embq.indexer.collection.parts import IDENTITY
+from embq.indexer.index_files.files import disk_error
+
+BATCH_ROWS = 65_536
+"""Rows of a batch. A constant of the format: a row is found by it."""
+
+
+SAMPLED_BATCHES = 500
+"""Batches from which a sample is taken: each is a seek in its file."""
+
+
+@dataclass(slots=True)
+class _Names:
+    """A dictionary that only grows."""
+
+    codes: dict[str, int] = field(default_factory=dict)
+
+    def encode(self, column: pa.ChunkedArray) -> pa.DictionaryArray:
+        """The column's texts by the dictionary, which has all of them then."""
+        pieces = []
+        for chunk in column.chunks:
+            texts = chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
+            known = [self.codes.setdefault(text, len(self.codes)) for text in texts.dictionary.to_pylist()]
+            pieces.append(pa.array(known, pa.int32()).take(texts.indices))
+        indices = pa.concat_arrays(pieces) if pieces else pa.array([], pa.int32())
+        return pa.DictionaryArray.from_arrays(indices, pa.array(list(self.codes), pa.string()))
+
+
+def write_identity(tables: Iterable[pa.Table], path: Path) -> None:
+    """Write an identity file from the tables of `Collection.read_identity`, holding one batch at a time.
+
+    The caller gives a temporary name, and makes the file durable. OutputError where it cannot be written.
+    """
+    options = pa.ipc.IpcWriteOptions(compression=None, emit_dictionary_deltas=True)
+    names: dict[str, _Names] = {}
+    schema: pa.Schema | None = None
+    writer: pa.ipc.RecordBatchFileWriter | None = None
+    try:
+        with pa.OSFile(str(path), "wb") as sink:
+            cursor = Cursor(iter(tables))
+            while (table := cursor.take(BATCH_ROWS)).num_rows:
+                if writer is None:
+                    schema = table.schema.remove_metadata()
+                    names = {one.name: _Names() for one in schema if pa.types.is_dictionary(one.type)}
+                    writer = pa.ipc.new_file(sink, schema, options=options)
+                columns = [
+                    names[name].encode(column) if name in names else _whole(column)
+                    for name, column in zip(table.column_names, table.columns, strict=True)
+                ]
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+            if writer is None:
+                writer = pa.ipc.new_file(sink, pa.schema(IDENTITY), options=options)
+            writer.close()
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks()
+    return array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks)
+
+
+class _File:
+    """One identity file. Batches are opened when they are first needed, and stay open: they are only mapped."""
+
+    def __init__(self, path: Path, first_id: int, rows: int) -> None:
+        self.path, self.first_id, self.rows = path, first_id, rows
+        try:
+            self._reader = pa.ipc.open_file(pa.memory_map(str(path)))
+            self.schema: pa.Schema = self._reader.schema
+            self.batches = self._reader.num_record_batches
+        except (OSError, pa.ArrowException) as error:
+            raise _damaged(path, error) from error
+        if self.batches != -(-rows // BATCH_ROWS):
+            raise _damaged(path, f"it has {self.batches} batches, which do not hold {rows:,} rows")
+        self._open: dict[int, pa.RecordBatch] = {}
+        self._whole: set[tuple[int, str]] = set()
+
+    def batch(self, number: int) -> pa.RecordBatch:
+        """A batch; InputError where it cannot be read."""
+        if number not in self._open:
+            try:
+                batch = self._reader.get_batch(number)
+                batch.validate()
+            except (OSError, pa.ArrowException) as error:
+                raise _damaged(self.path, error) from error
+            if batch.num_rows != min(BATCH_ROWS, self.rows - number * BATCH_ROWS):
+                raise _damaged(self.path, f"batch {number} has {batch.num_rows} rows")
+            self._open[number] = batch
+        return self._open[number]
+
+    def column(self, number: int, name: str) -> pa.Array:
+        """A column of a batch, all of whose values may be read: the first call checks them."""
+        column = self.batch(number).column(name)
+        if (number, name) not in self._whole:
+            try:
+                column.validate(full=True)
+            except pa.ArrowException as error:
+                raise _damaged(self.path, error) from error
+            self._whole.add((number, name))
+        return column
+
+
+class Identity:
+    """Identity of the rows of an index, from the files that hold it."""
+
+    def __init__(self, files: Sequence[_File]) -> None:
+        self._files = [one for one in files if one.rows]
+        self._firsts = [one.first_id for one in self._files]
+        schema = self._files[0].schema if self._files else pa.schema(IDENTITY)
+        self.schema = pa.schema([one.with_type(_plain(one.type)) for one in schema])
+        """Schema of the tables that `rows` gives: dictionaries are plain texts there."""
+
+    @classmethod
+    def open(cls, files: Sequence[tuple[Path, int, int]]) -> Identity:
+        """Open (file, first id, rows) of each file, in order of their ids.
+
+        Raises InputError `index_damaged` where one cannot be read, or holds other columns than the first.
+        """
+        opened = [_File(path, first_id, rows) for path, first_id, rows in files]
+        for one in opened[1:]:
+            if one.schema != opened[0].schema:
+                raise _damaged(one.path, f"its columns are not those of {opened[0].path}")
+        return cls(opened)
+
+    def rows(self, ids: np.ndarray, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows with these ids, in the order of the ids; -1, which stands for none, is passed over.
+
+        Args:
+            ids: integers of any shape; ids may repeat.
+            columns: None for all.
+
+        Raises InputError `no_such_id` where there is no such row, `index_damaged` where a file cannot be read.
+        """
+        names = list(self.schema.names if columns is None else columns)
+        schema = pa.schema([self.schema.field(name) for name in names])
+        slices: list[list[pa.Array]] = [[] for _ in names]
+        for row in np.asarray(ids).ravel().tolist():
+            if row < 0:
+                continue
+            batch, at = self._find(row)
+            for number, name in enumerate(names):
+                slices[number].append(batch.column(name).slice(at, 1))
+        return pa.Table.from_arrays(
+            [_joined(pieces, one.type) for pieces, one in zip(slices, schema, strict=True)], schema=schema
+        )
+
+    def ids_of(self, keys: Iterable[str]) -> dict[str, list[int]]:
+        """Key -> the ids of all rows that have it, ascending; [] where there is none. All keys are looked at."""
+        found: dict[str, list[int]] = {key: [] for key in keys}
+        wanted = pa.array(list(found), pa.string())
+        for file in self._files:
+            for number in range(file.batches):
+                batch = file.batch(number)
+                for at in np.flatnonzero(pc.is_in(batch.column("key"), wanted).to_numpy(zero_copy_only=False)):
+                    found[batch.column("key")[int(at)].as_py()].append(batch.column("id")[int(at)].as_py())
+        return found
+
+    def tables(self) -> Iterator[pa.Table]:
+        """All rows in the order of their ids, `BATCH_ROWS` or fewer at a time."""
+        for file in self._files:
+            for number in range(file.batches):
+                yield pa.Table.from_batches([file.batch(number)]).cast(self.schema)
+
+    def scan(self, columns: Sequence[str]) -> Iterator[tuple[int, list[pa.Array]]]:
+        """(id of the first row, the columns) of each batch, in the order of ids; nothing is copied.
+
+        Raises InputError `index_damaged` where a file holds no such values.
+        """
+        for file in self._files:
+            for number in range(file.batches):
+                yield file.first_id + number * BATCH_ROWS, [file.column(number, name) for name in columns]
+
+    def sample(self, rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(id of the first row, rows) from everywhere: about so many in all, all where there are no more.
+
+        Raises InputError `index_damaged` as `scan`.
+        """
+        batches = [(file, number) for file in self._files for number in range(file.batches)]
+        batches = batches[:: max(1, -(-len(batches) // SAMPLED_BATCHES))]
+        total = sum(file.batch(number).num_rows for file, number in batches)
+        for file, number in batches:
+            batch = file.batch(number)
+            piece = batch.slice(0, -(-batch.num_rows * min(rows, total) // total))
+            try:
+                piece.validate(full=True)
+            except pa.ArrowException as error:
+                raise _damaged(file.path, error) from error
+            yield file.first_id + number * BATCH_ROWS, piece
+
+    def _find(self, row: int) -> tuple[pa.RecordBatch, int]:
+        number = bisect_right(self._firsts, row) - 1
+        file = self._files[number] if number >= 0 else None
+        if file is None or row >= file.first_id + file.rows:
+            raise InputError(f"there is no row with id {row}", next_step="ids begin with 0", code="no_such_id")
+        batch, at = divmod(row - file.first_id, BATCH_ROWS)
+        return file.batch(batch), at
+
+
+def _joined(pieces: Sequence[pa.Array], type_: pa.DataType) -> pa.Array:
+    if not pieces:
+        return pa.array([], type_)
+    if pa.types.is_dictionary(pieces[0].type):
+        return pa.array([piece[0].as_py() for piece in pieces], type_)
+    return pa.concat_arrays(pieces)
+
+
+def _plain(type_: pa.DataType) -> pa.DataType:
+    return type_.value_type if pa.types.is_dictionary(type_) else type_
+
+
+def _damaged(path: Path, why: object) -> InputError:
+    return InputError(
+        f"{path} cannot be read: {why}",
+        next_step="build the index anew: what is left of it is used",
+        code="index_damaged",
+    )

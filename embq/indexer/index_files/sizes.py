@@ -1,0 +1,48 @@
+"""Sizes of a version: its files, rows and lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from embq.indexer.index_files.lists import read_lists
+from embq.indexer.index_files.version import Version
+
+
+def sizes_of(version: Version) -> dict[str, Any]:
+    """Sizes of a version for infos.json; names with spaces are autofaiss's."""
+    index_bytes = version.trained.bytes + sum(one.bytes for group in version.groups for one in group)
+    rows_bytes = sum(one.bytes for one in version.rows)
+    identity_bytes = sum(one.bytes for one in version.identity)
+    n = max(1, version.n)
+    return {
+        "size in bytes": index_bytes,
+        "nb vectors": version.n,
+        "compression ratio": 4.0 * version.n * version.plan.dim / max(1, index_bytes),
+        "bytes": {"index": index_bytes, "rows": rows_bytes, "identity": identity_bytes},
+        "bytes_per_vector": {"ram": index_bytes / n, "disk": (index_bytes + rows_bytes + identity_bytes) / n},
+        "rows": {"ids": version.next_id, "excluded": version.excluded, "deleted": version.deleted},
+        "excluded": version.excluded,
+    }
+
+
+def imbalance(version: Version) -> float:
+    """Imbalance factor: work of a search relative to lists of equal length, for which it is 1."""
+    sizes = list_sizes(version)
+    return imbalance_of(len(sizes), float(np.square(sizes).sum()), int(sizes.sum()))
+
+
+def imbalance_of(lists: int, squares: float, rows: int) -> float:
+    """The same of a number of lists, the sum of the squares of their sizes, and all of their rows."""
+    return lists * squares / max(1, rows) ** 2
+
+
+def list_sizes(version: Version) -> np.ndarray:
+    """Rows in each list, all groups together: float64 (nlist,)."""
+    total = np.zeros(max(one.last for group in version.groups for one in group))
+    for group in version.groups:
+        for one in group:
+            lists = read_lists(one.check(version.index), mapped=True)
+            total[one.first : one.last] += [lists.list_size(at) for at in range(one.last - one.first)]
+    return total

@@ -1,0 +1,255 @@
+"""Versions of an index: immutable records of their files, and the pointer to the current one.
+
+```
+INDEX/CURRENT                 name of the current version, replaced by rename
+INDEX/v0003/version.json      its record; beside it the report and other small files
+INDEX/files/                  payloads of versions; a file is never changed, and versions share them
+```
+
+In a bucket a version is there as soon as its record is, which is created last; CURRENT follows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from embq.core.errors import EmbqError, InputError, MalformedError, OutputError, TryLaterError, UsageError, command_line
+from embq.core.storage import beneath
+from embq.core.storage.objects import ObjectPath
+from embq.core.storage.paths import Place, is_url, refuse_unnameable
+from embq.indexer.collection.opening import Collection
+from embq.indexer.index_files.files import File, asking, from_json, read_json, read_small, to_json
+from embq.indexer.plan.index_plan import IndexPlan
+
+SCHEMA = 1
+CURRENT, RECORD = "CURRENT", "version.json"
+NAME = re.compile(r"v\d{4,}")
+CURRENT_BYTES = 100
+"""Limit of the pointer."""
+ATTEMPTS = 20
+"""Attempts to open the current version where it was swept away meanwhile."""
+
+T = TypeVar("T")
+Where = TypeVar("Where", Path, ObjectPath)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListsFile(File):
+    """A file of inverted lists: those from `first` to before `last`."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, file: File, *, first: int, last: int) -> ListsFile:
+        """A payload that holds these lists."""
+        return cls(path=file.path, bytes=file.bytes, sha256=file.sha256, first=first, last=last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRangeFile(File):
+    """A file of vectors or identities of the rows with the ids from `first_id` on."""
+
+    first_id: int
+    rows: int
+
+    @classmethod
+    def of(cls, file: File, *, first_id: int, rows: int) -> RowRangeFile:
+        """A payload that holds these rows."""
+        return cls(path=file.path, bytes=file.bytes, sha256=file.sha256, first_id=first_id, rows=rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """One version.
+
+    Attributes:
+        index: folder of this machine with its files; empty of one that was only looked up in a bucket.
+        name: "v0001" and so on; "" of a version that is not published yet.
+        trained: the template.
+        groups: lists of the index as it was built, then those of each addition; the ranges of a group cover all lists.
+        rows: vectors for exact re-ranking, by id; () where there are none.
+        identity: identity files, by id.
+        next_id: one more than the highest id.
+        excluded: rows that are in no list because they have no direction.
+        deleted: rows that are no answer any more.
+        deleted_file: a bit for each id, those of deleted rows set; None where none is.
+        search: the search parameters that tuning chose: "nprobe" and "k_factor".
+        build: id of the build that trained the template.
+        created: time of its publication; that of the version before while it is not published.
+        notes: what else a change of the index keeps from version to version, JSON-ready.
+    """
+
+    index: Path
+    name: str
+    plan: IndexPlan
+    collection: Collection
+    trained: File
+    groups: tuple[tuple[ListsFile, ...], ...]
+    rows: tuple[RowRangeFile, ...]
+    identity: tuple[RowRangeFile, ...]
+    next_id: int
+    excluded: int
+    deleted: int
+    deleted_file: File | None
+    search: Mapping[str, int]
+    build: str
+    created: str
+    notes: Mapping[str, Any]
+
+    @property
+    def path(self) -> Path:
+        """Folder of the version."""
+        return self.index / self.name
+
+    @property
+    def n(self) -> int:
+        """Rows that can be an answer."""
+        return self.next_id - self.excluded - self.deleted
+
+    @property
+    def dropped(self) -> int:
+        """Deleted rows that are in no list any more."""
+        return int(self.notes.get("dropped", 0))
+
+    def files(self) -> Iterable[File]:
+        """All files that it consists of."""
+        yield self.trained
+        for group in self.groups:
+            yield from group
+        yield from self.rows
+        yield from self.identity
+        if self.deleted_file is not None:
+            yield self.deleted_file
+
+    def record(self) -> dict[str, Any]:
+        """Content of version.json."""
+        fields = to_json(self)
+        del fields["index"]
+        return {"schema": SCHEMA, **fields}
+
+
+def current_name(index: Place) -> str:
+    """The name of the current version; "" where there is none."""
+    if isinstance(index, ObjectPath):
+        with asking(index):
+            there = (index / CURRENT).exists()
+        return parsed_name(read_small(index / CURRENT, CURRENT_BYTES), index / CURRENT) if there else ""
+    try:
+        return parsed_name(beneath.read_bytes(index, CURRENT, most_bytes=CURRENT_BYTES), index / CURRENT)
+    except FileNotFoundError:
+        return ""
+    except (OSError, MalformedError) as error:
+        raise OutputError(f"{index / CURRENT} cannot be read: {error}", code="index_damaged") from error
+
+
+def parsed_name(data: bytes, where: Place) -> str:
+    """The name of the version that a file CURRENT names; OutputError where it names none."""
+    name = data.decode("ascii", "replace").strip()
+    if len(data) > CURRENT_BYTES or not NAME.fullmatch(name):
+        raise OutputError(f"{where} does not name a version", code="index_damaged")
+    return name
+
+
+def read_version(index: Place, name: str) -> Version:
+    """One version; OutputError where its record is missing or damaged."""
+    folder = index if isinstance(index, Path) else Path()
+    return parsed_version(folder, read_json(index / name / RECORD), str(index / name / RECORD))
+
+
+def parsed_version(index: Path, data: Mapping[str, Any], where: str) -> Version:
+    """A version from its record; OutputError where that is of another schema, or damaged.
+
+    Args:
+        where: path or URL of the record, for messages.
+    """
+    if data.get("schema") != SCHEMA:
+        raise OutputError(
+            f"{where} has schema {data.get('schema')}, this embq reads {SCHEMA}",
+            next_step="use the embq version that made the index, or build it again",
+            code="index_damaged",
+        )
+    return from_json(Version, {**data, "index": str(index)}, where)
+
+
+def find_current(index: Place) -> Version | None:
+    """The current version; None where there is no index, OutputError where it is damaged."""
+    name = current_name(index)
+    return read_version(index, name) if name else None
+
+
+def read_current(index: Place) -> Version:
+    """The current version; InputError where there is no index, OutputError where it is damaged."""
+    current = find_current(index)
+    if current is None:
+        raise InputError(
+            f"{index} holds no finished index", next_step="build one with `embq index OUT`", code="no_index"
+        )
+    return current
+
+
+def open_current(index: Path, opened: Callable[[Version], T]) -> T:
+    """The current version as `opened` opens its files; again where it was swept away meanwhile.
+
+    Raises InputError where there is no index, OutputError where a file of it is missing or damaged.
+    """
+    for _ in range(ATTEMPTS):
+        name = current_name(index)
+        try:
+            return opened(read_current(index))
+        except EmbqError as error:
+            # The version may have been swept away while it was opened, when two more were published meanwhile.
+            if error.code != "index_damaged" or current_name(index) == name:
+                raise
+    raise TryLaterError(f"{index} changes faster than it can be opened", next_step="try again")
+
+
+def index_path(text: str) -> Path:
+    """The absolute path of an index that is to be changed or exported; UsageError for a URL."""
+    if is_url(text):
+        raise UsageError(
+            f"{text}: on an object store an index is built, searched and served, and neither changed nor exported",
+            next_step="copy it to a folder, and upload it again after a change: all else first, CURRENT last",
+        )
+    return Path(text).absolute()
+
+
+def resolve_index(path: Where, output: str | None = None) -> Where:
+    """The place of an index from what a user named: that folder, a version in it, or the output folder of a run.
+
+    Args:
+        output: which of a run's vectors; None where it has an index of one only.
+
+    Raises InputError where there is none, or several.
+    """
+    if isinstance(path, Path):
+        refuse_unnameable(os.path.abspath(path))
+    if (path / CURRENT).exists():
+        return path
+    if isinstance(path, Path) and NAME.fullmatch(path.name) and (path / RECORD).exists():
+        return path.parent
+    below = path / "index"
+    names = sorted(one.name for one in below.iterdir()) if below.is_dir() else []
+    found = {name: below / name for name in names if (below / name / CURRENT).exists()}
+    if output is not None and output in found:
+        return found[output]
+    if not found or output is not None:
+        there = f" of {output!r}; there is one of {', '.join(found)}" if found else ""
+        build = (
+            f"build one with: {command_line('index', path)}"
+            if isinstance(path, Path)
+            else "upload a finished index to it"
+        )
+        raise InputError(f"{path} holds no finished index{there}", next_step=build, code="no_index")
+    if len(found) > 1:
+        raise InputError(
+            f"{path} has an index of {' and of '.join(found)}",
+            next_step=f"add --embedding {next(iter(found))}, or give {next(iter(found.values()))}",
+            code="which_index",
+        )
+    return next(iter(found.values()))

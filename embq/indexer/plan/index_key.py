@@ -1,0 +1,188 @@
+"""Parser of index keys (faiss factory strings); refuses those that cannot be built in parts and merged."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from embq.core.errors import UsageError
+from embq.indexer.plan.codec_choices import lists_for
+from embq.indexer.plan.codecs import Codec, codec
+
+_DIMS = r"[1-9]\d*"
+_TRANSFORM = re.compile(rf"OPQ{_DIMS}(?:_{_DIMS})?|(?:PCA[RW]{{0,2}}|RR|Pad|ITQ){_DIMS}|RR|ITQ|L2norm")
+_LISTS = re.compile(rf"IVF(\d+)(?:_(HNSW\d*)|\((?:PCA({_DIMS}),)?Flat\))?")
+_OUTSIDE_PARENTHESES = re.compile(r",(?![^(]*\))")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexKey:
+    """A factory string, understood.
+
+    Attributes:
+        codec: how vectors are kept, with the transform before them.
+        nlist: number of lists.
+        coarse: an index over the centroids for searching: "" or "HNSW32".
+        note: what is done differently from what was written, or "".
+    """
+
+    codec: Codec
+    nlist: int
+    coarse: str = ""
+    note: str = ""
+
+
+def parse_key(text: str, *, dim: int, rows: int) -> IndexKey:
+    """The parts of a factory string for `rows` vectors of `dim` dimensions.
+
+    Raises:
+        UsageError: faiss has no such index, or it is one that cannot be built in parts and merged; the next step names
+            the nearest key that can.
+    """
+    text = text.replace(" ", "")
+    suggested = lists_for(rows)
+    _refuse_wrapped(text)
+    parts = _parts(text, suggested)
+    _refuse_unmergeable(parts, suggested)
+    kept = _codec_of(parts, dim, suggested)
+    _try_faiss(text, kept, dim)
+    if parts.nlist is None:
+        return IndexKey(codec=kept, nlist=1, note="Flat is built as IVF1,Flat: one list, every vector compared")
+    return IndexKey(codec=kept, nlist=parts.nlist, coarse=parts.coarse)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """A factory string, cut at its commas.
+
+    Attributes:
+        text: the whole.
+        transforms: what is before the lists, or all but the last where there are no lists.
+        lists: as they are written, or "".
+        nlist: number of lists; None where there are none.
+        coarse: an index over the centroids: "" or "HNSW32".
+        list_dim: dimensions of the centroids; None for those of the codes.
+        last: the codec.
+    """
+
+    text: str
+    transforms: tuple[str, ...]
+    lists: str = ""
+    nlist: int | None = None
+    coarse: str = ""
+    list_dim: int | None = None
+    last: str
+
+    def joined(self, lists: str, last: str) -> str:
+        """The key with other lists and another codec."""
+        return ",".join([*self.transforms, lists, last])
+
+
+def _parts(text: str, suggested: int) -> _Parts:
+    *before, last = _OUTSIDE_PARENTHESES.split(text)
+    found = _LISTS.fullmatch(before[-1]) if before else None
+    if found is None:
+        return _Parts(text=text, transforms=tuple(before), last=last)
+    if int(found[1]) < 1:
+        raise UsageError(f"--index-key {text} has no lists", next_step=f"Write IVF{suggested} instead of {before[-1]}.")
+    return _Parts(
+        text=text,
+        transforms=tuple(before[:-1]),
+        lists=before[-1],
+        nlist=int(found[1]),
+        coarse=found[2] or "",
+        list_dim=int(found[3]) if found[3] else None,
+        last=last,
+    )
+
+
+def _refuse_wrapped(text: str) -> None:
+    """UsageError where nothing is written, or an index is wrapped into another."""
+    if not text:
+        raise UsageError("--index-key is empty", next_step="Leave it out, and a key is chosen by the memory allowed.")
+    if found := re.search(r",?(?:Refine\(.*\)|RFlat)$", text):
+        raise _unusable(
+            text,
+            "an index with a refinement inside cannot be merged",
+            f"--index-key {text[: found.start()]} --refine fp16: the same rows, kept on disk beside the index",
+        )
+    if text.startswith(("IDMap", "IDMap2")):
+        rest = text.partition(",")[2]
+        raise _unusable(text, "rows carry their ids in the lists anyway", f"--index-key {rest or 'Flat'}")
+
+
+def _refuse_unmergeable(parts: _Parts, suggested: int) -> None:
+    """UsageError where a part cannot be built in pieces and merged, or is none."""
+    text, last = parts.text, parts.last
+    if re.match(r"HNSW|NSG|NNDescent|LSH|IMI", last) or any(part.startswith("IMI") for part in parts.transforms):
+        before = "".join(f"{part}," for part in parts.transforms if _TRANSFORM.fullmatch(part))
+        raise _unusable(
+            text,
+            "its lists cannot be merged" if "IMI" in text else "a graph cannot be built in parts and merged",
+            f"--index-key {before}IVF{suggested},SQ8",
+        )
+    if unknown := [part for part in parts.transforms if not _TRANSFORM.fullmatch(part)]:
+        raise _unknown(text, unknown[0], suggested)
+    if found := re.fullmatch(r"(PQ\d+x4|RaBitQ)fs[r]?(?:_\d+|\d)?", last):
+        unpacked = parts.joined(parts.lists or f"IVF{suggested}", found[1])
+        raise _unusable(
+            text,
+            "packed lists cannot be merged",
+            f"--index-key {unpacked}: its lists are packed for fast scanning when they are loaded",
+        )
+
+
+def _codec_of(parts: _Parts, dim: int, suggested: int) -> Codec:
+    """The codec with the transforms before it; UsageError where there is none such, or where it needs lists."""
+    name = ",".join([*parts.transforms, parts.last])
+    if parts.nlist is None and name != "Flat":
+        try:
+            codec(name, dim)
+        except ValueError:
+            raise _unknown(parts.text, parts.last, suggested) from None
+        listed = parts.joined(f"IVF{suggested}", parts.last)
+        raise _unusable(parts.text, "it has no lists to build in parts", f"--index-key {listed}")
+    try:
+        return codec(name, dim, list_dim=parts.list_dim)
+    except ValueError as error:
+        if "cannot be cut" in str(error):
+            nearest = _pieces_near(parts.last, dim)
+            raise UsageError(
+                f"--index-key {parts.text} cannot be built: {error}",
+                next_step=f"Write {nearest} instead, or put OPQ before it, which changes the dimensions.",
+            ) from None
+        raise _unknown(parts.text, parts.last, suggested) from None
+
+
+def _try_faiss(text: str, kept: Codec, dim: int) -> None:
+    """Lets faiss read the key, with two lists: only what it makes of it is sure."""
+    from embq.indexer.faiss_module import faiss
+
+    try:
+        index = faiss().index_factory(dim, kept.factory(2))
+    except RuntimeError as error:
+        reason = str(error).rsplit(": ", 1)[-1].strip()
+        raise UsageError(
+            f"faiss cannot build --index-key {text} for {dim} dimensions: {reason}",
+            next_step="Leave --index-key out, and a key is chosen by the memory allowed.",
+        ) from None
+    del index
+
+
+def _unusable(text: str, why: str, instead: str) -> UsageError:
+    return UsageError(f"--index-key {text} cannot be built here: {why}", next_step=f"Use {instead}.")
+
+
+def _unknown(text: str, part: str, lists: int) -> UsageError:
+    return UsageError(
+        f"--index-key {text}: {part!r} is not known",
+        next_step=f"Write it as IVF{lists},RaBitQ4: lists, then one of Flat, SQfp16, SQ8, SQ6, SQ4, RaBitQ1 to "
+        "RaBitQ9, EDEN1 to EDEN9, PQ<pieces>x4 or x8; before them PCAR<dims>, RR<dims> or OPQ<pieces>_<dims>.",
+    )
+
+
+def _pieces_near(last: str, dim: int) -> str:
+    """The PQ with the number of pieces nearest to the one written that divides the dimensions."""
+    wanted, _, bits = last.removeprefix("PQ").partition("x")
+    nearest = min((p for p in range(1, dim + 1) if dim % p == 0), key=lambda p: abs(p - int(wanted)))
+    return f"PQ{nearest}x{bits or 8}"

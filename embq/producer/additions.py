@@ -1,0 +1,334 @@
+"""Adds a new plan to a run: finds the units that its manifest lacks, and appends them as one more generation."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import secrets
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import chain, groupby
+from pathlib import Path
+
+from embq.core.errors import AwayError, InputError
+from embq.core.run.generations import PREFIX, Generation, append, leftovers
+from embq.core.run.layout import PLANNED, Layout
+from embq.core.run.manifest import Manifest, ManifestSummary, SegmentWriter
+from embq.core.run.run_info import RunInfo
+from embq.core.storage.durable import drop, drop_in, names_in
+from embq.core.storage.paths import Place
+from embq.core.units import Unit
+from embq.producer.selection import SELECTED
+from embq.sources.access.files import exists, join
+from embq.sources.access.listings import cached_listings
+from embq.sources.formats.image_folder import cut
+from embq.sources.reader_options import EXTENSIONS
+from embq.sources.rows import KEYS_BY_DATASET, without_dataset_keys
+
+SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRecord:
+    """Origin of a plan, as a generation records it.
+
+    Attributes:
+        inputs: as the user gave them; () for retries.
+        options: reader options and selection.
+        version: embq version that planned.
+    """
+
+    inputs: tuple[str, ...]
+    options: tuple[tuple[str, str], ...]
+    version: str
+
+
+class FirstNames:
+    """Some names for a message: the first `SHOWN`, and the number of all."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._first: list[str] = []
+        self.count = 0
+        for name in names:
+            self.add(name)
+
+    def add(self, name: str) -> None:
+        """Add a name."""
+        self.count += 1
+        if len(self._first) < SHOWN:
+            self._first.append(name)
+
+    def __str__(self) -> str:
+        more = self.count - len(self._first)
+        return ", ".join(self._first) + (f" and {more:,} more" if more else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """Inputs that differ from the manifest.
+
+    Attributes:
+        changed: inputs whose content or cut is another one now, with the difference.
+        vanished: inputs that were named again and are missing, each once.
+    """
+
+    changed: FirstNames = field(default_factory=FirstNames)
+    vanished: FirstNames = field(default_factory=FirstNames)
+
+    def refuse_changed(self, output: Place, there: RunInfo, asked: PlanRecord) -> None:
+        """InputError `input_changed` where inputs differ from those that the run `there` was planned for."""
+        if not self.changed.count:
+            return
+        wanted = dict(asked.options)
+        differing = [
+            f"{name}: {value or 'none'} there, {wanted[name] or 'none'} asked for"
+            for name, value in there.options
+            if name not in SELECTED and wanted.get(name, value) != value
+        ]
+        raise InputError(
+            f"inputs are not what was planned for {output}: {self.changed}"
+            + (f"; options differ: {'; '.join(differing)}" if differing else "")
+            + "; nothing was added",
+            next_step="put the planned files back or leave the changed ones out, or choose another --output; "
+            "rows of the old and the new content are never mixed",
+            code="input_changed",
+        )
+
+    def warnings(self) -> tuple[str, ...]:
+        """One line on inputs that are missing; () where none is."""
+        if not self.vanished.count:
+            return ()
+        return (
+            f"not there any more: {self.vanished}; rows that were made of it stay, what is not done of it will fail",
+        )
+
+
+class Additions:
+    """Compares a plan with a manifest, in about 100 bytes for each unit, and for each file of a folder of images.
+
+    A unit is identified by its id, a file of a folder by its path and size, so that files that are added to a folder do
+    not move the others into other units. A source that was retried is identified as the retry found it: a unit by its
+    place in the source, a file of a folder by its size at that time.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._retried: dict[str, str] = {}  # source -> its version when it was retried last
+        self._sizes: dict[tuple[str, str], int] = {}  # (folder, path) -> its size when it was retried last
+        for _, unit in manifest.retries():
+            if unit.kind == "files":
+                self._sizes.update({(unit.source, path): size for path, size in unit.items})
+            else:
+                self._retried[unit.source] = unit.etag
+        self._counted: set[str] = set()  # HDF5 files whose keys count rows through the file, as they did once
+        self._firsts: Counter[str] = Counter()  # folder -> files of it in the manifest
+        self._new_places: set[bytes] = set()
+        self._new_versions: set[bytes] = set()
+        self._left: set[bytes] = set()  # in the manifest, and not in the plan so far
+        for u, known in self._known():
+            if known is None:
+                unit = manifest.unit(u)
+                self._firsts[unit.source] += len(unit.items)
+                self._left.update(_item(unit, path, size) for path, size in self._items(unit))
+            else:
+                self._left.add(known)
+
+    def _known(self) -> Iterator[tuple[int, bytes | None]]:
+        """(index, identity) of each unit of the inputs; None for units of a folder, whose files have identities."""
+        for u, (unit_id, kind) in enumerate(self._manifest.ids()):
+            again = self._manifest.unit(u).retry if self._manifest.is_retry(u) else None
+            if again is not None and (again.only or kind == "files"):
+                continue
+            if kind == "hdf5" and KEYS_BY_DATASET not in (unit := self._manifest.unit(u)).options:
+                self._counted.add(unit.source)
+            if kind == "files":
+                yield u, None
+            elif self._retried and (unit := self._manifest.unit(u)).source in self._retried:
+                yield u, _place(unit)
+            else:
+                yield u, bytes.fromhex(unit_id)
+
+    def _items(self, unit: Unit) -> Iterator[tuple[str, int]]:
+        """The files of a folder's unit, with the sizes that identify them."""
+        return ((path, self._sizes.get((unit.source, path), size)) for path, size in unit.items)
+
+    def of(self, units: Iterable[Unit], unit_samples: int) -> Iterator[Unit]:
+        """The units of a plan that the manifest lacks. New files of a folder are cut into units of their own."""
+        for (kind, source), group in groupby(units, key=lambda unit: (unit.kind, unit.source)):
+            if kind == "files":
+                first = next(group)
+                items = self._new_items(source, chain([first], group))  # noqa: B031 - `first` was taken off it
+                yield from cut(first, items, unit_samples, first=self._firsts[source])
+            elif kind == "hdf5" and source in self._counted:
+                yield from self._new_units(source, map(without_dataset_keys, group))
+            else:
+                yield from self._new_units(source, group)
+
+    def _new_units(self, source: str, units: Iterable[Unit]) -> Iterator[Unit]:
+        for unit in units:
+            exact = _place(unit) if self._retried.get(source) == unit.etag else bytes.fromhex(unit.unit_id)
+            if exact in self._left:
+                self._left.remove(exact)
+                continue
+            self._new_places.add(_digest(source))
+            self._new_versions.add(_digest(source, unit.etag))
+            yield unit
+
+    def _new_items(self, source: str, units: Iterable[Unit]) -> Iterator[tuple[str, int]]:
+        for unit in units:
+            for path, size in unit.items:
+                exact = _item(unit, path, size)
+                if exact in self._left:
+                    self._left.remove(exact)
+                else:
+                    self._new_places.add(_digest(source, path))
+                    yield path, size
+
+    def differences(self, named_again: Collection[int], vanished: Sequence[str] = ()) -> Differences:
+        """Inputs that the manifest and the plan have in different versions. Call it when all units of `of` were taken.
+
+        Inputs that are not in the plan are looked up in the storage; many files of a remote folder by one listing.
+
+        Args:
+            named_again: generations whose inputs the plan has as well; only they can have vanished.
+            vanished: inputs that planning found missing, which are not looked up again.
+
+        Raises SourceError where the storage does not answer.
+        """
+        found = Differences(vanished=FirstNames(vanished))
+        if self._left:
+            with cached_listings():
+                self._look_at_rest(found, named_again, frozenset(vanished))
+        return found
+
+    def _look_at_rest(self, found: Differences, named_again: Collection[int], vanished: Collection[str]) -> None:
+        ends = [generation.first for generation in self._manifest.generations] + [len(self._manifest)]
+        seen: set[bytes] = set()
+        for u, known in self._known():
+            named = next(number for number, end in enumerate(ends) if u < end) in named_again
+            if known is None:
+                unit = self._manifest.unit(u)
+                self._look_at_items(unit, found, named=named and unit.source not in vanished)
+            elif known in self._left:
+                unit = self._manifest.unit(u)
+                place = _digest(unit.source)
+                if place not in seen:
+                    seen.add(place)
+                    self._look_at_source(unit, found, named=named and unit.source not in vanished)
+
+    def _look_at_source(self, unit: Unit, found: Differences, *, named: bool) -> None:
+        if _digest(unit.source) in self._new_places:
+            same = _digest(unit.source, unit.etag) in self._new_versions
+            how = "the same file, cut into other units" if same else f"planned as version {unit.etag}, another one now"
+            found.changed.add(f"{unit.source} ({how})")
+        elif named and not exists(unit.source):
+            found.vanished.add(unit.source)
+
+    def _look_at_items(self, unit: Unit, found: Differences, *, named: bool) -> None:
+        for path, size in self._items(unit):
+            if _item(unit, path, size) not in self._left:
+                continue
+            if _digest(unit.source, path) in self._new_places:
+                found.changed.add(f"{unit.source}/{path} (planned with {size} bytes, {_NOW})")
+            elif named and not exists(join(unit.source, path)):
+                found.vanished.add(f"{unit.source}/{path}")
+
+
+_EXTENSIONS = {one.name for one in EXTENSIONS}
+_NOW = "another size now, or read by other --image-key or --caption-key"
+
+
+def _item(unit: Unit, path: str, size: int) -> bytes:
+    """Identity of a file of a folder: path, size, and the extensions that the user named."""
+    return _digest(
+        unit.source, path, str(size), *(f"{name}={value}" for name, value in unit.options if name in _EXTENSIONS)
+    )
+
+
+def _place(unit: Unit) -> bytes:
+    """Identity of a unit of a source that was retried: its samples, whatever bytes they take now."""
+    options = (f"{name}={value}" for name, value in unit.options)
+    return _digest(unit.kind, unit.source, str(unit.first), str(unit.samples), *options)
+
+
+def _digest(*parts: str) -> bytes:
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).digest()[:16]
+
+
+@contextmanager
+def planning_lock(layout: Layout) -> Iterator[None]:
+    """Holds the lock on planning for a run on this machine, and removes files of plans that were killed.
+
+    Several machines may plan for one object store. There each plan's segments have names of their own, and the
+    conditional create of run.json or of a generation's record decides which of them count.
+    """
+    if not isinstance(layout.root, Path):
+        layout.make_own()  # another machine may have made the run
+    with layout.open_plan_lock() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Until run.json stands there is no writer, and control.json is written by plans alone.
+        planned = PLANNED if layout.run_json.exists() else (*PLANNED, "control.")
+        for leftover in names_in(layout.temporary):
+            if leftover.startswith(planned):
+                drop_in(layout.temporary, leftover)
+        yield
+
+
+def append_generation(
+    layout: Layout,
+    there: RunInfo,
+    asked: PlanRecord,
+    units: Iterable[Unit],
+    *,
+    check: Callable[[ManifestSummary], None],
+) -> ManifestSummary:
+    """Add units to a run as one more generation, if there are any. Call it under `planning_lock`.
+
+    Args:
+        there: the run as it is now.
+        check: called when all units are written and before they count. Where it raises, nothing is added.
+    """
+    if isinstance(layout.root, Path):  # under the lock, so they are of plans that were killed
+        _drop_unnamed(layout, there)
+    number = len(there.added) + 1
+    # Unique, so that no other plan can write to a segment that a generation names.
+    segments = SegmentWriter(layout, f"{PREFIX}{number:04d}-{secrets.token_hex(4)}-")
+    try:
+        summary = segments.write(units)
+        check(summary)
+        if summary.units:
+            generation = Generation(
+                number=number,
+                run=there.run,
+                first=there.units,
+                units=summary.units,
+                samples=summary.samples if asked.inputs else 0,
+                digest=summary.digest,
+                segments=tuple(segments.names),
+                inputs=asked.inputs,
+                options=asked.options,
+                version=asked.version,
+                created=utc_now(),
+            )
+            append(layout.manifest, generation, temporary=layout.temporary)
+    except AwayError:
+        raise  # the record may still arrive; `embq gc` removes segments that no record names
+    except BaseException:
+        _drop_unnamed(layout, there, segments.prefix)
+        raise
+    return summary
+
+
+def _drop_unnamed(layout: Layout, there: RunInfo, prefix: str = "") -> None:
+    """Remove segments that no record names and whose names begin with `prefix`."""
+    for leftover in leftovers(layout.manifest, there.segments):
+        if leftover.name.startswith(prefix):
+            drop(leftover)
+
+
+def utc_now() -> str:
+    """UTC time for the record of a plan; information only."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

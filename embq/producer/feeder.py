@@ -1,0 +1,266 @@
+"""Keeps a few seconds of hints in each queue, shared between the runs by weight.
+
+The feeder has no state that could be lost: units that wait are in the ledger, which is rebuilt from the output folder.
+A second feeder is harmless and wasteful.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+import redis
+
+from embq.core import wire
+from embq.core.broker.client import reach
+from embq.core.errors import EmbqError
+from embq.core.queue import hints
+from embq.core.queue.heartbeats import WORKER_REPORTS, live_workers
+from embq.core.queue.hints import Hint
+from embq.core.queue.index_builds import forget_abandoned
+from embq.core.queue.ledger import Ledger
+from embq.core.queue.outage_detector import OutageDetector
+from embq.core.queue.runs import RunRecord, register_again, registered
+from embq.core.queue.scripts import Loader, load_scripts
+from embq.core.run.control import Control
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest
+from embq.core.service.log import Events
+from embq.core.storage.paths import ANYWHERE, Outputs, place
+from embq.producer.feed_policy import Claimant, Shares, Window
+
+TICK_S = 0.2
+
+SWEEP_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Fed:
+    """A run that gets hints, in one tick."""
+
+    record: RunRecord
+    manifest: Manifest
+    ledger: Ledger
+    meta: dict[str, str]
+
+    @property
+    def id(self) -> str:
+        return self.record.run
+
+    @property
+    def gen(self) -> str:
+        return self.meta["gen"]
+
+    @property
+    def weight(self) -> int:
+        return Control().with_changes(self.meta).priority
+
+    @property
+    def left(self) -> int:
+        """Upper bound of the units that were never hinted; some of them may be done."""
+        return max(0, int(self.meta.get("total", 0)) - int(self.meta.get("cursor", 0)))
+
+    def samples(self) -> int:
+        """Samples of the next unit; the average so far where only reading it tells, and 0 where nothing is known."""
+        for hint in self.hints([int(self.meta.get("cursor", 0))]):
+            if (planned := hint.unit.expected) is not None:
+                return max(1, planned)
+        done, rows, failures = (int(self.meta.get(name, 0)) for name in ("done", "rows", "failures"))
+        return max(1, round((rows + failures) / done)) if done else 0
+
+    def hints(self, units: Iterable[int]) -> list[Hint]:
+        """Hints of units, without those that the manifest lacks or cannot give."""
+        found = []
+        for u in units:
+            try:
+                if u < len(self.manifest):
+                    found.append(Hint(run=self.id, gen=self.gen, u=u, unit=self.manifest.unit(u)))
+            except (EmbqError, OSError, pa.ArrowException) as error:
+                wire.skipped("unit of a manifest", f"{self.id}:{u}", error)
+        return found
+
+
+class Feeder:
+    """Feeds every registered run, or only `only`.
+
+    Args:
+        client: a patient client of its own.
+        lease_s: length of a lease; no lease is taken away until one server has been heard for that long, without an
+            outage, and without a jump of its clock.
+        outputs: where runs may be; one that is elsewhere is not fed.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        *,
+        lease_s: float,
+        only: str = "",
+        outputs: Outputs = ANYWHERE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._outputs = outputs
+        self.client = client
+        self.only = only
+        self.outages = OutageDetector(client, lease_s=lease_s, pause_s=TICK_S, clock=clock)
+        self.log = Events("producer")
+        self._clock = clock
+        self._scripts = load_scripts(client)
+        self._loader = Loader(client, self._scripts)
+        self._manifests: dict[str, Manifest] = {}
+        self._unreadable: set[str] = set()
+        self._unfinished: dict[str, RunRecord] = {}
+        self._shares: dict[str, Shares] = defaultdict(Shares)
+        self._windows: dict[str, Window] = defaultdict(Window)
+        self._last_sweep = clock()
+
+    def tick(self) -> int:
+        """One round over all runs; gives the number of hints pushed."""
+        self.outages.listen()
+        self._loader.look()
+        records = [record for record in self._records() if self.only in ("", record.run)]
+        queues: dict[str, list[RunRecord]] = defaultdict(list)
+        for record in records:
+            queues[record.model.queue_key].append(record)
+        pushed = sum(self._feed_queue(key, runs) for key, runs in queues.items())
+        if self._clock() - self._last_sweep > SWEEP_S:
+            self._last_sweep = self._clock()
+            with self.outages.answered():
+                WORKER_REPORTS.forget_silent(self.client)
+                forget_abandoned(self.client, scripts=self._scripts)
+            for key in queues:
+                with self.outages.answered():
+                    hints.sweep(self.client, hints.hint_queue(self.client, key))
+        self.outages.rest()
+        return pushed
+
+    def _records(self) -> list[RunRecord]:
+        """The registered runs.
+
+        A run that was being fed and is not registered was lost with the broker's data: it is registered again, so that
+        its writer rebuilds its queue.
+        """
+        with self.outages.answered():
+            known = registered(self.client)
+        for run, record in self._unfinished.items():
+            if run not in known and register_again(self.client, record):
+                self.log.warning("run_announced_again", run=run)
+                known[run] = record
+        return list(known.values())
+
+    def _feed_queue(self, queue_key: str, runs: list[RunRecord]) -> int:
+        queue = hints.hint_queue(self.client, queue_key)
+        shares, window = self._shares[queue_key], self._windows[queue_key]
+        with self.outages.answered():
+            waiting = self.client.llen(queue.key)
+            workers = [worker for worker in live_workers(self.client) if worker.get("model") == runs[0].model.spec]
+        idle = [worker for worker in workers if worker.get("held") == 0]
+        unit_s = min((worker["unit_s"] for worker in idle if "unit_s" in worker), default=0.0)
+        most = window.size(waiting, workers=len(workers), now=self._clock())
+        room = max(0, most - waiting)
+        shares.look(waiting)
+        fed = self._fed(runs)
+        shares.forget([run.id for run in fed])
+        costs = _costs(fed)
+        claimants = [Claimant(run=run.id, weight=run.weight, cost=costs[run.id], left=run.left) for run in fed]
+        # A new run gets its share in front of the hints that wait, so that it does not wait for all of them.
+        turns = shares.turns(claimants, room=room, ahead=min(most, max(0, 2 * most - waiting)))
+        fresh = Counter(turns)
+        urgent: list[Hint] = []
+        normal: dict[str, deque[Hint]] = {}
+        for run in fed:
+            with self.outages.answered():
+                again, units = run.ledger.next_units(
+                    run.gen,
+                    max(room, fresh[run.id]),
+                    queue_empty=waiting == 0,
+                    reap_at=self.outages.reap_at(),
+                    idle=len(idle),
+                    fresh=fresh[run.id],
+                    unit_s=unit_s,
+                )
+            urgent += run.hints(again)
+            normal[run.id] = deque(run.hints(units))
+        batch = [normal[run].popleft() for run in turns if normal[run]]
+        batch += [hint for rest in normal.values() for hint in rest]
+        weights = {run.id: run.weight for run in fed}
+        ahead = shares.give([(hint.run, (hint.unit.expected or costs[hint.run]) / weights[hint.run]) for hint in batch])
+        # The first hint that is pushed to the front ends up behind the others.
+        for part, at_front in (([*urgent, *batch[:ahead]][::-1], True), (batch[ahead:], False)):
+            with self.outages.answered():
+                hints.push(queue, part, at_front=at_front)
+        window.pushed(len(urgent) + len(batch))
+        return len(urgent) + len(batch)
+
+    def _fed(self, runs: list[RunRecord]) -> list[_Fed]:
+        """The runs that get hints: set up by their writer, and neither paused nor over."""
+        fed = []
+        for record in runs:
+            ledger = Ledger(self.client, record.run, scripts=self._scripts)
+            with self.outages.answered():
+                meta = ledger.meta()
+            state = meta.get("state", "")
+            if state in ("running", "paused"):
+                self._unfinished[record.run] = record
+            elif state in ("done", "cancelled"):
+                self._unfinished.pop(record.run, None)
+            # Without a generation the writer has not set the run up yet, or is about to rebuild it.
+            if not meta.get("gen") or state != "running":
+                continue
+            if (manifest := self._manifest(record, int(meta.get("total", 0)))) is not None:
+                fed.append(_Fed(record, manifest, ledger, meta))
+        return fed
+
+    def _manifest(self, record: RunRecord, total: int) -> Manifest | None:
+        """The manifest of a run whose queue has `total` units; None where this machine cannot see them all."""
+        known = self._manifests.get(record.run)
+        if known is None or len(known) < total:
+            try:
+                self._outputs.check(record.output)
+                self._manifests[record.run] = Manifest(Layout(place(record.output)))
+            except EmbqError as error:
+                self._complain(record, error.message)
+                return None
+        manifest = self._manifests[record.run]
+        if len(manifest) < total:
+            del self._manifests[record.run]
+            self._complain(record, f"manifest in {record.output} has {len(manifest)} of {total} units here")
+            return None
+        return manifest
+
+    def _complain(self, record: RunRecord, why: str) -> None:
+        if record.run not in self._unreadable:
+            self._unreadable.add(record.run)
+            self.log.error("run_not_fed", run=record.run, why=why)
+
+
+def _costs(fed: list[_Fed]) -> dict[str, float]:
+    """Samples of one unit of each run; of a run of which nothing is known, the average of the others."""
+    known = {run.id: run.samples() for run in fed}
+    counted = [samples for samples in known.values() if samples]
+    usual = sum(counted) / len(counted) if counted else 1.0
+    return {run: float(samples) if samples else usual for run, samples in known.items()}
+
+
+def serve(
+    client: redis.Redis,
+    *,
+    lease_s: float,
+    only: str,
+    stopped: Callable[[], bool],
+    beat: Callable[[], None] = lambda: None,
+    outputs: Outputs = ANYWHERE,
+) -> None:
+    """Feed until `stopped()`; `beat` is called in each round."""
+    feeder = Feeder(client, lease_s=lease_s, only=only, outputs=outputs)
+    feeder.log.info("started", server=str(reach(client, "")).replace(" ", "-"), run=only or "all")
+    while not stopped():
+        started = time.monotonic()
+        beat()
+        feeder.tick()
+        time.sleep(max(0.01, TICK_S - (time.monotonic() - started)))
+    feeder.log.info("stopped")

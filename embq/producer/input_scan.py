@@ -1,0 +1,230 @@
+"""Scans the inputs of a plan: kind and modalities of each, and the ones that are missing, empty or unreadable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from embq.core.errors import InputError, SourceError
+from embq.core.service.log import Events
+from embq.core.storage.paths import is_url
+from embq.core.units import Unit, canonical_json
+from embq.producer.selection import Selection
+from embq.sources.access.files import stat_file
+from embq.sources.kinds import detect, source_for, split, with_map
+from embq.sources.reader_options import ReadOptions
+from embq.sources.unusable import COLUMN_CODES, UNUSABLE_CODES
+
+log = Events("producer")
+
+UNREADABLE_CODES = ("source_denied", "source_unreadable", "not_a_file")
+"""Codes of a file that is planned unseen, as one unit that will fail; all other inputs are planned as usual."""
+
+_BARE = ("jsonl", "lines")
+"""Kinds of which a file of zero bytes is empty; of all others it is damaged."""
+
+_OPTION_CODES = (*COLUMN_CODES, "missing_member")
+"""Codes that one option may cause for all inputs of a kind."""
+
+
+class InputScan:
+    """Scans each path once, and reports on all of them when the last one has been added.
+
+    Paths are kept compressed, at about 100 bytes each: there may be hundreds of thousands.
+
+    Attributes:
+        kinds: kind -> the first path of it that can be read.
+        held: kind -> the modalities of that path's samples.
+    """
+
+    def __init__(self, options: ReadOptions, selection: Selection) -> None:
+        self.kinds: dict[str, str] = {}
+        self.held: dict[str, tuple[str, ...]] = {}
+        self._unclear: dict[str, SourceError] = {}  # kind -> the error of the first path of it
+        self._options = options
+        self._selection = selection
+        self._pieces = _Pieces()
+        self._paths = self._left_out = 0
+        self._seen: set[bytes] = set()
+        self._missing: list[str] = []
+        self._repeated: list[str] = []
+        self._empty: list[str] = []
+        self._refused: InputError | None = None  # of the first input that gives no sample
+
+    def add(self, path: str) -> None:
+        """Scan one path: a file, or the inputs in a folder."""
+        self._paths += 1
+        try:
+            for kind, found in detect(path, self._options.kind, self._options.image_keys):
+                self._add_input(kind, found)
+        except SourceError as error:
+            if error.code != "source_missing":
+                raise
+            self._missing.append(path)
+
+    def _add_input(self, kind: str, path: str) -> None:
+        if kind != "files" and not self._selection.takes(path):
+            self._left_out += 1
+            return
+        digest = hashlib.sha256(path.encode("utf-8", "surrogateescape")).digest()[:16]
+        if digest in self._seen:
+            self._repeated.append(path)
+            return
+        self._seen.add(digest)
+        some = False
+        try:
+            for piece in self._pieces_of(kind, path):
+                self._pieces.add(piece)
+                some = True
+        except SourceError as error:
+            if kind == "files" or error.code not in UNREADABLE_CODES:
+                raise
+            self._pieces.add([kind, path])  # splitting it will fail its unit
+            some = True
+        if some:
+            self._inspect(kind, path)
+        else:
+            self._empty.append(path)
+
+    def _pieces_of(self, kind: str, path: str) -> Iterator[Any]:
+        """An input as it is kept until it is planned: its units, or kind and path; nothing where it is empty."""
+        if kind == "tar" or (kind == "files" and is_url(path)):
+            # Split now: a shard needs nothing but the status that finds it, and a remote folder was just listed.
+            for unit in split(kind, path, self._options):
+                yield unit.describe()
+        elif kind == "files" or stat_file(path).size or kind not in _BARE:
+            yield [kind, path]
+
+    def _inspect(self, kind: str, path: str) -> None:
+        """Find the modalities of a kind from the first input of it that can be read."""
+        if kind in self.kinds:
+            return
+        try:
+            self.held[kind] = source_for(kind).holds(path, self._options)
+        except SourceError as error:
+            if error.code not in (*UNUSABLE_CODES, *UNREADABLE_CODES, "missing_member"):
+                raise
+            self._unclear.setdefault(kind, error)
+        else:
+            self.kinds[kind] = path
+
+    def units(self) -> Iterator[Unit]:
+        """The units of all inputs, in order.
+
+        Raises InputError where no input gives a unit that can be read.
+        """
+        held: list[Unit] = []
+        some = False
+        for piece in self._pieces:
+            for unit, readable in self._units_of(piece):
+                held.append(unit)
+                some = some or readable
+                if some:
+                    yield from held
+                    held.clear()
+        if not some and self._refused is not None:
+            raise self._refused
+
+    def _units_of(self, piece: Any) -> Iterator[tuple[Unit, bool]]:
+        """The units of one input, and of each whether its file could be planned."""
+        if isinstance(piece, dict):
+            yield Unit.from_description(piece), True
+            return
+        kind, path = piece
+        units = split(kind, path, self._options)
+        try:
+            first = next(units, None)
+        except InputError as error:
+            if kind == "files" or error.code not in (*UNREADABLE_CODES, "empty_input"):
+                raise
+            self._refused = self._refused or error
+            empty = error.code == "empty_input"
+            log.warning("input_empty" if empty else "table_unusable", path=path, code=error.code, why=error.message)
+            if not empty:
+                unit = Unit(kind=kind, source=path, etag=_version(path), options=self._options.columns)
+                yield with_map(unit, self._options), False
+            return
+        if first is not None:
+            yield first, True
+        for unit in units:
+            yield unit, True
+
+    def check(self, known: Callable[[str], bool]) -> list[str]:
+        """The missing inputs that were planned before.
+
+        Raises InputError where an unknown input is missing, or nothing is left to plan.
+        """
+        missing = [path for path in self._missing if not known(path)]
+        if missing:
+            raise InputError(
+                f"{_some(missing)} not found ({len(missing):,} of {self._paths:,} inputs)",
+                code="source_missing",
+                next_step="check the names, and that the disk is mounted on this machine",
+            )
+        if not self._pieces.count and not self._missing:
+            if self._left_out:
+                raise InputError(
+                    f"--include and --exclude leave none of {self._left_out:,} inputs",
+                    code="empty_input",
+                    next_step="a pattern is matched against the whole path, or against its end behind a slash",
+                )
+            raise InputError(
+                f"{_some(self._empty)} empty: nothing is left to embed",
+                code="empty_input",
+                next_step="check how the files were made",
+            )
+        for kind, error in self._unclear.items():
+            if kind not in self.kinds and (not self.kinds or error.code in _OPTION_CODES):
+                raise error
+        self._options.refuse_useless({*self.kinds, *self._unclear})
+        return self._missing
+
+    def warnings(self) -> tuple[str, ...]:
+        """One line each on inputs that are left out."""
+        lines = []
+        if self._repeated:
+            lines.append(f"{_some(self._repeated)} named more than once, planned once")
+        if self._empty:
+            lines.append(f"{_some(self._empty)} empty, left out")
+        return tuple(lines)
+
+
+def _version(path: str) -> str:
+    """Version of a file that cannot be read; "unread", which no file has, where the storage does not tell."""
+    try:
+        return stat_file(path).version
+    except SourceError:
+        return "unread"
+
+
+class _Pieces:
+    """A compressed list of JSON values: names and versions of shards resemble each other, and shrink to a tenth."""
+
+    BLOCK = 1_000
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._blocks: list[bytes] = []
+        self._open: list[str] = []
+
+    def add(self, value: Any) -> None:
+        self.count += 1
+        self._open.append(canonical_json(value))
+        if len(self._open) == self.BLOCK:
+            text = "\n".join(self._open).encode("utf-8", "surrogateescape")
+            self._blocks.append(zlib.compress(text, 1))
+            self._open = []
+
+    def __iter__(self) -> Iterator[Any]:
+        for block in self._blocks:
+            yield from map(json.loads, zlib.decompress(block).decode("utf-8", "surrogateescape").split("\n"))
+        yield from map(json.loads, self._open)
+
+
+def _some(paths: Sequence[str]) -> str:
+    """Up to three of `paths`, and how many more there are."""
+    more = f" and {len(paths) - 3:,} more" if len(paths) > 3 else ""
+    return ", ".join(paths[:3]) + more + (" is" if len(paths) == 1 else " are")

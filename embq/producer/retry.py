@@ -1,0 +1,293 @@
+"""Retries failures: adds units for those that stand, as one more generation of the manifest."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embq.core.errors import InputError, TryLaterError, UsageError, command_line
+from embq.core.run.commit_log import CommitLog
+from embq.core.run.commits import Commit
+from embq.core.run.control import load_control
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest, ManifestSummary
+from embq.core.run.run_info import RunInfo, load_run
+from embq.core.run.standing_failures import Retries, by_unit, covered_by, standing_by_record
+from embq.core.storage.paths import Place
+from embq.core.units import DAMAGED_REST, UNIT_SPEC_MAX_BYTES, Retry, Unit, key_digest, to_ranges
+from embq.producer.additions import FirstNames, PlanRecord, append_generation, planning_lock
+from embq.producer.retry_planner import SourceCheck
+from embq.sources.access.files import base_name
+from embq.sources.access.listings import cached_listings
+from embq.sources.damaged import digest_in, keeps_damaged
+from embq.sources.rows import row_names
+
+RANGES_MIN_BYTES = 8_000
+"""Room for ordinals where a description is as long as it may be without them; a hint has that much room beyond it."""
+
+Row = tuple[int, str, str]
+"""Ordinal, key and code of a sample that failed."""
+
+UNNAMED_CODES = ("duplicate_key",)
+"""Failures whose repair gives the sample another key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureFilter:
+    """Filter of failures.
+
+    Attributes:
+        codes: of them; () for all.
+        units: ids of the units that they are of; () for all.
+    """
+
+    codes: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class RetryResult:
+    """Result of a retry.
+
+    Attributes:
+        info: the run as it is now, with the retry units where they were added.
+        units: retry units.
+        samples, whole: retried failures by code: of single samples, and of whole units.
+        under_way: failures that an earlier retry covers, which is not done yet.
+        chunks: failures of single chunks of texts, which are left out.
+        gone: missing files, whose failures are left out.
+    """
+
+    info: RunInfo
+    units: int = 0
+    samples: Counter[str] = field(default_factory=Counter)
+    whole: Counter[str] = field(default_factory=Counter)
+    under_way: int = 0
+    chunks: int = 0
+    gone: tuple[str, ...] = ()
+
+    @property
+    def failures(self) -> int:
+        """Number of retried failures."""
+        return self.samples.total() + self.whole.total()
+
+
+def preview(root: Place, chosen: FailureFilter) -> RetryResult:
+    """The result that `retry` would have; raises as it does. Writes nothing."""
+    with cached_listings():
+        planning = _Planning(Layout(root), chosen)
+        planning.found.units = sum(1 for _ in planning.units())
+        planning.check()
+    return planning.found
+
+
+def retry(root: Place, chosen: FailureFilter, *, version: str, expected: int | None = None) -> RetryResult:
+    """Add retry units for the failures that stand; their rows and failures replace these.
+
+    Failures that an earlier retry covers are left out, so repeating it adds nothing.
+
+    Args:
+        version: embq version, for the record.
+        expected: number of failures that a user has agreed to; None for any.
+
+    Raises InputError where a source cannot be cut into the planned units any more, or every source is gone;
+    UsageError for a unit that the run does not have; TryLaterError for a run that rests; InputError, code
+    `count_changed`, where there are not `expected` failures. Then nothing is changed.
+    """
+    layout = Layout(root)
+    load_run(root)
+    layout.make()
+    with planning_lock(layout), cached_listings():
+        planning = _Planning(layout, chosen)
+        asked = PlanRecord(inputs=(), options=(), version=version)
+
+        def check(_: ManifestSummary) -> None:
+            planning.check()
+            if expected is not None and planning.found.failures != expected:
+                raise InputError(
+                    f"{planning.found.failures:,} failures are there to retry, and not {expected:,}; nothing was added",
+                    next_step="look at them again, and agree to their number",
+                    code="count_changed",
+                )
+
+        summary = append_generation(layout, planning.info, asked, planning.units(), check=check)
+        planning.found.units, planning.found.info = summary.units, load_run(root)
+    return planning.found
+
+
+def _refuse_resting(layout: Layout, info: RunInfo) -> None:
+    state = load_control(layout).state
+    if state != "running" and not CommitLog(layout).replay(info.units).closed:
+        raise TryLaterError(
+            f"run {info.run} is {state}; nothing was added",
+            next_step=f"let it go on first: {command_line('resume', layout.root)}",
+        )
+
+
+class _Planning:
+    """Makes retry units for the failures that stand."""
+
+    def __init__(self, layout: Layout, chosen: FailureFilter) -> None:
+        self.info = load_run(layout.root)
+        _refuse_resting(layout, self.info)
+        self.found = RetryResult(info=self.info)
+        self._root = layout.root
+        self._chosen = chosen
+        self._manifest = Manifest(layout)
+        self._retries = Retries(self._manifest, lambda _: True)
+        self._sources = SourceCheck(self.info, self._manifest)
+        if missing := set(chosen.units) - {unit_id for unit_id, _ in self._manifest.ids()} if chosen.units else ():
+            raise UsageError(
+                f"run {self.info.run} has no unit {min(missing)}",
+                next_step=f"`{command_line('failures', layout.root, '--json')}` names the units of its examples",
+            )
+
+    def units(self) -> Iterator[Unit]:
+        """The retry units, in the order of what they retry."""
+        number = self.info.units
+        for commit, failures in standing_by_record(self._root):
+            for u, table in by_unit(self._picked(failures)):
+                for unit in self._units_of(commit, u, table, number):
+                    yield unit
+                    number += 1
+
+    def check(self) -> None:
+        """Raise InputError where sources changed so that failed samples have no place in them any more."""
+        self.found.gone = tuple(self._sources.gone)
+        if self._sources.changed:
+            raise InputError(
+                f"not mended but changed: {FirstNames(self._sources.changed)}; nothing was added",
+                next_step="mend them so that each sample keeps its place, or choose others with --code or --unit",
+                code="input_changed",
+            )
+        if self.found.gone and not self.found.failures:
+            raise InputError(
+                f"not there any more: {FirstNames(self.found.gone)}; nothing was added",
+                next_step="put them back, and give the command again",
+                code="source_missing",
+            )
+
+    def _picked(self, failures: pa.Table) -> pa.Table:
+        if self._chosen.codes:
+            failures = failures.filter(pc.is_in(failures["code"], pa.array(self._chosen.codes)))
+        if self._chosen.units:
+            failures = failures.filter(pc.is_in(failures["unit_id"], pa.array(self._chosen.units)))
+        under_way = covered_by(self._retries, failures)
+        self.found.under_way += int(under_way.sum())
+        return failures.filter(pa.array(~under_way))
+
+    def _units_of(self, commit: Commit, u: int, failures: pa.Table, number: int) -> Iterator[Unit]:
+        unit = self._manifest.unit(u)
+        again = Retry(
+            unit=self._retries.planned(u),
+            failed=u,
+            record=commit.n,
+            attempts=pc.max(failures["attempt"]).as_py(),
+            replaces=1,
+        )
+        if failures["ordinal"].null_count:
+            found = self._sources.whole(u, unit)
+            if found:
+                self.found.whole[failures["code"][0].as_py()] += 1
+            for first, one in enumerate(found):
+                # The first takes the place of the failure, the others are units that could not be planned before.
+                alone = replace(again, unit=number + first, attempts=0, replaces=0)
+                yield replace(one, retry=alone if first else again)
+            return
+        samples = self._samples(unit, commit, u)
+        failures, rest = _without_rest(unit, commit, u, failures)
+        for failure in rest:
+            for one in self._sources.whole(u, unit):
+                self.found.samples[failure["code"]] += 1
+                only = f"{failure['ordinal']}+"
+                yield replace(one, retry=replace(again, only=only, keys=digest_in(failure["key"])))
+                number += 1
+        named, placed = self._apart(unit, failures)
+        for rows, by_key in ((named, True), (placed, False)):
+            yield from self._narrowed(u, unit, replace(again, samples=samples), rows, by_key=by_key)
+
+    def _samples(self, unit: Unit, commit: Commit, u: int) -> int | None:
+        """Samples of the unit that was planned first, where they are known."""
+        if keeps_damaged(unit):  # a mended shard has more
+            return None
+        if unit.retry is not None and unit.retry.only:
+            return unit.retry.samples
+        if unit.samples is not None or self.info.model.chunking is not None:
+            return unit.samples
+        return next(one.rows + one.failures for one in commit.units if one.u == u)
+
+    def _apart(self, unit: Unit, failures: pa.Table) -> tuple[list[Row], list[Row]]:
+        """The samples that keep their key when the file is repaired, and those identified by their place alone."""
+        rows = sorted(zip(*(failures[name].to_pylist() for name in ("ordinal", "key", "code")), strict=True))
+        if self.info.model.chunking is not None:
+            whole = [(ordinal, key[:-1], code) for ordinal, key, code in rows if key.endswith("#")]
+            self.found.chunks += len(rows) - len(whole)
+            rows = whole
+        name = base_name(unit.source)
+        places = list(islice(row_names(unit), rows[-1][0] + 1)) if rows and unit.kind != "tar" else []
+        named = [
+            row
+            for row in rows
+            if unit.kind == "tar" or (row[1] != f"{name}:{places[row[0]]}" and row[2] not in UNNAMED_CODES)
+        ]
+        kept = set(named)
+        return named, [row for row in rows if row not in kept]
+
+    def _narrowed(self, u: int, unit: Unit, again: Retry, rows: list[Row], *, by_key: bool) -> Iterator[Unit]:
+        """Units for single samples, as many as it takes to describe them; `by_key` where their keys are compared."""
+        if not rows:
+            return
+        if unit.kind == "files":
+            there, found = self._sources.files(unit, [ordinal for ordinal, _, _ in rows])
+            rows = [row for row in rows if row[0] in set(there)]
+            if rows:
+                self.found.samples.update(code for _, _, code in rows)
+                yield replace(found, retry=replace(again, replaces=len(rows), only=to_ranges(there)))
+            return
+        for one in self._sources.whole(u, unit)[:1]:
+            self.found.samples.update(code for _, _, code in rows)
+            for some in _cut(one, rows):
+                yield replace(
+                    one,
+                    retry=replace(
+                        again,
+                        replaces=len(some),
+                        only=to_ranges(ordinal for ordinal, _, _ in some),
+                        keys=key_digest([key for _, key, _ in some]) if by_key else "",
+                    ),
+                )
+
+
+def _without_rest(unit: Unit, commit: Commit, u: int, failures: pa.Table) -> tuple[pa.Table, list[dict[str, Any]]]:
+    """The failures of single samples, and the one that stands for the rest of a damaged shard.
+
+    Where a retry of such a rest failed as a whole, its failure has the key of the one before, and a code of its own.
+    """
+    rest = pc.equal(failures["code"], DAMAGED_REST)
+    if unit.retry is not None and unit.retry.is_rest:
+        (of_unit,) = (one for one in commit.units if one.u == u)
+        if (of_unit.rows, of_unit.failures) == (0, 1) and digest_in(failures["key"][0].as_py()) == unit.retry.keys:
+            return failures.slice(0, 0), failures.to_pylist()
+    return failures.filter(pc.invert(rest)), failures.filter(rest).to_pylist()
+
+
+def _cut(unit: Unit, rows: list[Row]) -> Iterator[list[Row]]:
+    """The samples in groups whose ordinals fit into the unit's description."""
+    room = max(RANGES_MIN_BYTES, UNIT_SPEC_MAX_BYTES - 1_000 - len(json.dumps(unit.describe())))
+    some: list[Row] = []
+    length = 0
+    for row in rows:
+        length += len(str(row[0])) + 1
+        if some and length > room:
+            yield some
+            some, length = [], len(str(row[0])) + 1
+        some.append(row)
+    if some:
+        yield some

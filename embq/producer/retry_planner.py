@@ -1,0 +1,123 @@
+"""Plans units again from sources that were repaired in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from embq.core.errors import InputError, SourceError
+from embq.core.run.manifest import Manifest
+from embq.core.run.run_info import RunInfo
+from embq.core.units import Unit
+from embq.sources.access.files import join, stat_file
+from embq.sources.kinds import split
+from embq.sources.reader_options import ReadOptions
+from embq.sources.rows import KEYS_BY_DATASET, without_dataset_keys
+
+GONE_CODES = ("source_missing", "source_denied", "not_a_file")
+
+
+@dataclass(slots=True)
+class SourceCheck:
+    """Compares planned units with their sources as they are now; each file is looked up once.
+
+    Attributes:
+        gone: files that are missing or may not be read, each once.
+        changed: sources that cannot be cut into the planned units any more, with the reason.
+    """
+
+    info: RunInfo
+    manifest: Manifest
+    gone: dict[str, None] = field(default_factory=dict)
+    changed: dict[str, None] = field(default_factory=dict)
+    _versions: dict[str, tuple[int, str] | None] = field(default_factory=dict)
+    _planned: dict[str, list[Unit]] = field(default_factory=dict)
+
+    def files(self, unit: Unit, ordinals: Sequence[int]) -> tuple[list[int], Unit]:
+        """The ordinals of those files of a folder that exist, and a unit of them with their sizes now.
+
+        Args:
+            unit: one that holds them; a retry holds only those that it repeated.
+            ordinals: of the files, in the unit that was planned first.
+        """
+        held = dict(zip(unit.wanted or range(len(unit.items)), unit.items, strict=True))
+        there: list[int] = []
+        items: list[tuple[str, int]] = []
+        for ordinal in ordinals:
+            path, _ = held[ordinal]
+            if (status := self._stat(join(unit.source, path))) is not None:
+                there.append(ordinal)
+                items.append((path, status[0]))
+        return there, replace(unit, items=tuple(items), samples=len(items), retry=None)
+
+    def whole(self, u: int, unit: Unit) -> list[Unit]:
+        """The unit as its source is now; several units where the source could not be cut when it was planned.
+
+        Empty where it is missing, or cannot be cut in this way any more.
+        """
+        if unit.kind == "files":
+            return self._folder(unit)
+        if (status := self._stat(unit.source)) is None:
+            return []
+        size, version = status
+        planned = replace(unit, retry=None)
+        if unit.kind == "tar":
+            return [replace(planned, stop=size, etag=version)]
+        if version == unit.etag and unit.samples is not None:
+            return [planned]
+        found = self._plan(u, unit)
+        if KEYS_BY_DATASET not in unit.options:
+            found = [without_dataset_keys(one) for one in found]
+        if unit.samples is None:
+            return found
+        same = [one for one in found if (one.first, one.samples) == (unit.first, unit.samples)]
+        if not same:
+            last = unit.first + unit.samples
+            self.changed[f"{unit.source} (samples {unit.first + 1:,} to {last:,} are no unit of it any more)"] = None
+        return same
+
+    def _folder(self, unit: Unit) -> list[Unit]:
+        """All files of a folder's unit; missing ones fail again, unless all are missing."""
+        statuses = [self._stat(join(unit.source, path), note=False) for path, _ in unit.items]
+        if not any(statuses):
+            self.gone[unit.source] = None
+            return []
+        sizes = [status[0] if status else size for status, (_, size) in zip(statuses, unit.items, strict=True)]
+        items = tuple((path, size) for (path, _), size in zip(unit.items, sizes, strict=True))
+        return [replace(unit, items=items, retry=None)]
+
+    def _stat(self, path: str, *, note: bool = True) -> tuple[int, str] | None:
+        if path not in self._versions:
+            try:
+                status = stat_file(path)
+                self._versions[path] = (status.size, status.version)
+            except SourceError as error:
+                if error.code not in GONE_CODES:
+                    raise
+                self._versions[path] = None
+        if note and self._versions[path] is None:
+            self.gone[path] = None
+        return self._versions[path]
+
+    def _plan(self, u: int, unit: Unit) -> list[Unit]:
+        """All units of a file, cut as they were when it was planned."""
+        if unit.source not in self._planned:
+            options = ReadOptions.from_record(self._options(u))
+            if self.info.model.chunking is not None:
+                options = options.for_chunks()
+            try:
+                self._planned[unit.source] = list(split(unit.kind, unit.source, options))
+            except InputError as error:
+                if error.code in GONE_CODES:
+                    self.gone[unit.source] = None
+                else:
+                    self.changed[f"{unit.source} ({error.message})"] = None
+                self._planned[unit.source] = []
+        return self._planned[unit.source]
+
+    def _options(self, u: int) -> tuple[tuple[str, str], ...]:
+        """The options that unit `u`, or the one that it retries, was planned with."""
+        while (retry := self.manifest.unit(u).retry) is not None:
+            u = retry.failed
+        later = [one for one in self.info.added if one.first <= u]
+        return later[-1].options if later else self.info.options

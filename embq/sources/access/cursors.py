@@ -1,0 +1,87 @@
+"""Keeps the read position between units, in files that can only be read forwards.
+
+A slice of a compressed file, or of a row group, is reached by reading everything before it. The units of a file mostly
+come to a worker in order, so each process keeps one position and reads such a file about once, not once per unit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Generic, Protocol, TypeVar
+
+from embq.core.errors import SourceError
+from embq.core.units import Unit
+from embq.sources.access.files import require_same, source_errors, stat_file
+from embq.sources.interface import Moved
+
+
+class Cursor(Protocol):
+    """A read position in a source.
+
+    Attributes:
+        position: next row or byte.
+        moved: called for each piece that comes in; set anew by each unit.
+    """
+
+    position: int
+    moved: Moved
+
+    def close(self) -> None:
+        """Close the file."""
+        ...
+
+
+C = TypeVar("C", bound=Cursor)
+
+
+class LastCursor(Generic[C]):
+    """The last cursor of this process, if it ended well."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: tuple[Hashable, C] | None = None
+        atexit.register(self.drop)
+
+    @contextmanager
+    def at(self, unit: Unit, start: int, moved: Moved, make: Callable[[], C]) -> Iterator[C]:
+        """A cursor at or before `start`; it is kept where the block ends well.
+
+        The unit's source must be the version that was planned, before and after; SourceError `source_changed`, or as
+        `source_errors` gives it.
+        """
+        require_same(unit, stat_file(unit.source).version, "source_changed")
+        key = (unit.kind, unit.source, unit.etag, unit.options)
+        with self._lock:
+            kept, self._kept = self._kept, None
+        if kept is not None and (kept[0] != key or kept[1].position > start):
+            _close(kept[1])
+            kept = None
+        cursor = kept[1] if kept is not None else make()
+        cursor.moved = moved
+        try:
+            moved()
+            with source_errors(unit.source):
+                yield cursor
+            require_same(unit, stat_file(unit.source).version, "source_changed")
+        except BaseException:
+            _close(cursor)
+            raise
+        with self._lock:
+            other, self._kept = self._kept, (key, cursor)
+        if other is not None:
+            _close(other[1])
+
+    def drop(self) -> None:
+        """Close the cursor that is kept."""
+        with self._lock:
+            kept, self._kept = self._kept, None
+        if kept is not None:
+            _close(kept[1])
+
+
+def _close(cursor: Cursor) -> None:
+    with suppress(SourceError, OSError):  # its data was checked as it was read
+        cursor.close()

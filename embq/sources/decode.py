@@ -1,0 +1,88 @@
+"""Strict decoding of texts and JSON objects, for the members and lines of all kinds of input."""
+
+from __future__ import annotations
+
+import json
+import math
+from codecs import BOM_UTF8
+from typing import Any
+
+from embq.core.errors import SampleError
+from embq.core.process.limits import decoded_bytes
+from embq.core.units import json_text
+
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
+"""Lower-case extensions of images. Where a key has several, the first in this order is embedded."""
+
+_SMALL_JSON_CHARS, _VALUE_BYTES = 1 << 20, 120
+"""JSON up to this size is parsed without a look at it. A parsed value takes up to so many bytes: an empty object 64,
+its place in a list or object 8 to 40, and both are there twice while they grow."""
+
+# JSON has no NaN; Python writes it all the same, and img2dataset's metadata holds it for "unknown".
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+
+
+def decode_file(data: bytes) -> str:
+    """The content of a whole file or member as `decode_text` gives it, without a byte order mark at its start."""
+    return decode_text(data.removeprefix(BOM_UTF8))
+
+
+def decode_text(data: bytes) -> str:
+    """`data` as strict UTF-8; SampleError `text_not_utf8` where it is none."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SampleError(
+            "text_not_utf8", f"byte {error.start} of the text is 0x{data[error.start]:02x}, which is not UTF-8"
+        ) from error
+
+
+def parse_object(text: str, code: str) -> dict[str, Any]:
+    """The JSON object in `text`; SampleError with `code` where it is none. NaN and Infinity become null.
+
+    A number beyond float64, such as 1e400, is an infinite float, which `compact_json` makes null as well.
+    """
+    if len(text) > _SMALL_JSON_CHARS:
+        values = text.count(",") + text.count("[") + text.count("{")
+        if values * _VALUE_BYTES > decoded_bytes():
+            raise SampleError("too_large", f"JSON of about {values:,} values, more than a reader has memory for here")
+    try:
+        value = _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        marked = text.startswith("\ufeff")
+        why = "a byte order mark, which only the first line of a file may begin with" if marked else error
+        raise SampleError(code, f"not JSON: {why}") from error
+    if not isinstance(value, dict):
+        raise SampleError(code, f"a JSON object is needed, this is a {type(value).__name__}")
+    return value
+
+
+def compact_json(fields: dict[str, Any], code: str) -> str:
+    """`fields` as compact JSON that UTF-8 can hold: NaN and infinity, which JSON has not, are null.
+
+    SampleError with `code` where it cannot be written, as lists in lists beyond what Python can follow.
+    """
+    try:
+        try:
+            return json_text(fields)
+        except ValueError:
+            return json_text(_finite(fields))
+    except (ValueError, RecursionError) as error:
+        raise SampleError(code, f"cannot be written as JSON: {error}") from error
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def decode_metadata(data: bytes) -> str:
+    """A .json member or file as compact JSON text of one object; SampleError `bad_metadata` where it is none."""
+    try:
+        text = decode_file(data)
+    except SampleError as error:
+        raise SampleError("bad_metadata", error.message) from error
+    return compact_json(parse_object(text, "bad_metadata"), "bad_metadata")

@@ -1,0 +1,268 @@
+"""Kind "files": a folder of images, with a caption in a .txt and metadata in a .json beside each."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import repeat
+
+from embq.core.errors import InputError, SampleError, SourceError
+from embq.core.service.log import Events
+from embq.core.storage.paths import is_url
+from embq.core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
+from embq.sources.access import listings
+from embq.sources.access.files import join, read_inside, source_errors
+from embq.sources.access.ranged_reads import fetch_all
+from embq.sources.decode import decode_file, decode_metadata
+from embq.sources.extensions import ALL, Extensions, extensions_of
+from embq.sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
+from embq.sources.reader_options import ReadOptions
+
+log = Events("sources")
+
+_ASKED = 10
+"""First images of a unit beside which metadata are looked for before the unit is read."""
+
+
+class FilesSource(Source):
+    """A folder's images in units of at most `unit_samples`, ordered by their paths relative to the folder.
+
+    The key is that path, with "/" between its parts. The user may name the extensions of images and of captions. Linked
+    folders are not entered; a linked file is read only where it stays inside the folder.
+    """
+
+    kind = "files"
+    modalities: tuple[str, ...] = ("image", "text")
+
+    def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
+        """Images and captions. Where the user named the extensions of captions, there must be a file with one.
+
+        Raises SourceError `missing_member` where there is none.
+        """
+        if options.caption_keys:
+            others: Counter[str] = Counter()
+            if next(walk_with(options.caption_keys, path, others), None) is None:
+                raise SourceError(
+                    f"{path}: no file ends in .{' or .'.join(options.caption_keys)}; found: {shown(others)}",
+                    code="missing_member",
+                    next_step="check --caption-key, or leave the folder out",
+                )
+        return self.modalities
+
+    def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
+        """Units that also fit into a hint, however long the names are."""
+        others: Counter[str] = Counter()
+        wanted = extensions_of(options.extensions)
+        empty = Unit(kind=self.kind, source=path, options=options.extensions)
+        files: Iterable[tuple[str, int]] = walk(path, others)
+        if is_url(path):
+            files = list(files)
+            empty = replace(empty, options=(*_extensions_beside(files, wanted), *empty.options))
+        unit = None
+        for unit in cut(empty, images_of(files, others, wanted), options.unit_samples):
+            yield unit
+        if unit is None:
+            raise InputError(
+                f"{path}: no image in this folder or below it; found: {shown(others)}",
+                code="empty_input",
+                next_step=f"image files end in .{', .'.join(wanted.images)}; others are named with --image-key",
+            )
+
+    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
+        """One sample per planned file. Only storage that is away, or a missing folder, fails the unit."""
+        wanted = extensions_of(unit.options)
+        if is_url(unit.source):
+            contents = _fetched_contents(unit, wanted, moved)
+        else:
+            contents = repeat(_local_content(unit.source, moved))
+        for ordinal, ((relative, size), content) in enumerate(zip(unit.items, contents, strict=False)):
+            yield _sample(ordinal, relative, size, wanted, content)
+
+    def may_have_metadata(self, unit: Unit) -> bool:
+        """True if a `.json` stands beside one of its images; beside the first ones, on this machine."""
+        if is_url(unit.source):
+            return ".json" in dict(unit.options).get("beside", "").split(",")
+        stem = extensions_of(unit.options).stem
+        paths = (os.path.join(unit.source, f"{stem(relative)}.json") for relative, _ in unit.items[:_ASKED])
+        return any(map(os.path.lexists, paths))
+
+    def first_metadata(self, unit: Unit, most: int) -> Iterator[str]:
+        """From the `.json` files beside the first images."""
+        wanted = extensions_of(unit.options)
+        names = [f"{wanted.stem(relative)}.json" for relative, _ in unit.items[:most]]
+        if is_url(unit.source):
+            urls = [join(unit.source, name) for name in names]
+            fetched = dict(zip(names, fetch_all(urls, [None] * len(urls), unwatched), strict=True))
+            content: _Content = partial(_fetched_content, unit.source, fetched)
+        else:
+            content = _local_content(unit.source, unwatched)
+        for name in names:
+            with suppress(SampleError):
+                if (data := content(name, None)) is not None:
+                    yield decode_metadata(data)
+
+
+def cut(empty: Unit, items: Iterable[tuple[str, int]], most: int, *, first: int = 0) -> Iterator[Unit]:
+    """Units of at most `most` of the files `items`, (path relative to the folder, size in bytes), in their order.
+
+    Args:
+        empty: a unit of the folder, whose items are replaced.
+        first: ordinal of the first file.
+    """
+    empty = replace(empty, items=(), samples=None, first=0)
+    # Counted with every non-ASCII character escaped, which is never less than the UTF-8 of `canonical_json`;
+    # the numbers that the empty unit does not have yet take at most 60 bytes.
+    overhead = len(json.dumps(empty.describe(), separators=(",", ":"))) + 60
+    gathered: list[tuple[str, int]] = []
+    length = overhead
+    for item in items:
+        item_length = len(json.dumps(item)) + 1
+        if gathered and (len(gathered) >= most or length + item_length > UNIT_SPEC_MAX_BYTES):
+            yield _unit(empty, gathered, first)
+            first += len(gathered)
+            gathered, length = [], overhead
+        gathered.append(item)
+        length += item_length
+    if gathered:
+        yield _unit(empty, gathered, first)
+
+
+def _unit(empty: Unit, items: list[tuple[str, int]], first: int) -> Unit:
+    return replace(empty, first=first, samples=len(items), items=tuple(items))
+
+
+def _extensions_beside(files: Iterable[tuple[str, int]], wanted: Extensions) -> tuple[tuple[str, str], ...]:
+    """Option that lists the extensions of files beside images in a remote folder; trying each name would be slow."""
+    names = [relative.lower() for relative, _ in files]
+    found = [extension for extension in wanted.beside if any(name.endswith(extension) for name in names)]
+    return (("beside", ",".join(sorted(found))),) if found else ()
+
+
+_Content = Callable[[str, int | None], bytes | None]
+"""Content of a file of the folder by name and planned size. A file that was not planned has no size; None where it is
+missing. Raises SampleError where the file cannot be used, SourceError where the storage is away."""
+
+
+def _sample(ordinal: int, relative: str, size: int, wanted: Extensions, content: _Content) -> Sample:
+    """The sample of an image with what stands beside it, or the failure of the first of them."""
+    stem = wanted.stem(relative)
+    image = text = metadata = error = None
+    try:
+        image = content(relative, size)
+        for extension in wanted.texts:
+            if (data := content(f"{stem}.{extension}", None)) is not None:
+                text = decode_file(data)
+                break
+        if (data := content(f"{stem}.json", None)) is not None:
+            metadata = decode_metadata(data)
+    except SampleError as problem:
+        error = (problem.code, problem.message)
+    return Sample(ordinal=ordinal, key=relative, image=image, text=text, metadata=metadata, error=error)
+
+
+def _local_content(folder: str, moved: Moved) -> _Content:
+    with source_errors(folder):
+        os.stat(folder)
+    root = os.path.realpath(folder)
+
+    def content(name: str, size: int | None) -> bytes | None:
+        if size is None and not os.path.lexists(os.path.join(root, name)):
+            return None
+        return read_inside(root, name, size, moved)
+
+    return content
+
+
+def _fetched_contents(unit: Unit, wanted: Extensions, moved: Moved) -> Iterator[_Content]:
+    """The content of each image of a remote folder and of the files beside it, fetched several at a time."""
+    there = dict(unit.options).get("beside", "").split(",")
+    beside = [extension for extension in wanted.beside if extension in there]
+    groups = [
+        [(relative, size), *((wanted.stem(relative) + extension, None) for extension in beside)]
+        for relative, size in unit.items
+    ]
+    files: list[tuple[str, int | None]] = [file for group in groups for file in group]
+    fetched = fetch_all([join(unit.source, name) for name, _ in files], [size for _, size in files], moved)
+    for group in groups:
+        yield partial(_fetched_content, unit.source, {name: next(fetched) for name, _ in group})
+
+
+def _fetched_content(
+    folder: str, found: Mapping[str, bytes | SourceError], name: str, size: int | None
+) -> bytes | None:
+    data = found.get(name)
+    if size is not None and size > SAMPLE_MAX_BYTES:
+        raise SampleError("too_large", f"{join(folder, name)} has {size} bytes, more than {SAMPLE_MAX_BYTES}")
+    if isinstance(data, SourceError):
+        if size is None and data.code == "source_missing":
+            return None
+        raise SampleError(data.code, data.message) from data
+    if data is not None and size is not None and len(data) != size:
+        raise SampleError("source_changed", f"{join(folder, name)} had {size} bytes when planned, now {len(data)}")
+    return data
+
+
+def walk_with(keys: tuple[str, ...], path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
+    """(relative path, bytes) of every file below a folder with one of the extensions `keys`, sorted by relative path.
+
+    `others` counts the extensions of all other files. () as `keys` takes the known extensions of images.
+    """
+    return images_of(walk(path, others), others, Extensions(images=keys) if keys else ALL)
+
+
+def walk(path: str, others: Counter[str]) -> Iterable[tuple[str, int]]:
+    """(relative path, bytes) of every file; `others` counts the linked folders that are not entered."""
+    return listings.walk(path) if is_url(path) else _walk_local(path, others)
+
+
+def images_of(files: Iterable[tuple[str, int]], others: Counter[str], wanted: Extensions) -> Iterator[tuple[str, int]]:
+    """Files with an extension of images; `others` counts the extensions of the rest."""
+    endings = tuple(f".{extension}" for extension in wanted.images)
+    for relative, size in files:
+        if relative.lower().endswith(endings):
+            yield relative, size
+        else:
+            others[os.path.splitext(relative)[1].lower() or "no extension"] += 1
+
+
+def shown(others: Counter[str]) -> str:
+    """The most frequent extensions, for a message."""
+    return ", ".join(f"{name} ({count:,})" for name, count in others.most_common(8)) or "nothing"
+
+
+def _walk_local(path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
+    """(relative path, bytes) of every file. One folder's names are held at a time, not the tree's."""
+    links: list[str] = []
+    stack: list[tuple[str, os.DirEntry[str] | None]] = [("", None)]
+    while stack:
+        relative, entry = stack.pop()
+        if entry is not None and not relative.endswith("/"):
+            if entry.is_symlink() and os.path.isdir(entry.path):
+                links.append(relative)
+            else:
+                yield relative, _size(entry)
+            continue
+        with source_errors(os.path.join(path, relative)), os.scandir(os.path.join(path, relative)) as entries:
+            # A folder sorts by its name with the slash, so that the whole walk is in order of the full paths.
+            found = [
+                (f"{relative}{child.name}{'/' if child.is_dir(follow_symlinks=False) else ''}", child)
+                for child in entries
+            ]
+        found.sort(key=lambda pair: pair[0], reverse=True)
+        stack.extend(found)
+    if links:
+        others["linked folder, not followed"] += len(links)
+        log.warning("linked_folders_skipped", path=path, folders=len(links), first=links[0])
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    """The file's size, or 0 for a broken link, which fails when it is read."""
+    try:
+        return entry.stat().st_size
+    except OSError:
+        return 0

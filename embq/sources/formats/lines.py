@@ -1,0 +1,192 @@
+"""Kinds "jsonl" and "lines": files with one text per line, as units of consecutive lines.
+
+Every line is a sample, a blank one too (`empty_text`): counts then follow from the line ends alone, and a worker
+needs no more than its slice. The line end behind the last line makes no further sample.
+"""
+
+from __future__ import annotations
+
+from codecs import BOM_UTF8
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+from embq.core.errors import SampleError, SourceError
+from embq.core.units import Sample, Unit, is_unicode
+from embq.sources.access.files import base_name
+from embq.sources.columns import ID_COLUMNS, TEXT_COLUMNS
+from embq.sources.decode import compact_json, decode_text, parse_object
+from embq.sources.formats.text_files import open_planned, open_text, read_lines, split_lines
+from embq.sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
+from embq.sources.reader_options import ALL, ReadOptions
+from embq.sources.unusable import COMPRESSION_CODES
+
+
+class LinesSource(Source):
+    """One text per line; the key is "<file name>:<line number from 1>"."""
+
+    kind = "lines"
+    modalities: tuple[str, ...] = ("text",)
+
+    def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
+        """Units of `unit_samples` lines, from one pass over the file."""
+        return split_lines(Unit(kind=self.kind, source=path), options.unit_samples, options.unit_bytes)
+
+    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
+        """One sample per line."""
+        for ordinal, key, line in _keyed_lines(unit, moved):
+            text = error = None
+            try:
+                text = _decode_line(line)
+                error = _problem_of(text)
+            except SampleError as problem:
+                error = (problem.code, problem.message)
+            yield Sample(ordinal=ordinal, key=key, text=text, error=error)
+
+
+class JsonLinesSource(Source):
+    """One JSON object per line: a text, perhaps an id, and further fields, which become metadata.
+
+    The key is the id, a string or an integer; a line without one has the key "<file name>:<line number from 1>". An
+    id that its unit has seen before makes the later line a `duplicate_key`.
+    """
+
+    kind = "jsonl"
+    modalities: tuple[str, ...] = ("text",)
+
+    def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
+        """Texts. A field that the user named must be in one of the first lines.
+
+        Raises SourceError `missing_column` where it is in none of them. A damaged file fails when it is read.
+        """
+        named = {"--text-column": options.text_column, "--id-column": options.id_column}
+        there = _first_fields(path) if any(named.values()) else Counter[str]()
+        for option, name in named.items():
+            if name and there and name not in there:
+                found = ", ".join(f"{field} ({count:,})" for field, count in there.most_common(20))
+                raise SourceError(
+                    f"{path}: none of its first {_LOOK_LINES:,} lines has a field {name!r}; they have {found}",
+                    code="missing_column",
+                    next_step=f"check {option}, or leave the file out",
+                )
+        return self.modalities
+
+    def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
+        """Units of `unit_samples` lines, from one pass over the file; columns that the user named go along."""
+        unit = Unit(kind=self.kind, source=path, options=options.columns)
+        return split_lines(unit, options.unit_samples, options.unit_bytes)
+
+    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
+        """One sample per line."""
+        columns = dict(unit.options)
+        seen: set[str] = set()
+        for ordinal, key, line in _keyed_lines(unit, moved):
+            sample = _parse(ordinal, key, line, columns)
+            if sample.key in seen and sample.error is None:
+                message = f"line {unit.first + ordinal + 1} repeats the id of an earlier line"
+                sample = Sample(ordinal=ordinal, key=sample.key, error=("duplicate_key", message))
+            seen.add(sample.key)
+            yield sample
+
+    def may_have_metadata(self, unit: Unit) -> bool:
+        """True for any file that was planned: only its lines tell."""
+        return unit.samples is not None
+
+    def first_metadata(self, unit: Unit, most: int) -> Iterator[str]:
+        """From the first lines."""
+        for sample in islice(self.read(unit), most):
+            if sample.metadata is not None and sample.error is None:
+                yield sample.metadata
+
+
+_LOOK_LINES, _LOOK_BYTES = 1_000, 1 << 22
+"""Part of a file that is read to find its fields; it ends with whichever bound comes first."""
+
+
+def _first_fields(path: str) -> Counter[str]:
+    """The fields of the first lines, with the number of lines that have each; lines that are no objects have none."""
+    there: Counter[str] = Counter()
+    try:
+        with open_planned(Unit(kind="jsonl", source=path)) as (_, file):
+            left = _LOOK_BYTES
+            for number in range(_LOOK_LINES):
+                line = file.readline(left)
+                left -= len(line)
+                line = _without_mark(line, number)
+                if not line or left <= 0:
+                    break
+                with suppress(SampleError):
+                    there.update(parse_object(decode_text(line), "bad_json").keys())
+    except SourceError as error:
+        if error.code not in COMPRESSION_CODES:
+            raise
+    return there
+
+
+def _keyed_lines(unit: Unit, moved: Moved) -> Iterator[tuple[int, str, bytes | None]]:
+    """(ordinal, key by line number, line) of each line."""
+    name = base_name(unit.source)
+    with open_text(unit, moved) as file:
+        for ordinal, line in enumerate(read_lines(file, unit)):
+            number = unit.first + ordinal
+            yield ordinal, f"{name}:{number + 1}", None if line is None else _without_mark(line, number)
+
+
+def _without_mark(line: bytes, number: int) -> bytes:
+    """A line of a file, of the first one (0) without a byte order mark."""
+    return line if number else line.removeprefix(BOM_UTF8)
+
+
+def _decode_line(line: bytes | None) -> str:
+    if line is None:
+        raise SampleError("too_large", f"the line has more than {SAMPLE_MAX_BYTES} bytes")
+    return decode_text(line)
+
+
+def _problem_of(text: str) -> tuple[str, str] | None:
+    """Code and message of a text that cannot be embedded; None for any other."""
+    if not text or text.isspace():
+        return "empty_text", "the text is empty or only white space"
+    if not is_unicode(text):
+        return "text_not_utf8", "the text holds half a surrogate pair (\\ud800 to \\udfff), which UTF-8 cannot hold"
+    return None
+
+
+def _parse(ordinal: int, key: str, line: bytes | None, named: Mapping[str, str]) -> Sample:
+    """The sample of one line. An error found after the id was read carries the id as its key."""
+    text_column, id_column = named.get("text_column", ""), named.get("id_column", "")
+    kept = named.get("metadata_columns", ALL).split(",")
+    try:
+        decoded = _decode_line(line)
+        if not decoded or decoded.isspace():
+            raise SampleError("empty_text", "the line is blank")
+        fields = parse_object(decoded, "bad_json")
+        text_name = text_column or next((name for name in TEXT_COLUMNS if name in fields), "")
+        id_name = id_column or next((name for name in ID_COLUMNS if name in fields and name != text_name), "")
+        identity, text = fields.get(id_name), fields.get(text_name)
+        if (isinstance(identity, str) and identity) or type(identity) is int:
+            key = str(identity)
+        elif id_column:
+            raise SampleError("missing_id", f"no string or integer in {id_column!r}; {_found(fields)}")
+        else:
+            id_name = ""  # not a key, so it stays among the metadata
+        if not isinstance(text, str):
+            wanted = repr(text_column) if text_column else f"any of {', '.join(TEXT_COLUMNS)}"
+            raise SampleError("missing_text", f"no string in {wanted}; {_found(fields)}")
+        rest = {
+            name: value
+            for name, value in fields.items()
+            if (name not in (text_name, id_name) if ALL in kept else name in kept)
+        }
+        metadata = compact_json(rest, "bad_json") if rest else None
+    except SampleError as problem:
+        return Sample(ordinal=ordinal, key=key, error=(problem.code, problem.message))
+    return Sample(ordinal=ordinal, key=key, text=text, metadata=metadata, error=_problem_of(text))
+
+
+def _found(fields: dict[str, Any]) -> str:
+    """The line's fields with their types, for a message."""
+    shown = [f"{name} ({type(value).__name__})" for name, value in list(fields.items())[:10]]
+    return f"the line has {', '.join(shown) or 'no field'}{', ...' if len(fields) > 10 else ''}"

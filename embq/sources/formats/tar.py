@@ -1,0 +1,331 @@
+"""Kind "tar": webdataset shards, plain or compressed. A shard passes whole or fails whole, unless the samples before
+its damage are to be kept; no member is extracted, decoded or followed."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from copy import copy
+from itertools import takewhile
+from typing import NamedTuple
+
+from embq.core.errors import SampleError, SourceError
+from embq.core.process.limits import decoded_bytes
+from embq.core.service.log import Events
+from embq.core.storage.paths import is_url
+from embq.core.units import Sample, Unit
+from embq.sources.access.files import forget_cached, load_unchanged, source_errors, stat_file
+from embq.sources.damaged import SamplesDigest, keeps_damaged, rest_of, with_samples
+from embq.sources.decode import decode_file, decode_metadata
+from embq.sources.extensions import ALL, Extensions, extensions_of
+from embq.sources.formats.compressed import beginning, unpack_to_cut
+from embq.sources.formats.tar_headers import BLOCK, Archive, Member, parse_first_members, parse_members, walk
+from embq.sources.interface import SAMPLE_MAX_BYTES, Memory, Moved, Source, unwatched
+from embq.sources.reader_options import ReadOptions
+
+log = Events("sources")
+
+LOOKED_AT_BYTES = 2 << 20
+"""First bytes of a shard in which metadata are looked for: about a hundred small images."""
+
+SUFFIX = ".tar"
+COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+
+MEMBER_BYTES = 1500
+"""Memory that a member takes beside its content: itself, its name, and its entry in a sample."""
+
+
+class TarSource(Source):
+    """Shards as units. Members that share a key are one sample, wherever in the shard they stand.
+
+    Image: the first of `IMAGE_EXTENSIONS` that the key has. Caption: `txt`. The user may name others. Metadata:
+    `json`. Members without a key (no dot in the name, or nothing before it) belong to no sample, as in webdataset; a
+    shard of only such members is an error.
+    """
+
+    kind = "tar"
+    modalities: tuple[str, ...] = ("image", "text")
+
+    def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
+        """One unit, from the file's status alone."""
+        status = stat_file(path)
+        yield Unit(kind=self.kind, source=path, stop=status.size, etag=status.version, options=options.of_shards)
+
+    def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
+        """Images and captions. Where the user named their extensions, a plain local shard must have one of each.
+
+        Raises SourceError `missing_member` where it has none; other shards are not looked into.
+        """
+        if (options.image_keys or options.caption_keys) and not is_url(path) and path.lower().endswith(SUFFIX):
+            _require(path, options)
+        return self.modalities
+
+    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
+        """The samples in order of their first member, after the whole shard has been checked.
+
+        A shard that looks damaged is read once more: what was damaged may have been only the way to here.
+        """
+        try:
+            yield from self._read(unit, moved)
+        except SourceError as error:
+            if error.transient:
+                raise
+            raise with_samples(error, unit.source) from error
+
+    def _read(self, unit: Unit, moved: Moved) -> Iterator[Sample]:
+        wanted = extensions_of(unit.options)
+        data, archive = _load(unit, moved)
+        if archive.damage is not None:
+            log.warning("shard_read_again", source=unit.source, code=archive.damage.code, why=archive.damage.message)
+            damage = archive.damage
+            del data, archive
+            data, archive = _load_again(unit, moved, damage)
+        if archive.damage is not None:
+            yield from _kept(unit, data, archive, archive.damage, wanted)
+            return
+        members = archive.members
+        entries = group(members, wanted)
+        if members and not entries:
+            raise SourceError(
+                f"{unit.source}: none of its {len(members)} members has a key, as in key.jpg; "
+                f"the first is {members[0].name!r}",
+                code="shard_no_keys",
+                next_step="write the shard with names of the form key.extension",
+            )
+        for ordinal, entry in enumerate(entries):
+            yield _sample(ordinal, entry, data, wanted)
+
+    def may_have_metadata(self, unit: Unit) -> bool:
+        """True for any shard: only its members tell."""
+        return unit.stop > 0
+
+    def first_metadata(self, unit: Unit, most: int) -> Iterator[str]:
+        """From the `.json` members in the first bytes of the shard."""
+        data = beginning(unit, LOOKED_AT_BYTES)
+        entries = group(parse_first_members(data), extensions_of(unit.options))
+        for entry in entries[:most]:
+            if "json" in entry.parts and entry.again is None:
+                with suppress(SampleError):
+                    yield decode_metadata(_content(entry.parts["json"], data))
+
+
+def _require(path: str, options: ReadOptions) -> None:
+    """SourceError `missing_member` where no member has an extension that the user named; a damaged shard passes."""
+    with source_errors(path), open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            try:
+                there = Counter(split_name(member.name)[1] for member in parse_members(data, path))
+            except SourceError:
+                return
+    there.pop("", None)
+    for option, keys in (("--image-key", options.image_keys), ("--caption-key", options.caption_keys)):
+        if keys and there and not there.keys() & set(keys):
+            found = ", ".join(f"{extension} ({count:,})" for extension, count in there.most_common(8))
+            raise SourceError(
+                f"{path}: no member ends in {' or '.join(keys)}; there are {found}",
+                code="missing_member",
+                next_step=f"check {option}, or leave the shard out",
+            )
+
+
+def _load(unit: Unit, moved: Moved) -> tuple[Memory, Archive]:
+    """The shard and its members, as far as it is whole."""
+    data = load_unchanged(unit, "shard_changed", moved)
+    if len(data) != unit.stop:
+        raise SourceError(
+            f"{unit.source}: {len(data)} bytes could be read of {unit.stop}",
+            code="shard_length_mismatch",
+            next_step="check the disk or the network share",
+            transient=True,
+        )
+    try:
+        return _unpacked(data, unit.source, moved)
+    except SourceError as damage:
+        if damage.code != "source_damaged":
+            raise
+        return b"", Archive([], 0, copy(damage), None, False)  # a checksum says that something before it is wrong
+
+
+def unpacked(data: Memory, path: str, moved: Moved) -> tuple[Memory, list[Member]]:
+    """A shard that is in memory, decompressed where it is compressed, and its members, all of them checked.
+
+    Raises SourceError as `unpack` and `walk`, and `too_large` where all of it is more than a reader may hold.
+    """
+    whole, archive = _unpacked(data, path, moved)
+    if archive.damage is not None:
+        raise copy(archive.damage)
+    return whole, archive.members
+
+
+def _unpacked(data: Memory, path: str, moved: Moved) -> tuple[Memory, Archive]:
+    """As `unpacked`, up to where the shard is damaged."""
+    most = decoded_bytes() - len(data)
+    whole, cut = unpack_to_cut(data, path, moved, most)
+    if whole is not data:
+        most -= len(whole)
+    archive = walk(whole, path, max(0, most) // MEMBER_BYTES)
+    return whole, archive if cut is None else archive._replace(damage=cut)
+
+
+def _load_again(unit: Unit, moved: Moved, damage: SourceError) -> tuple[Memory, Archive]:
+    """The shard as the storage has it, not this machine's memory.
+
+    Raises SourceError `source_unreadable` where it is damaged otherwise than before: an error of the storage, not of
+    the shard.
+    """
+    forget_cached(unit.source)
+    data, archive = _load(unit, moved)
+    if archive.damage is None or archive.damage.message == damage.message:
+        return data, archive
+    raise SourceError(
+        f"{unit.source}: two reads of it differ: {damage.message}; {archive.damage.message}",
+        code="source_unreadable",
+        next_step="check the disk or the network share",
+        transient=True,
+    ) from archive.damage
+
+
+def _kept(unit: Unit, data: Memory, archive: Archive, damage: SourceError, wanted: Extensions) -> Iterator[Sample]:
+    """The samples of a damaged shard that ended before the damage, and a failure for the rest.
+
+    Raises SourceError `damage` where there is none, or none is to be kept.
+    """
+    entries = _ended(archive, wanted)
+    if not keeps_damaged(unit) or not entries:
+        raise copy(damage)
+    keys = {entry.key for entry in entries}
+    kept = SamplesDigest()
+    for ordinal, entry in enumerate(entries):
+        sample = _sample(ordinal, entry, data, wanted)
+        kept.add(sample)
+        yield sample
+    start = 0
+    for member in archive.members:
+        key, _ = split_name(member.name)
+        if key and key not in keys:
+            break
+        start = member.stop + -member.stop % BLOCK
+    stop = None if damage.code == "source_truncated" else len(data)
+    unread = "an unknown number of" if stop is None else f"{stop - start:,}"
+    why = with_samples(damage, unit.source).message
+    message = f"{why}; {len(entries):,} samples before byte {start} are kept, {unread} bytes are not read"
+    yield rest_of(unit, kept, message, start, stop)
+
+
+def _ended(archive: Archive, wanted: Extensions) -> list[Entry]:
+    """The samples in order, up to the first that may have had members at the damage or behind it.
+
+    A sample has ended where the header of a member of another one follows, as for readers that group neighbours.
+    """
+    entries = group(archive.members, wanted)
+    if archive.ended:
+        return entries
+    last = next((key for member in reversed(archive.members) if (key := split_name(member.name)[0])), "")
+    cut = "" if archive.cut is None else split_name(archive.cut.name)[0]
+    open_keys = {cut} if cut else {last}
+    return list(takewhile(lambda entry: entry.key not in open_keys, entries))
+
+
+class Entry(NamedTuple):
+    """A sample before its bytes are looked at. A tuple for the same reason as `Member`.
+
+    Attributes:
+        key: what its members have in common.
+        parts: lower-case extension -> first member with it.
+        again: for a repeated member, which becomes a failed sample of its own: that member; else None.
+    """
+
+    key: str
+    parts: dict[str, Member]
+    again: Member | None
+
+
+def group(members: list[Member], wanted: Extensions = ALL) -> list[Entry]:
+    """The samples that `members` make.
+
+    The first member of a key and extension wins. Every later image is an entry of its own, so that no image goes
+    uncounted; so is every later text of a key that has no image. Other repetitions are ignored.
+    """
+    images, texts = frozenset(wanted.images), frozenset(wanted.texts)
+    entries: list[Entry] = []
+    texts_again = False
+    by_key: dict[str, Entry] = {}
+    for member in members:
+        key, extension = split_name(member.name)
+        if not key:
+            continue
+        entry = by_key.get(key)
+        if entry is None:
+            entry = by_key[key] = Entry(key, {}, None)
+            entries.append(entry)
+        if extension not in entry.parts:
+            entry.parts[extension] = member
+        elif extension in images or extension in texts:
+            entries.append(Entry(key, entry.parts, member))
+            texts_again = texts_again or extension in texts
+    if texts_again:  # whether the key has an image is known only now
+        return [entry for entry in entries if not _is_second_caption(entry, wanted)]
+    return entries
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Key and lower-case extension by webdataset's rule: they meet at the first dot behind the last slash.
+
+    ("", "") where there is no key: no dot, or nothing before it.
+    """
+    stem, dot, extension = name[name.rfind("/") + 1 :].partition(".")
+    if not dot:
+        return "", ""
+    if not stem:
+        # "folder/.jpg" has the key "folder/", unless the folder's own name has a dot.
+        folder = name[: name.rfind("/") + 1]
+        if not folder or "." in folder[:-1].rpartition("/")[2]:
+            return "", ""
+        return folder, extension.lower()
+    return name[: len(name) - len(extension) - 1], extension.lower()
+
+
+def _is_second_caption(entry: Entry, wanted: Extensions) -> bool:
+    if entry.again is None or split_name(entry.again.name)[1] not in wanted.texts:
+        return False
+    return any(extension in entry.parts for extension in wanted.images)
+
+
+def _sample(ordinal: int, entry: Entry, data: Memory, wanted: Extensions) -> Sample:
+    key, parts, again = entry
+    if again is not None:
+        message = f"{again.name} occurs again at byte {again.at}; the first one is used"
+        return Sample(ordinal=ordinal, key=key, error=("duplicate_key", message))
+    image = text = metadata = error = None
+    try:
+        for extension in wanted.images:
+            if extension in parts:
+                image = _content(parts[extension], data)
+                break
+        for extension in wanted.texts:
+            if extension in parts:
+                text = decode_file(_content(parts[extension], data))
+                break
+        if "json" in parts:
+            metadata = decode_metadata(_content(parts["json"], data))
+    except SampleError as problem:
+        error = (problem.code, problem.message)
+    return Sample(ordinal=ordinal, key=key, image=image, text=text, metadata=metadata, error=error)
+
+
+def _content(member: Member, data: Memory) -> bytes:
+    if not member.regular:
+        raise SampleError(
+            "unsupported_member", f"{member.name} at byte {member.at} is a link, a device or a sparse file"
+        )
+    if member.stop - member.start > SAMPLE_MAX_BYTES:
+        raise SampleError(
+            "too_large",
+            f"{member.name} at byte {member.at} has {member.stop - member.start} bytes, more than {SAMPLE_MAX_BYTES}",
+        )
+    return data[member.start : member.stop]

@@ -1,0 +1,283 @@
+"""Text files, plain or compressed: cut into slices at line ends, and read from a slice.
+
+Offsets count the bytes that come out. Planning reads a compressed file to its end, checksums and all.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import re
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Protocol
+
+from embq.core.errors import InputError, SourceError
+from embq.core.units import Unit
+from embq.sources.access.cursors import LastCursor
+from embq.sources.access.files import base_name, beyond_units, open_current, open_unchanged
+from embq.sources.formats.compressed import DECODERS, MAGICS, OUTPUT_BYTES, SUFFIXES, Members, compression_of
+from embq.sources.interface import FILE_UNITS_MAX, SAMPLE_MAX_BYTES, Moved, unwatched
+from embq.sources.unusable import failing_unit, readable_now, refuse_unreadable
+
+OPTION = "compression"
+"""Option of units of compressed files: the format of the compression."""
+
+Cut = tuple[int, int, int]
+"""First byte, byte after the last, and samples of a slice."""
+
+_HEAD_BYTES = 1024
+
+_TEXT = re.compile(rb"[^\0-\x08\x0e-\x1f\x7f]*")
+
+_BLOCK = 1 << 18
+"""Bytes that are read at a time; they fit the second-level cache, where counting line ends is fastest."""
+
+_STRIDE = 1 << 11
+
+
+class Text(Protocol):
+    """Methods of a file by which lines are read."""
+
+    def read(self, size: int, /) -> bytes: ...
+    def readline(self, limit: int, /) -> bytes: ...
+    def seek(self, offset: int, /) -> int: ...
+
+
+class TextCursor:
+    """A place in a decompressed text; a file that can be read and sought forwards only."""
+
+    def __init__(self, unit: Unit, compression: str) -> None:
+        self.moved: Moved = unwatched
+        self.position = 0
+        with ExitStack() as stack:
+            whole = replace(unit, start=0, stop=0)
+            file = stack.enter_context(open_unchanged(whole, "source_changed", lambda: self.moved()))
+            self._text = stack.enter_context(io.BufferedReader(Members(file, compression, unit.source), OUTPUT_BYTES))
+            self._stack = stack.pop_all()
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; b"" at the end."""
+        data = self._text.read(size)
+        self.position += len(data)
+        return data
+
+    def readline(self, limit: int = -1) -> bytes:
+        """A line with its end, or its first `limit` bytes."""
+        line = self._text.readline(limit)
+        self.position += len(line)
+        return line
+
+    def seek(self, offset: int) -> int:
+        """Go forwards to `offset`."""
+        while self.position < offset and self.read(min(OUTPUT_BYTES, offset - self.position)):
+            pass
+        return self.position
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stack.close()
+
+
+_LAST: LastCursor[TextCursor] = LastCursor()
+
+
+@contextmanager
+def open_text(unit: Unit, moved: Moved) -> Iterator[Text]:
+    """The unit's text, at its first byte or before its slice; the file is the version that was planned.
+
+    Raises SourceError `source_changed`, `source_truncated`, `source_damaged`, or as `open_unchanged` does.
+    """
+    compression = dict(unit.options).get(OPTION, "")
+    if not compression:
+        with open_unchanged(unit, "source_changed", moved) as file:
+            yield file
+    elif compression not in DECODERS:
+        raise SourceError(
+            f"{unit.source}: is compressed as {compression!r}, which this worker does not know",
+            code="unknown_kind",
+            next_step="is this worker older than the run?",
+        )
+    else:
+        with _LAST.at(unit, unit.start, moved, lambda: TextCursor(unit, compression)) as cursor:
+            yield cursor
+
+
+@contextmanager
+def open_planned(unit: Unit) -> Iterator[tuple[Unit, Text]]:
+    """The whole text of a file that is being planned, and the unit with the file's version and compression."""
+    with open_current(unit, "source_changed", unwatched) as (version, file):
+        unit = replace(unit, etag=version)
+        head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
+        compression = compression_of(head, unit.source)
+        if not compression:
+            _refuse_lost_head(unit.source, head)
+            yield unit, file
+            return
+        unit = replace(unit, options=tuple(sorted((*unit.options, (OPTION, compression)))))
+        cursor = TextCursor(unit, compression)
+        try:
+            yield unit, cursor
+        finally:
+            cursor.close()
+
+
+def split_lines(unit: Unit, most: int, most_bytes: int = 0) -> Iterator[Unit]:
+    """A unit that names kind, source and options, cut into units of `most` lines each. The last one may have fewer, and
+    so may one that reaches `most_bytes` before (0: none does).
+
+    A compressed file that is damaged gives one unit without `samples`, which fails.
+
+    Raises InputError where the file is missing, empty, or changes while it is being planned.
+    """
+    path = unit.source
+    first = 0
+    try:
+        with open_planned(unit) as (unit, file):
+            for start, stop, lines in whole_first(unit, _cuts(file, most, most_bytes)):
+                yield replace(unit, start=start, stop=stop, first=first, samples=lines)
+                first += lines
+    except SourceError as error:
+        if error.code == "source_changed":
+            raise InputError(
+                f"{path}: was written to while it was being planned", next_step="plan it when it is complete"
+            ) from error
+        yield failing_unit(unit, error)
+        return
+    if first == 0:
+        raise InputError(f"{path}: is empty", code="empty_input", next_step="leave it out")
+
+
+def whole_first(unit: Unit, cuts: Iterator[Cut]) -> Iterable[Cut]:
+    """The cuts (start, stop, samples) of a unit's file: where it is compressed, after all of it has been read.
+
+    Nothing of a file that turns out to be damaged may stand in the manifest, as only its end tells whether what came
+    out of it was right. Held until then are 24 bytes for each cut.
+    """
+    if OPTION not in dict(unit.options):
+        return cuts
+    flat = array("q")
+    for cut in cuts:
+        flat.extend(cut)
+        if len(flat) > 3 * FILE_UNITS_MAX:
+            raise beyond_units(unit.source)
+    return zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+
+
+def _cuts(file: Text, most: int, most_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, lines) of each cut. A last line without a line end counts; nothing behind a line end does not."""
+    start = lines = offset = 0
+    block = b"\n"
+    while fresh := file.read(_BLOCK):
+        block = fresh
+        ends = block.count(b"\n")
+        at = 0
+        while True:
+            behind = _after_lines(block, at, most - lines) if lines + ends >= most else 0
+            if most_bytes:
+                full = block.find(b"\n", max(at, start + most_bytes - offset - 1)) + 1
+                behind = min(full or behind, behind or full)
+            if not behind:
+                break
+            passed = block.count(b"\n", at, behind)
+            ends -= passed
+            yield start, offset + behind, lines + passed
+            start, lines, at = offset + behind, 0, behind
+        lines += ends
+        offset += len(block)
+    if start < offset:
+        yield start, offset, lines + (not block.endswith(b"\n"))
+
+
+def _after_lines(block: bytes, at: int, lines: int) -> int:
+    """The offset behind the next `lines` line ends of `block`, which has them."""
+    # Counting passes a line end seven times faster than finding it does.
+    while (passed := block.count(b"\n", at, at + _STRIDE)) < lines:
+        lines -= passed
+        at += _STRIDE
+    for _ in range(lines):
+        at = block.find(b"\n", at) + 1
+    return at
+
+
+def read_lines(file: Text, unit: Unit) -> Iterator[bytes | None]:
+    """The unit's lines without their ends (LF or CRLF); None for a line above `SAMPLE_MAX_BYTES`.
+
+    Raises SourceError `source_changed` where the slice does not hold the lines that were planned, and what is wrong
+    with a file that was damaged when it was planned.
+    """
+    refuse_unreadable(unit)
+    if unit.samples is None:
+        raise damage_of(file, unit)
+    file.seek(unit.start)
+    left = unit.stop - unit.start
+    count = 0
+    while left > 0:
+        line = file.readline(min(left, SAMPLE_MAX_BYTES + 1))
+        if not line:
+            break
+        left -= len(line)
+        count += 1
+        if len(line) > SAMPLE_MAX_BYTES:
+            left -= _skip_line(file, line, left)
+            yield None
+        else:
+            yield line.removesuffix(b"\n").removesuffix(b"\r")
+    if left or count != unit.samples:
+        raise SourceError(
+            f"{unit.source}: bytes {unit.start} to {unit.stop} hold {count} lines and not the planned {unit.samples}",
+            code="source_changed",
+            next_step="put the planned file back, or plan a new run",
+        )
+
+
+def _skip_line(file: Text, line: bytes, left: int) -> int:
+    """Read to the end of a line that is too long without keeping it; the number of bytes skipped."""
+    skipped = 0
+    while not line.endswith(b"\n") and skipped < left:
+        line = file.readline(min(left - skipped, 1 << 20))
+        if not line:
+            break
+        skipped += len(line)
+    return skipped
+
+
+def check_head(file: Text, unit: Unit) -> None:
+    """Raise SourceError for a file that was planned as a plain one, and is no text by how it begins."""
+    if OPTION not in dict(unit.options):
+        file.seek(0)
+        head = file.read(_HEAD_BYTES)
+        compression_of(head, unit.source)
+        _refuse_lost_head(unit.source, head)
+        file.seek(0)
+
+
+def damage_of(file: Text, unit: Unit) -> SourceError:
+    """Error of a file that was damaged when it was planned, found by reading it; `readable_now` for a whole one."""
+    check_head(file, unit)
+    while file.read(OUTPUT_BYTES):
+        pass
+    return readable_now(unit)
+
+
+def _refuse_lost_head(path: str, head: bytes) -> None:
+    """Raise SourceError for a file that is compressed by its name, and neither that nor a text by how it begins."""
+    named = next((name for suffix, name in SUFFIXES.items() if base_name(path).lower().endswith(suffix)), "")
+    begun = named and MAGICS[named][0].startswith(head[:2])
+    if named and head and (begun or not _TEXT.fullmatch(head) or not _is_utf8(head)):
+        raise SourceError(
+            f"{path}: does not begin as a file compressed with {named} does: it is cut or damaged",
+            code="source_damaged",
+            next_step="copy or write the file again",
+        )
+
+
+def _is_utf8(head: bytes) -> bool:
+    """True if a file that begins with `head` may be UTF-8; its last character may be cut."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True

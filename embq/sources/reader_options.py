@@ -1,0 +1,220 @@
+"""Reader options: each is declared here once, for the command line, the record of a run, and the units that carry it.
+
+A new option is a field of `ReadOptions`, and is used by the format that reads it from `Unit.options`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from embq.core.errors import UsageError
+
+ALL = "*"
+"""Stands for all metadata columns: those that are not taken otherwise, and can become JSON."""
+
+CUT_UNIT_BYTES = 4_000_000
+"""Size of a unit of lines whose texts are cut: about a million tokens, so that a unit's chunks fit into memory however
+long the texts are."""
+
+_ROWS = ("parquet", "arrow", "csv", "jsonl")
+_IMAGE_FILES = ("tar", "files")
+_SHARDS = ("tar",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderOption:
+    """Declaration of one option.
+
+    Attributes:
+        flag: on the command line.
+        help: for `--help`.
+        kinds: kinds of input that use it; () for all.
+        metavar: for `--help`.
+        separator: between the values of a list in records and units; "" for a single value.
+        always_recorded: whether a run records it also where it is empty.
+        choices: its values, the default first, which is recorded as ""; () for free text.
+        name: the field of `ReadOptions`.
+    """
+
+    flag: str
+    help: str
+    kinds: tuple[str, ...]
+    metavar: str = "NAME"
+    separator: str = ""
+    always_recorded: bool = False
+    choices: tuple[str, ...] = ()
+    name: str = ""
+
+    @property
+    def parameter(self) -> str:
+        """Name of the command line's parameter."""
+        return self.flag.lstrip("-").replace("-", "_")
+
+    def parse(self, text: str) -> str | tuple[str, ...]:
+        """The value of an argument on the command line."""
+        if not self.separator:
+            return "" if self.choices and text == self.choices[0] else text
+        return comma_list(text) if self.separator == "," else extension_list(text)
+
+    def format(self, value: str | Sequence[str]) -> str:
+        """A value as records and units hold it."""
+        return value if isinstance(value, str) else self.separator.join(value)
+
+    def restore(self, text: str) -> str | tuple[str, ...]:
+        """The inverse of `format`."""
+        if not self.separator:
+            return text
+        return tuple(text.split(self.separator)) if text else ()
+
+
+def _option(default: object, flag: str, help: str, kinds: tuple[str, ...], **more: Any) -> Any:
+    declared = ReaderOption(flag=flag, help=help, kinds=kinds, **more)
+    return field(default=default, metadata={"option": declared})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """User options that decide how inputs split into units and samples.
+
+    Attributes:
+        unit_samples: most samples of one unit, where the input is not sharded by itself.
+        unit_bytes: bytes at which a unit of lines ends with the line, however few it has; 0 sets no bound.
+        kind: kind of all inputs; "" tells it by their names.
+        image_keys: extensions of images in a shard or folder, in order of preference; () takes all known.
+        caption_keys: extensions of captions there, likewise; () takes txt.
+        text_column: column or JSON field that holds the text; "" finds it.
+        id_column: column or JSON field that holds the key; "" finds it or counts rows.
+        image_column: column that holds the image, or its path or URL; "" finds it.
+        metadata_columns: columns or JSON fields that become metadata; `ALL` among them takes all others; () does so
+            where rows are lines (.jsonl, .csv), and takes none elsewhere.
+        damaged: "keep" takes the samples of a damaged shard that are whole; "" fails all of it.
+        map: name, package and version of the function that all samples go through, see `embq.sources.maps`; "" for none.
+    """
+
+    unit_samples: int = 1000
+    unit_bytes: int = 0
+    kind: str = ""
+    image_keys: tuple[str, ...] = _option(
+        (),
+        "--image-key",
+        "Image extensions in shards and folders, in order of preference: 'jpg;png'.  [all known]",
+        _IMAGE_FILES,
+        metavar="LIST",
+        separator=";",
+    )
+    caption_keys: tuple[str, ...] = _option(
+        (),
+        "--caption-key",
+        "Caption extensions in shards and folders.  [txt]",
+        _IMAGE_FILES,
+        metavar="LIST",
+        separator=";",
+    )
+    text_column: str = _option("", "--text-column", "Column or field of texts.", (*_ROWS, "hdf5"), always_recorded=True)
+    id_column: str = _option("", "--id-column", "Column or field of keys.", (*_ROWS, "hdf5"), always_recorded=True)
+    image_column: str = _option(
+        "", "--image-column", "Column of images, or of their paths in the folder.", ("parquet", "arrow", "csv")
+    )
+    metadata_columns: tuple[str, ...] = _option(
+        (),
+        "--metadata-columns",
+        "Columns to keep as metadata: a,b, or * for all others.  [.jsonl and .csv: *]",
+        _ROWS,
+        metavar="LIST",
+        separator=",",
+    )
+    damaged: str = _option(
+        "",
+        "--damaged",
+        "Damaged shards: fail whole, or keep the samples before the damage, with one failure for the rest.",
+        _SHARDS,
+        choices=("fail", "keep"),
+    )
+    map: str = _option(
+        "", "--map", "Function of a plug-in that each sample goes through before it is embedded.", (), metavar="NAME"
+    )
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any], **others: Any) -> ReadOptions:
+        """From arguments of the command line by parameter name, with the map as `embq.sources.maps.identity_of` gives it;
+        `others` are fields that no option declares."""
+        declared: dict[str, Any] = {one.name: one.parse(arguments[one.parameter]) for one in DECLARED}
+        return cls(**others, **declared)
+
+    @classmethod
+    def from_record(cls, pairs: Sequence[tuple[str, str]]) -> ReadOptions:
+        """The inverse of `record`, without `unit_bytes`, which follows from the run's model."""
+        kept = dict(pairs)
+        declared: dict[str, Any] = {one.name: one.restore(kept.get(one.name, "")) for one in DECLARED}
+        return cls(unit_samples=int(kept["unit_samples"]), kind=kept.get("input_format", ""), **declared)
+
+    def record(self) -> dict[str, str]:
+        """The options as a run records them; optional ones that are empty are left out."""
+        found = {"unit_samples": str(self.unit_samples)} | ({"input_format": self.kind} if self.kind else {})
+        for one in DECLARED:
+            if (text := one.format(getattr(self, one.name))) or one.always_recorded:
+                found[one.name] = text
+        return found
+
+    def for_chunks(self) -> ReadOptions:
+        """The options for a run that cuts texts into chunks."""
+        return replace(self, unit_bytes=CUT_UNIT_BYTES)
+
+    @property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """The named columns, as a unit of rows carries them; () where none is named."""
+        return self._carried(COLUMNS)
+
+    @property
+    def extensions(self) -> tuple[tuple[str, str], ...]:
+        """The named extensions, as a unit of image files carries them; () where none is named."""
+        return self._carried(EXTENSIONS)
+
+    @property
+    def of_shards(self) -> tuple[tuple[str, str], ...]:
+        """`extensions`, and how a damaged shard is read, as a unit of a shard carries them."""
+        return tuple(sorted((*self.extensions, *self._carried(SHARDS))))
+
+    def _carried(self, options: Sequence[ReaderOption]) -> tuple[tuple[str, str], ...]:
+        pairs = sorted((one.name, one.format(getattr(self, one.name))) for one in options)
+        return tuple((name, text) for name, text in pairs if text)
+
+    def refuse_useless(self, kinds: Collection[str]) -> None:
+        """UsageError for an option that no input of these kinds uses."""
+        if set(kinds) - KINDS:  # a plug-in's, which may use any
+            return
+        for one in DECLARED:
+            value = getattr(self, one.name)
+            if one.kinds and kinds and value and value != (ALL,) and not set(kinds) & set(one.kinds):
+                raise UsageError(
+                    f"{one.flag} is for inputs of kind {', '.join(one.kinds)}; "
+                    f"these are of kind {', '.join(sorted(kinds))}",
+                    next_step=f"leave {one.flag} out",
+                )
+
+
+def _declared() -> Iterator[ReaderOption]:
+    for one in fields(ReadOptions):
+        if "option" in one.metadata:
+            yield replace(one.metadata["option"], name=one.name)
+
+
+DECLARED = tuple(_declared())
+"""All options, in the order of `--help`."""
+EXTENSIONS = tuple(one for one in DECLARED if one.kinds == _IMAGE_FILES)
+SHARDS = tuple(one for one in DECLARED if one.kinds == _SHARDS)
+COLUMNS = tuple(one for one in DECLARED if one.kinds and one not in (*EXTENSIONS, *SHARDS))
+KINDS = {"lines", *(kind for one in DECLARED for kind in one.kinds)}
+"""embq's own kinds of input."""
+
+
+def comma_list(text: str) -> tuple[str, ...]:
+    """The names in a list with commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def extension_list(text: str) -> tuple[str, ...]:
+    """The extensions in a list with commas or semicolons, as webdataset has it, in lower case and without dots."""
+    return tuple(part.lower().lstrip(".") for part in comma_list(text.replace(";", ",")))

@@ -1,0 +1,219 @@
+"""Parent side of the reader process: asks for a look at a file, or for the samples of a unit.
+
+A small file can make pyarrow and HDF5 take any amount of memory, end the process, or never return. In a process of
+their own that ends as an error of this one file.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import json
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from embq.core.errors import ConfigError, EmbqError, SourceError
+from embq.core.process.children import JsonChild
+from embq.core.process.limits import decoded_bytes
+from embq.core.settings import child_environment
+from embq.core.units import Sample, Unit
+from embq.sources.access.allowed_hosts import Reach, current
+from embq.sources.interface import Moved
+from embq.sources.reader_process.protocol import (
+    END,
+    ERROR,
+    FRAME,
+    FRAME_BYTES,
+    FRAME_MAX_BYTES,
+    SAMPLES,
+    decode_error,
+    decode_samples,
+)
+from embq.sources.unusable import DIED, died
+
+CPU_S = 300
+"""Processor time for one request. A sound table takes milliseconds, an HDF5 file of a million datasets two minutes."""
+
+LOOK_IDLE_S = 5.0
+"""Idle time after which a process for planning ends."""
+
+READ_IDLE_S = 300.0
+"""Idle time of one that reads units, which keeps the place in the file where the last unit ended."""
+
+
+@lru_cache(maxsize=1)
+def inspect(unit: Unit) -> Any:
+    """The result of the `inspect` of the unit's source; asked once for all that plan one file.
+
+    Raises what that raises, and SourceError `reader_died` where the process died or took too long, and `too_large`
+    where it needed too much memory.
+    """
+    return _LOOKS.look(unit)
+
+
+def first_metadata(unit: Unit, most: int, *, wait_s: float) -> list[str]:
+    """The result of `Source.first_metadata`; SourceError `reader_died` also where none came within `wait_s`."""
+    found: list[str] = _LOOKS.look(unit, wait_s=wait_s, first_metadata=most)
+    return found
+
+
+def read(unit: Unit, roots: Sequence[str], moved: Moved) -> Iterator[Sample]:
+    """The result of `embq.sources.unit_reader.read_here`; raises as `inspect` does."""
+    process = _IDLE.pop() if _IDLE else Process(command(READ_IDLE_S))
+    try:
+        yield from process.read(unit, roots, moved)
+    except EmbqError:
+        _IDLE.append(process)
+        raise
+    except BaseException:  # it was not read to its end
+        process.kill()
+        raise
+    _IDLE.append(process)
+
+
+class Process(JsonChild):
+    """A reader process, which calls `embq.sources.reader_process.server.serve`; it answers in frames instead of lines.
+
+    Args:
+        memory_bytes: that one request may take; 0 for `embq.core.process.limits.decoded_bytes`.
+    """
+
+    def __init__(self, command: Sequence[str], *, memory_bytes: int = 0) -> None:
+        self._memory_bytes = memory_bytes
+        # Allocators that reserve no more than they use, so that a limit of address space is one of memory.
+        super().__init__(command, ARROW_DEFAULT_MEMORY_POOL="system", MALLOC_ARENA_MAX="1", OMP_NUM_THREADS="1")
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def look(self, unit: Unit, *, first_metadata: int = 0, wait_s: float | None = None) -> Any:
+        """The result of `inspect`, or the metadata of so many samples.
+
+        Args:
+            wait_s: longest wait for the answer; None waits as long as it takes.
+        """
+        deadline = None if wait_s is None else time.monotonic() + wait_s
+        with self._lock:
+            _, content = self._first_frame(unit, {"first_metadata": first_metadata}, deadline)
+        return json.loads(content)
+
+    def read(
+        self, unit: Unit, roots: Sequence[str], moved: Moved, *, only: int | None = None, reach: Reach | None = None
+    ) -> Iterator[Sample]:
+        """The samples of a unit. One iterator at a time; where it is not taken to its end, `kill` the process.
+
+        Args:
+            only: see `embq.sources.unit_reader.read_here`.
+            reach: hosts that may be read from; None for those of this process.
+        """
+        self._stopped = False
+        asked: dict[str, Any] = {"roots": list(roots), "only": only}
+        kind, content = self._first_frame(unit, asked, None, reach)
+        while kind != END:
+            if kind == SAMPLES:
+                try:
+                    samples = decode_samples(content)
+                except msgspec.DecodeError as error:
+                    self.kill()
+                    raise died(unit, -signal.SIGABRT) from error
+                yield from samples
+            moved()
+            kind, content = self._frame(unit)
+
+    def stop(self) -> None:
+        """End the request in hand from another thread; the one that reads gets SourceError `reader_died`."""
+        self._stopped = True
+        if (process := self._process) is not None:
+            process.kill()
+
+    def _first_frame(
+        self, unit: Unit, asked: dict[str, Any], deadline: float | None, reach: Reach | None = None
+    ) -> tuple[bytes, bytes]:
+        """Send a request, and give the first frame of the answer."""
+        limits = {"cpu_s": CPU_S, "memory_bytes": self._memory_bytes or decoded_bytes()}
+        request = {"unit": unit.describe(), **limits, "reach": (reach or current()).describe(), **asked}
+        for is_last in (False, True):
+            self.ask(request)
+            process, answers = self._running()
+            if self._stopped:
+                process.kill()
+            if deadline is not None:
+                wait_s = max(0.0, deadline - time.monotonic())
+                if not select.select([answers], [], [], wait_s)[0]:
+                    process.kill()
+            if answers.peek(1):
+                return self._frame(unit)
+            status = self._ended()
+            if deadline is not None and time.monotonic() >= deadline:
+                raise SourceError(f"{unit.source}: its reader has not answered in time", code=DIED)
+            if is_last or self._stopped or status == -signal.SIGXCPU:
+                raise self._failure(unit, status)
+            # It may have ended for want of requests, or been killed by somebody: a fresh one tells.
+        raise AssertionError("unreachable")
+
+    def _frame(self, unit: Unit) -> tuple[bytes, bytes]:
+        """The next frame of an answer; raises the error that it holds, or that the process has died."""
+        process, answers = self._running()
+        head = answers.read(FRAME.size)
+        kind, length = FRAME.unpack(head) if len(head) == FRAME.size else (b"", 0)
+        if length > FRAME_MAX_BYTES:
+            process.kill()
+        content = answers.read(length) if length <= FRAME_MAX_BYTES else b""
+        if not kind or len(content) != length:
+            raise self._failure(unit, self._ended())
+        if kind == ERROR:
+            raise decode_error(content)
+        return kind, content
+
+    def _failure(self, unit: Unit, status: int) -> EmbqError:
+        """The error for a process that ended without an answer, or in the midst of one."""
+        if status >= 0:
+            return ConfigError(
+                f"the process that reads tables ends with exit status {status}",
+                next_step=f"check the installation: `{' '.join(self.command)} < /dev/null` says what is wrong",
+            )
+        return died(unit, status)
+
+    def _running(self) -> tuple[subprocess.Popen[bytes], io.BufferedReader]:
+        """The process and its answers."""
+        assert self._process is not None
+        assert isinstance(self._process.stdout, io.BufferedReader)
+        return self._process, self._process.stdout
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        # Not `start`, whose fork takes long in a worker with a model; the process calls `die_with_parent` itself.
+        return subprocess.Popen(
+            self.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pipesize=FRAME_BYTES,
+            stderr=subprocess.DEVNULL,  # what a library prints when it aborts is not for users
+            env=child_environment(**self._changes),
+        )
+
+
+def command(idle_s: float) -> list[str]:
+    """The command of a reader process, which ends when it is asked nothing for `idle_s` seconds."""
+    return [sys.executable, "-P", "-m", "embq.sources.reader_process.server", str(idle_s)]
+
+
+_LOOKS = Process(command(LOOK_IDLE_S))
+_IDLE: list[Process] = []
+"""Processes for reading that wait for the next unit."""
+
+
+@atexit.register
+def close() -> None:
+    """End the processes; the next look starts one, with the environment as it is then."""
+    inspect.cache_clear()
+    _LOOKS.kill()
+    while _IDLE:
+        _IDLE.pop().kill()

@@ -1,0 +1,306 @@
+"""Checkpoints of a training, the record of what each process took of its epoch, and where a training resumes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from itertools import count, takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embq.core.errors import InputError, OutputError
+from embq.core.storage.durable import drop, fsync_folder, publish
+from embq.training.classify.config import Config, Resume, differences
+from embq.training.classify.inputs import Plan
+from embq.training.classify.process_group import Member
+from embq.training.data.split import DEALING
+from embq.training.run.folder import RunFolder, writing
+from embq.training.run.journal import Journal, lines
+
+if TYPE_CHECKING:
+    from embq.training.data.batch import Batch, EpochPosition, Failure
+
+FORMAT = "embq-classify-1"
+"""`format` of config.json and model.json."""
+_NAME = re.compile(r"epoch-(\d{4,})-step-(\d{8,})\.pt")
+KEPT = 2
+"""Newest checkpoints that are kept. The newest at the start of an epoch, which fits any number of processes, is too."""
+
+
+class Folder(RunFolder):
+    """The folder that `--output` names, and the paths of the files in it."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, "config.json")
+        self.log = root / "log.jsonl"
+        self.failures = root / "failures.jsonl"
+        self.checkpoints = root / "checkpoints"
+        self.weights = root / "model.safetensors"
+        self.model = root / "model.json"
+        self.curve = root / "curve.png"
+
+    def taken(self, rank: int) -> Path:
+        """The record of a process."""
+        return self.checkpoints / f"taken-{rank:04d}.jsonl"
+
+    def keys(self, rank: int) -> Path:
+        """The keys of the samples that a process trained on, with --log-keys."""
+        return self.root / "keys" / f"rank-{rank:04d}.jsonl"
+
+    def read_config(self) -> dict[str, Any] | None:
+        """The record of settings; None in a new folder. InputError where the folder is something else."""
+        if self.holds_other_files():
+            raise InputError(
+                f"--output {self.root} holds files, and no training", next_step="name a folder that is new or empty"
+            )
+        try:
+            record = self.read_record()
+        except ValueError:
+            record = {}
+        if record is not None and record.get("format") != FORMAT:
+            raise InputError(
+                f"{self.record} is not that of a training with `embq train classify`",
+                next_step="name a folder that is new or empty",
+            )
+        return record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Moment:
+    """A point of a training: before step `step` of epoch `epoch`, both counted from 0."""
+
+    epoch: int
+    step: int
+
+    @property
+    def name(self) -> str:
+        """File name of its checkpoint."""
+        return f"epoch-{self.epoch:04d}-step-{self.step:08d}.pt"
+
+    def __str__(self) -> str:
+        """For people: epochs from 1, steps as in the log."""
+        if self.step:
+            return f"before step {self.step} of epoch {self.epoch + 1}"
+        return f"after epoch {self.epoch}" if self.epoch else "before the first step"
+
+
+BEGINNING = Moment(epoch=0, step=0)
+
+
+def moments(folder: Path) -> list[Moment]:
+    """The moments of the checkpoints in a folder, newest first."""
+    found = [_NAME.fullmatch(path.name) for path in folder.glob("epoch-*.pt")]
+    return sorted((Moment(epoch=int(name[1]), step=int(name[2])) for name in found if name), reverse=True)
+
+
+def save(folder: Path, moment: Moment, state: Mapping[str, Any]) -> None:
+    """Write a checkpoint, complete and durable, and remove superfluous ones."""
+    import torch
+
+    temporary = folder / f".{moment.name}.{os.getpid()}"
+    try:
+        with writing(folder / moment.name, (OSError, RuntimeError)):  # torch's writer raises the latter
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.save(dict(state), temporary)
+            publish(temporary, folder / moment.name)
+    finally:
+        drop(temporary)
+    there = moments(folder)
+    epoch_start = next((one for one in there if one.step == 0), None)
+    for old in there[KEPT:]:
+        if old != epoch_start:
+            drop(folder / old.name)
+    for unfinished in folder.glob(".epoch-*"):  # of a process that was killed
+        drop(unfinished)
+
+
+def load(folder: Path, moment: Moment) -> dict[str, Any]:
+    """Read a checkpoint onto the CPU, without running code from it. OutputError where it is damaged."""
+    import torch
+
+    path = folder / moment.name
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch, zipfile and pickle raise many kinds for a damaged file
+        raise OutputError(
+            f"the checkpoint {path} cannot be read: {type(error).__name__}",
+            next_step="remove it; the same command then goes on from the one before",
+        ) from error
+    return state
+
+
+def drop_after(folder: Path, moment: Moment) -> None:
+    """Remove, durably, the checkpoints after a moment."""
+    later = [one for one in moments(folder) if one > moment]
+    for one in later:
+        drop(folder / one.name)
+    if later:
+        fsync_folder(folder)
+
+
+class Record:
+    """The samples that one process has taken of its epoch, step by step.
+
+    The line of a step is written before the step is made. A step ends for all processes together, so a checkpoint of
+    rank 0 at step s implies that every process has written its line s - 1, or had ended before. Lines after s belong to
+    steps that are made again.
+
+    Args:
+        path: file of the record.
+        since: where the training resumes; later lines are removed.
+
+    Attributes:
+        taken: samples of the current epoch.
+        failed: failures of the current epoch.
+    """
+
+    taken: EpochPosition
+    failed: list[Failure]
+
+    def __init__(self, path: Path, since: Moment) -> None:
+        self._journal = Journal(path)
+        self._journal.cut(since.epoch, since.step)
+
+    def begin(self, moment: Moment) -> None:
+        """Start an epoch, or resume it with what the file says of the steps before the moment.
+
+        Lines of the epoch before are kept: rank 0 may still be writing the checkpoint at its end.
+        """
+        from embq.training.data.batch import EPOCH_START, EpochPosition, Failure
+
+        path = self._journal.path
+        before = [line for line in lines(path) if line["epoch"] == moment.epoch and line["step"] < moment.step]
+        self.failed = [Failure(**failure) for line in before for failure in line.get("failed", ())]
+        self.taken = EpochPosition.from_json(before[-1]["taken"]) if before else EPOCH_START
+        self._journal.forget(moment.epoch - 1)
+
+    def add(self, moment: Moment, batch: Batch, *, last: bool = False) -> None:
+        """Record the batch of a step before it is made.
+
+        Args:
+            last: whether the batch has only failures, and nothing follows it in the epoch.
+        """
+        self.taken = self.taken.after(batch)
+        self.failed += batch.failed
+        failed = {"failed": [asdict(failure) for failure in batch.failed]} if batch.failed else {}
+        self._write(moment, {**failed, **({"ended": True} if last else {})})
+
+    def end(self, moment: Moment) -> None:
+        """Record the end of the process's part of the epoch."""
+        self._write(moment, {"ended": True})
+
+    def _write(self, moment: Moment, fields: Mapping[str, Any]) -> None:
+        self._journal.add(moment.epoch, moment.step, {"taken": self.taken.to_json(), **fields})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._journal.close()
+
+
+def key_journal(config: Config, folder: Folder, member: Member, since: Moment) -> Journal | None:
+    """The journal of --log-keys, without earlier lines of steps that are made again, in any process's file."""
+    left = takewhile(Path.exists, map(folder.keys, count(member.world))) if member.leads else ()
+    for path in (folder.keys(member.rank), *left):
+        if path.exists():
+            earlier = Journal(path)
+            earlier.cut(since.epoch, since.step)
+            earlier.close()
+    return Journal(folder.keys(member.rank)) if config.log_keys else None
+
+
+def _covers(record: Path, moment: Moment) -> bool:
+    """True where a process's record reaches a moment."""
+    if moment.step == 0:
+        return True
+    of_epoch = [line for line in lines(record) if line["epoch"] == moment.epoch and line["step"] <= moment.step]
+    return any(line["step"] == moment.step - 1 or line.get("ended") for line in of_epoch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The point at which a training begins or resumes.
+
+    Attributes:
+        moment: the first step to make.
+        state: checkpoint on the process that leads; None at the beginning, and on other processes.
+        told: note for the user; "" for a new training.
+    """
+
+    moment: Moment
+    state: Mapping[str, Any] | None
+    told: str
+
+
+def found_start(folder: Folder, config: Config, plan: Plan, member: Member) -> Start:
+    """Choose the newest checkpoint that all processes can resume from, and record the settings. Collective.
+
+    Args:
+        config: with everything filled in that was left to be chosen.
+
+    Raises InputError where the folder holds another training.
+    """
+    before = folder.read_config() if member.leads else None
+    there = moments(folder.checkpoints) if before is not None else []
+    why_anew = ""
+    if before is not None and (there or folder.weights.exists()):  # else there is nothing to lose
+        _check_same(folder, before, config, plan)
+        why_anew = _why_anew(before, config, member)
+    there, why_anew = member.from_rank(0, (there, why_anew))
+    usable = [moment for moment in there if moment.step == 0 or not why_anew]
+    covered = member.gathered([_covers(folder.taken(member.rank), moment) for moment in usable])
+    agreed = [moment for at, moment in enumerate(usable) if all(one[at] for one in covered)]
+    moment = agreed[0] if agreed else BEGINNING
+    if member.leads:
+        # Before any process records new steps: a later start would take those for the steps of these checkpoints.
+        drop_after(folder.checkpoints, moment)
+        folder.write_record(
+            {
+                "format": FORMAT,
+                "config": asdict(config),
+                "digest": plan.shards.digest,
+                "classes": plan.classes,
+                "world": member.world,
+                "dealing": DEALING,
+            }
+        )
+    return Start(
+        moment=moment,
+        state=load(folder.checkpoints, moment) if agreed and member.leads else None,
+        told=_told(there, moment, why_anew) if before is not None else "",
+    )
+
+
+def _check_same(folder: Folder, before: Mapping[str, Any], config: Config, plan: Plan) -> None:
+    differ = differences(before["config"], config)
+    if before["digest"] != plan.shards.digest:
+        differ.insert(0, f"shards {before['config']['shards']}, now {config.shards}")
+    if before["classes"] != plan.classes:
+        differ.append("the names of the classes")
+    if differ:
+        raise InputError(
+            f"{folder.root} holds another training; these differ: {'; '.join(differ)}",
+            next_step="give the flags that it was begun with to go on with it, they are in its config.json; or another "
+            "--output for a new one",
+            code="other_training",
+        )
+
+
+def _why_anew(before: Mapping[str, Any], config: Config, member: Member) -> str:
+    """Reason to begin an interrupted epoch anew; "" where it can be resumed."""
+    differ = differences(before["config"], config, Resume.EPOCH)
+    if before["world"] != member.world:
+        differ.insert(0, f"{before['world']} processes, now {member.world}")
+    if config.splitshards and before.get("dealing") != DEALING:
+        differ.append(f"shards dealt out {before.get('dealing', 'in turn')}, now {DEALING}")
+    return "; ".join(differ)
+
+
+def _told(there: list[Moment], moment: Moment, why_anew: str) -> str:
+    if not there:
+        return "there is no checkpoint yet: it begins anew"
+    if there[0] == moment:
+        return f"goes on at epoch {moment.epoch + 1}, step {moment.step}"
+    because = f"it was begun with {why_anew}" if why_anew else "a process does not know how far it was then"
+    return f"begins epoch {moment.epoch + 1} anew, and drops the checkpoint at step {there[0].step}: {because}"

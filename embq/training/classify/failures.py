@@ -1,0 +1,80 @@
+"""Samples that could not be read: each once in failures.jsonl, and an error where there are too many."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embq.core.errors import InputError
+from embq.training.run.folder import writing
+from embq.training.run.journal import append, lines
+
+if TYPE_CHECKING:
+    from embq.training.data.batch import Failure
+
+LISTED = 5
+"""Failures that an error message names."""
+
+
+class FailureList:
+    """The file failures.jsonl, with a line of shard, key, code, message and samples for each failure.
+
+    Args:
+        path: the file.
+        most: part of the samples that may fail, from 0 to 1.
+    """
+
+    def __init__(self, path: Path, most: float) -> None:
+        self.path = path
+        self._most = most
+        self._known = {(line["shard"], line["key"], line["code"]): int(line["samples"]) for line in lines(path)}
+
+    @property
+    def samples(self) -> int:
+        """Samples that failed, each counted once however many epochs it failed in."""
+        return sum(self._known.values())
+
+    def add(self, failures: Sequence[Failure]) -> None:
+        """Append those that are new."""
+        new = {(one.shard, one.key, one.code): one for one in failures}
+        new = {key: one for key, one in new.items() if key not in self._known}
+        if not new:
+            return
+        data = b"".join(json.dumps(asdict(one)).encode() + b"\n" for one in new.values())
+        with writing(self.path), open(self.path, "ab", buffering=0) as file:
+            before = self.path.read_bytes()
+            cut = bool(before) and not before.endswith(b"\n")  # by a full disk
+            append(file, b"\n" + data if cut else data)
+        self._known.update({key: one.samples for key, one in new.items()})
+
+    def exceeds(self, failed: int, samples: int) -> bool:
+        """True where more samples failed than may."""
+        return failed > self._most * samples
+
+    def check(self, failures: Sequence[Failure], failed: int, samples: int, of: str = "an epoch") -> None:
+        """InputError where more samples failed than may.
+
+        Args:
+            failures: those that this process knows, for the message.
+            failed: number of samples that failed.
+            samples: number of samples of which they failed.
+            of: what the samples belong to.
+        """
+        if not self.exceeds(failed, samples):
+            return
+        raise InputError(
+            f"{failed} of {samples} samples of {of} cannot be used, more than --max-failures {self._most:g}: "
+            f"{_listed(failures)}",
+            next_step=f"all are listed in {self.path}; convert these pictures again or leave them out, or give a "
+            "higher --max-failures. The same command goes on from the last checkpoint",
+            code="too_many_failures",
+        )
+
+
+def _listed(failures: Sequence[Failure]) -> str:
+    shown = [f"{one.shard}{one.key and f' {one.key}'}: {one.message}" for one in failures[:LISTED]]
+    more = f"; and {len(failures) - LISTED} more" if len(failures) > LISTED else ""
+    return "; ".join(shown) + more

@@ -1,0 +1,146 @@
+"""Architectures of timm and torchvision by name, with random weights or those of a file."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embq.core.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+_ONE_HEAD = {"aux_logits": False, "init_weights": True}
+_EXTRA_HEADS = {"googlenet": _ONE_HEAD, "inception_v3": _ONE_HEAD}
+"""torchvision's models that give more than one output in training by default."""
+
+
+def full_name(arch: str) -> str:
+    """`timm:NAME` or `torchvision:NAME` of an architecture; ModelError with similar names where there is none."""
+    library, colon, name = arch.partition(":")
+    if not colon:
+        library, name = "", arch
+    if library not in ("", *REGISTRIES):
+        raise ModelError(
+            f"--model {arch}: {library!r} is no library of architectures that embq knows",
+            next_step="write timm:NAME, torchvision:NAME or NAME",
+        )
+    asked = [library] if library else list(REGISTRIES)
+    known = {one: REGISTRIES[one]() for one in asked}
+    for one, names in known.items():
+        if name in names:
+            return f"{one}:{name}"
+    near = [f"{one}:{close}" for one, names in known.items() for close in difflib.get_close_matches(name, names, n=2)]
+    raise ModelError(
+        f"--model {arch}: {' and '.join(asked)} have no architecture {name!r}"
+        if len(asked) > 1
+        else f"--model {arch}: {asked[0]} has no architecture {name!r}",
+        next_step=f"did you mean {' or '.join(near)}?"
+        if near
+        else "the names: python -c 'import timm; print(*timm.list_models())'",
+    )
+
+
+def built(name: str, *, classes: int, image_size: int) -> nn.Module:
+    """The architecture with random weights, drawn from torch's generator.
+
+    Raises ModelError where it cannot be built for these sizes.
+    """
+    library, _, short = name.partition(":")
+    try:
+        model: nn.Module = _BUILDERS[library](short, classes, image_size)
+        _try_out(model, classes, image_size)
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{name} cannot be built for {classes} classes and images of {image_size} pixels: {error}",
+            next_step="give it another --image-size, or take another --model",
+        ) from error
+    return model
+
+
+def _try_out(model: nn.Module, classes: int, image_size: int) -> None:
+    """ValueError or RuntimeError of a network that cannot take images of this size; many are built for any."""
+    import torch
+
+    model.eval()
+    with torch.inference_mode():
+        output = model(torch.zeros(1, 3, image_size, image_size))
+    model.train()
+    if not isinstance(output, torch.Tensor) or output.shape != (1, classes):
+        raise ValueError("it gives something else than one number for each class")
+
+
+def load_weights(model: nn.Module, path: Path) -> list[str]:
+    """Load a safetensors file into a model; returns the tensors that stay random.
+
+    Those can only be the last layer's, where the file is of other classes. Raises InputError for any other file.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        given: Mapping[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"--start {path} cannot be read as safetensors: {error}",
+            next_step="give a model.safetensors that embq train wrote, or a .safetensors file of timm",
+        ) from error
+    own = model.state_dict()
+    head = _head(model)
+    left = [name for name in own if name.startswith(head) and name in given and own[name].shape != given[name].shape]
+    taken = {name: tensor for name, tensor in given.items() if name not in left}
+    unlike = [name for name in own if name not in left and (name not in taken or own[name].shape != taken[name].shape)]
+    unlike += [name for name in taken if name not in own]
+    if unlike:
+        raise InputError(
+            f"--start {path} is of another architecture: {len(unlike)} of its tensors or of the model's have no match, "
+            f"such as {unlike[0]}",
+            next_step="give the --model that it was trained with",
+        )
+    model.load_state_dict(taken, strict=False)
+    return left
+
+
+def _head(model: nn.Module) -> tuple[str, ...]:
+    """Prefix of the last layer's tensors."""
+    last = [name for name, module in model.named_modules() if hasattr(module, "weight") and name]
+    return (f"{last[-1]}.",) if last else ()
+
+
+def _timm_names() -> list[str]:
+    import timm
+
+    names: list[str] = timm.list_models()
+    return names
+
+
+def _torchvision_names() -> list[str]:
+    import torchvision
+
+    names: list[str] = torchvision.models.list_models(module=torchvision.models)
+    return names
+
+
+def _timm(name: str, classes: int, image_size: int) -> Any:
+    import timm
+
+    known = timm.get_pretrained_cfg(name)
+    size: dict[str, Any] = {"img_size": image_size} if known is not None and known.fixed_input_size else {}
+    return timm.create_model(name, pretrained=False, num_classes=classes, **size)
+
+
+def _torchvision(name: str, classes: int, image_size: int) -> Any:
+    import torchvision
+
+    size: dict[str, Any] = {"image_size": image_size} if name.startswith("vit_") else {}
+    if name == "maxvit_t":
+        size = {"input_size": (image_size, image_size)}
+    return torchvision.models.get_model(name, weights=None, num_classes=classes, **size, **_EXTRA_HEADS.get(name, {}))
+
+
+REGISTRIES: Mapping[str, Callable[[], list[str]]] = {"timm": _timm_names, "torchvision": _torchvision_names}
+"""Library -> its names, in the order in which a bare name is looked for."""
+_BUILDERS: Mapping[str, Callable[[str, int, int], Any]] = {"timm": _timm, "torchvision": _torchvision}

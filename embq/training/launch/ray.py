@@ -1,0 +1,312 @@
+"""Launches a training on a Ray cluster, one worker for each process."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from embq.core.errors import AwayError, ConfigError, DeviceError, EmbqError, Exit, TryLaterError, UsageError
+from embq.core.settings import Settings
+from embq.training.launch.child_process import replaced_handlers
+from embq.training.launch.launch_options import Where
+from embq.training.launch.outcomes import Outcome, cause, kept, verdict
+from embq.training.launch.ray_worker import WorkerInput, work
+from embq.training.launch.ssh import PASSED_ON
+from embq.training.run.scratch import scratch
+
+NOISE = (
+    "(PlacementGroupCleaner ",
+    "has constructor arguments in the object store and max_restarts > 0",
+    "A worker died or was killed while executing a task",
+)
+"""Lines with one of these are dropped. The first one's process asks every second for the API of Ray's dashboard, and
+complains where that is not installed; the second one is about an actor of Ray's own; embq reports the third."""
+
+
+class FilteredStream(io.TextIOBase):
+    """Writes whole lines to another stream, without `NOISE`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        """Write complete lines; an incomplete one waits."""
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            if not any(noise in line for noise in NOISE):
+                self._stream.write(line + "\n")
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        """The stream's descriptor."""
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        """True where the stream is a terminal."""
+        return self._stream.isatty()
+
+
+START = "start one with `ray start --head --port=26379`; 6379, which Ray takes by default, is also Redis' port"
+
+
+CONNECT_S, ANSWER_S = 10.0, 5.0
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""First bytes of an HTTP/2 client, such as gRPC: the preface and empty settings (RFC 9113, 3.4)."""
+_SETTINGS_AT, _SETTINGS = 3, 4
+"""Offset of a frame's type, and the type of a server's first frame."""
+
+
+def check_answer(text: str) -> None:
+    """Check what listens at HOST:PORT; Ray itself would wait for a minute without an explanation.
+
+    Raises AwayError where nobody does, ConfigError where it is another program.
+    """
+    host, _, port = text.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S) as connection:
+            said = _first_words(connection)
+    except OSError as error:
+        raise AwayError(
+            f"no Ray answers at {text}: {error.strerror or error}",
+            next_step=f"check the address of the cluster's head, and the firewall; {START}",
+            code="ray_away",
+        ) from error
+    if said[_SETTINGS_AT : _SETTINGS_AT + 1] == bytes((_SETTINGS,)):
+        return
+    # Redis answers what it does not understand with an error, that of a server with a password included.
+    who = "a Redis" if said[:1] in (b"-", b"+") else "another program"
+    raise ConfigError(
+        f"{who} answers at {text}, not Ray",
+        next_step=f"give the address of the cluster's head; {START}",
+        code="ray_away",
+    )
+
+
+def _first_words(connection: socket.socket) -> bytes:
+    connection.settimeout(ANSWER_S)
+    said = b""
+    with suppress(OSError):
+        connection.sendall(_PREFACE)
+        while len(said) <= _SETTINGS_AT and (more := connection.recv(64)):
+            said += more
+    return said
+
+
+COLLECTIVE_S = 300
+"""Ray makes the process group; within a step a process waits this long for the others."""
+FREE_S = 15.0
+"""A training that has just ended gives its places back within seconds."""
+
+_FAILED = re.compile(r"MemberFailedError: (\{.*\})")
+_VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
+
+
+def launch_ray(module: str, arguments: Sequence[str], where: Where) -> int:
+    """Train on the cluster; returns the exit status of the training, or raises the error of one of its processes.
+
+    The shards and the training's folder have to be the same for all nodes: shared, or behind http.
+    """
+    _settle(where.ray_address)
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise ConfigError("Ray is not installed here", next_step="pip install 'embq[ray]'") from error
+    if where.dry_run:
+        raise UsageError("--dry-run: Ray is called, and not a command", next_step="leave it out, or --launcher local")
+    results = sys.stdout
+    with (
+        redirect_stdout(FilteredStream(sys.stderr)),
+        redirect_stderr(FilteredStream(sys.stderr)),
+        _of_our_own(where.ray_address) as settings,
+    ):
+        _connect(ray, where.ray_address, settings)
+        try:
+            workers = _free_places(ray, where)
+            threads = Settings.from_environment().omp_threads
+            given = WorkerInput(module=module, arguments=list(arguments), folder=str(Path.cwd()), threads=threads)
+            click.echo(f"{workers} workers of the Ray cluster at {where.ray_address}, Ray {ray.__version__}", err=True)
+            return _fit(asdict(given), workers, where, results)
+        finally:
+            ray.shutdown()
+
+
+def _settle(address: str) -> None:
+    """Set what Ray reads from the environment at its import."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address == "local" and "RAY_AUTH_MODE" not in os.environ:
+        # Ray would write a token into the user's home, which turns authentication on for every later cluster of theirs.
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(16))
+
+
+@contextmanager
+def _of_our_own(address: str) -> Iterator[dict[str, Any]]:
+    """Settings of a cluster that lasts for the block; none for an existing cluster."""
+    if address != "local":
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        # An answer of Ray's own over HTTP is of no use to us, and starting its server takes seconds.
+        yield {"include_dashboard": False, "_temp_dir": folder}
+
+
+def _connect(ray: Any, address: str, settings: Mapping[str, Any]) -> None:
+    if address not in ("auto", "local") and not os.environ.get("RAY_USE_TLS"):
+        check_answer(address)
+    with tempfile.TemporaryFile() as said:
+        try:
+            with _standard_error_in(said.fileno()):
+                ray.init(address=address, logging_level="ERROR", **settings)
+        except Exception as error:
+            said.seek(0)
+            raise _refused(address, error, said.read().decode(errors="replace")) from error
+
+
+@contextmanager
+def _standard_error_in(file: int) -> Iterator[None]:
+    """Redirect standard error, below Python too, into a file."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    os.dup2(file, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+
+
+def _refused(address: str, error: Exception, said: str) -> EmbqError:
+    """The error where Ray refuses the connection.
+
+    Args:
+        error: what it raised.
+        said: what it wrote: only there it says that a token is missing or wrong.
+    """
+    if "Version mismatch" in str(error) and len(found := _VERSIONS.findall(str(error))) == 2:
+        (theirs, their_python), (ours, our_python) = found
+        return ConfigError(
+            f"the Ray cluster at {address} has Ray {theirs} and Python {their_python}, "
+            f"this machine Ray {ours} and Python {our_python}",
+            next_step="install the same version of Ray, and Python of the same minor version, on all nodes and here",
+            code="other_versions",
+        )
+    if "InvalidAuthToken" in said or "authentication token" in str(error).lower():
+        return ConfigError(
+            f"the Ray cluster at {address} asks for a token, and takes none of ours",
+            next_step="on every node RAY_AUTH_MODE=token, and in RAY_AUTH_TOKEN_PATH the file of its head's token",
+            code="ray_away",
+        )
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return AwayError(
+        f"the Ray cluster at {address} cannot be joined: {first}",
+        next_step=f"call embq on a node of it (`ray start --address=HOST:PORT` makes this machine one); {START}",
+        code="ray_away",
+    )
+
+
+def _free_places(ray: Any, where: Where) -> int:
+    """Number of workers to ask for; an error where the cluster lacks them, or has none free now.
+
+    Ray waits for resources for ever.
+    """
+    kind = "GPU" if where.device == "cuda" else "CPU"
+    there = int(ray.cluster_resources().get(kind, 0))
+    wanted = where.processes or (there if kind == "GPU" else 1)
+    if not there or wanted > there:
+        raise ConfigError(
+            f"{wanted or 'all'} workers with a {kind} each were asked for, and the Ray cluster at {where.ray_address} "
+            f"has {there} {kind}s",
+            next_step=f"--num-devices {there}, or more nodes" if there else "more nodes, or --device cpu",
+            code="no_device",
+        )
+    end = time.monotonic() + FREE_S
+    while (free := int(ray.available_resources().get(kind, 0))) < wanted:
+        if time.monotonic() > end:
+            raise TryLaterError(
+                f"{wanted} workers with a {kind} each were asked for, and {free} of the {there} {kind}s of the Ray "
+                f"cluster at {where.ray_address} are free",
+                next_step="wait for the others (`ray status`)" + (f", or --num-devices {free}" if free else ""),
+            )
+        time.sleep(0.5)
+    return wanted
+
+
+def _fit(given: dict[str, Any], workers: int, where: Where, results: TextIO) -> int:
+    train: Any = importlib.import_module("ray.train")
+    torch: Any = importlib.import_module("ray.train.torch")
+    on_gpu = where.device == "cuda"
+    passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    with scratch(Path(tempfile.gettempdir()), "embq-ray-", mode=0o700) as storage:
+        trainer = torch.TorchTrainer(
+            work,
+            train_loop_config=given,
+            scaling_config=train.ScalingConfig(num_workers=workers, use_gpu=on_gpu),
+            torch_config=torch.TorchConfig(backend="nccl" if on_gpu else "gloo", timeout_s=COLLECTIVE_S),
+            # Nothing of the training is kept by Ray: the module writes its folder itself.
+            run_config=train.RunConfig(
+                name="embq",
+                storage_path=str(storage),
+                failure_config=train.FailureConfig(max_failures=where.max_restarts),
+                # embq reports failures, once; the lines of the workers come through.
+                logging_config=train.LoggingConfig(log_level="CRITICAL"),
+                worker_runtime_env={"env_vars": passed} if passed else None,
+            ),
+        )
+        try:
+            with _stopped_by_either_signal():
+                result = trainer.fit()
+        except SystemExit:  # how Ray ends after Ctrl-C
+            raise KeyboardInterrupt from None
+        except train.TrainingFailedError as error:
+            return _after(error)
+    returned = result.return_value
+    results.write(returned["printed"])
+    return verdict([Outcome(**returned["outcome"])], Exit.DONE)
+
+
+def _after(error: Exception) -> int:
+    """The verdict on a training that Ray has ended, from the outcomes of its workers."""
+    failures = {rank: str(failure) for rank, failure in getattr(error, "worker_failures", {}).items()}
+    texts = {text for one in (*failures.values(), str(error)) for text in _FAILED.findall(one)}
+    outcomes = [Outcome(**json.loads(text)) for text in texts]
+    known = cause(outcomes)
+    silent = [rank for rank, failure in failures.items() if not _FAILED.search(failure)]
+    if silent and (known is None or known.follows):
+        raise DeviceError(
+            f"process {min(silent)} died in its Ray worker without a word, as it does where memory runs out",
+            next_step=f"what Ray knows of it is in {kept(failures[min(silent)])}. Start the same command again: it "
+            "goes on from the last checkpoint",
+            code="killed",
+        )
+    if known is None:
+        said = kept(str(error))
+        raise EmbqError("Ray has ended the training", next_step=f"all that it said is in {said}", code="launch")
+    return verdict(outcomes, Exit.BUG)
+
+
+@contextmanager
+def _stopped_by_either_signal() -> Iterator[None]:
+    """Make SIGTERM act like SIGINT, for which Ray has a handler."""
+    with replaced_handlers():
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        yield

@@ -1,0 +1,119 @@
+"""Prints a judgement: the benchmark's table and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from embq.training.mmoclip import required
+from embq.training.mmoclip.judgement import FAIL, NOT_COMPARABLE, PASS, UNSOUND, Figures, Judgement, on_cpu
+
+COLUMNS = {
+    "nodes": "d",
+    "n_gpu": "d",
+    "model": "s",
+    "batch_size": "d",
+    "done_percent_last": ".1f",
+    "throughput_avg": ".2f",
+    "time_per_iteration_secs_avg": ".3f",
+    "total_time_secs": ".3f",
+}
+"""The columns of the benchmark's table, and how their values are written."""
+
+
+def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Cells between bars, as JUBE prints its tables."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+
+    return [line(header), "|" + "|".join("-" * (width + 2) for width in widths) + "|", *map(line, rows)]
+
+
+def cells(figures: Figures) -> list[str]:
+    """The benchmark's columns of one training; "-" for unknown values."""
+    named = replace(figures, model=short(figures.model) if figures.model else None)
+    return [cell(getattr(named, name), how) for name, how in COLUMNS.items()]
+
+
+def short(model: str) -> str:
+    """The name of a model; for a path, that of the folder."""
+    return model.rstrip("/").rpartition("/")[2]
+
+
+def cell(value: Any, how: str) -> str:
+    """A value in a table."""
+    return "-" if value is None else format(value, how)
+
+
+def lines(one: Judgement) -> list[str]:
+    """The table of one training, and its verdict."""
+    return [*columns(list(COLUMNS), [cells(one.figures)]), "", *verdict(one)]
+
+
+def verdict(one: Judgement) -> list[str]:
+    """The verdict of a training, its speed beside the published one, and its conditions."""
+    return [*_verdict(one), *_speed(one), _conditions(one)]
+
+
+def _verdict(one: Judgement) -> list[str]:
+    figures = one.figures
+    if one.verdict in (PASS, FAIL):
+        sign = "<=" if one.verdict == PASS else ">"
+        return [f"{one.verdict}: {figures.total_time_secs} s {sign} {required.BASELINE_S:g} s on 32 A100, the baseline"]
+    if one.verdict == NOT_COMPARABLE:
+        return [f"not comparable with the baseline of {required.BASELINE_S:g} s on 32 A100:", *_listed(one.reasons)]
+    found = ["no total: " + one.faults[0], *_listed(one.faults[1:])]
+    if figures.counted_secs is not None and one.verdict != UNSOUND:
+        found.append(
+            f"{figures.counted_secs:.3f} s for {_iterations(figures.counted_iterations)} counted, "
+            f"from the second on (the first: {figures.first_iteration_s} s)"
+        )
+    if figures.estimated_total_secs is not None:
+        found.append(f"an estimate of the whole at their mean, and no result: {figures.estimated_total_secs:.1f} s")
+    return found + (["also not comparable:", *_listed(one.reasons)] if one.reasons else [])
+
+
+def _iterations(count: int) -> str:
+    return f"{count:,} iteration{'' if count == 1 else 's'}"
+
+
+def _speed(one: Judgement) -> list[str]:
+    figures = one.figures
+    if figures.samples_per_s_per_gpu is None or one.verdict == UNSOUND:
+        return []
+    each = "process" if on_cpu(one.training.settings) else "GPU"
+    text = f"{figures.samples_per_s_per_gpu:.2f} samples/s per {each} from the second iteration on"
+    published = f"; published: {required.PUBLISHED_PER_GPU_S:g} per A100"
+    found = [text + (published if each == "GPU" and figures.model in (None, required.MODEL) else "")]
+    if one.extrapolated_secs is not None and not one.comparable:
+        found.append(
+            f"extrapolation, and no result: 32 GPUs, each as fast as here, would take {one.extrapolated_secs:,.0f} s"
+        )
+    return found
+
+
+def _conditions(one: Judgement) -> str:
+    settings, figures = one.training.settings, one.figures
+    known = {
+        "processes": figures.world_size,
+        "on": one.gpu or None,
+        "precision": settings.get("precision"),
+        "grad_checkpointing": settings.get("grad_checkpointing"),
+        "torchcompile": settings.get("torchcompile"),
+        "loader workers": settings.get("workers"),
+        **_versions(one.training.launch.get("versions", {})),
+        "loss": figures.loss,
+        "ln(global batch)": figures.loss_expected,
+    }
+    return ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
+
+
+def _versions(found: Mapping[str, str]) -> dict[str, str]:
+    return {name: found[name] for name in ("torch", "open_clip_torch") if name in found}
+
+
+def _listed(sentences: Sequence[str]) -> list[str]:
+    return [f"  {sentence}" for sentence in sentences]

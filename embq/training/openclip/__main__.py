@@ -1,0 +1,36 @@
+"""`python -m embq.training.openclip FLAGS`: open_clip's training with its own flags, patched by `open_clip_patches`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train as open_clip does; returns its exit status, which is not 0 where it did not train.
+
+    Args:
+        arguments: flags of `python -m open_clip_train.main`, and those of `own_flags`.
+
+    Raises OutputError where the folder of the training holds another one, ModelError where its model could run code.
+    """
+    from open_clip_train.params import parse_args
+
+    from embq.training.openclip.flags import split_flags
+    from embq.training.openclip.models import check_named
+    from embq.training.openclip.open_clip_patches import noted_failures, patched, recorded_keys
+    from embq.training.openclip.progress import shown_progress
+
+    own, flags = split_flags(arguments)
+    check_named(parse_args(flags).model)
+    with patched(), recorded_keys(own.keys), noted_failures(own.unreadable), shown_progress(own.progress):
+        from open_clip_train.main import main as train
+
+        status = train(flags)
+    # What open_clip returns where it stops early is -1; Python's own launcher of modules drops it.
+    return 0 if status is None else int(status) % 256
+
+
+if __name__ == "__main__":
+    from embq.training.launch.member import alone
+
+    alone("embq.training.openclip")

@@ -1,0 +1,170 @@
+"""The folder of a training by open_clip: the settings it was begun with, its lock, and its result."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embq.core.errors import OutputError
+from embq.training.openclip.checkpoints import CHECKPOINTS, LATEST, bring_forward, epochs_done
+from embq.training.openclip.flags import absolute
+from embq.training.openclip.log import parse
+from embq.training.openclip.open_clip_patches import noted
+from embq.training.openclip.training_plan import KEYS, UNREADABLE, Plan
+from embq.training.run.folder import RunFolder
+
+LOG = "out.log"
+_PLACES = {"logs", "name", "train_data", "model", "resume", "cache_dir", "device", "workers"}
+_WATCHING = {"debug", "log_every_n_steps", "log_local", "report_to", "wandb_notes", "wandb_project_name"}
+_VALIDATION = {"val_data", "val_num_samples", "val_frequency", "imagenet_val", "imagenet_v2", "zeroshot_frequency"}
+_CHECKPOINTS = {"save_frequency", "delete_previous_checkpoint", "copy_codebase", "grad_checkpointing"}
+_NETWORK = {"dist_url", "dist_backend", "no_set_device_rank"}
+FREE = _PLACES | _WATCHING | _VALIDATION | _CHECKPOINTS | _NETWORK
+"""Arguments of open_clip that may change when a training is resumed: nothing of what is learnt depends on them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedFolder:
+    """The locked folder of a training.
+
+    Attributes:
+        folder: its path.
+        epochs_done: epochs that earlier starts of the training have finished.
+        log_bytes: length of its log before this start.
+    """
+
+    folder: Path
+    epochs_done: int
+    log_bytes: int
+
+    @property
+    def latest(self) -> Path:
+        """The checkpoint from which open_clip resumes, if it is there."""
+        return self.folder / CHECKPOINTS / LATEST
+
+
+@contextmanager
+def begin(plan: Plan) -> Iterator[LockedFolder]:
+    """Create the folder of a training, or resume the training in it, and hold it for the block.
+
+    Raises OutputError where it holds anything else, TryLaterError where another process trains in it.
+    """
+    folder = RunFolder(plan.asked.out, "training.json")
+    root = folder.root
+    if root.exists() and not root.is_dir():
+        raise OutputError(f"{root} is a file", next_step="name a folder for --output")
+    if folder.holds_other_files():
+        raise OutputError(
+            f"{root} is not empty, and holds no training of embq", next_step="name a new folder: --output"
+        )
+    with folder.locked():
+        settings = _settings(plan)
+        before = folder.read_record()
+        if before is None:
+            folder.write_record(settings)
+        else:
+            _check_same(root, before, settings)
+        bring_forward(root)
+        log = root / LOG
+        yield LockedFolder(
+            folder=root, epochs_done=epochs_done(root), log_bytes=log.stat().st_size if log.exists() else 0
+        )
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    """The settings that decide what is learnt, as JSON has them."""
+    settings = {name: value for name, value in vars(plan.settings).items() if name not in FREE}
+    content: dict[str, Any] = json.loads(
+        json.dumps(
+            {
+                "schema": 1,
+                "shards": plan.shards.digest,
+                "model": plan.asked.model,
+                "processes": plan.processes,
+                "exact": plan.asked.exact,
+                "settings": settings,
+            }
+        )
+    )
+    return content
+
+
+def _check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """OutputError that names the first setting with another value."""
+    then, asked = ({**content, **content["settings"]} for content in (before, now))
+    for name in ("shards", "model", "processes", "exact", *sorted(now["settings"])):
+        if then.get(name) != asked[name]:
+            change = "other shards" if name == "shards" else f"{name} {then.get(name)!r}, now {asked[name]!r}"
+            raise OutputError(
+                f"{folder} holds a training with other settings: {change}",
+                next_step="name another --output, or give the settings of the one that is there, with which it goes on",
+                code="other_run",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A finished training.
+
+    Attributes:
+        epochs: finished epochs.
+        samples_per_s: of all processes, without the first iteration; None where there were fewer than two.
+        unreadable: shards, and members of shards, that a process could not read since the training was begun.
+        unheard: processes whose record of unreadable samples is on a host with another --output.
+        inexact: reasons why epochs of an exact training were not exact.
+    """
+
+    epochs: int
+    samples_per_s: float | None
+    unreadable: tuple[str, ...]
+    unheard: int
+    inexact: tuple[str, ...]
+
+
+def result_of(plan: Plan, begun: LockedFolder) -> Result:
+    """The result of a training whose processes have ended; OutputError where its files lie on another host."""
+    log = begun.folder / LOG
+    try:
+        written = log.read_bytes()
+    except FileNotFoundError as error:
+        raise OutputError(
+            f"the training is over, and its log is not {log}: the first host has another {begun.folder}",
+            next_step="look there for its checkpoints, or share --output between all hosts and this machine",
+        ) from error
+    now, ever = (
+        parse(log, part.decode(errors="replace").splitlines()) for part in (written[begun.log_bytes :], written)
+    )
+    iterations = now.iterations[1:]
+    heard, unreadable = noted(begun.folder / UNREADABLE)
+    epochs = range(plan.settings.epochs) if plan.asked.exact else ()
+    return Result(
+        epochs=epochs_done(begun.folder),
+        samples_per_s=sum(one.per_s for one in iterations) / len(iterations) if iterations else None,
+        unreadable=tuple(f"{shard} {member}".rstrip() for shard, member in unreadable),
+        unheard=max(0, int(ever.settings.get("world_size", 1)) - heard),
+        inexact=tuple(why for epoch in epochs if (why := _inexact(plan, begun.folder / KEYS, epoch))),
+    )
+
+
+def _inexact(plan: Plan, folder: Path, epoch: int) -> str:
+    """Reason why an epoch did not have each sample once, by the recorded keys; "" where it did."""
+    seen: Counter[str] = Counter()
+    for path in folder.glob(f"epoch-{epoch}-rank-*.txt"):
+        seen.update(path.read_text(encoding="utf-8").splitlines())
+    again = [line for line, times in seen.items() if times > 1]
+    missing = plan.samples - len(seen)
+    if not missing and not again:
+        return ""
+    of_shards = Counter(line.partition("\t")[0] for line in seen)
+    expected = zip(absolute(plan.shards.urls), plan.shards.counts or (), strict=True)
+    short = [f"{os.path.basename(url)} ({lack:,})" for url, count in expected if (lack := count - of_shards[url])]
+    return (
+        f"epoch {epoch + 1}: {missing:,} samples were not trained on, and {len(again):,} more than once; "
+        f"missing of {', '.join(short[:5]) or 'no shard'}"
+    )

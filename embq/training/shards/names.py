@@ -1,0 +1,206 @@
+"""Expressions for shards: expanded to names, and names contracted to few expressions."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from embq.core.errors import InputError
+
+_LAST_NUMBER = re.compile(r"(.*?)([0-9]+)([^0-9]*(?:\.tar(?:\.[0-9a-z]+)?)?)", re.DOTALL | re.ASCII)
+"""A name as (before, number, after): the last number, not counting the one in a suffix such as .tar.bz2."""
+
+SPECIAL = ("{", "}", ",", "::", "\\", "\n")
+"""Characters with a meaning in brace expansion and lists of shards."""
+
+
+class Run(NamedTuple):
+    """Consecutive names, and the expression that expands to them."""
+
+    expression: str
+    names: tuple[str, ...]
+
+
+class _Numbered(NamedTuple):
+    value: int
+    digits: str
+    name: str
+
+
+def contract(names: Iterable[str]) -> list[Run]:
+    """Contract names to runs, ordered by text and number; expanding their expressions gives the names back.
+
+    Raises InputError for a name with characters that an expression cannot say.
+    """
+    plain: list[Run] = []
+    groups: defaultdict[tuple[str, str], list[_Numbered]] = defaultdict(list)
+    for name in dict.fromkeys(names):
+        if found := next((text for text in SPECIAL if text in name), ""):
+            raise InputError(
+                f"{name!r}: brace expressions cannot say a name with {found!r} in it", next_step="rename the file"
+            )
+        match = _LAST_NUMBER.fullmatch(name)
+        if match is None:
+            plain.append(Run(name, (name,)))
+        else:
+            groups[match[1], match[3]].append(_Numbered(int(match[2]), match[2], name))
+    runs = [_run(*ends, run) for ends, numbered in groups.items() for run in _runs(numbered)]
+    return sorted(runs + plain, key=lambda run: (_text(run.names[0]), len(run.names[0]), run.names[0]))
+
+
+def _text(name: str) -> tuple[str, int]:
+    match = _LAST_NUMBER.fullmatch(name)
+    return (name, -1) if match is None else (match[1] + match[3], int(match[2]))
+
+
+def _run(before: str, after: str, run: list[_Numbered]) -> Run:
+    names = tuple(one.name for one in run)
+    if len(run) == 1:
+        return Run(names[0], names)
+    return Run(f"{before}{{{run[0].digits}..{run[-1].digits}}}{after}", names)
+
+
+def _runs(numbered: list[_Numbered]) -> Iterator[list[_Numbered]]:
+    """Consecutive numbers of one width, which is that of the first if it has leading zeros."""
+    run: list[_Numbered] = []
+    for one in sorted(numbered, key=lambda one: (len(one.digits), one.value)):
+        if run and one.value == run[-1].value + 1 and (len(one.digits) == len(run[-1].digits) or _widens(run, one)):
+            run.append(one)
+            continue
+        if run:
+            yield run
+        run = [one]
+    if run:
+        yield run
+
+
+def _widens(run: list[_Numbered], one: _Numbered) -> bool:
+    """True where a run without leading zeros continues with one digit more."""
+    return str(run[0].value) == run[0].digits and str(one.value) == one.digits
+
+
+EXAMPLE = "for example 'shards/train-{000000..000099}.tar', 'shards/*.tar' or a folder"
+
+_JOINT = re.compile(r"::(?![0-9A-Fa-f:.]*\])")
+"""Separator of expressions; not the :: of an IPv6 address, as in http://[::1]:8080/."""
+
+
+def parts(expression: str) -> list[str]:
+    """The expressions joined by `::`; InputError where there is none."""
+    if not expression.strip():
+        raise InputError("no shards were named", next_step=EXAMPLE)
+    return _JOINT.split(expression)
+
+
+def expand(expression: str) -> tuple[str, ...]:
+    """The shards of an expression, each once, in order; see `open_shards`."""
+    urls = [url for part in parts(expression) for url in _part(part)]
+    seen: set[str] = set()
+    for url in urls:
+        if url in seen:
+            raise InputError(
+                f"{url}: is named twice, so that its samples would count twice", next_step="name each shard once"
+            )
+        seen.add(url)
+    return tuple(urls)
+
+
+def name_of(url: str) -> str:
+    """The name of a shard in its folder, as in `sizes.json`."""
+    from embq.sources.access.files import base_name
+
+    return base_name(url)
+
+
+def folder_of(url: str) -> str:
+    """The folder of a shard, local or remote."""
+    from embq.core.storage.paths import is_url
+    from embq.sources.access.urls import path_of
+
+    return path_of(url).rpartition("/")[0] if is_url(url) else os.path.dirname(url) or "."
+
+
+def _part(text: str) -> Iterator[str]:
+    from braceexpand import braceexpand
+
+    if not text:
+        raise InputError("nothing stands before or after a '::' of the shards", next_step=EXAMPLE)
+    _check_kind(text)
+    if "{" not in text or os.path.lexists(text):
+        yield from _matches(text)
+        return
+    try:
+        for pattern in braceexpand(text):
+            yield from _matches(pattern)
+    except ValueError as error:  # its UnbalancedBracesError, or a range such as {a..5}
+        raise InputError(f"{text!r}: these braces cannot be expanded", next_step=EXAMPLE) from error
+
+
+def _check_kind(text: str) -> None:
+    """InputError for anything but local paths and http(s), commands (`pipe:`) above all."""
+    from embq.core.storage.paths import is_url
+    from embq.sources.access.urls import is_http
+
+    if text.startswith("pipe:") or (is_url(text) and not is_http(text)):
+        kind = text.partition(":")[0]
+        raise InputError(
+            f"{text!r}: shards are read from folders and over http(s), not from {kind}:",
+            next_step="copy them, or mount the storage, or let `embq shards serve` or another server give them by http",
+        )
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    """The shards of one pattern without braces."""
+    from embq.core.storage.paths import is_url
+    from embq.sources.access.files import has_magic, match
+    from embq.sources.access.urls import path_of
+
+    if is_url(pattern):
+        yield from _remote_folder(pattern) if path_of(pattern).endswith("/") else [_one(pattern)]
+    elif os.path.isdir(pattern):
+        yield from _local_folder(pattern)
+    elif os.path.exists(pattern):
+        yield pattern
+    elif has_magic(pattern):
+        found = [path for path in match(pattern) if not os.path.isdir(path)]
+        if not found:
+            raise InputError(f"{pattern!r}: no file matches", next_step="check the pattern: list the folder")
+        yield from found
+    else:
+        raise InputError(
+            f"{pattern}: does not exist",
+            code="source_missing",
+            next_step="check the path; `embq shards sum FOLDER` says what is there",
+        )
+
+
+def _one(url: str) -> str:
+    from embq.sources.access.files import has_magic
+    from embq.sources.access.urls import check_url
+
+    check_url(url)
+    if has_magic(url):
+        raise InputError(f"{url}: a server lists nothing, so a pattern cannot be matched", next_step=EXAMPLE)
+    return url
+
+
+def _local_folder(folder: str) -> Iterator[str]:
+    found = sorted(name for name in os.listdir(folder) if name.endswith(".tar") and not name.startswith("."))
+    if not found:
+        raise InputError(f"{folder}: holds no .tar file", next_step="name the folder of the shards, or the shards")
+    yield from (os.path.join(folder, name) for name in found)
+
+
+def _remote_folder(url: str) -> Iterator[str]:
+    from embq.training.shards.sizes import SIZES, sizes_beside
+
+    sizes = sizes_beside(url)
+    if not sizes:
+        raise InputError(
+            f"{url}: has no {SIZES}, and a server lists nothing",
+            next_step="name the shards with braces, or put a sizes.json beside them",
+        )
+    yield from (url + name for name in sorted(sizes))

@@ -1,0 +1,80 @@
+"""Serves the shards of a folder over HTTP, read-only."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from embq.core.networks import is_loopback
+from embq.training.shards.sizes import CLASSES, SIZES
+
+SUFFIXES = (".tar", ".parquet")
+"""Suffixes of the files that are served, as by nginx in the stack (deploy/nginx.conf)."""
+
+BESIDE = (SIZES, CLASSES)
+
+
+class Piecewise(FileResponse):
+    """A file response in large chunks, with ranges and an ETag."""
+
+    chunk_size = 1 << 20
+
+
+def app(folder: Path, *, host: str) -> Starlette:
+    """Answer GET and HEAD for shards, tables, `sizes.json` and `classes.json` in a folder and below it.
+
+    All else is not found: other files, hidden ones, folders, and what a link or a path leads to outside of the folder.
+
+    Args:
+        host: where it listens. On loopback it answers to names of loopback only, so that no page that a browser shows
+            can read shards under a name of its own.
+    """
+    root = os.path.realpath(folder)
+
+    async def file(request: Request) -> Response:
+        if is_loopback(host) and not _is_local(request.headers):
+            return PlainTextResponse("this server answers to its own address only\n", status_code=421)
+        found = find(root, request.scope["path"])
+        if found is None:
+            return PlainTextResponse("not found\n", status_code=404)
+        path, status = found
+        return Piecewise(path, media_type="application/octet-stream", stat_result=status)
+
+    return Starlette(routes=[Route("/{path:path}", file, methods=["GET", "HEAD"])])
+
+
+def find(root: str, path: str) -> tuple[str, os.stat_result] | None:
+    """The file that the path of a request names, and its status; None where nothing is served.
+
+    Args:
+        root: real path of the folder.
+        path: decoded, with a slash before it.
+    """
+    names = path.removeprefix("/").split("/")
+    if not all(name and not name.startswith(".") and "\0" not in name for name in names):
+        return None
+    if not (names[-1].endswith(SUFFIXES) or names[-1] in BESIDE):
+        return None
+    there = os.path.realpath(os.path.join(root, *names))
+    try:
+        if os.path.commonpath([root, there]) != root:
+            return None
+        status = os.stat(there)
+    except OSError:
+        return None
+    return (there, status) if stat.S_ISREG(status.st_mode) and os.access(there, os.R_OK) else None
+
+
+def _is_local(headers: Headers) -> bool:
+    try:
+        return is_loopback(urlsplit(f"//{headers.get('host', '')}").hostname or "")
+    except ValueError:
+        return False

@@ -1,0 +1,188 @@
+"""The shards of an expression with their numbers of samples, and their sums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from embq.core.errors import InputError
+from embq.sources.access.files import stat_file
+from embq.training.run.progress import size_text
+from embq.training.shards.names import contract, expand, folder_of, name_of, parts
+from embq.training.shards.sizes import CLASSES, SIZES, sizes_beside
+
+RECORD = "conversion.json"
+"""End of the file name of a conversion's record, after the name of its shards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRun:
+    """Consecutive shards.
+
+    Attributes:
+        expression: their names; expanding it gives them.
+        shards: how many.
+        samples: of all of them; None where that is not known.
+        bytes: of all of them.
+    """
+
+    expression: str
+    shards: int
+    samples: int | None
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSummary:
+    """Runs of shards, and their sums."""
+
+    lines: tuple[ShardRun, ...]
+
+    @property
+    def shards(self) -> int:
+        """All shards."""
+        return sum(line.shards for line in self.lines)
+
+    @property
+    def samples(self) -> int | None:
+        """All samples; None where those of some are not known."""
+        known = [line.samples for line in self.lines if line.samples is not None]
+        return sum(known) if len(known) == len(self.lines) else None
+
+    @property
+    def bytes(self) -> int:
+        """All bytes."""
+        return sum(line.bytes for line in self.lines)
+
+
+def summarized(expressions: Iterable[str]) -> ShardSummary:
+    """The account of shards named as for `open_shards`; those of a folder are compared with its `sizes.json`.
+
+    Raises InputError as `open_shards` does, SourceError where a shard cannot be asked for its size.
+    """
+    counted: dict[str, int | None] = {}
+    for expression in expressions:
+        shards = open_shards(expression)
+        known: Sequence[int | None] = shards.counts or [None] * len(shards.urls)
+        counted |= zip(shards.urls, known, strict=True)
+    lines = []
+    for run in contract(counted):
+        samples = [count for name in run.names if (count := counted[name]) is not None]
+        lines.append(
+            ShardRun(
+                expression=run.expression,
+                shards=len(run.names),
+                samples=sum(samples) if len(samples) == len(run.names) else None,
+                bytes=sum(stat_file(name).size for name in run.names),
+            )
+        )
+    return ShardSummary(lines=tuple(lines))
+
+
+def named_on(lines: Iterable[str]) -> list[str]:
+    """Expressions of names that stand one on a line, as `ls` prints them.
+
+    What `embq shards convert` writes beside shards is none of them.
+    """
+    names = (line.rstrip("\r\n") for line in lines)
+    return [run.expression for run in contract(name for name in names if name and not _stands_beside(name))]
+
+
+def _stands_beside(name: str) -> bool:
+    base = os.path.basename(name)
+    return base in (SIZES, CLASSES) or base == RECORD or base.endswith(f"-{RECORD}")
+
+
+def printed(summarized: ShardSummary) -> list[str]:
+    """A line in columns for each expression, and the sums where there are several."""
+    rows = [(line.expression, line.shards, line.samples, line.bytes) for line in summarized.lines]
+    if len(rows) > 1:
+        rows.append(("in all", summarized.shards, summarized.samples, summarized.bytes))
+    cells = [
+        (name, f"{shards:,} shards", "? samples" if samples is None else f"{samples:,} samples", size_text(size))
+        for name, shards, samples, size in rows
+    ]
+    widths = [max(len(row[column]) for row in cells) for column in range(4)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in (1, 2, 3))])
+        for row in cells
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards:
+    """Shards in the order in which they were named.
+
+    Attributes:
+        urls: local paths, or http:// and https:// URLs; each once.
+        counts: samples of each, from the `sizes.json` beside it; None where a folder of theirs has no such file.
+        digest: of names and counts, hex: the same shards with the same samples, wherever they lie.
+    """
+
+    urls: tuple[str, ...]
+    counts: tuple[int, ...] | None
+    digest: str
+
+    @property
+    def samples(self) -> int | None:
+        """Samples of all, where that is known."""
+        return None if self.counts is None else sum(self.counts)
+
+
+def open_shards(expression: str) -> Shards:
+    """The shards of an expression.
+
+    Args:
+        expression: a shard, braces (`shards/train-{000000..001281}.tar`), a pattern (`shards/train-*.tar`), a folder,
+            each local or below http(s)://, or several of these joined by `::`. A folder behind http is what its
+            `sizes.json` says, since a server lists none; a pattern is for local files only.
+
+    Raises InputError where nothing is named, a local shard is not there, one is named twice, a URL is of another
+    kind, or `sizes.json` does not know a shard that stands beside it, or knows one that a folder does not hold.
+    """
+    urls = expand(expression)
+    for folder in filter(os.path.isdir, parts(expression)):
+        _require_all(folder, urls)
+    counts = _counts(urls)
+    return Shards(urls=urls, counts=counts, digest=_digest(urls, counts))
+
+
+def missing_shards(folder: str, urls: Sequence[str]) -> list[str]:
+    """Shards that the `sizes.json` of a folder names and that are not among `urls`."""
+    return sorted((sizes_beside(folder) or {}).keys() - set(map(name_of, urls)))
+
+
+def _require_all(folder: str, urls: Sequence[str]) -> None:
+    if missing := missing_shards(folder, urls):
+        raise InputError(
+            f"{folder}: {len(missing):,} shards that its {SIZES} names are not there, the first is {missing[0]}",
+            code="sizes_differ",
+            next_step="copy them there, or take them out of the file: `embq shards verify FOLDER --write-sizes`",
+        )
+
+
+def _counts(urls: Sequence[str]) -> tuple[int, ...] | None:
+    """Samples of each shard; None where they are not known of all."""
+    known = {folder: sizes_beside(folder) for folder in dict.fromkeys(map(folder_of, urls))}
+    counts = []
+    for url in urls:
+        sizes = known[folder_of(url)]
+        if sizes is None:
+            return None
+        if name_of(url) not in sizes:
+            raise InputError(
+                f"{url}: the {SIZES} beside it does not name it",
+                code="sizes_differ",
+                next_step="let `embq shards verify FOLDER --write-sizes` count the shards again",
+            )
+        counts.append(sizes[name_of(url)])
+    return tuple(counts)
+
+
+def _digest(urls: Sequence[str], counts: Sequence[int] | None) -> str:
+    known: Sequence[int | None] = counts or [None] * len(urls)
+    pairs = [[name_of(url), count] for url, count in zip(urls, known, strict=True)]
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()

@@ -1,0 +1,351 @@
+"""Verifies shards: each is complete, and all agree with each other and with sizes.json and classes.json."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from embq.core.errors import InputError, SampleError, SourceError, UsageError
+from embq.core.storage.durable import overwrite
+from embq.core.storage.paths import is_url
+from embq.sources.access.files import load_unchanged
+from embq.sources.decode import IMAGE_EXTENSIONS, decode_file, decode_metadata
+from embq.sources.formats.tar import TarSource, split_name, unpacked
+from embq.sources.formats.tar_headers import Member
+from embq.sources.interface import SAMPLE_MAX_BYTES, Memory, unwatched
+from embq.sources.reader_options import ReadOptions
+from embq.training.shards.names import expand, folder_of, name_of, parts
+from embq.training.shards.processes import each
+from embq.training.shards.shard_set import missing_shards
+from embq.training.shards.sizes import SIZES, classes_beside, rendered, sizes_beside
+
+SHOWN = 20
+"""Violations of a kind that are listed for a shard; all are counted."""
+
+EXPECTED = ("cls", "txt")
+"""Members that all samples have, or none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """A defect of a shard or a sample.
+
+    Attributes:
+        code: as in docs/reference/failure-codes.md.
+        where: shard, and sample or member in it.
+    """
+
+    code: str
+    where: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspected:
+    """Content and defects of one shard.
+
+    Attributes:
+        url: the shard.
+        samples: in it; None where it is damaged.
+        bytes: as it is stored.
+        keys: of its samples, in order.
+        members: extension -> samples that have it.
+        without: of `EXPECTED` -> the first keys that lack it.
+        violations: up to `SHOWN` of each code.
+        total: violations.
+    """
+
+    url: str
+    samples: int | None = None
+    bytes: int = 0
+    keys: tuple[str, ...] = ()
+    members: Counter[str] = field(default_factory=Counter)
+    without: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    violations: tuple[Violation, ...] = ()
+    total: int = 0
+
+
+def inspect(url: str, *, classes: int | None, decode: bool) -> Inspected:
+    """Read a shard from its first byte to its last; a shard that cannot be read is one violation.
+
+    Args:
+        classes: how many there are; None where that is not known.
+        decode: whether each image is decoded.
+    """
+    try:
+        (unit,) = TarSource().split(url, ReadOptions())
+        data, members = unpacked(load_unchanged(unit, "shard_changed", unwatched), url, unwatched)
+    except SourceError as error:
+        message = error.message.removeprefix(f"{url}: ")
+        return Inspected(url=url, violations=(Violation(code=error.code, where=url, message=message),), total=1)
+    samples, found = _grouped(members, url)
+    found += [one for sample in samples.items() for one in _of_sample(url, *sample, data, classes, decode=decode)]
+    kinds: Counter[str] = Counter()
+    shown = [one for one in found if (kinds.update([one.code]), kinds[one.code])[1] <= SHOWN]
+    lacking = {name: [key for key, parts in samples.items() if name not in parts] for name in EXPECTED}
+    return Inspected(
+        url=url,
+        samples=len(samples),
+        bytes=unit.stop,
+        keys=tuple(samples),
+        members=Counter(extension for parts in samples.values() for extension in parts),
+        without={name: tuple(keys[:SHOWN]) for name, keys in lacking.items()},
+        violations=tuple(shown),
+        total=len(found),
+    )
+
+
+def _grouped(members: Sequence[Member], url: str) -> tuple[dict[str, dict[str, Member]], list[Violation]]:
+    """Key -> extension -> member; what webdataset would read otherwise than embq is a violation.
+
+    webdataset takes neighbours for a sample, and stops at a name that occurs again in it.
+    """
+    samples: dict[str, dict[str, Member]] = {}
+    found: list[Violation] = []
+    last = ""
+    for member in members:
+        key, extension = split_name(member.name)
+        where = f"{url} {member.name}"
+        if not key:
+            found.append(Violation(code="no_key", where=where, message="a name without a key belongs to no sample"))
+            continue
+        if key != last and key in samples:
+            message = f"at byte {member.at}, apart from the other members of its sample"
+            found.append(Violation(code="scattered_key", where=where, message=message))
+        last = key
+        parts = samples.setdefault(key, {})
+        if extension in parts:
+            message = f"occurs again at byte {member.at}; the first one is at byte {parts[extension].at}"
+            found.append(Violation(code="duplicate_key", where=where, message=message))
+        else:
+            parts[extension] = member
+    return samples, found
+
+
+def _of_sample(
+    url: str, key: str, parts: dict[str, Member], data: Memory, classes: int | None, *, decode: bool
+) -> Iterator[Violation]:
+    """Violations of one sample."""
+    images = [extension for extension in IMAGE_EXTENSIONS if extension in parts]
+    if not images:
+        yield Violation(code="missing_member", where=f"{url} {key}", message=f"no image; it has {', '.join(parts)}")
+    for extension, member in parts.items():
+        where = f"{url} {member.name}"
+        try:
+            _require_plain(member)
+            content = data[member.start : member.stop]
+            if extension == "cls":
+                _require_class(content, classes)
+            elif extension == "txt":
+                if not decode_file(content).strip():
+                    raise SampleError("empty_text", "the caption is empty or white space")
+            elif extension == "json":
+                decode_metadata(content)
+            elif decode and extension in images:
+                from embq.training.shards.checking import require_decodable
+
+                require_decodable(content)
+        except SampleError as error:
+            yield Violation(code=error.code, where=where, message=error.message)
+
+
+def _require_plain(member: Member) -> None:
+    size = member.stop - member.start
+    if not member.regular:
+        raise SampleError("unsupported_member", "is a link, a device or a sparse file")
+    if size > SAMPLE_MAX_BYTES:
+        raise SampleError("too_large", f"has {size:,} bytes, more than {SAMPLE_MAX_BYTES:,}")
+
+
+def _require_class(content: bytes, classes: int | None) -> None:
+    if not content.isdigit():
+        raise SampleError("bad_class", f"{content[:20]!r} is not the index of a class")
+    if classes is not None and int(content) >= classes:
+        raise SampleError("bad_class", f"class {int(content)} is none of the {classes} of classes.json, from 0")
+
+
+KEPT = 1000
+"""Violations that a report lists; all are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Result of a verification.
+
+    Attributes:
+        shards: that were read.
+        samples: in those that are whole.
+        bytes: of all of them.
+        members: extension -> samples that have it.
+        counted: whether there was a `sizes.json` to compare with.
+        written: whether `sizes.json` was written.
+        violations: the first of them.
+        violations_total: all of them.
+    """
+
+    shards: int
+    samples: int
+    bytes: int
+    members: dict[str, int]
+    counted: bool
+    violations: tuple[Violation, ...]
+    violations_total: int
+    written: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """True where there are no violations."""
+        return not self.violations_total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions:
+    """Settings of a verification.
+
+    Attributes:
+        decode: whether each image is decoded.
+        allow_missing: whether some samples may lack the class or the caption that others have.
+        processes: that read at once.
+    """
+
+    decode: bool
+    allow_missing: bool
+    processes: int
+
+
+def verify(expressions: Sequence[str], wish: VerifyOptions, read: Callable[[Inspected, int], None]) -> Report:
+    """Read shards, named as for `open_shards`, and compare them with each other and with the files beside them.
+
+    Args:
+        read: called for each shard that was read, with the number of all.
+
+    Raises InputError where no shards are named; what is wrong with them is in the report.
+    """
+    urls = _named(expressions)
+    report, _ = _verified(expressions, urls, {folder: sizes_beside(folder) for folder in _folders(urls)}, wish, read)
+    return report
+
+
+def write_sizes(expressions: Sequence[str], wish: VerifyOptions, read: Callable[[Inspected, int], None]) -> Report:
+    """Like `verify`, but `sizes.json` is not compared: it is written where every shard is complete.
+
+    Raises UsageError for shards behind URLs as well.
+    """
+    urls = _named(expressions)
+    if remote := [url for url in urls if is_url(url)]:
+        raise UsageError(f"{remote[0]}: {SIZES} cannot be written there", next_step="count them where they are stored")
+    report, found = _verified((), urls, {}, wish, read)
+    counts = {one.url: one.samples for one in found if one.samples is not None}
+    if len(counts) < len(found):
+        return report
+    for folder in _folders(urls):
+        _rewrite(Path(folder), {name_of(url): count for url, count in counts.items() if folder_of(url) == folder})
+    return replace(report, written=True)
+
+
+def _rewrite(folder: Path, counted: Mapping[str, int]) -> None:
+    """Update the counts in a folder's file; those of shards that are gone are removed."""
+    try:
+        before = sizes_beside(str(folder)) or {}
+    except InputError:  # something else stands there
+        before = {}
+    kept = {name: count for name, count in before.items() if (folder / name).exists()}
+    overwrite(folder / SIZES, rendered(dict(sorted((kept | dict(counted)).items()))))
+
+
+def _named(expressions: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(url for expression in expressions for url in expand(expression)))
+
+
+def _folders(urls: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(map(folder_of, urls)))
+
+
+def _verified(
+    expressions: Sequence[str],
+    urls: Sequence[str],
+    sizes: Mapping[str, Mapping[str, int] | None],
+    wish: VerifyOptions,
+    read: Callable[[Inspected, int], None],
+) -> tuple[Report, list[Inspected]]:
+    classes = {folder: known for folder in _folders(urls) if (known := classes_beside(folder)) is not None}
+    look = partial(_look, {folder: len(known) for folder, known in classes.items()}, wish.decode)
+    by_url: dict[str, Inspected] = {}
+    for one in each(look, urls, min(wish.processes, len(urls)), connects=any(map(is_url, urls))):
+        by_url[one.url] = one
+        read(one, len(urls))
+    found = [by_url[url] for url in urls]
+    more = [*_gone(expressions, urls), *_miscounted(found, sizes), *_repeated(found)]
+    if not wish.allow_missing:
+        more += _unlike(found)
+    violations = [violation for one in found for violation in one.violations] + more
+    report = Report(
+        shards=len(found),
+        samples=sum(one.samples or 0 for one in found),
+        bytes=sum(one.bytes for one in found),
+        members=dict(sorted(sum((one.members for one in found), Counter()).items())),
+        counted=bool(sizes) and all(known is not None for known in sizes.values()),
+        violations=tuple(violations[:KEPT]),
+        violations_total=sum(one.total for one in found) + len(more),
+    )
+    return report, found
+
+
+def _look(classes: Mapping[str, int], decode: bool, url: str) -> Inspected:
+    return inspect(url, classes=classes.get(folder_of(url)), decode=decode)
+
+
+def _gone(expressions: Sequence[str], urls: Sequence[str]) -> list[Violation]:
+    folders = [part for expression in expressions for part in parts(expression) if os.path.isdir(part)]
+    return [
+        Violation(code="sizes_differ", where=os.path.join(folder, name), message=f"is in {SIZES}, and not there")
+        for folder in folders
+        for name in missing_shards(folder, urls)
+    ]
+
+
+def _miscounted(found: Sequence[Inspected], sizes: Mapping[str, Mapping[str, int] | None]) -> list[Violation]:
+    wrong = []
+    for one in found:
+        known = sizes.get(folder_of(one.url))
+        if known is None or one.samples is None:
+            continue
+        said = known.get(name_of(one.url))
+        if said != one.samples:
+            claim = f"does not name it; it has {one.samples:,} samples" if said is None else f"says {said:,} samples"
+            message = f"{SIZES} {claim}" + ("" if said is None else f", it has {one.samples:,}")
+            wrong.append(Violation(code="sizes_differ", where=one.url, message=message))
+    return wrong
+
+
+def _repeated(found: Sequence[Inspected]) -> list[Violation]:
+    """Keys that occur in several shards of one series, such as train-000000.tar and train-000001.tar."""
+    seen: dict[str, dict[str, str]] = {}
+    wrong = []
+    for one in found:
+        alike = seen.setdefault(re.sub(r"[0-9]+(?=[^0-9]*$)", "", one.url), {})
+        again = [key for key in one.keys if key in alike]
+        if again:
+            message = f"{len(again):,} keys are in other shards too, the first is {again[0]!r} of {alike[again[0]]}"
+            wrong.append(Violation(code="duplicate_key", where=one.url, message=message))
+        alike.update((key, name_of(one.url)) for key in one.keys)
+    return wrong
+
+
+def _unlike(found: Sequence[Inspected]) -> list[Violation]:
+    """Samples without the class or the caption that others have."""
+    wrong = []
+    for name in EXPECTED:
+        if not any(one.members[name] for one in found):
+            continue
+        for one in found:
+            if keys := one.without.get(name):
+                lacking = (one.samples or 0) - one.members[name]
+                message = f"{lacking:,} samples have no {name}, as others have; the first is {keys[0]!r}"
+                wrong.append(Violation(code="missing_member", where=one.url, message=message))
+    return wrong

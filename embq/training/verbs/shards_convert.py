@@ -1,0 +1,186 @@
+"""`embq shards convert`: write pictures as webdataset shards."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.shared_options import json_option
+from embq.core.errors import Exit, InputError
+
+if TYPE_CHECKING:
+    from embq.training.shards.conversion import Converted
+    from embq.training.shards.conversion_plan import Plan
+    from embq.training.shards.pictures import Listing
+
+
+SHOWN = 20
+"""Left-out pictures that are printed; --json and the record have all."""
+
+
+@click.command(
+    "convert", cls=SectionedCommand, epilog="Example: embq shards convert ./imagenet/train shards/train-%06d.tar"
+)
+@click.argument("source", metavar="DIR|LIST")
+@click.argument("pattern", metavar="PATTERN")
+@click.option(
+    "--samples-per-shard",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="Samples of each shard but the last.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the order of the samples.")
+@click.option("--no-shuffle", is_flag=True, help="Keep the order of names or of LIST, as for validation.")
+@click.option("--no-classes", is_flag=True, help="Take all pictures below DIR, without classes.")
+@click.option(
+    "--classes",
+    "classes_file",
+    metavar="FILE",
+    help="classes.json with the indices to use.  [the one beside PATTERN]",
+)
+@click.option("--allow-empty", is_flag=True, help="Accept classes without pictures; their indices stay unused.")
+@click.option("--no-metadata", is_flag=True, help="Omit the json of each sample, which names its file.")
+@click.option("--check", is_flag=True, help="Decode every picture first, and leave out those that fail.")
+@click.option(
+    "--workers",
+    "processes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes that write.  [one per core, up to 8]",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")
+@json_option
+def command(
+    source: str,
+    pattern: str,
+    samples_per_shard: int,
+    seed: int,
+    no_shuffle: bool,
+    no_classes: bool,
+    classes_file: str | None,
+    allow_empty: bool,
+    no_metadata: bool,
+    check: bool,
+    processes: int | None,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Write the pictures of DIR or LIST as webdataset shards PATTERN, such as shards/train-%06d.tar.
+
+    DIR holds a folder for each class, or pictures with captions in .txt files beside them. LIST is a .csv, .tsv or
+    .jsonl with a path and a class, a caption or both in each row, or a file with a path on each line. A sample consists
+    of the unchanged picture, its class index as cls, its caption as txt, and its file name as json.
+
+    The same pictures, options and seed give the same bytes, with any number of processes. The same command resumes an
+    interrupted conversion. classes.json and sizes.json are written last, beside the shards.
+
+    Exit status: 0 all pictures are in the shards, 3 some were left out.
+    """
+    from embq.core.process.limits import cores
+    from embq.training.run.progress import Counter
+    from embq.training.shards.conversion import convert
+    from embq.training.shards.conversion_plan import Layout, Pattern, Plan
+    from embq.training.shards.listing import ListingOptions, known_classes, listing_of
+
+    named, began = Pattern.parse(pattern), time.monotonic()
+    processes = processes or min(8, cores())
+    options = ListingOptions(classes=known_classes(classes_file, named), no_classes=no_classes, allow_empty=allow_empty)
+    with Counter("pictures found", quiet=as_json) as progress:
+        listing = listing_of(source, named, options, lambda count: progress.add(count, 0))
+    listing = _usable(listing, check=check, metadata=not no_metadata, processes=processes, quiet=as_json)
+    layout = Layout(
+        pattern=named,
+        samples_per_shard=samples_per_shard,
+        seed=None if no_shuffle else seed,
+        metadata=not no_metadata,
+    )
+    plan = Plan.make(listing, layout)
+    if dry_run:
+        _print(plan, None, 0.0, as_json=as_json)
+        return Exit.SOME_FAILED if listing.left_out else Exit.DONE
+    with Counter("samples", len(plan.order), plan.bytes, quiet=as_json) as progress:
+        done = convert(
+            plan,
+            source,
+            processes=processes,
+            kept=lambda one: progress.skip(len(one.pictures), one.bytes),
+            wrote=lambda one: progress.add(len(one.pictures), one.bytes),
+        )
+    _print(plan, done, time.monotonic() - began, as_json=as_json)
+    return Exit.SOME_FAILED if listing.left_out else Exit.DONE
+
+
+def _usable(listing: Listing, *, check: bool, metadata: bool, processes: int, quiet: bool) -> Listing:
+    """The listing without pictures that become no sample."""
+    from embq.training.run.progress import Counter
+    from embq.training.shards.checking import checked, of_a_size
+
+    listing = of_a_size(listing)
+    if check:
+        total = sum(one.size for one in listing.pictures)
+        each = total / max(1, len(listing.pictures))
+        with Counter("pictures checked", len(listing.pictures), total, quiet=quiet) as progress:
+            listing = checked(
+                listing,
+                metadata=metadata,
+                processes=processes,
+                looked=lambda count: progress.add(count, round(count * each)),
+            )
+    if not listing.pictures:
+        first = listing.left_out[0]
+        raise InputError(
+            f"none of the {len(listing.left_out):,} pictures can be used; the first is {first.name}: {first.message}",
+            code="empty_input",
+            next_step="check the paths, and that the pictures are whole",
+        )
+    return listing
+
+
+def _print(plan: Plan, done: Converted | None, seconds: float, *, as_json: bool) -> None:
+    from embq.training.run.progress import size_text
+    from embq.training.shards.pictures import notes
+
+    listing, pattern = plan.listing, plan.layout.pattern
+    expression, note_lines = pattern.expression(plan.shards), notes(listing)
+    if as_json:
+        shape = {
+            "schema": 1,
+            "expression": expression,
+            "shards": plan.shards,
+            "written": done.written if done else 0,
+            "kept": done.kept if done else 0,
+            "samples": len(plan.order),
+            "bytes": plan.bytes,
+            "classes": None if listing.classes is None else len(listing.classes),
+            "captions": sum(picture.has_caption for picture in plan.order),
+            "left_out": [one._asdict() for one in listing.left_out],
+            "notes": note_lines,
+            "seconds": round(seconds, 3),
+            "dry_run": done is None,
+        }
+        click.echo(json.dumps(shape))
+        return
+    classes = "" if listing.classes is None else f", {len(listing.classes):,} classes"
+    click.echo(expression)
+    click.echo(f"{plan.shards:,} shards, {len(plan.order):,} samples, {size_text(plan.bytes)} of pictures{classes}")
+    if done is None:
+        click.echo("nothing was written")
+    elif done.written:
+        kept = f", {done.kept:,} were there already" if done.kept else ""
+        click.echo(f"{done.written:,} shards written in {seconds:.1f} s{kept}")
+    else:
+        click.echo("all were there already")
+    for note in note_lines:
+        click.echo(f"note: {note}", err=True)
+    for one in listing.left_out[:SHOWN]:
+        click.echo(f"left out {one.name}: {one.code}: {one.message}", err=True)
+    if len(listing.left_out) > SHOWN:
+        click.echo(
+            f"... and {len(listing.left_out) - SHOWN:,} more, all of them in the record beside the shards", err=True
+        )

@@ -1,0 +1,93 @@
+"""`embq shards verify`: verify shards."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.shared_options import json_option
+from embq.core.errors import Exit
+
+if TYPE_CHECKING:
+    from embq.training.shards.verification import Inspected, Report
+
+
+SHOWN = 20
+"""Violations that are printed; --json has up to 1,000."""
+
+
+@click.command("verify", cls=SectionedCommand, epilog="Example: embq shards verify ./shards --decode")
+@click.argument("shards", nargs=-1, required=True, metavar="SHARDS...")
+@click.option("--decode", is_flag=True, help="Also decode every image completely.")
+@click.option("--allow-missing", is_flag=True, help="Accept samples without the class or the caption that others have.")
+@click.option("--write-sizes", is_flag=True, help="Count the samples, and write sizes.json beside the shards.")
+@click.option(
+    "--workers",
+    "processes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes that read.  [one per core, up to 8]",
+)
+@json_option
+def command(
+    shards: tuple[str, ...],
+    decode: bool,
+    allow_missing: bool,
+    write_sizes: bool,
+    processes: int | None,
+    as_json: bool,
+) -> int:
+    """Read shards completely, and check their content.
+
+    SHARDS are folders, patterns or expressions, also below http(s)://. Each shard has to be a complete archive whose
+    members are grouped by key, without duplicates. Each sample needs an image, readable captions and metadata, and the
+    class and the caption that others have. sizes.json and classes.json beside the shards have to agree.
+
+    Exit status: 0 no violations, 65 violations.
+    """
+    from embq.core.process.limits import cores
+    from embq.training.run.progress import Counter
+    from embq.training.shards import verification
+
+    options = verification.VerifyOptions(
+        decode=decode, allow_missing=allow_missing, processes=processes or min(8, cores())
+    )
+    began = time.monotonic()
+    with Counter("shards", quiet=as_json) as progress:
+
+        def read(one: Inspected, total: int) -> None:
+            progress.expect(total)
+            progress.add(1, one.bytes)
+
+        report = (verification.write_sizes if write_sizes else verification.verify)(shards, options, read)
+    if as_json:
+        click.echo(json.dumps({"schema": 1, "ok": report.ok, **asdict(report)}))
+    else:
+        _print(report, time.monotonic() - began, write_sizes=write_sizes)
+    return Exit.DONE if report.ok else Exit.BAD_INPUT
+
+
+def _print(report: Report, seconds: float, *, write_sizes: bool) -> None:
+    from embq.core.redaction import printable
+    from embq.training.run.progress import size_text
+
+    speed = size_text(report.bytes / max(seconds, 1e-3))
+    members = ", ".join(f"{name} ({count:,})" for name, count in report.members.items())
+    counted = "as sizes.json says" if report.counted else "there is no sizes.json to compare with"
+    click.echo(f"{report.shards:,} shards, {report.samples:,} samples, {size_text(report.bytes)}, {speed}/s")
+    click.echo(f"members: {members}")
+    for violation in report.violations[:SHOWN]:
+        click.echo(printable(f"{violation.code:<16} {violation.where}: {violation.message}"))
+    if report.violations_total > SHOWN:
+        click.echo(f"... and {report.violations_total - SHOWN:,} more violations (--json lists them)")
+    if write_sizes:
+        click.echo("sizes.json is written" if report.written else "sizes.json is not written: not every shard is whole")
+    if report.ok:
+        click.echo("ok" if write_sizes else f"ok, {counted}")
+    else:
+        click.echo(f"not ok: {report.violations_total:,} violations")

@@ -1,0 +1,243 @@
+"""Decides how many units a worker claims.
+
+One rule: a worker claims further units while it finishes those in hand within some seconds, and within half of the time
+that is left of the run. It leaves the last units to workers that finish them earlier (`makespan`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from embq.core.models import ModelConfig
+from embq.core.queue import hints
+from embq.core.queue.heartbeats import WORKER_REPORTS
+from embq.core.queue.runs import units_unclaimed
+from embq.core.units import Unit
+from embq.worker.claim.lease import Leases
+from embq.worker.embedders.base import Embedder
+from embq.worker.meter.meter import Throughput
+from embq.worker.stages.batching import WINDOW_S
+
+AHEAD_S, SORTED_AHEAD_S = 2.0, WINDOW_S + 2.0
+"""Seconds of work in hand: the next unit can be opened in that time, and a change of priority is felt after it. More
+where samples are sorted by length, which wants a window of them."""
+FETCH_AHEAD_S = 30.0
+"""The same, where whole files come from far; such units are not begun, and an idle worker may still take them."""
+LEAST_AHEAD_S = 0.1
+"""Least work in hand, however near the end is: with less, a fast device would wait for its next unit."""
+UNITS_AHEAD, WINDOWS_AHEAD, MOST_AHEAD = 64, 2, 1024
+"""Units in hand: that many, or as many as fill so many windows, but never more than the last."""
+PULL = 32
+"""Units claimed at once, at most."""
+LOOK_LEAST_S, LOOK_IDLE_S, LOOK_MOST_S, LOOKS = 0.1, 0.5, 2.0, 20
+"""A worker looks at what is left, and at the others, so often in the time that is left, and within these bounds; less
+often where nothing is left."""
+SILENT_S = 3.0
+"""A worker that has not reported for so long is not counted upon."""
+REST_LEAST_S, REST_MOST_S, RESTS = 0.01, 0.1, 20
+"""A worker that holds enough asks itself again after such a share of the seconds that it has in hand, within these
+bounds: a request to stop is seen no earlier."""
+PATIENCE_S = 1.0
+"""So much later than expected, a unit that was left to others is taken after all."""
+
+
+class ClaimPolicy:
+    """Decides for one worker process how many units to claim now.
+
+    Args:
+        client: used by the thread that claims, and by no other.
+        name: of this worker; its own report is not one of another.
+        runs: ids of the runs that it may serve with the loaded model.
+        prefetch: units that wait to be read, where their files come from far.
+        embedder: its batch size and window bound the samples in hand.
+
+    Attributes:
+        enough: the last `room` was 0 because of the units in hand, not because none wait.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        leases: Leases,
+        throughput: Throughput,
+        model: ModelConfig,
+        *,
+        name: str,
+        runs: Callable[[], Iterable[str]],
+        prefetch: int,
+        embedder: Embedder,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.client = client
+        self.leases = leases
+        self.throughput = throughput
+        self.model = model
+        self.name = name
+        self.runs = runs
+        self.prefetch = prefetch
+        self.embedder = embedder
+        self.from_far = False
+        self.enough = False
+        self.left = 0
+        self._clock = clock
+        self._most_s = SORTED_AHEAD_S if embedder.window > embedder.batch_size else AHEAD_S
+        self._queue = hints.hint_queue(client, model.queue_key)
+        self._others: list[WorkerSpeed] = []
+        self._look_at = 0.0
+        self._looked_at = 0.0
+        self._due_at: float | None = None
+        self._room_s = 0.0
+        self._ahead_s = 0.0
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds after which to ask for `room` again, after it was 0."""
+        return min(REST_MOST_S, max(REST_LEAST_S, self._ahead_s / RESTS))
+
+    @property
+    def tail(self) -> bool:
+        """Whether no unclaimed unit is left."""
+        return not self.left
+
+    def room(self) -> int:
+        """Units to claim now; 0 where this worker holds enough, or the others finish what is left before it would."""
+        held = self.leases.snapshot()
+        ahead_s, unit_s = self.throughput.ahead_s(held), self.throughput.unit_s
+        self._ahead_s = ahead_s or 0.0
+        self.enough = False
+        is_fetched = self.from_far and sum(unit.stage == "queued" for unit in held) < self.prefetch
+        if is_fetched and (ahead_s or 0.0) < FETCH_AHEAD_S:
+            if unit_s is None or ahead_s is None:
+                return 1
+        elif unit_s is None or ahead_s is None:
+            # Until a first batch tells how fast the device is, one unit; until it is read, where only that tells
+            # how large it is.
+            self.enough = bool(held)
+            return 0 if held else 1
+        elif held and ahead_s >= self._most_s:
+            self.enough = True
+            return 0
+        own = WorkerSpeed(ahead_s=ahead_s, unit_s=unit_s)
+        end_s = self._end_s(own)
+        share = own.units_by(end_s)
+        if not share:
+            return self._patience(ahead_s + unit_s, idle=not held)
+        self._due_at = None
+        if is_fetched:
+            return 1
+        wanted_s = min(self._most_s, max(LEAST_AHEAD_S, end_s / 2 if self._others else end_s))
+        if held and ahead_s >= wanted_s:
+            self.enough = True
+            return 0
+        self._room_s = wanted_s - ahead_s
+        units = min(math.ceil(self._room_s / unit_s), math.ceil(share / 2), PULL, self._free(len(held)))
+        return max(0 if held else 1, units)
+
+    def fits(self, units: Sequence[Unit]) -> int:
+        """Number of the given units to claim, in their order; at least the first.
+
+        `room` took all for units of usual size; these are seen.
+        """
+        left_s = self._room_s
+        for count, unit in enumerate(units[:-1], 1):
+            left_s -= self.throughput.seconds_of(unit) or 0.0
+            if left_s <= 0.0:
+                return count
+        return len(units)
+
+    def claimed(self, unit: Unit, *, from_far: bool) -> None:
+        """Note a unit that was claimed, and whether its file is fetched before it is read."""
+        self.throughput.unit_claimed(unit)
+        self.from_far = from_far
+        self.left = max(0, self.left - 1)
+
+    def describe(self) -> dict[str, Any]:
+        """Fields of the report for other workers: seconds of work in hand, and seconds per unit."""
+        ahead_s, unit_s = self.throughput.ahead_s(self.leases.snapshot()), self.throughput.unit_s
+        if ahead_s is None or unit_s is None:
+            return {}
+        return {"ahead_s": round(ahead_s, 4), "unit_s": max(1e-6, round(unit_s, 6))}
+
+    def _free(self, held: int) -> int:
+        """Units that may be claimed on top of those held."""
+        samples = max(1.0, self.throughput.unit_samples or 1.0)
+        window = max(self.embedder.window, self.embedder.batch_size)
+        most = max(UNITS_AHEAD, math.ceil(WINDOWS_AHEAD * window / samples))
+        return max(0, min(MOST_AHEAD, most) - held)
+
+    def _end_s(self, own: WorkerSpeed) -> float:
+        """Seconds until every unclaimed unit is done; where there is none, until one that may yet come is done."""
+        now = self._clock()
+        if now >= self._look_at:
+            self.left = self.client.llen(self._queue.key) + units_unclaimed(self.client, self.runs())
+            self._others = [
+                WorkerSpeed(ahead_s=max(0.0, report["ahead_s"] - age_s), unit_s=report["unit_s"])
+                for report, _, age_s in WORKER_REPORTS.heard(self.client, within_s=SILENT_S)
+                if report["name"] != self.name and report.get("model") == self.model.spec
+                if "ahead_s" in report and "unit_s" in report
+            ]
+            self._looked_at = now
+        since_s = now - self._looked_at
+        others = [WorkerSpeed(ahead_s=max(0.0, one.ahead_s - since_s), unit_s=one.unit_s) for one in self._others]
+        end_s = makespan(max(1, self.left), [own, *others])
+        if since_s == 0.0:
+            least_s = LOOK_LEAST_S if self.left else LOOK_IDLE_S
+            self._look_at = now + min(LOOK_MOST_S, max(least_s, end_s / LOOKS))
+        return end_s
+
+    def _patience(self, own_s: float, *, idle: bool) -> int:
+        """0 while units are left to others; 1 where they are there still when this one would have been done as well."""
+        now = self._clock()
+        if not self.left:
+            self._due_at = None
+            return 0
+        if self._due_at is None:
+            self._due_at = now + own_s + PATIENCE_S
+        if idle and now >= self._due_at:
+            self._due_at = None
+            return 1
+        return 0
+
+
+STEPS = 50
+"""Steps of the bisection: the result is exact to far below a millisecond, whatever the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpeed:
+    """Work in hand and speed of one worker.
+
+    Attributes:
+        ahead_s: seconds until it is through with what it holds.
+        unit_s: seconds that it needs for one more unit; above 0.
+    """
+
+    ahead_s: float
+    unit_s: float
+
+    def units_by(self, end_s: float) -> int:
+        """Further units that it gets done until `end_s` seconds from now."""
+        # A unit that ends exactly then counts, whatever rounding says.
+        return max(0, math.floor((end_s - self.ahead_s) / self.unit_s + 1e-6))
+
+
+def makespan(left: int, workers: Sequence[WorkerSpeed]) -> float:
+    """Seconds until `left` unclaimed units can be done, where each goes to the worker that finishes it first.
+
+    The earliest time by which the workers, of which there is one at least, get so many further units done.
+    """
+    low = 0.0
+    high = min(worker.ahead_s + left * worker.unit_s for worker in workers)
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        if sum(worker.units_by(middle) for worker in workers) >= left:
+            high = middle
+        else:
+            low = middle
+    return high

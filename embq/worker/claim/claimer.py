@@ -1,0 +1,159 @@
+"""Claims units: receives hints, asks for the leases on their units, and decides how many to hold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+
+import redis
+
+from embq.core.errors import ConfigError, InputError
+from embq.core.models import ModelConfig
+from embq.core.queue import hints
+from embq.core.queue.hints import Hint
+from embq.core.queue.ledger import Ledger, new_token
+from embq.core.queue.runs import RunRecord, registered
+from embq.core.queue.scripts import load_scripts
+from embq.core.service.log import Events
+from embq.sources.unit_reader import fetchable
+from embq.worker.claim.claim_policy import ClaimPolicy
+from embq.worker.claim.lease import LeasedUnit, Leases
+from embq.worker.claim.rq_worker import HintReceiver
+from embq.worker.context import WorkerContext
+from embq.worker.embedders.base import Embedder
+from embq.worker.meter.meter import Meter
+
+RECORDS_MAX_AGE_S = 5.0
+
+
+def check_dims(record: RunRecord, dims: Mapping[str, int]) -> None:
+    """Raise InputError where the rows of a run cannot be made of a model's vectors.
+
+    Args:
+        dims: output of the model -> how many numbers its vectors have.
+    """
+    for output in record.model.outputs:
+        record.rows.check(output.spec, dims[output.name])
+    for image, text in record.model.compared.values() if record.rows.similarity else ():
+        if dims[image] != dims[text]:
+            raise InputError(
+                f"--similarity: {record.model.spec} gives images {dims[image]} numbers and texts {dims[text]}",
+                next_step="leave out --similarity",
+                code="wrong_dimension",
+            )
+
+
+class Claimer:
+    """Claims units of the runs that use one loaded model. For one thread.
+
+    Args:
+        client: a patient client.
+        bulk: one that waits longer for an answer, because it sends results.
+        model: the loaded model's config; hints of other models are dropped.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        client: redis.Redis,
+        bulk: redis.Redis,
+        model: ModelConfig,
+        embedder: Embedder,
+        leases: Leases,
+        meter: Meter,
+    ) -> None:
+        self.context = context
+        self.client = client
+        self.bulk = bulk
+        self.model = model
+        self.embedder = embedder
+        self.leases = leases
+        self.meter = meter
+        self.policy = ClaimPolicy(
+            client,
+            leases,
+            meter.throughput,
+            model,
+            name=context.options.name,
+            runs=self._served,
+            prefetch=context.options.prefetch,
+            embedder=embedder,
+        )
+        self.receiver = HintReceiver(
+            hints.hint_queue(client, model.queue_key),
+            name=context.options.name,
+            client=client,
+            read=Hint.from_job,
+        )
+        self.log = Events("worker")
+        self._scripts = load_scripts(client)
+        self._registered: dict[str, RunRecord] = {}
+        self._read_at = 0.0
+
+    def next_units(self) -> Iterator[LeasedUnit]:
+        """Claim units, each as it is asked for; none where enough are in hand, or where no hint comes for a moment.
+
+        Raises ConfigError where a run was begun with other weights, preprocessing or precision.
+        """
+        self.receiver.beat()
+        wanted = 0 if self.context.locality.rests else self.policy.room()
+        self.meter.times.enough(self.policy.enough)
+        if not wanted:
+            time.sleep(self.policy.rest_s)
+            return
+        with self.receiver.receive(wanted, lambda hints: self.policy.fits([hint.unit for hint in hints])) as found:
+            for hint in found:
+                if (unit := self._claim(hint)) is not None:
+                    yield unit
+
+    def _claim(self, hint: Hint) -> LeasedUnit | None:
+        """The unit of a hint, held from now on; None where it is not granted."""
+        record = self._records(hint.run).get(hint.run)
+        if record is None or record.model != self.model:
+            self.log.info("hint_not_ours", run=hint.run, u=hint.u)
+            return None
+        try:
+            check_dims(record, self.embedder.dims)
+        except InputError as error:
+            self.context.scheduler.refuse_run(record.run, error)
+            return None
+        ledger = Ledger(self.client, hint.run, scripts=self._scripts, bulk=self.bulk)
+        token = new_token(hint.gen, self.context.options.name)
+        claim = ledger.claim(
+            hint.u,
+            token,
+            lease_s=self.context.settings.lease_s,
+            fingerprint=self.embedder.fingerprint,
+            idle=not self.leases.snapshot(),
+            unit_s=self.meter.throughput.seconds_of(hint.unit) or 0.0,
+        )
+        if claim.word == "fingerprint":
+            raise ConfigError(
+                f"run {hint.run} was begun with other weights or settings of {self.model.spec} (fingerprint "
+                f"{claim.detail}) than this worker has ({self.embedder.fingerprint})",
+                next_step="use the same model files and library versions on every machine, or start a new run",
+                code="wrong_model",
+            )
+        if not claim.granted:
+            self.log.info("claim_refused", run=hint.run, u=hint.u, why=claim.word)
+            return None
+        unit = LeasedUnit(hint, record, ledger, token, attempts=claim.attempts, poison=claim.poison)
+        # Only after the claim, so that it is hinted again at once.
+        if self.context.locality.leaves(hint.run, hint.unit, self.model.spec):
+            unit.release()
+            return None
+        self.policy.claimed(hint.unit, from_far=fetchable(hint.unit, self.context.settings.roots))
+        self.leases.add(unit)
+        return unit
+
+    def _served(self) -> list[str]:
+        """The runs that were announced and may be served with the loaded model."""
+        only = self.context.options.run
+        return [run for run, record in self._records().items() if record.model == self.model and only in ("", run)]
+
+    def _records(self, run: str = "") -> dict[str, RunRecord]:
+        """The announced runs, read anew where they are old or lack `run`."""
+        if (run and run not in self._registered) or time.monotonic() - self._read_at > RECORDS_MAX_AGE_S:
+            self._registered = registered(self.client)
+            self._read_at = time.monotonic()
+        return self._registered

@@ -1,0 +1,209 @@
+"""The interfaces of a model family: `Embedder`, and what some families offer beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from embq.core.errors import SampleError
+from embq.core.models import Chunking
+from embq.core.units import Sample
+from embq.sources.interface import Moved
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from embq.worker.embedders.image.decoding import Picture
+
+Prepared = Any
+"""One sample made ready for the device (pixels, token ids); only the embedder that made it looks inside."""
+
+
+MAX_CHUNKS = 100_000
+"""Most chunks of one text: 32 MB in chunks of 80 tokens. All chunks of a text are in memory at once."""
+
+
+class Truncated(dict[str, Any]):
+    """A prepared sample whose text was longer than the model reads: only its beginning will be embedded."""
+
+
+class PendingVectors(Mapping[str, "np.ndarray"]):
+    """Vectors that a device still computes; reading any of them waits for all.
+
+    Args:
+        names: the outputs.
+        arrive: waits for the vectors and gives them; called once. Raises DeviceError where the device is broken, and
+            DeviceFullError where only now it is seen that its memory is too small.
+        ahead: passes that may be begun before these vectors are asked for.
+        is_over: whether the device is through with the pass; it waits for nothing, and raises nothing.
+
+    Attributes:
+        over_at: when that was seen first, in monotonic seconds; None before. The caller of `is_over` sets it.
+    """
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        arrive: Callable[[], Mapping[str, np.ndarray]],
+        *,
+        ahead: int = 1,
+        is_over: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.ahead = ahead
+        self.is_over = is_over
+        self.over_at: float | None = None
+        self._names = tuple(names)
+        self._arrive = arrive
+        self._here: Mapping[str, np.ndarray] | None = None
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if self._here is None:
+            self._here = self._arrive()
+        return self._here[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+Cost = Callable[[Sequence[int]], int]
+"""Cost of a forward pass in tokens, from the lengths of its samples: `padded_tokens` where each is padded to the
+longest, `sum` where none is."""
+
+
+def padded_tokens(lengths: Sequence[int]) -> int:
+    """Tokens of samples of these lengths with their padding."""
+    return len(lengths) * max(lengths, default=0)
+
+
+class Splitter(Protocol):
+    """Splits texts into chunks, deterministically."""
+
+    @property
+    def identity(self) -> Sequence[Any]:
+        """All that decides where a text is cut, beside the model itself, as JSON-ready values."""
+        ...
+
+    def spans(self, text: str, moved: Moved) -> list[tuple[int, int]]:
+        """(start, end) of each chunk in characters, in order; none begins or ends with white space, nothing else is
+        left out.
+
+        Called from several threads at once. Calls `moved` whenever it got on. Raises SampleError `too_many_chunks`
+        for a text beyond `MAX_CHUNKS`, `chunk_too_long` where one character makes more tokens than a chunk may have.
+        """
+        ...
+
+
+class Embedder(Protocol):
+    """A loaded model on one device.
+
+    Attributes:
+        dims: output -> length of its vectors, for exactly the `output_names` of the model config: of one model these
+            are its modalities.
+        fingerprint: 32 hex digits over weights, configuration, preprocessing and precision. Two embedders with the
+            same fingerprint give the same vectors within rounding.
+        batch_size: most samples of one forward pass on this device.
+        token_budget: tokens, counted by `cost`, that suit a pass; 0 where only samples bound it.
+        cost: of a pass.
+        window: samples gathered before they are sorted by length and cut into passes; `batch_size` where all are alike.
+    """
+
+    dims: Mapping[str, int]
+    fingerprint: str
+    batch_size: int
+    token_budget: int
+    cost: Cost
+    window: int
+
+    def prepare(self, samples: Sequence[Sample]) -> list[Prepared | SampleError]:
+        """Decode and tokenise on the CPU, one answer per sample in the same order.
+
+        Called from several threads at once. A sample that cannot be embedded gets a SampleError as its answer
+        (`missing_member` where a modality of the config is absent, `empty_text`, `truncated`, `unidentified`, ...),
+        one whose text is longer than the model reads a `Truncated`.
+        """
+        ...
+
+    def length(self, prepared: Prepared) -> int:
+        """Cost of a sample in tokens: the tokens of its text, 1 for an image. At least 1."""
+        ...
+
+    def embed(self, batch: Sequence[Prepared]) -> Mapping[str, np.ndarray]:
+        """Vectors of one forward pass: output -> float32 array of shape (len(batch), dim), rows in the batch's order.
+
+        Called from one thread only. The answer is `PendingVectors` where the device still computes.
+        A vector may hold non-finite values; the caller has those computed once more, by `embed_in_fp32`.
+        Raises DeviceFullError where the device's memory is too small for the batch, DeviceError where it is broken.
+        """
+        ...
+
+    def embed_in_fp32(self, batch: Sequence[Prepared]) -> Mapping[str, np.ndarray]:
+        """The same computed in fp32 for this once, for samples of which half precision gave no finite vector; as ever
+        where the model knows no other precision. Slow. Raises as `embed` does.
+        """
+        ...
+
+
+class ChunkableEmbedder(Embedder, Protocol):
+    """A model that can tell how texts are split for it."""
+
+    def splitter(self, chunking: Chunking) -> Splitter:
+        """The splitter by the model's own tokens; ModelError where `chunking` does not suit the model."""
+        ...
+
+
+@runtime_checkable
+class BuffersImages(Embedder, Protocol):
+    """A model that keeps the pixels of images until the device has them.
+
+    Attributes:
+        image_bytes: of each image.
+    """
+
+    image_bytes: int
+
+
+@runtime_checkable
+class ImageEmbedder(BuffersImages, Protocol):
+    """A model that decodes images, and may share a decoded one with others."""
+
+    def decode_ahead(self, pictures: Sequence[Picture]) -> None:
+        """Called with the pictures of all samples that `prepare_one` is called with next, for what is best done for
+        many at once. Raises no SampleError: what fails here is left to `prepare_one`.
+
+        Called from several threads at once. Raises DeviceError where the device is broken.
+        """
+        ...
+
+    def prepare_one(self, sample: Sample, picture: Picture) -> Prepared:
+        """`prepare` for one sample, whose image is `picture`; the decoded image is not changed.
+
+        Called from several threads at once. Raises SampleError where the sample cannot be embedded.
+        """
+        ...
+
+
+@runtime_checkable
+class HasVariants(Embedder, Protocol):
+    """A model with several variants of its forward pass."""
+
+    def choose_variant(self, *, compile_s: float) -> None:
+        """Choose the fastest variant on this device for passes of `batch_size` samples, and log it.
+
+        Args:
+            compile_s: seconds that compiling may take; 0 spares it.
+
+        Raises DeviceError where the device is broken.
+        """
+        ...
+
+
+@runtime_checkable
+class HasChunks(Embedder, Protocol):
+    """A model whose samples are chunks of texts."""
+
+    def chunks(self, sample: Sample, moved: Moved) -> list[Sample]:
+        """The chunks of a text, at least one; SampleError where it cannot be embedded."""
+        ...

@@ -1,0 +1,169 @@
+"""Image headers, checked against the limits before anything large is allocated."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable
+
+from embq.core.errors import SampleError
+from embq.worker.embedders.image import avif, jpeg, tiff
+
+SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM", *tiff.SIGNATURES)
+"""First bytes of the formats, but for WebP and AVIF, which have theirs after a length."""
+
+FILE_MAX_BYTES = 32_000_000
+"""Longest encoded image; photographs of 64 MP are shorter."""
+
+JPEG_MAX_PIXELS = 64_000_000
+"""Pixels of a JPEG: what current cameras and telephones write."""
+
+OTHER_MAX_PIXELS = 32_000_000
+"""Pixels of the other formats, which can hold 81 MP in a quarter of a megabyte."""
+
+SIDE_MAX_PIXELS = 32_768
+"""Longest side."""
+
+ASPECT_MAX = 50
+"""Long side over short side. Resizing the short side of 5000x10 to 224 makes a picture of 112000x224 first."""
+
+JPEG_MAX_SCANS = 64
+"""Scans of a progressive JPEG; each costs a pass over all pixels. Pillow writes 10."""
+
+UNDECODED_FRAMES = frozenset({0xC3, 0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF})
+"""JPEG frame types that libjpeg-turbo does not decode: lossless and hierarchical."""
+
+JPEG_IN_TIFF = 7
+"""Compression of a TIFF."""
+
+DECODER_ERRORS = (
+    OSError,
+    EOFError,
+    ValueError,
+    SyntaxError,
+    IndexError,
+    TypeError,
+    KeyError,
+    OverflowError,
+    RuntimeError,
+    struct.error,
+    zlib.error,
+)
+"""Errors of Pillow's plugins for damaged files."""
+
+
+def check_file(data: bytes) -> jpeg.Frame | None:
+    """Refuse what is beyond a limit before a decoder sees it; the first frame of a JPEG.
+
+    Looks at what Pillow does not, or only after it has allocated memory for it. Raises SampleError.
+    """
+    if len(data) > FILE_MAX_BYTES:
+        raise SampleError("too_large", f"the file has {len(data)} bytes, more than {FILE_MAX_BYTES}")
+    if data.startswith(jpeg.SIGNATURE):
+        return _check_jpeg(data)
+    try:
+        if data.startswith(tiff.SIGNATURES):
+            _check_tiff(data)
+        elif avif.is_avif(data):
+            _check_frames(avif.coded_sizes(data))
+        else:
+            webp_size = _webp_size(data)
+            if webp_size is not None:
+                # Pillow allocates the whole canvas of a WebP while it opens the file.
+                check_size(webp_size, OTHER_MAX_PIXELS)
+    except DECODER_ERRORS as error:
+        raise damaged(data, error) from error
+    return None
+
+
+def check_size(size: tuple[int, int], pixels_max: int) -> None:
+    """Refuse an image of this (width, height)."""
+    width, height = size
+    if width < 1 or height < 1:
+        raise SampleError("corrupt", f"the image says that it has {width}x{height} pixels")
+    if width * height > pixels_max or max(size) > SIDE_MAX_PIXELS:
+        raise SampleError("too_large", f"the image has {width}x{height} pixels")
+    if max(size) > ASPECT_MAX * min(size):
+        raise SampleError("bad_aspect", f"the image has {width}x{height} pixels, more than {ASPECT_MAX}:1")
+
+
+def damaged(data: bytes, error: Exception, *, ends_early: bool = False) -> SampleError:
+    """The failure that an error of a decoder stands for: `truncated` or `corrupt`.
+
+    Args:
+        ends_early: whether it is known that the file is cut.
+    """
+    cut = ends_early or isinstance(error, EOFError) or "truncated" in str(error).lower() or _is_cut(data)
+    return SampleError("truncated" if cut else "corrupt", str(error) or type(error).__name__)
+
+
+def unidentified(data: bytes, formats: Iterable[str]) -> SampleError:
+    """The failure of a file of which Pillow makes nothing."""
+    if data.startswith(tiff.SIGNATURES):
+        return SampleError("unsupported_mode", "a TIFF of samples that Pillow has no mode for")
+    if data.startswith(SIGNATURES) or avif.is_avif(data):
+        return SampleError("truncated" if _is_cut(data) else "corrupt", "the header is damaged")
+    return SampleError("unidentified", f"not one of {', '.join(formats)}")
+
+
+def _check_jpeg(data: bytes) -> jpeg.Frame:
+    frame = jpeg.frame_of(data)
+    # Counting looks at every byte, and keeps all other threads from Python meanwhile.
+    if not (frame is not None and frame.has_one_scan) and data.count(b"\xff\xda") > JPEG_MAX_SCANS:
+        raise SampleError("too_large", f"the JPEG has more than {JPEG_MAX_SCANS} scans")
+    if frame is None:
+        raise SampleError("truncated", "the JPEG ends before its first picture")
+    if frame.bits != 8 or frame.kind in UNDECODED_FRAMES:
+        raise SampleError("unsupported_mode", f"JPEG frame type {frame.kind:#x} with {frame.bits} bits per channel")
+    check_size((frame.width, frame.height), JPEG_MAX_PIXELS)
+    return frame
+
+
+def _check_tiff(data: bytes) -> None:
+    page = tiff.first_page(data)
+    check_size(page.size, OTHER_MAX_PIXELS)
+    if page.compression not in tiff.COMPRESSIONS:
+        raise SampleError("unsupported_mode", f"TIFF compression {page.compression}")
+    if page.compression == JPEG_IN_TIFF and b"\xff\xc2" in data:
+        # libtiff allows 100 scans in each strip, and all strips may be the same bytes.
+        raise SampleError("unsupported_mode", "a progressive JPEG in a TIFF")
+    if page.tile[0] * page.tile[1] > OTHER_MAX_PIXELS or page.values > tiff.VALUES_MAX:
+        width, height = page.tile
+        raise SampleError(
+            "too_large", f"the TIFF has tiles of {width}x{height} pixels, and {page.values} values in tags"
+        )
+
+
+def _check_frames(sizes: Iterable[tuple[int, int]]) -> None:
+    """The coded frames of an AVIF: colours, alpha, both of an animation's first picture as well."""
+    total = 0
+    for width, height in sizes:
+        total += width * height
+        # Their headers may allow frames of nearly twice the width and height of those that there are.
+        if width * height > 4 * OTHER_MAX_PIXELS or total > 16 * OTHER_MAX_PIXELS:
+            raise SampleError("too_large", f"the AVIF holds coded frames of up to {width}x{height} pixels")
+
+
+def _webp_size(data: bytes) -> tuple[int, int] | None:
+    """(width, height) of a WebP's canvas from its header; None for other formats and headers too short to tell."""
+    if len(data) < 30 or data[:4] != b"RIFF" or data[8:12] != b"WEBP":
+        return None
+    chunk = data[12:16]
+    if chunk == b"VP8X":
+        return int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
+    if chunk == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        return (bits & 0x3FFF) + 1, ((bits >> 14) & 0x3FFF) + 1
+    width, height = struct.unpack("<HH", data[26:30])
+    return width & 0x3FFF, height & 0x3FFF
+
+
+def _is_cut(data: bytes) -> bool:
+    """Whether a file ends before it should, where its decoder gives no reason for a failure."""
+    if data[:4] == b"RIFF":
+        return len(data) < int.from_bytes(data[4:8], "little") + 8
+    if data.startswith(b"\x89PNG"):
+        return b"IEND" not in data
+    if data.startswith(b"GIF8"):
+        return not data.rstrip(b"\0").endswith(b";")
+    return avif.is_avif(data) and avif.is_cut(data)

@@ -1,0 +1,164 @@
+"""Find the files of a model, and translate the errors of model libraries while they load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from logging import Handler, LogRecord
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import constants, snapshot_download
+from transformers.utils import logging
+
+from embq.core.errors import EmbqError, ModelError
+from embq.core.models import ModelSpec
+from embq.worker.embedders.device.errors import device_error
+from embq.worker.embedders.lookup import repositories
+from embq.worker.embedders.model_files import LOOKED_AT, check_model_folder, check_settings
+
+
+def model_source(name: str, spec: ModelSpec) -> tuple[str, bool]:
+    """(folder or hub id, whether it is a folder here), of a model whose files `model_files` lets pass.
+
+    Raises ModelError where the name can only be a folder and there is none, or its files say what embq does not take.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        with translated_model_errors(spec, from_hub=False):
+            check_model_folder(folder, spec, spec.family)
+        return str(folder.resolve()), True
+    looks_like_folder = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+    if spec.family == "open_clip" or looks_like_folder or folder.exists():
+        raise ModelError(
+            f"{spec}: there is no model folder {name}",
+            next_step="check the path; relative paths start at the folder in which the worker was started",
+        )
+    with translated_model_errors(spec, from_hub=True), no_progress_bars():
+        check_settings(_settings_of_hub(spec), spec, spec.family)
+    return name, False
+
+
+def _settings_of_hub(spec: ModelSpec) -> Path:
+    """A folder of the hub's cache with the configurations of a model; raises as the hub's client does."""
+    *others, last = repositories(spec)
+    for repository in others:
+        try:
+            return Path(snapshot_download(repository, allow_patterns=list(LOOKED_AT)))
+        except (OSError, ValueError):
+            continue  # which is also what is raised for a repository that is not there
+    return Path(snapshot_download(last, allow_patterns=list(LOOKED_AT)))
+
+
+@contextmanager
+def translated_model_errors(spec: ModelSpec, *, from_hub: bool) -> Iterator[None]:
+    """Turn what transformers, sentence-transformers and open_clip raise for absent or damaged files into ModelError.
+
+    Their exceptions have no common tree, and a folder decides what is raised: UnpicklingError, IndexError, and by
+    tokenizers a plain Exception.
+    """
+    try:
+        yield
+    except (ImportError, MemoryError, EmbqError):
+        raise
+    except Exception as error:
+        if (told := device_error(error)) is not None:
+            raise told from error
+        reason = first_line(error)
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"{spec} comes with its own code, and embq runs no code from models: {reason}",
+                next_step="use a model of an architecture that the library has built in",
+            ) from error
+        if from_hub:
+            offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
+            mend = (
+                "unset HF_HUB_OFFLINE, so that it is downloaded once"
+                if constants.HF_HUB_OFFLINE
+                else "check the id and the way to the hub (HTTPS_PROXY, HF_ENDPOINT; HF_TOKEN for a gated model)"
+            )
+            raise ModelError(
+                f"{spec} is not a folder here and cannot be had from the model hub{offline}: {reason}",
+                next_step=f"{mend}; or copy the cache (HF_HOME) of another machine, or name a folder",
+            ) from error
+        raise ModelError(
+            f"{spec} cannot be loaded: {reason}",
+            next_step="check that the folder holds a whole model of this family, with weights in safetensors",
+        ) from error
+
+
+@contextmanager
+def complete_weights(spec: ModelSpec) -> Iterator[None]:
+    """Refuse a checkpoint that leaves part of a model random, which transformers tells of in its log only.
+
+    For loads through sentence-transformers, which drops the account of `from_pretrained`. Weights of poolers may be
+    absent: no module reads them.
+    """
+    listening = _MissingWeights()
+    logger = logging.get_logger("transformers")
+    logger.addHandler(listening)
+    try:
+        yield
+    finally:
+        logger.removeHandler(listening)
+    if listening.names:
+        raise lacks_weights(spec, listening.names)
+
+
+class _MissingWeights(Handler):
+    """Listens for transformers' report of a load, and keeps the names in its lines `name | MISSING | ...`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def emit(self, record: LogRecord) -> None:
+        for line in record.getMessage().splitlines():
+            name, _, status = (part.strip() for part in line.partition("|"))
+            if status.startswith("MISSING") and "pooler." not in name:
+                self.names.append(name)
+
+
+def lacks_weights(spec: ModelSpec, names: Sequence[str]) -> ModelError:
+    """The error for a checkpoint without the weights `names` of its model."""
+    return ModelError(
+        f"{spec}: the checkpoint lacks {len(names)} weights of the model, such as {names[0]}",
+        next_step="use a checkpoint of the architecture that its config.json names",
+    )
+
+
+def read_model(kind: Any, source: str | Path, **where: bool) -> tuple[Any, Mapping[str, Any]]:
+    """A model of transformers in float32, with its account of it: `missing_keys`, `mismatched_keys` and others.
+
+    transformers does not log that account here: of a model without its head it reads like a fault.
+    """
+    told = logging.get_verbosity()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        with no_progress_bars():
+            # The type is explicit, because the default is the type of the checkpoint.
+            model, account = kind.from_pretrained(
+                source, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **where
+            )
+    finally:
+        logging.set_verbosity(told)
+    return model.eval(), account
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keep transformers' bar of loaded weights out of a worker's log."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def first_line(error: Exception) -> str:
+    """First line of a foreign exception, short enough for a terminal."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"[:300]

@@ -1,0 +1,309 @@
+"""Allow-lists for the files of a model, which every load goes through before a library reads a file.
+
+The libraries take more from a configuration than numbers: classes to import, code to run, other folders and
+repositories to load. A configuration is taken where each of its values is a number, a boolean or a plain word, and each
+key that decides what is loaded has a value of the lists here and in `config_keys`. Weights are safetensors.
+
+No model library is imported here: queries and `embq doctor` look without them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from embq.core.errors import ModelError
+from embq.core.run.layout import INPUTS
+from embq.worker.embedders.config_keys import WORD, check_keys, check_plain, read_config, refused, shown
+
+MOST_MODULES = 64
+"""Modules of a sentence-transformers model, those within routers included."""
+
+SETTINGS = (
+    "config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+    "generation_config.json",
+)
+"""Configurations of transformers. Words and numbers alone stand in them, but for the keys of `config_keys.FREE`."""
+
+TOKENIZER = "tokenizer_config.json"
+"""Holds tokens, which are any text."""
+
+MODULE_SETTINGS = (
+    *(f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert")),
+    *(f"sentence_{kind}_config.json" for kind in ("xlm-roberta", "xlnet")),
+    "router_config.json",
+    "wordembedding_config.json",
+    "cnn_config.json",
+    "lstm_config.json",
+)
+"""Configurations of sentence-transformers' modules, beside `SETTINGS`."""
+
+LOOKED_AT = ("modules.json", "*config*.json")
+"""Patterns of the files of a repository that are read here."""
+
+REPOSITORY = re.compile(r"(?:\w[\w.\-]*/)?\w[\w.\-]*", re.ASCII)
+"""Id of a repository at the hub."""
+
+MODEL_ARGUMENTS = frozenset({"add_pooling_layer", "attn_implementation", "dtype", "torch_dtype", "use_safetensors"})
+"""Arguments that sentence-transformers may hand to transformers from a configuration."""
+
+METHOD = re.compile(r"forward|get_[a-z]+_features|encode|encode_[a-z]+")
+"""Methods of a model that its configuration may have called."""
+
+NAMED = {
+    "Dense": {"activation_function": re.compile(r"torch\.nn\.(?:modules\.(?:activation|linear)\.)?[A-Z]\w*", re.ASCII)},
+    "WordEmbeddings": {"tokenizer_class": re.compile(r"sentence_transformers(?:\.\w+)*\.\w+Tokenizer", re.ASCII)},
+}
+"""Module -> the keys that name a class, and what such a name is."""
+
+MODULE = re.compile(r"sentence_transformers(?:\.\w+)*\.(\w+)", re.ASCII)
+DENSE = frozenset(
+    {
+        "Asym",
+        "BoW",
+        "CLIPModel",
+        "CNN",
+        "Dense",
+        "Dropout",
+        "LayerNorm",
+        "LSTM",
+        "Normalize",
+        "Pooling",
+        "Router",
+        "StaticEmbedding",
+        "Transformer",
+        "WeightedLayerPooling",
+        "WordEmbeddings",
+        "WordWeights",
+    }
+)
+"""Modules of sentence-transformers that models of dense vectors are made of."""
+
+OTHER_KINDS = {
+    "LogitScore": "CrossEncoder",
+    "MLMTransformer": "SparseEncoder",
+    "SpladePooling": "SparseEncoder",
+    "SparseAutoEncoder": "SparseEncoder",
+    "CSRSparsity": "SparseEncoder",
+    "SparseStaticEmbedding": "SparseEncoder",
+    "MultiVectorMask": "MultiVectorEncoder",
+    "HierarchicalTokenPooling": "MultiVectorEncoder",
+    "LambdaTokenPooling": "MultiVectorEncoder",
+}
+"""Module -> the kind of model that has it."""
+
+INSTEAD = {
+    "CrossEncoder": "it scores pairs of texts and has no vector of one text",
+    "SparseEncoder": "its vectors are sparse, one number for each token of the vocabulary",
+    "MultiVectorEncoder": "it gives a text one vector for each token",
+}
+"""Kind of model of sentence-transformers -> why it embeds nothing here."""
+
+TOKENIZER_ARGUMENTS: dict[str, Callable[[Any], bool]] = {
+    "clean": lambda value: value in ("canonicalize", "lower", "whitespace"),
+    "strip_sep_token": lambda value: isinstance(value, bool),
+    "language": lambda value: isinstance(value, str) and WORD.fullmatch(value) is not None,
+    "reduction_mask": lambda value: value in ("", "simple", "random", "shuffle", "syntax"),
+    "additional_special_tokens": lambda value: (
+        isinstance(value, list) and all(isinstance(token, str) for token in value)
+    ),
+}
+"""Arguments that open_clip may hand to a tokeniser from a configuration -> whether a value is one."""
+
+OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
+"""Files that open_clip takes before any other."""
+
+
+def check_model_folder(folder: Path, model: object, family: str) -> None:
+    """Raise ModelError where loading the model of a folder could run code, or give another kind of model.
+
+    Args:
+        model: what the user named, for messages.
+        family: of `embq.core.models.FAMILIES`.
+    """
+    check_settings(folder, model, family)
+    if family == "open_clip":
+        pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pth"))
+        if pickles and not any((folder / name).exists() for name in OPEN_CLIP_WEIGHTS):
+            raise _pickle(model, pickles[0], OPEN_CLIP_WEIGHTS[0])
+        return
+    for part in [folder, *(folder / path for path, _ in _modules(folder, model, family))]:
+        pickles = sorted(path.name for path in part.glob("pytorch_model*.bin*"))
+        if pickles and not any(part.glob("*.safetensors")):
+            raise _pickle(model, (part / pickles[0]).relative_to(folder).as_posix(), "model.safetensors")
+
+
+def check_settings(folder: Path, model: object, family: str) -> None:
+    """The part of `check_model_folder` that looks at configurations alone, whatever the weights are."""
+    if INPUTS in folder.resolve().parts:
+        raise ModelError(
+            f"{model}: the folder is below {INPUTS}, where files lie that came with --upload; no model is loaded from "
+            "there",
+            next_step="copy the model to a folder that uploads do not write to, and name that",
+        )
+    if (folder / "adapter_config.json").exists():
+        raise refused(model, "adapter_config.json", "makes it an adapter of another model", "merge it into that model")
+    if family == "open_clip":
+        _check_open_clip(folder, model)
+    else:
+        modules = _modules(folder, model, family)
+        if family != "hf":
+            _check_kind(folder, model, has_modules=bool(modules))
+        for path, kind in modules:
+            _check_module(folder, path, kind, model)
+    for name in SETTINGS:
+        check_plain(read_config(folder / name, model, name), name, model)
+    check_keys(read_config(folder / TOKENIZER, model, TOKENIZER), TOKENIZER, model)
+
+
+def _check_open_clip(folder: Path, model: object) -> None:
+    name = "open_clip_config.json"
+    content = read_config(folder / name, model, name)
+    if content is None:
+        return
+    settings = content.get("model_cfg") if isinstance(content, dict) else None
+    towers = [settings.get(key, {}) for key in ("vision_cfg", "text_cfg", "multimodal_cfg")] if settings else []
+    if not isinstance(settings, dict) or not all(isinstance(tower, dict) for tower in towers):
+        raise refused(model, name, "has no model_cfg with a vision_cfg and a text_cfg", "use the file as it was saved")
+    for tower in towers:
+        arguments = tower.pop("tokenizer_kwargs", None) or {}
+        if not isinstance(arguments, dict):
+            raise refused(model, name, "has tokenizer_kwargs that are none", "take them out")
+        for key, value in arguments.items():
+            if key not in TOKENIZER_ARGUMENTS or not TOKENIZER_ARGUMENTS[key](value):
+                raise refused(
+                    model,
+                    name,
+                    f"sets {shown(key)} in tokenizer_kwargs",
+                    f"leave it out; embq takes {', '.join(TOKENIZER_ARGUMENTS)}",
+                )
+        for key in ("hf_model_name", "hf_tokenizer_name"):
+            value = tower.pop(key, None)
+            if value and not (
+                isinstance(value, str) and REPOSITORY.fullmatch(value) and not Path(value).expanduser().exists()
+            ):
+                raise refused(
+                    model, name, f"names another folder in {key}: {shown(value)}", "name a repository of the hub there"
+                )
+    check_plain(settings, name, model)
+    check_plain(content.get("preprocess_cfg"), name, model)
+
+
+def _check_kind(folder: Path, model: object, *, has_modules: bool) -> None:
+    """Raise ModelError where sentence-transformers saved something else than a model of dense vectors."""
+    name = "config_sentence_transformers.json"
+    content = read_config(folder / name, model, name)
+    kind = content.get("model_type", "SentenceTransformer") if isinstance(content, dict) else "SentenceTransformer"
+    if kind != "SentenceTransformer":
+        raise _other_kind(model, name, str(kind))
+    config = read_config(folder / "config.json", model, "config.json")
+    if has_modules or not isinstance(config, dict):
+        return
+    named = config.get("architectures")
+    if isinstance(named, list) and any(str(one).endswith("ForSequenceClassification") for one in named):
+        raise _other_kind(model, "config.json", "CrossEncoder")
+
+
+def _modules(folder: Path, model: object, family: str) -> list[tuple[str, str]]:
+    """(path below the folder, class) of each module of sentence-transformers; [] where there is no modules.json."""
+    if family == "hf" or (content := read_config(folder / "modules.json", model, "modules.json")) is None:
+        return []
+    try:
+        waiting = [(_below(one["path"]), _module(one["type"], "modules.json", model)) for one in content]
+        found = []
+        while waiting:
+            path, kind = waiting.pop(0)
+            found.append((path, kind))
+            if kind in ("Router", "Asym"):
+                waiting.extend(_routed(folder, path, model))
+            if len(found) + len(waiting) > MOST_MODULES:
+                raise ValueError("too many modules")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise refused(
+            model, "modules.json", "does not list modules as sentence-transformers does", "use the file as it was saved"
+        ) from error
+    return found
+
+
+def _routed(folder: Path, path: str, model: object) -> Iterator[tuple[str, str]]:
+    """The checked modules that a router names: (folder, type)."""
+    for name in ("router_config.json", "config.json"):
+        where = (PurePosixPath(path) / name).as_posix()
+        if content := read_config(folder / where, model, where):
+            for part, kind in content["types"].items():
+                yield _below((PurePosixPath(path) / part).as_posix()), _module(kind, where, model)
+            return
+
+
+def _below(path: str) -> str:
+    """A path of a module; ValueError where it leads out of the folder."""
+    if path.startswith("/") or "\\" in path or ".." in PurePosixPath(path).parts:
+        raise ValueError("a path out of the folder")
+    return path
+
+
+def _module(named: str, file: str, model: object) -> str:
+    """The class of a module, without its package."""
+    found = MODULE.fullmatch(named)
+    kind = found[1] if found else ""
+    if kind in OTHER_KINDS:
+        raise _other_kind(model, file, OTHER_KINDS[kind])
+    if kind not in DENSE:
+        raise refused(
+            model,
+            file,
+            f"names the module {shown(named)}, which is none of sentence-transformers' own for dense vectors",
+            "use a model of built-in modules; embq runs no code from models",
+        )
+    return kind
+
+
+def _check_module(folder: Path, path: str, kind: str, model: object) -> None:
+    """The configurations in the folder of a module."""
+    if path not in ("", ".") and (folder / path / "adapter_config.json").exists():
+        raise refused(model, f"{path}/adapter_config.json", "makes it an adapter of another model", "merge it")
+    for name in (*SETTINGS, *MODULE_SETTINGS):
+        where = (PurePosixPath(path) / name).as_posix()
+        content = read_config(folder / where, model, where)
+        if not isinstance(content, dict):
+            continue
+        for key, pattern in NAMED.get(kind, {}).items():
+            if key in content and not pattern.fullmatch(str(content[key])):
+                raise refused(
+                    model, where, f"names {shown(content[key])} as {key}", "use a model that names one of the library's"
+                )
+        for arguments in (content.get("model_args"), content.get("model_kwargs")):
+            for argument in arguments if isinstance(arguments, dict) else ():
+                if argument not in MODEL_ARGUMENTS:
+                    known = ", ".join(sorted(MODEL_ARGUMENTS))
+                    raise refused(
+                        model, where, f"sets {shown(argument)} for the model", f"leave it out; embq takes {known}"
+                    )
+        modalities = content.get("modality_config")
+        for parameters in modalities.values() if isinstance(modalities, dict) else ():
+            method = parameters.get("method", "forward") if isinstance(parameters, dict) else "forward"
+            if not METHOD.fullmatch(str(method)):
+                raise refused(model, where, f"calls {shown(method)} of the model", "use a model that calls forward")
+        check_plain(content, where, model)
+    where = (PurePosixPath(path) / TOKENIZER).as_posix()
+    check_keys(read_config(folder / where, model, where), where, model)
+
+
+def _other_kind(model: object, file: str, kind: str) -> ModelError:
+    why = INSTEAD.get(kind, "embq knows models of dense vectors only")
+    return ModelError(
+        f"{model} is a {kind} by its {file}: {why}",
+        next_step="use a SentenceTransformer; hf:FOLDER?pooling=mean embeds by the network alone, where that is meant",
+    )
+
+
+def _pickle(model: object, file: str, instead: str) -> ModelError:
+    return ModelError(
+        f"{model}: its weights are a pickle, {file}, and embq reads no pickles from models",
+        next_step=f"convert them to {instead}, or use a model that has them as safetensors",
+    )

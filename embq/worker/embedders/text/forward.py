@@ -1,0 +1,265 @@
+"""Forward passes of text models: without padding where the model, the device and the precision allow it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from embq.core.errors import DeviceFullError, SampleError
+from embq.core.models import Chunking, ModelConfig
+from embq.core.service.log import Events
+from embq.core.units import Sample
+from embq.worker.embedders.base import Cost, padded_tokens
+from embq.worker.embedders.device.accuracy import PROBES, AccuracyCheck
+from embq.worker.embedders.device.errors import translated_device_errors
+from embq.worker.embedders.device.network import Network
+from embq.worker.embedders.device.optional_paths import FLAT, PATHS
+from embq.worker.embedders.device.placement import dtype_of, text_window_of
+from embq.worker.embedders.device.transfer import PinnedSender
+from embq.worker.embedders.device.trial import check_device
+from embq.worker.embedders.sample_fields import prepare_texts
+from embq.worker.embedders.text.flat_attention import AttentionWithinTexts, Kernel
+from embq.worker.embedders.text.flat_batch import FlatTexts, TokenRow, flattened
+from embq.worker.embedders.text.splitting import TokenSplitter, backend_splitter, no_splitter
+from embq.worker.embedders.text.tokens import ONE_TOKEN, Tokens
+
+ARCHITECTURES = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert")
+"""Values of `model_type`: each takes positions, hands further arguments down to its attention, has no other place
+where tokens of a row meet, and is compared with its padded self in the tests."""
+
+
+class FlatTrunk:
+    """The states of the tokens of a flat batch.
+
+    Args:
+        trunk: a transformers model, one of `ARCHITECTURES`.
+        kernel: computes attention within each text.
+    """
+
+    def __init__(self, trunk: Any, kernel: Kernel) -> None:
+        self._trunk = trunk
+        self._kernel = kernel
+        self._attention = AttentionWithinTexts(trunk.config)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which the trunk computes now."""
+        dtype: torch.dtype = self._trunk.dtype
+        return dtype
+
+    def states(self, texts: FlatTexts) -> torch.Tensor:
+        """The last hidden states: shape (tokens, dim), in the type of the model."""
+        features = {"input_ids": texts.ids, "position_ids": self._positions(texts), "token_type_ids": texts.types}
+        row = {name: values[None] for name, values in features.items() if values is not None}
+        with self._attention:
+            made = self._trunk(**row, embq_texts=texts, embq_kernel=self._kernel, return_dict=True)
+        states: torch.Tensor = made.last_hidden_state[0]
+        return states
+
+    def _positions(self, texts: FlatTexts) -> torch.Tensor:
+        """Position ids that begin again with each text; int64 of shape (tokens,)."""
+        padding = _position_of_padding(self._trunk)
+        if padding is None:
+            return texts.places()
+        # RoBERTa counts the tokens that are not padding from there on, and a text may hold a padding token.
+        counted = (texts.ids != padding).long()
+        sums = counted.cumsum(0)
+        before = (sums - counted)[texts.starts[:-1].long()]
+        return (sums - texts.of_each(before)) * counted + padding
+
+
+def is_flattenable(trunk: Any) -> bool:
+    """Whether it is a model of transformers, of an architecture whose texts may lie one after the other."""
+    config = getattr(trunk, "config", None)
+    is_known = isinstance(trunk, PreTrainedModel) and getattr(config, "model_type", "") in ARCHITECTURES
+    return is_known and not getattr(config, "is_decoder", False)
+
+
+def _position_of_padding(trunk: Any) -> int | None:
+    """In models of RoBERTa's kind, whose positions begin after it; None where they begin at 0."""
+    padding = getattr(trunk.embeddings, "padding_idx", None)
+    return padding if isinstance(padding, int) else None
+
+
+LONGEST_PROBE = 512
+"""Words of the longest text that is tried."""
+FEW_PROBES, LONGEST_OF_FEW = 8, 32
+"""Number of texts that are tried in fp32 on a CPU, and words of the longest. In fp32 both ways give the same vectors,
+so few show a fault; `PROBES` of up to `LONGEST_PROBE` words would take seconds."""
+
+WORDS = ("the", "device", "reads", "texts", "of", "any", "length", "long", "ones", "beside", "short", "ones")
+
+Head = Callable[[torch.Tensor, FlatTexts], torch.Tensor]
+"""Vectors of shape (texts, dim) from the states of their tokens, which have shape (tokens, dim)."""
+
+log = Events("worker")
+
+
+class FlatForward:
+    """From token rows to vectors: one row of all tokens, the trunk, and what makes vectors of its states."""
+
+    def __init__(self, trunk: Any, head: Head, kernel: Kernel, sender: PinnedSender) -> None:
+        self._trunk = FlatTrunk(trunk, kernel)
+        self._head = head
+        self._sender = sender
+        self._dtype = self._trunk.dtype
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the trunk computes in the type for which the kernel was chosen: not while it recomputes in fp32."""
+        return self._trunk.dtype == self._dtype
+
+    def run(self, batch: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
+        """One forward pass: output -> tensor of shape (texts, dim)."""
+        texts = flattened(batch, self._sender)
+        return {"text": self._head(self._trunk.states(texts), texts)}
+
+
+PROBE = "a"
+"""Text that is embedded in place of `ONE_TOKEN`, by models that tokenise themselves."""
+
+
+class TextEmbedder:
+    """A text model of transformers or sentence-transformers; `flatten` lets its passes leave out padding.
+
+    A constructor of a subclass takes the fingerprint of the weights in fp32, and ends with `_place`.
+
+    Args:
+        tokens: tokeniser that `prepare` applies; None for a model that gets the texts themselves.
+        prompt: what is put before each text.
+    """
+
+    fingerprint: str
+    dims: Mapping[str, int]
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        device: torch.device,
+        *,
+        tokens: Tokens | None,
+        prompt: str,
+        batch_size: int,
+        token_budget: int,
+    ) -> None:
+        self._config = config
+        self._spec = config.spec
+        self._device = device
+        self._tokens = tokens
+        self._prompt = prompt
+        self.batch_size = batch_size
+        self.token_budget = token_budget
+        self.cost: Cost = padded_tokens
+        self.window = text_window_of(device)
+        self._sender = PinnedSender(device)
+        self._flat: FlatForward | None = None
+
+    def _place(self, module: torch.nn.Module) -> None:
+        """Move the weights to the device, in the type in which it computes."""
+        dtype, example = dtype_of(self._config, self._device), PROBE if self._tokens is None else ONE_TOKEN
+        self._network: Network[Any] = Network(module, self._run, device=self._device, dtype=dtype, example=example)
+        self.dims = self._network.dims
+
+    def prepare(self, samples: Sequence[Sample]) -> list[TokenRow | str | SampleError]:
+        """Token ids, or the text itself where the model tokenises in its own way."""
+        if self._tokens is None:
+            return [*prepare_texts(samples, list)]
+        return [*prepare_texts(samples, self._rows)]
+
+    def length(self, prepared: TokenRow | str) -> int:
+        """Its tokens. A text that is tokenised later counts four characters to a token."""
+        return max(1, len(prepared) // 4 if isinstance(prepared, str) else len(prepared["input_ids"]))
+
+    def embed(self, batch: Sequence[TokenRow | str]) -> Mapping[str, np.ndarray]:
+        """Vectors of the batch, in float32."""
+        return self._network.embed(batch)
+
+    def embed_in_fp32(self, batch: Sequence[TokenRow | str]) -> Mapping[str, np.ndarray]:
+        """The same of the model in fp32."""
+        return self._network.embed_in_fp32(batch)
+
+    def splitter(self, chunking: Chunking) -> TokenSplitter:
+        """The splitter by the model's tokeniser; the prompt before each chunk counts as well."""
+        if self._tokens is None:
+            raise no_splitter(self._spec, "it does not begin with a plain tokeniser")
+        tokens = self._tokens
+        return backend_splitter(
+            tokens.tokenizer, chunking, prompt=self._prompt, longest=tokens.longest, model=self._spec
+        )
+
+    def flatten(self, kernel: Kernel | None) -> None:
+        """Leave out padding from now on, where that gives vectors as good as the padded ones; the log says whether.
+
+        Args:
+            kernel: computes attention within each text of a flat batch; None where the device has none for this
+                precision.
+
+        Raises DeviceError where the device is broken, perhaps by the kernel.
+        """
+        if self._tokens is None:
+            return
+        self._flat = None
+        self._flat = self._flat_path(kernel)
+        self.cost = padded_tokens if self._flat is None else sum
+
+    def _flat_path(self, kernel: Kernel | None) -> FlatForward | None:
+        trunk, head = self._trunk_and_head()
+        if kernel is None or head is None or not is_flattenable(trunk):
+            why = "kernel" if kernel is None else "architecture" if not is_flattenable(trunk) else "modules"
+            log.info("attention", model=self._spec, path="padded", lacks=why)
+            return None
+        if FLAT in PATHS.without:
+            log.warning("attention", model=self._spec, path="padded", failed="the process before this one died with it")
+            return None
+        path = FlatForward(trunk, head, kernel, self._sender)
+        is_exact = self._device.type == "cpu" and self._network.dtype == torch.float32
+        asked = probe_texts(FEW_PROBES, LONGEST_OF_FEW) if is_exact else probe_texts()
+        probes = [row for row in self._rows(asked) if isinstance(row, Mapping)]
+        try:
+            exact = torch.from_numpy(self._network.embed_in_fp32(probes)["text"])
+            with translated_device_errors(), torch.inference_mode():
+                nearness = AccuracyCheck(exact if is_exact else self._padded(probes)["text"], exact)
+        except DeviceFullError as error:
+            log.warning("attention", model=self._spec, path="padded", failed=f"no room for a trial: {error.message}")
+            return None
+        PATHS.try_out(FLAT)
+        try:
+            with torch.inference_mode():
+                vectors = path.run(probes)["text"]
+                why = nearness.refusal(vectors)
+        except (RuntimeError, TypeError, ValueError) as error:
+            first = (str(error).splitlines() or [""])[0]
+            why = f"{type(error).__name__}: {first}"[:300]
+            check_device(lambda: self._padded(probes)["text"].cpu(), error)
+        PATHS.settle(FLAT, is_taken=not why)
+        if why:
+            log.warning("attention", model=self._spec, path="padded", failed=why)
+            return None
+        log.info("attention", model=self._spec, path="flat", error_ratio=round(nearness.ratio(vectors), 3))
+        return path
+
+    def _rows(self, texts: Sequence[str]) -> Sequence[TokenRow | SampleError]:
+        assert self._tokens is not None
+        return self._tokens.rows([self._prompt + text for text in texts])
+
+    def _run(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
+        return self._flat.run(batch) if self._flat is not None and self._flat.is_open else self._padded(batch)
+
+    def _padded(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """One forward pass with padding: output -> tensor of shape (texts, dim)."""
+        raise NotImplementedError
+
+    def _trunk_and_head(self) -> tuple[Any, Head | None]:
+        """The trunk, and what makes vectors of its flat states; None where the model needs padded states."""
+        raise NotImplementedError
+
+
+def probe_texts(texts: int = PROBES, longest: int = LONGEST_PROBE) -> list[str]:
+    """Texts of 1 to `longest` words, long ones beside short ones."""
+    counts = np.geomspace(1, longest, texts).astype(int).tolist()
+    made = [" ".join(WORDS[(count + n) % len(WORDS)] for n in range(count)) for count in counts]
+    return made[::2] + made[1::2][::-1]

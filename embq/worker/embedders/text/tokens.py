@@ -1,0 +1,207 @@
+"""Tokenisation on any thread, without padding; batches are padded later."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import TokenizersBackend
+
+from embq.core.errors import SampleError
+from embq.worker.embedders.base import Truncated
+from embq.worker.embedders.device.transfer import PinnedSender
+from embq.worker.embedders.text.flat_batch import TokenRow, flattened, padded
+from embq.worker.embedders.text.token_limits import NO_LIMIT
+
+ONE_TOKEN: TokenRow = {"input_ids": np.zeros(1, dtype=np.int32)}
+"""Embedded once, when a model has been loaded: whether it can, and how long its vectors are."""
+
+PART_CHARS_PER_TOKEN = 100
+"""Texts with more characters for each token that is read are tokenised in part first, and mostly in part alone."""
+
+
+class PerThread:
+    """One copy of an object per thread, for objects that may not be shared.
+
+    A tokeniser of the tokenizers library that two threads use at once fails with "Already borrowed".
+
+    Args:
+        shared: parts that are only read, and large; all copies have the same ones.
+    """
+
+    def __init__(self, original: Any, shared: Iterable[object] = ()) -> None:
+        self._original = original
+        self._shared = tuple(shared)
+        self._lock = threading.Lock()
+        self._local = threading.local()
+
+    def mine(self) -> Any:
+        """This thread's copy."""
+        if not hasattr(self._local, "copy"):
+            with self._lock:
+                self._local.copy = copy.deepcopy(self._original, {id(part): part for part in self._shared})
+        return self._local.copy
+
+
+def unknown_token(token: int, vocabulary: int) -> SampleError:
+    """The failure of a text of which the tokeniser makes a token that the model has no vector for."""
+    message = f"the tokeniser makes token {token} of the text, and the model has {vocabulary}"
+    return SampleError("unknown_token", message)
+
+
+class Tokens:
+    """A transformers tokeniser that any thread may use.
+
+    Args:
+        tokenizer: a `PreTrainedTokenizerBase`; copies of it are used.
+        max_length: longest row in tokens with the special ones, or None for the tokeniser's own limit.
+        vocabulary: how many ids the model has a vector for; None where that is not known.
+
+    Attributes:
+        longest: that limit; None where there is none.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int | None = None, *, vocabulary: int | None = None) -> None:
+        self.tokenizer = tokenizer
+        limit = tokenizer.model_max_length if max_length is None else max_length
+        self.longest = int(limit) if limit is not None and limit < NO_LIMIT else None
+        backend = _backend(tokenizer, self.longest)
+        self._is_plain = backend is not None
+        self._copies = PerThread(tokenizer if backend is None else backend)
+        self._max_length = max_length
+        self._vocabulary = vocabulary
+        # Without a pad token that the model knows any id will do: the attention mask hides it.
+        pad_id = tokenizer.pad_token_id
+        known = pad_id is not None and (vocabulary is None or pad_id < vocabulary)
+        self._pad_ids = {"input_ids": int(pad_id) if known else 0}
+        if "token_type_ids" in tokenizer.model_input_names:
+            self._pad_ids["token_type_ids"] = int(tokenizer.pad_token_type_id)
+        # They depend on the place in the template only, so one text of some tokens shows whether all are 0.
+        self._is_typed = "token_type_ids" in self._pad_ids and any(tokenizer("a b c")["token_type_ids"])
+
+    def rows(self, texts: Sequence[str]) -> list[TokenRow | SampleError]:
+        """One row per text with special tokens, without padding; a `Truncated` one where the text is too long.
+
+        In place of a row without a token SampleError `empty_text`, of one with an id that the model has no vector for
+        SampleError `unknown_token`.
+        """
+        if not texts:
+            return []
+        rows = self._by_library(texts) if self._is_plain else self._by_wrapper(texts)
+        return [self._checked(row) for row in rows]
+
+    def _by_library(self, texts: Sequence[str]) -> list[TokenRow]:
+        """Straight from the tokenizers library: the wrapper makes Python lists of five kinds for each row."""
+        encoder = self._copies.mine()
+        encoder.encode_special_tokens = self.tokenizer.split_special_tokens  # which a copy forgets
+        rows: list[TokenRow] = []
+        for text, encoding in zip(texts, encoder.encode_batch_fast([self._part(text) for text in texts]), strict=True):
+            if self._is_long(text) and len(encoding.overflowing) < 2:
+                [encoding] = encoder.encode_batch_fast([text])
+            row = {"input_ids": np.array(encoding.ids, dtype=np.int32)}
+            if self._is_typed:
+                row["token_type_ids"] = np.array(encoding.type_ids, dtype=np.int32)
+            is_full = len(row["input_ids"]) == self.longest
+            rows.append(Truncated(row) if is_full and encoding.overflowing else row)
+        return rows
+
+    def _by_wrapper(self, texts: Sequence[str]) -> list[TokenRow]:
+        """By the tokeniser's own Python."""
+        encoded = self._copies.mine()(
+            list(texts),
+            padding=False,
+            truncation="longest_first",
+            max_length=self._max_length,
+            return_attention_mask=False,
+        )
+        names = [name for name in self._pad_ids if name in encoded and (name == "input_ids" or self._is_typed)]
+        rows: list[TokenRow] = [
+            {name: np.array(encoded[name][row], dtype=np.int32) for name in names} for row in range(len(texts))
+        ]
+        # What was cut off; only a tokeniser of the tokenizers library tells.
+        for number, encoding in enumerate(encoded.encodings or ()):
+            if len(encoding) == self.longest and encoding.overflowing:
+                rows[number] = Truncated(rows[number])
+        return rows
+
+    def _checked(self, row: TokenRow) -> TokenRow | SampleError:
+        ids = row["input_ids"]
+        if not len(ids):
+            return SampleError("empty_text", "the model's tokeniser finds no token in the text")
+        if self._vocabulary is not None and (most := int(ids.max())) >= self._vocabulary:
+            return unknown_token(most, self._vocabulary)
+        return row
+
+    def _is_long(self, text: str) -> bool:
+        return self.longest is not None and len(text) > PART_CHARS_PER_TOKEN * self.longest
+
+    def _part(self, text: str) -> str:
+        """The text, or so much of a long one, from the end that is kept, as most likely makes more than is read.
+
+        `_by_library` uses it only where it makes over twice as many tokens: then the place where the text was cut, and
+        where a token may be another one than in the whole text, is far from what is kept. Of a text of 10 MB the whole
+        would take seconds, and some 100 bytes for each of its tokens.
+        """
+        if self.longest is None or not self._is_long(text):
+            return text
+        chars = PART_CHARS_PER_TOKEN * self.longest
+        if self.tokenizer.truncation_side == "left":
+            return (text[-chars:].split(maxsplit=1) or [text])[-1]
+        return (text[:chars].rsplit(maxsplit=1) or [text])[0]
+
+    def padded(self, batch: Sequence[TokenRow], sender: PinnedSender) -> dict[str, torch.Tensor]:
+        """The batch as int64 tensors of shape (len(batch), longest row) on a device, with its `attention_mask`.
+
+        Always padded on the right, whatever the tokeniser says. The mask hides padding on either side alike, but on
+        the left it would move the texts to other positions, and a text's vector would depend on the longest of its
+        batch, wherever a model counts positions from the first column.
+        """
+        return padded(flattened(batch, sender), self._pad_ids)
+
+
+def _backend(tokenizer: Any, limit: int | None) -> Any | None:
+    """The tokenizers library's own object, as the wrapper would set it up; None where the wrapper does more than that.
+
+    Args:
+        limit: longest row in tokens; None for no limit.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    kind = type(tokenizer)
+    is_plain = isinstance(tokenizer, TokenizersBackend) and all(
+        getattr(kind, name) is getattr(TokenizersBackend, name) for name in ("__call__", "_encode_plus")
+    )
+    if backend is None or not is_plain:
+        return None
+    backend = copy.deepcopy(backend)
+    backend.no_padding()
+    backend.no_truncation()
+    if limit is not None:
+        backend.enable_truncation(limit, strategy="longest_first", direction=tokenizer.truncation_side)
+    return backend
+
+
+def tokenizer_content(tokenizer: Any) -> dict[str, Any]:
+    """All that decides a tokeniser's ids, as JSON-ready values, for a fingerprint; no path is in it.
+
+    Padding and truncation are left out: they are given with every call, and the library writes the last call's
+    values back into the tokeniser.
+    """
+    content: dict[str, Any] = {
+        "class": type(tokenizer).__name__,
+        "special": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+        "max_length": tokenizer.model_max_length,
+        "sides": [tokenizer.padding_side, tokenizer.truncation_side],
+    }
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        content["vocabulary"] = sorted(tokenizer.get_vocab().items())
+    else:
+        import json
+
+        described = json.loads(backend.to_str())
+        content["backend"] = {key: described[key] for key in described if key not in ("padding", "truncation")}
+    return content

@@ -1,0 +1,168 @@
+"""Text models of transformers without a sentence-transformers configuration: trunk and pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch.nn.functional import normalize
+from transformers import (
+    MODEL_FOR_TEXT_ENCODING_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoModelForTextEncoding,
+    AutoTokenizer,
+)
+
+from embq.core.errors import ModelError
+from embq.core.models import ModelConfig, ModelSpec
+from embq.worker.embedders.device.placement import device_of, dtype_of, text_batch_size_of, token_budget_of
+from embq.worker.embedders.fingerprint import fingerprint
+from embq.worker.embedders.loading import lacks_weights, model_source, read_model, translated_model_errors
+from embq.worker.embedders.spec_params import unit_length, whole_number
+from embq.worker.embedders.text.flat_attention import kernel_for
+from embq.worker.embedders.text.flat_batch import TokenRow
+from embq.worker.embedders.text.flat_pooling import pooled
+from embq.worker.embedders.text.forward import Head, TextEmbedder
+from embq.worker.embedders.text.int8 import int8_content, int8_trunk
+from embq.worker.embedders.text.token_limits import NO_LIMIT, asked_length, reads_ids, tokens_held, vocabulary_of
+from embq.worker.embedders.text.tokens import Tokens, tokenizer_content
+
+EMBEDDER_VERSION = "transformer 1"
+"""Its number goes up when the same model and text give another vector."""
+
+POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+"""Poolings of token vectors to one vector; the first is the default."""
+
+ALIASES = {"last": "lasttoken"}
+
+
+class TransformerEmbedder(TextEmbedder):
+    """Pooled last hidden states of a trunk; pooling and normalisation are computed in float32.
+
+    Args:
+        pooling: one of `POOLINGS`, or several with plus signs, whose vectors are put one after the other.
+        max_length: longest row in tokens; None for no limit.
+        prompt: what is put before each text.
+    """
+
+    def __init__(
+        self,
+        trunk: Any,
+        tokenizer: Any,
+        config: ModelConfig,
+        device: torch.device,
+        *,
+        pooling: str,
+        unit_length: bool,
+        max_length: int | None,
+        prompt: str,
+        batch_size: int,
+        token_budget: int,
+    ) -> None:
+        tokens = Tokens(tokenizer, max_length, vocabulary=vocabulary_of(trunk))
+        super().__init__(config, device, tokens=tokens, prompt=prompt, batch_size=batch_size, token_budget=token_budget)
+        self._pooling = Pooling(trunk.config.hidden_size, pooling.split("+"))
+        self._unit_length = unit_length
+        fixed_prompt = ModelSpec.parse(config.identified_as.spec).param("prompt_text", "")
+        self.fingerprint = fingerprint(
+            config,
+            EMBEDDER_VERSION,
+            {name: tensor for name, tensor in trunk.state_dict().items() if not name.startswith("pooler.")},
+            {
+                "trunk": trunk.config.to_dict(),
+                "tokenizer": tokenizer_content(tokenizer),
+                "pooling": [pooling, unit_length, max_length],
+                **({"prompt": fixed_prompt} if fixed_prompt else {}),
+                **int8_content(config),
+            },
+        )
+        if config.precision == "int8":
+            trunk = int8_trunk(trunk, tokens, prompt, config.spec)
+        self._trunk = trunk
+        self._place(trunk)
+
+    def _trunk_and_head(self) -> tuple[Any, Head]:
+        mode = self._pooling.pooling_mode
+        modes = (mode,) if isinstance(mode, str) else tuple(mode)
+        return self._trunk, lambda states, texts: self._finished(pooled(states.float(), texts, modes))
+
+    def _padded(self, batch: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
+        assert self._tokens is not None
+        features = self._tokens.padded(batch, self._sender)
+        states = self._trunk(**features, return_dict=True).last_hidden_state.float()
+        made = self._pooling({"token_embeddings": states, "attention_mask": features["attention_mask"]})
+        return {"text": self._finished(made["sentence_embedding"])}
+
+    def _finished(self, vectors: torch.Tensor) -> torch.Tensor:
+        return normalize(vectors, dim=1) if self._unit_length else vectors
+
+
+def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedder:
+    """The model of an `hf:` spec for texts; ModelError where it cannot be loaded here."""
+    spec.check_params("embeds", "pooling", "normalize", "max_length", "prompt_text", "batch_size", "tokens")
+    pooling = _pooling_of(spec)
+    to_unit_length = unit_length(spec, "false")
+    place = device_of(device)
+    dtype = dtype_of(config, place)
+    source, is_folder = model_source(spec.name, spec)
+    with translated_model_errors(spec, from_hub=not is_folder):
+        trunk = _trunk(spec, source, local_files_only=is_folder, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=is_folder, trust_remote_code=False)
+    held = tokens_held(trunk)
+    told = tokenizer.model_max_length if tokenizer.model_max_length < NO_LIMIT else None
+    limit = min((one for one in (held, told) if one is not None), default=None)
+    # What a model raises at its first text is said as well as what it raises while it is loaded.
+    with translated_model_errors(spec, from_hub=False):
+        embedder = TransformerEmbedder(
+            trunk,
+            tokenizer,
+            config,
+            place,
+            pooling=pooling,
+            unit_length=to_unit_length,
+            max_length=asked_length(spec, limit) or limit,
+            prompt=spec.param("prompt_text", ""),
+            batch_size=whole_number(spec, "batch_size", text_batch_size_of(place)),
+            token_budget=whole_number(spec, "tokens", token_budget_of(place)),
+        )
+    embedder.flatten(kernel_for(place, dtype))
+    return embedder
+
+
+def _pooling_of(spec: ModelSpec) -> str:
+    """The parameter `pooling`: names of `POOLINGS` with plus signs; ModelError for any other."""
+    names = [ALIASES.get(name, name) for name in spec.param("pooling", POOLINGS[0]).split("+")]
+    for name in names:
+        if name not in POOLINGS:
+            raise ModelError(
+                f"{spec}: unknown pooling {name!r}",
+                next_step=f"use pooling= one of {', '.join(POOLINGS)}, or several of them, such as pooling=mean+max",
+            )
+    return "+".join(names)
+
+
+def _trunk(spec: ModelSpec, source: str, **where: bool) -> Any:
+    """The model without a head, in float32; of an encoder-decoder its encoder. ModelError for what reads no texts."""
+    config = AutoConfig.from_pretrained(source, **where)
+    # Of T5 and its kind, AutoModel would be encoder and decoder; of others the two are the same.
+    kind = AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
+    trunk, found = read_model(kind, source, **where)
+    if not reads_ids(trunk):
+        raise ModelError(
+            f"{spec} does not embed texts alone",
+            next_step="add --modality image where it is a model of images; for both use open_clip:, or st: where it is "
+            "one of sentence-transformers",
+        )
+    decodes = kind is AutoModel and bool(getattr(config, "is_encoder_decoder", False))
+    # transformers only warns of weights that it made up. Nothing reads a pooler.
+    absent = sorted(
+        str(name)
+        for name in {*found["missing_keys"], *found["mismatched_keys"]}
+        if "pooler." not in str(name) and not (decodes and "decoder." in str(name))
+    )
+    if absent:
+        raise lacks_weights(spec, absent)
+    return trunk.get_encoder() if decodes else trunk

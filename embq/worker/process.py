@@ -1,0 +1,158 @@
+"""Entry point of a worker process: serves one device, with one loaded model at a time.
+
+Started by `embq.worker.supervisor`: options come as arguments, the address of the broker by the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import signal
+import socket
+import sys
+import time
+from dataclasses import replace
+
+import redis
+
+from embq.core.broker.client import connect, refusal
+from embq.core.errors import EmbqError, Exit, ModelError
+from embq.core.models import ModelConfig
+from embq.core.process.libraries import leave_out_pandas
+from embq.core.process.limits import exhausted, shared_by
+from embq.core.queue.index_builds import IndexBuild
+from embq.core.service.log import Events, configure
+from embq.core.service.stopping import StopFlag
+from embq.core.settings import Settings
+from embq.sources.access.allowed_hosts import Reach, limit
+from embq.worker.claim.input_locality import InputLocality
+from embq.worker.claim.scheduler import Scheduler, Turn
+from embq.worker.context import WorkerContext, WorkerOptions
+from embq.worker.embedders.device.hardware import free_memory, simulated_speed
+from embq.worker.embedders.device.optional_paths import PATHS
+from embq.worker.index_service import IndexAccess, IndexService
+from embq.worker.meter.progress_board import ProgressBoard
+from embq.worker.model_service import ModelService, load_model
+from embq.worker.supervisor.report_pipe import DEVICE_FULL, LOADING, READY, WAITING, Report
+
+log = Events("worker")
+
+
+def run(options: WorkerOptions, settings: Settings, stopped: StopFlag, report: Report | None = None) -> None:
+    """Serve until stopped or until the one run asked for is over."""
+    with connect(settings.broker_url, password=settings.broker_password, patient=True, give_up=stopped) as client:
+        # A simulated device computes nothing, and a process that serves one run has no part in anything else.
+        can_index = None if options.run or simulated_speed(options.device) else IndexAccess(settings.roots).able
+        locality = InputLocality(client, host=socket.gethostname(), roots=settings.roots, run=options.run)
+        scheduler = Scheduler(
+            client, run=options.run, slice_s=settings.slice_s, can_index=can_index, is_aside=locality.is_aside
+        )
+        report = report or Report(options.report_fd)
+        context = WorkerContext(
+            options=options,
+            settings=settings,
+            stopped=stopped,
+            scheduler=scheduler,
+            board=ProgressBoard(options.progress_fd),
+            report=report,
+            locality=locality,
+        )
+        PATHS.without, PATHS.tell = frozenset(options.without.split(",")), report.paths
+        _serve(context)
+
+
+def _serve(context: WorkerContext) -> None:
+    """Serve turn after turn; each service gives the next turn, or None where it has to be waited for."""
+    turn: Turn | None = None
+    while not context.stopped():
+        if turn is None:
+            context.report.say(WAITING)
+            turn = context.scheduler.wait(context.stopped)
+        if turn is None:
+            return
+        context.board.reset()
+        if isinstance(turn.model, IndexBuild):
+            log.info("index_turn", index=turn.model.index, build=turn.model.build)
+            context.report.say(READY)
+            turn = IndexService(context, turn, turn.model).serve()
+        else:
+            turn = _serve_model(context, turn, turn.model)
+            free_memory(context.options.torch_device)  # before the next model is loaded: a device may hold only one
+
+
+def _serve_model(context: WorkerContext, turn: Turn, model: ModelConfig) -> Turn | None:
+    """Load a model and serve the runs that use it; refuse for good a model that cannot be loaded."""
+    began = time.monotonic()
+    context = replace(context, options=context.options.with_defaults(context.scheduler.defaults_of(model)))
+    context.report.say(LOADING)
+    PATHS.clear()
+    log.info("model_loading", model=model.spec, device=context.options.device)
+    try:
+        embedder = load_model(model, context)
+    except ModelError as error:
+        if context.options.run or (context.options.guest and error.code == DEVICE_FULL):
+            raise
+        # A misspelt model of one user must not end the workers of all others.
+        context.scheduler.refuse(turn)
+        log.error("model_refused", model=model.spec, code=error.code, why=error.message, next=error.next_step)
+        context.report.refuse(model.spec, f"{error.message}; {error.next_step}", error.code)
+        return None
+    load_s = time.monotonic() - began
+    log.info("model_loaded", model=model.spec, device=context.options.device, seconds=round(load_s, 2))
+    context.report.say(READY)
+    following = ModelService(context, turn, model, embedder, load_s=load_s).serve()
+    if following is not None:
+        log.info("turn_ended", model=model.spec, next=following.name)
+    return following
+
+
+def main() -> None:
+    """Entry point of `python -m embq.worker.process`."""
+    parser = argparse.ArgumentParser(prog="embq worker process")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--run", default="")
+    parser.add_argument("--prefetch", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=0)
+    parser.add_argument("--transport", default="auto")
+    parser.add_argument("--drain-s", type=float, default=150.0)
+    parser.add_argument("--report-fd", type=int, default=-1)
+    parser.add_argument("--progress-fd", type=int, default=-1)
+    parser.add_argument("--version", default="")
+    parser.add_argument("--siblings", type=int, default=1)
+    parser.add_argument("--without", default="")
+    parser.add_argument("--guest", action="store_true")
+    parser.add_argument("--threads-chosen", action="store_true")
+    options = WorkerOptions(**vars(parser.parse_args()))
+    configure()
+    leave_out_pandas()
+    stopped = StopFlag()
+    stopped.install()
+    # The supervisor asks a stuck process for its stacks; this handler works without the interpreter.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    report = Report(options.report_fd)
+    shared_by(options.siblings)
+    try:
+        try:
+            settings = Settings.from_environment()
+            limit(Reach.of(settings.roots, settings.private_hosts))
+            run(options, settings, stopped, report)
+        except redis.exceptions.RedisError as error:
+            raise refusal(error) from error
+    except EmbqError as error:
+        log.error("stopped", code=error.code, why=error.message, next=error.next_step)
+        report.end(error.message, error.next_step)
+        sys.exit(error.exit_code)
+    except Exception as error:  # noqa: BLE001 - process boundary
+        if (known := exhausted(error)) is not None:
+            log.error("stopped", code=known.code, why=known.message, next=known.next_step)
+            report.end(known.message, known.next_step)
+            sys.exit(known.exit_code)
+        log.bug("bug")
+        report.end(f"{type(error).__name__}: {error}", "see its traceback in the log")
+        sys.exit(Exit.BUG)
+
+
+if __name__ == "__main__":
+    main()

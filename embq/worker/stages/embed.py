@@ -1,0 +1,298 @@
+"""The embed stage: embeds prepared samples in passes that span units. Only its thread uses the device."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from embq.core.errors import DeviceFullError, SampleError
+from embq.core.rows.vectors import Fault, similarities, stored
+from embq.core.service.log import Events
+from embq.core.units import Sample
+from embq.worker.claim.lease import LeasedUnit, Part
+from embq.worker.embedders.base import Embedder, PendingVectors, Truncated
+from embq.worker.meter.meter import Meter
+from embq.worker.meter.stage_times import State
+from embq.worker.stages.batching import Batch, Batcher, Waiting
+from embq.worker.stages.read import Chunk, EndOfUnit
+
+
+class InFlight(NamedTuple):
+    """A forward pass that the device has begun, at a time in monotonic seconds; its vectors may still be on their way.
+
+    Once they have arrived, they are here, or why there are none.
+    """
+
+    batch: Batch
+    vectors: Mapping[str, np.ndarray] | DeviceFullError
+    began: float
+
+
+class EmbedStage:
+    """Gathers samples until a window of them waits or nothing more comes, embeds it pass by pass, and gives the rows
+    back to their units.
+
+    Where vectors come back while the device goes on (`PendingVectors`), a pass is begun before those of the one before
+    are asked for.
+
+    Attributes:
+        batcher: the samples that wait for a pass.
+
+    Args:
+        hand_on: takes each complete unit.
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        meter: Meter,
+        *,
+        hand_on: Callable[[LeasedUnit], None],
+    ) -> None:
+        self.embedder = embedder
+        self.meter = meter
+        self.hand_on = hand_on
+        self.log = Events("worker")
+        self.batcher = Batcher(embedder, meter.throughput, threads=meter.times.threads)
+        self._in_flight: list[InFlight] = []
+        self._free_at = 0.0
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether samples wait for company, or vectors are on their way."""
+        return len(self.batcher) > 0 or bool(self._in_flight)
+
+    @property
+    def waiting_state(self) -> State:
+        """State of this stage while its thread waits for input: "busy" while the device computes."""
+        under_way = [flight.vectors for flight in self._in_flight if isinstance(flight.vectors, PendingVectors)]
+        for vectors in under_way:
+            if vectors.over_at is None and vectors.is_over():
+                vectors.over_at = time.monotonic()
+        return "busy" if any(vectors.over_at is None for vectors in under_way) else "starved"
+
+    def take(self, item: Chunk | EndOfUnit) -> None:
+        """Take the next item in order; embeds whenever there is a window."""
+        if isinstance(item, EndOfUnit):
+            self._end(item)
+            return
+        with self.meter.times.at("embed", self.waiting_state):
+            chunk = item.prepared.result()
+        for sample, prepared in chunk:
+            if isinstance(prepared, SampleError):
+                item.lease.add_failure(sample, prepared.code, prepared.message)
+            else:
+                item.lease.truncated += isinstance(prepared, Truncated)
+                self.batcher.add(Waiting(item.lease, sample, prepared, self.embedder.length(prepared)))
+        while self.batcher.is_full:
+            self._embed_window()
+        if item.lease.careful:
+            self.flush()
+
+    def flush(self) -> None:
+        """Embed what waits, however little it is."""
+        while self.has_waiting:
+            self._embed_window()
+            self._settle()
+
+    def _end(self, item: EndOfUnit) -> None:
+        if item.error is not None:
+            self._settle()  # some of what the device has in hand may be of this unit
+            self.batcher.drop(item.lease)
+            if item.error.transient:
+                # Another attempt, perhaps on another machine, may succeed; the last one makes it a failure.
+                item.lease.release(failed=(item.error.code, item.error.message))
+                item.lease.drop()
+                return
+            item.lease.fail_whole(item.error.code, item.error.message)
+        else:
+            item.lease.end_of_read(item.samples)
+            if item.lease.unit.expected is None:
+                self.meter.throughput.unit_read(item.samples)
+        self._finish_if_complete(item.lease)
+
+    def _embed_window(self) -> None:
+        for batch in self.batcher.batches():
+            if kept := self._still_ours(batch):
+                self._embed(kept)
+
+    def _still_ours(self, batch: Batch) -> Batch:
+        """The samples whose units are not lost. Asked for each pass, because a window takes seconds."""
+        lost = set()
+        for lease in {id(entry.lease): entry.lease for entry in batch}.values():
+            if lease.lost:  # its end may have been read already, so nothing else would let go of it
+                lease.drop()
+                lost.add(id(lease))
+        return [entry for entry in batch if id(entry.lease) not in lost] if lost else batch
+
+    def _embed(self, batch: Batch) -> None:
+        try:
+            with self._at_work(batch):
+                began = time.monotonic()
+                vectors = self.embedder.embed([entry.prepared for entry in batch])
+                self._in_flight.append(InFlight(batch, vectors, began))
+                arrived = self._arrived(leave=vectors.ahead if isinstance(vectors, PendingVectors) else 0)
+        except DeviceFullError as error:
+            self._make_smaller(batch, error)
+            return
+        if self.batcher.room.was_enough():
+            self.log.info("memory_back", budget=self.batcher.room.tokens)
+        self._give_back(arrived)
+
+    def _make_smaller(self, batch: Batch, error: DeviceFullError) -> None:
+        """Have a pass for which the device has no room done in another way, and the next ones be smaller."""
+        room, cost = self.batcher.room, self._cost(batch)
+        room.was_too_small(cost)
+        self.meter.memory_full += 1
+        self.log.warning("memory_full", samples=len(batch), tokens=cost, budget=room.tokens, why=error)
+        if self._in_flight:  # what is still on the device may be what left no room
+            self._settle()
+            self.batcher.repeat([batch])
+        elif len(batch) > 1:
+            middle = len(batch) // 2
+            self.batcher.repeat([batch[:middle], batch[middle:]])
+        else:
+            ((lease, sample, _, tokens),) = batch
+            size = f"{tokens} tokens do" if self.embedder.token_budget else "the sample does"
+            lease.add_failure(sample, error.code, f"{size} not fit the device, even alone: {error}")
+            self._finish_if_complete(lease)
+
+    def _settle(self) -> None:
+        """Wait for the vectors that are on their way, and give them back."""
+        if self._in_flight:
+            with self._at_work():
+                arrived = self._arrived(leave=0)
+            self._give_back(arrived)
+
+    @contextmanager
+    def _at_work(self, batch: Batch = ()) -> Iterator[None]:
+        """The embed stage with a batch, and all passes in flight, in hand."""
+        in_hand = [*batch, *(entry for flight in self._in_flight for entry in flight.batch)]
+        with self.meter.stage("embed", _parts(in_hand)):
+            yield
+
+    def _arrived(self, *, leave: int) -> list[InFlight]:
+        """The oldest passes with their vectors here, all but `leave` of them."""
+        arrived = []
+        while len(self._in_flight) > leave:
+            batch, vectors, begun = self._in_flight.pop(0)
+            try:
+                assert not isinstance(vectors, DeviceFullError)
+                here = dict(vectors)
+            except DeviceFullError as error:
+                arrived.append(InFlight(batch, error, begun))
+                continue
+            arrived.append(InFlight(batch, self._finite(batch, here), begun))
+            # Until the one before was done, it only waited. It may have been over before it was asked for.
+            over_at = vectors.over_at if isinstance(vectors, PendingVectors) else None
+            began, self._free_at = max(begun, self._free_at), over_at or time.monotonic()
+            tokens: Counter[str] = Counter()
+            for entry in batch:
+                tokens[entry.lease.run] += entry.tokens
+            self.meter.batch_done(
+                len(batch),
+                tokens,
+                processed=self._cost(batch),
+                took_s=self._free_at - began,
+                full=self.batcher.is_whole(batch),
+                claimed_at=min(entry.lease.claimed_at for entry in batch),
+            )
+            units = (entry.lease.u for entry in batch)
+            self.meter.trace.batch(began, rows=len(batch), tokens=tokens.total(), units=units)
+        return arrived
+
+    def _finite(self, batch: Batch, vectors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The vectors of a pass, with those that are not finite computed once more in fp32."""
+        finite = np.logical_and.reduce([np.isfinite(block).all(axis=1) for block in vectors.values()])
+        if finite.all():
+            return vectors
+        places = np.flatnonzero(~finite).tolist()
+        try:
+            again = self.embedder.embed_in_fp32([batch[place].prepared for place in places])
+        except DeviceFullError as error:
+            self.log.warning("not_recomputed", samples=len(places), why=error)
+            return vectors
+        mended = {output: np.array(block) for output, block in vectors.items()}
+        for output, block in again.items():
+            mended[output][places] = block
+        self.meter.recomputed += len(places)
+        left = sum(not all(np.isfinite(block[place]).all() for block in mended.values()) for place in places)
+        self.log.warning("recomputed_in_fp32", samples=len(places), still_not_finite=left)
+        return mended
+
+    def _cost(self, batch: Batch) -> int:
+        return self.embedder.cost([entry.tokens for entry in batch])
+
+    def _give_back(self, arrived: Iterable[InFlight]) -> None:
+        """The rows of finished passes to their units, in which publishing puts them in order."""
+        for batch, vectors, _ in arrived:
+            if isinstance(vectors, DeviceFullError):
+                self._make_smaller(batch, vectors)
+                continue
+            places: dict[int, list[int]] = {}
+            for place, entry in enumerate(batch):
+                places.setdefault(id(entry.lease), []).append(place)
+            for of_unit in places.values():
+                lease = batch[of_unit[0]].lease
+                lease.tokens += sum(batch[place].tokens for place in of_unit)
+                rows = {output: block[of_unit] for output, block in vectors.items()}
+                store(lease, [batch[place].sample for place in of_unit], rows)
+                self._finish_if_complete(lease)
+
+    def _finish_if_complete(self, lease: LeasedUnit) -> None:
+        if lease.lost:
+            lease.drop()
+        elif lease.complete:
+            self.meter.throughput.unit_done(lease)
+            self.hand_on(lease)
+
+
+def _parts(batch: Batch) -> list[Part]:
+    """The samples of a batch by unit: from the first to the last ordinal of each."""
+    found: dict[str, list[int]] = {}
+    units: dict[str, LeasedUnit] = {}
+    for lease, sample, _, _ in batch:
+        ordinal, known = sample.ordinal, found.get(lease.token)
+        if known is None:
+            found[lease.token], units[lease.token] = [ordinal, ordinal], lease
+        elif ordinal < known[0]:
+            known[0] = ordinal
+        elif ordinal > known[1]:
+            known[1] = ordinal
+    return [Part(units[token], *ordinals) for token, ordinals in found.items()]
+
+
+def store(lease: LeasedUnit, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:
+    """Add the vectors of some samples of a unit to its rows, in the type and length that the run stores; those of which
+    one cannot be stored to its failures.
+
+    Args:
+        vectors: output -> float32 (len(samples), d).
+    """
+    rows, model = lease.record.rows, lease.record.model
+    made = [(output, *stored(block, rows)) for output, block in vectors.items()]
+    for column, (image, text) in model.compared.items() if rows.similarity else ():
+        made.append((column, *similarities(vectors[image], vectors[text])))
+    faults: dict[int, Fault] = {}  # of each sample the first
+    for name, _, wrong in made:
+        faults = (_named(wrong, name) if model.members else wrong) | faults
+    kept = {name: values for name, values, _ in made}
+    if faults:
+        for i, fault in sorted(faults.items()):
+            lease.add_failure(samples[i], fault.code, fault.message)
+        good = [i for i in range(len(samples)) if i not in faults]
+        samples = [samples[i] for i in good]
+        kept = {name: block[good] for name, block in kept.items()}
+    if samples:
+        lease.add_rows(samples, kept)
+
+
+def _named(faults: Mapping[int, Fault], name: str) -> dict[int, Fault]:
+    """Faults that say whose they are, where there are several models."""
+    return {i: replace(fault, message=f"{name}: {fault.message}") for i, fault in faults.items()}

@@ -1,0 +1,341 @@
+"""Finds the devices of this machine with NVML, which makes no CUDA context in the supervisor."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from embq.core.errors import NoDeviceError, UsageError
+from embq.core.process.limits import cores, memory_bytes
+from embq.core.settings import child_environment
+from embq.worker.embedders.device.hardware import simulated_speed
+
+DEVICES_NEXT = "use auto, cpu, cuda (every CUDA device), cuda:0 or a list such as cuda:0,cuda:2"
+DRIVER = Path("/proc/driver/nvidia/version")
+WITHOUT_NVML = {Path("/dev/kfd"): "an AMD GPU", Path("/dev/dxg"): "the GPU of WSL2"}
+"""Device file -> the GPU that it stands for, of which NVML may know nothing."""
+CORES_OF_PROCESS = 4
+PROCESS_CARD_BYTES, PROCESS_BYTES = 8 * 2**30, 4 * 2**30
+"""Memory of a GPU, and of the machine, that there must be for each process."""
+TORCH_S = 120.0
+"""The first import of torch from a cold network disk takes a minute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One device that a process can compute on: a GPU, or an instance of one that is divided (MIG).
+
+    Attributes:
+        number: N of "cuda:N", its place among the visible ones.
+        visible: value of CUDA_VISIBLE_DEVICES with which a process sees this device alone, as its cuda:0.
+        name: its model, such as "NVIDIA H100 PCIe"; "" where it is unknown.
+        capability: (major, minor) of what it computes; None where it is unknown, as for ROCm.
+        architecture: of an AMD GPU, such as "gfx942:sramecc+:xnack-"; else "".
+        memory_bytes: that it has; 0 where it is unknown.
+    """
+
+    number: int
+    visible: str
+    name: str
+    capability: tuple[int, int] | None
+    memory_bytes: int
+    architecture: str = ""
+
+
+def shown(gpu: Gpu) -> dict[str, str]:
+    """Environment variables with which a process sees this device and no other."""
+    alone = {"CUDA_VISIBLE_DEVICES": gpu.visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if "HIP_VISIBLE_DEVICES" in child_environment():  # ROCm looks at it first
+        alone["HIP_VISIBLE_DEVICES"] = gpu.visible
+    return alone
+
+
+def alone(device: str, cuda_visible: str | None) -> tuple[str, dict[str, str]]:
+    """(what torch calls a device of this machine in a process that sees no other, what that process's environment
+    needs for it)."""
+    gpus = {f"cuda:{gpu.number}": gpu for gpu in find_gpus(cuda_visible)} if device.startswith("cuda") else {}
+    return ("cuda:0", shown(gpus[device])) if device in gpus else (device, {})
+
+
+def find_gpus(cuda_visible: str | None) -> tuple[Gpu, ...]:
+    """The devices that workers here may use, in the order of CUDA_DEVICE_ORDER=PCI_BUS_ID.
+
+    Where NVML does not answer (ROCm, WSL2) torch is asked, in a process of its own. The worker process of a device has
+    the last word on it.
+
+    Args:
+        cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set. It is understood as by CUDA (CUDA C++
+            Programming Guide, environment variables): everything behind the first token that names no device is
+            ignored, and a device that is named twice hides all. Beyond CUDA, which shows one MIG instance to a
+            process, each instance of a list, or of a divided GPU, is a device.
+    """
+    library = nvml()
+    if library is None:
+        return _asked_of_torch(cuda_visible) if any(path.exists() for path in (DRIVER, *WITHOUT_NVML)) else ()
+    cards = _cards(library)
+    chosen = [gpu for _, gpus in cards for gpu in gpus] if cuda_visible is None else _chosen(cuda_visible, cards)
+    return tuple(replace(gpu, number=number) for number, gpu in enumerate(chosen))
+
+
+def find_devices(wanted: str, cuda_visible: str | None) -> tuple[str, ...]:
+    """The devices that `--devices` names: "cuda" is every CUDA device, "auto" the same, or the CPU where there is none.
+
+    Nothing is initialised on a device here: a CUDA context in the supervisor would outlive every worker.
+
+    Args:
+        wanted: "auto", "cuda" or a list of devices.
+        cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
+
+    Raises NoDeviceError where a CUDA device is asked for that is not there, UsageError where a name is unknown.
+    """
+    asked = ["cuda"] if wanted == "auto" else [part.strip() for part in wanted.split(",") if part.strip()]
+    for name in asked:
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", name) and not simulated_speed(name):
+            raise UsageError(f"unknown device {name!r}", next_step=DEVICES_NEXT)
+    if not asked:
+        raise UsageError("--devices names no device", next_step=DEVICES_NEXT)
+    if not any(name.startswith("cuda") for name in asked):
+        return tuple(asked)
+    gpus = {f"cuda:{gpu.number}": gpu for gpu in find_gpus(cuda_visible)}
+    if wanted == "auto":
+        return tuple(gpus) or ("cpu",)
+    names: list[str] = []
+    for name in asked:
+        if name.startswith("cuda") and not gpus:
+            raise no_gpu(cuda_visible)
+        if name.startswith("cuda:") and name not in gpus:
+            there = ", ".join(f"{device} ({gpu.name})" for device, gpu in gpus.items())
+            raise NoDeviceError(f"there is no {name} here, only {there}", next_step="name those, or use --devices cuda")
+        names += gpus if name == "cuda" else (name,)
+    return tuple(names)
+
+
+def devices_of(wanted: str, per_device: int, gpus: Sequence[Gpu], cuda_visible: str | None) -> tuple[str, ...]:
+    """The devices, each `per_device` times; where that is 0, as `processes_for` says."""
+    devices = find_devices(wanted, cuda_visible)
+    by_name = {f"cuda:{gpu.number}": gpu for gpu in gpus}
+    found = sum(device in by_name for device in devices)
+
+    def times(device: str) -> int:
+        return per_device or (processes_for(by_name[device], found) if device in by_name else 1)
+
+    return tuple(device for device in devices for _ in range(times(device)))
+
+
+def processes_for(gpu: Gpu, gpus: int) -> int:
+    """Worker processes for a GPU of which there are so many: one for `CORES_OF_PROCESS` cores, as memory allows.
+
+    Threads that prepare samples take turns at the interpreter's lock: on an H100 with 16 cores one process of 16
+    threads embeds 1,860 photographs/s, four of 4 threads 7,420 (bench/results/gpu_profile.json).
+    """
+    by_cores = cores() // gpus // CORES_OF_PROCESS
+    by_memory = min(gpu.memory_bytes // PROCESS_CARD_BYTES, memory_bytes() // gpus // PROCESS_BYTES)
+    return max(1, min(by_cores, by_memory))
+
+
+def rooms_beside(gpu: Gpu) -> int:
+    """Further processes that a GPU has memory for, if each takes half as much again as what is used now."""
+    used, total = memory_of(gpu)
+    return int((total - used) / (1.5 * max(used, 1)))
+
+
+def memory_of(gpu: Gpu) -> tuple[int, int]:
+    """Bytes that are used of the memory of a GPU, by all programs, and all of it; (0, 0) where NVML does not answer."""
+    library = nvml()
+    if library is None:
+        return 0, 0
+    with suppress(library.NVMLError):
+        memory = library.nvmlDeviceGetMemoryInfo(library.nvmlDeviceGetHandleByUUID(gpu.visible))
+        return int(memory.used), int(memory.total)
+    return 0, 0
+
+
+def nvml() -> Any:
+    """NVIDIA's library for the state of its GPUs (package nvidia-ml-py), ready to be asked; None where it is not here
+    or finds no driver."""
+    try:
+        import pynvml as library
+    except ImportError:
+        return None
+    with suppress(library.NVMLError):
+        library.nvmlInit()
+        return library
+    return None
+
+
+def handles(library: Any) -> Iterator[tuple[int, Any]]:
+    """(number, handle) of each GPU that this process may use."""
+    for index in range(library.nvmlDeviceGetCount()):
+        with suppress(library.NVMLError):  # of another job's GPU, and of one that has fallen off the bus
+            yield index, library.nvmlDeviceGetHandleByIndex(index)
+
+
+def text_of(text: Any) -> str:
+    """A text of NVML, which older bindings give as bytes."""
+    return text.decode() if isinstance(text, bytes) else str(text)
+
+
+_Card = tuple[str, list[Gpu]]
+"""UUID of a GPU, and what can be computed on: itself, or its MIG instances."""
+
+
+def _cards(library: Any) -> list[_Card]:
+    cards: list[_Card] = []
+    with suppress(library.NVMLError):
+        for _, handle in handles(library):
+            with suppress(library.NVMLError):
+                uuid = text_of(library.nvmlDeviceGetUUID(handle))
+                is_divided = _is_divided(library, handle)
+                cards.append((uuid, _instances(library, handle) if is_divided else [_gpu(library, handle)]))
+    return cards
+
+
+def _is_divided(library: Any, handle: Any) -> bool:
+    with suppress(library.NVMLError):
+        return bool(library.nvmlDeviceGetMigMode(handle)[0] == library.NVML_DEVICE_MIG_ENABLE)
+    return False
+
+
+def _instances(library: Any, handle: Any) -> list[Gpu]:
+    found = []
+    for index in range(library.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        with suppress(library.NVMLError):  # the places of instances are not filled from the first on
+            found.append(_gpu(library, library.nvmlDeviceGetMigDeviceHandleByIndex(handle, index), parent=handle))
+    return found
+
+
+def _gpu(library: Any, handle: Any, parent: Any = None) -> Gpu:
+    name, capability, memory_bytes = "", None, 0
+    with suppress(library.NVMLError):
+        name = text_of(library.nvmlDeviceGetName(handle))
+    with suppress(library.NVMLError):
+        major, minor = library.nvmlDeviceGetCudaComputeCapability(handle if parent is None else parent)
+        capability = (int(major), int(minor))
+    with suppress(library.NVMLError):
+        memory_bytes = int(library.nvmlDeviceGetMemoryInfo(handle).total)
+    uuid = text_of(library.nvmlDeviceGetUUID(handle))
+    return Gpu(number=-1, visible=uuid, name=name, capability=capability, memory_bytes=memory_bytes)
+
+
+def _chosen(cuda_visible: str, cards: Sequence[_Card]) -> list[Gpu]:
+    found: list[Gpu] = []
+    for token in cuda_visible.split(","):
+        named = _named(token.strip(), cards)
+        if not named:
+            break
+        if any(gpu in found for gpu in named):
+            return []
+        found += named
+    return found
+
+
+def _named(token: str, cards: Sequence[_Card]) -> list[Gpu]:
+    """The devices that one token names: by index, UUID or prefix of a UUID; none where it is ambiguous."""
+    if number := re.match(r"\d+", token):  # CUDA reads the digits at the beginning, and no further
+        index = int(number[0])
+        return cards[index][1] if index < len(cards) else []
+    if token.startswith("MIG-"):
+        matches = [[gpu] for _, gpus in cards for gpu in gpus if gpu.visible.startswith(token)]
+    else:
+        matches = [gpus for uuid, gpus in cards if token.startswith("GPU-") and uuid.startswith(token)]
+    return matches[0] if len(matches) == 1 else []
+
+
+# Runs where torch may crash. Of ROCm's variables HIP_VISIBLE_DEVICES comes before CUDA_VISIBLE_DEVICES.
+_TORCH = """
+import json, os, torch
+hip = torch.version.hip is not None
+shown = (os.environ.get("HIP_VISIBLE_DEVICES") if hip else None) or os.environ.get("CUDA_VISIBLE_DEVICES")
+found = []
+for i in range(torch.cuda.device_count()):
+    of = torch.cuda.get_device_properties(i)
+    visible = shown.split(",")[i].strip() if shown else str(i)
+    can = None if hip else [of.major, of.minor]
+    found.append([visible, of.name, can, of.total_memory, of.gcnArchName if hip else ""])
+print(json.dumps(found))
+"""
+
+
+@cache
+def torch_architectures() -> tuple[str, ...]:
+    """Architectures of the installed torch, see `torch.cuda.get_arch_list`; () where torch fails."""
+    return tuple(_output_of("import json, torch\nprint(json.dumps(torch.cuda.get_arch_list()))"))
+
+
+@cache
+def _asked_of_torch(cuda_visible: str | None) -> tuple[Gpu, ...]:
+    shown = {} if cuda_visible is None else {"CUDA_VISIBLE_DEVICES": cuda_visible}
+    return tuple(
+        Gpu(
+            number=n,
+            visible=visible,
+            name=name,
+            capability=can and (can[0], can[1]),
+            memory_bytes=size,
+            architecture=architecture,
+        )
+        for n, (visible, name, can, size, architecture) in enumerate(_output_of(_TORCH, **shown))
+    )
+
+
+def _output_of(program: str, **shown: str) -> list[Any]:
+    """The JSON list that a Python process prints last; [] where it fails, for reasons that `embq doctor` shows."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=child_environment(CUDA_DEVICE_ORDER="PCI_BUS_ID", **shown),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TORCH_S,
+            check=True,
+        )
+        found: list[Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return []
+    return found
+
+
+def no_gpu(cuda_visible: str | None) -> NoDeviceError:
+    """The error where a CUDA device is asked for and there is none."""
+    why, mend = why_no_gpu(cuda_visible)
+    cpu = "docker compose -f docker-compose.yml -f docker-compose.cpu.yml up -d" if _in_container() else "--devices cpu"
+    return NoDeviceError(f"there is no CUDA device here: {why}", next_step=f"{mend}; for the CPU: {cpu}")
+
+
+def why_no_gpu(cuda_visible: str | None, *, driver: Path = DRIVER, root: Path = Path("/")) -> tuple[str, str]:
+    """(why no worker here would see a CUDA device, what helps)."""
+    there = len(find_gpus(None)) if cuda_visible is not None else 0
+    if cuda_visible is not None and (there or not re.match(r"\s*[\dGM]", cuda_visible)):
+        why = f"CUDA_VISIBLE_DEVICES={cuda_visible!r} hides them all"
+        if not there:
+            return why, "unset CUDA_VISIBLE_DEVICES, or let it name devices"
+        return why, f"unset CUDA_VISIBLE_DEVICES, or let it name each once, by index or UUID: there are {there}"
+    for path, what in WITHOUT_NVML.items():
+        if path.exists():
+            return f"this machine has {what} ({path}), and torch sees none", "install the build of torch for it"
+    if not driver.exists():
+        where = "on the machine itself, outside of the container, " if _in_container(root) else ""
+        return "no NVIDIA driver is loaded", f"install the driver {where}until nvidia-smi lists the GPUs there"
+    if _in_container(root):
+        return (
+            "the machine has an NVIDIA driver, and this container was given no GPU",
+            "install nvidia-container-toolkit on the machine, run `nvidia-ctk runtime configure --runtime=docker`, "
+            "restart Docker, and start the container with the runtime nvidia (or --gpus all)",
+        )
+    return (
+        "an NVIDIA driver is loaded, and it shows no GPU",
+        "run nvidia-smi, which says what is wrong with them; after an update of the driver restart the machine",
+    )
+
+
+def _in_container(root: Path = Path("/")) -> bool:
+    return any((root / name).exists() for name in (".dockerenv", "run/.containerenv"))

@@ -1,0 +1,351 @@
+"""A slot: one device of a machine and the worker process that serves it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from embq.core.errors import Exit
+from embq.core.process.children import start as start_process
+from embq.core.process.limits import cores
+from embq.core.settings import Settings, child_environment
+from embq.worker.embedders.device.hardware import simulated_speed
+from embq.worker.meter.progress_board import InHand, ProgressBoard, Span
+from embq.worker.supervisor.devices import Gpu, shown
+from embq.worker.supervisor.report_pipe import DEVICE_FULL, FINISHED, LOADING, READY, WAITING
+
+DEVICE_FAULTS, DEVICE_FAULTS_S = 3, 600.0
+"""Device faults, each with another unit, within a time after which the device is at fault, and not a unit."""
+NEVER = float("inf")
+DUMP_S = 0.5
+"""Time for a stuck process to dump its stacks."""
+KEPT_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
+    "MALLOC_TOP_PAD_": str(64 * 2**20),
+}
+"""For a process that computes on the CPU: glibc keeps what a pass frees for the next one. By itself it hands layers of
+some MB back to the kernel again and again, which then clears each page anew: with all-MiniLM-L6-v2 in fp32 this cost
+13 % and 26 % of the CPU time over 417 texts, depending on memory layout. Variables that the user sets take precedence.
+"""
+BLAMELESS = {Exit.DONE, Exit.USAGE, Exit.BAD_INPUT, Exit.UNAVAILABLE, Exit.OUTPUT, Exit.TRY_LATER, Exit.CONFIG}
+"""Exit statuses with which a process leaves of its own accord; no unit had a part in it."""
+WORDS = {WAITING[0]: "idle", LOADING[0]: "loading", READY[0]: "serving"}
+"""State byte of the report pipe -> state, one of `embq.core.queue.heartbeats.STATES`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """The processes that a supervisor runs, and their options.
+
+    Attributes:
+        devices: one process for each entry, "cpu", "cuda:N" or "sim:SPEED"; a device may be named several times.
+        run: serve only this run and end when it is over; "" serves every run until stopped.
+        gpus: those of this machine; each "cuda:N" is one of them.
+        threads_chosen: whether the user chose `threads`; else runs may.
+        has_guests: whether the second and further processes of a device are guests, see `Slot`.
+    """
+
+    devices: tuple[str, ...]
+    run: str
+    prefetch: int
+    threads: int
+    batch_size: int
+    transport: str
+    drain_s: float
+    version: str
+    settings: Settings
+    gpus: tuple[Gpu, ...] = ()
+    has_guests: bool = False
+    threads_chosen: bool = False
+
+    @property
+    def real_devices(self) -> list[str]:
+        """The devices that compute, and so share the machine's cores and memory."""
+        return [device for device in self.devices if not simulated_speed(device)]
+
+
+class Slot:
+    """One device and the process that serves it.
+
+    Args:
+        gpu: what the device is; None for one that is no GPU.
+        host: of a guest, the slot of the same device whose model has to be loaded first, and must have room. Where the
+            device is full, a guest ends for good.
+
+    Attributes:
+        refused: model that its process cannot load -> why.
+        lacks_room: whether one of them is too large for what is free of the device.
+        rooms: guests for which its device has memory.
+        has_had_guests: whether any was started beside its process of now.
+        ended: (reason, next step) that its last process reported; empty where it could not report.
+        why: reason for which the device was given up, in one line; "" where it was not.
+    """
+
+    def __init__(self, device: str, gpu: Gpu | None = None, host: Slot | None = None) -> None:
+        self.device = device
+        self.gpu = gpu
+        self.host = host
+        self.ended = ("", "")
+        self.why = ""
+        self.refused: dict[str, str] = {}
+        self.lacks_room = False
+        self.rooms = 0
+        self.has_had_guests = False
+        self.paths = PathMemory()
+        self._state = "starting"
+        self.name = ""
+        self.process: subprocess.Popen[bytes] | None = None
+        self.report: int = -1
+        self.board_fd: int = -1
+        self.board: ProgressBoard | None = None
+        self.ready = self.finished = False
+        self.idle_deaths = 0
+        self.stuck_in: list[InHand] = []
+        self._faults: list[tuple[float, set[int]]] = []
+        self.start_at = 0.0
+
+    @property
+    def label(self) -> str:
+        """The device, for people."""
+        return f"{self.device} ({self.gpu.name})" if self.gpu is not None and self.gpu.name else self.device
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the device is not used any more."""
+        return bool(self.why)
+
+    def give_up(self, why: str, next_step: str) -> None:
+        """Start no process any more. `why` and `next_step` are used where the last process reported none."""
+        reported, helps = self.ended
+        self.why = f"{reported or why}; {helps or next_step}"
+        self.start_at = NEVER
+
+    @property
+    def doing(self) -> str:
+        """State of the process: one of `embq.core.queue.heartbeats.STATES`."""
+        if self.process is not None:
+            return self._state
+        return "given_up" if self.given_up else "over" if self.over else "starting"
+
+    @property
+    def over(self) -> bool:
+        """Whether no process will be started any more: the one run asked for is over, or the device was given up."""
+        return self.process is None and (self.start_at == NEVER or (self.host is not None and self.host.over))
+
+    @property
+    def may_start(self) -> bool:
+        """Whether it is time for a process."""
+        is_time = self.process is None and self.start_at <= time.monotonic()
+        return is_time and (self.host is None or self.host.ready)
+
+    def start(self, fleet: Fleet) -> None:
+        """Start a process under a new name; with a name used twice, leases of a zombie would look like its own."""
+        host = re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname())
+        self.name = f"{host}.{self.device.replace(':', '')}.{secrets.token_hex(3)}"
+        self.ready = self.finished = self.lacks_room = self.has_had_guests = False
+        if self.host is not None:
+            self.host.has_had_guests = True
+        self._state = "starting"
+        self.refused = {}
+        self.ended = ("", "")
+        self.stuck_in = []
+        self.report, report_for_child = os.pipe()
+        os.set_blocking(self.report, False)
+        self.board_fd = ProgressBoard.allocate()
+        self.board = ProgressBoard(self.board_fd)
+        try:
+            self.process = start_process(
+                [
+                    sys.executable,
+                    "-m",
+                    "embq.worker.process",
+                    *("--name", self.name),
+                    *("--device", self.device),
+                    *("--run", fleet.run),
+                    *("--prefetch", str(fleet.prefetch)),
+                    *("--threads", str(fleet.threads)),
+                    *("--batch-size", str(fleet.batch_size)),
+                    *("--transport", fleet.transport),
+                    *("--drain-s", str(fleet.drain_s)),
+                    *("--report-fd", str(report_for_child)),
+                    *("--progress-fd", str(self.board_fd)),
+                    *("--version", fleet.version),
+                    *("--siblings", str(len(fleet.real_devices))),
+                    *("--without", ",".join(sorted(self.paths.without))),
+                    *(("--guest",) if self.host is not None else ()),
+                    *(("--threads-chosen",) if fleet.threads_chosen else ()),
+                ],
+                pass_fds=(report_for_child, self.board_fd),
+                environment=self.paths.begin(self.device, _child_env(fleet, self.device, self.gpu)),
+            )
+        finally:
+            os.close(report_for_child)
+
+    def read_report(self) -> None:
+        """Read what the process has reported since the last call."""
+        try:
+            reported = os.read(self.report, 65536)
+        except BlockingIOError:
+            return
+        parts = reported.split(b"\n")
+        words = b"".join(parts[::2])
+        for line in parts[1::2]:
+            with suppress(ValueError, KeyError):
+                message = json.loads(line)
+                if "ends" in message:
+                    self.ended = (message["ends"], message["next"])
+                elif "paths" in message:
+                    self.paths.record_paths(message["paths"])
+                else:
+                    self.lacks_room |= message.get("code") == DEVICE_FULL
+                    self.refused[message["model"]] = (
+                        message["why"] if self.gpu is None else f"{self.label}: {message['why']}"
+                    )
+        self._state = WORDS.get(words[-1], self._state) if words else self._state
+        if READY in words:
+            self.ready = True
+        self.finished = self.finished or FINISHED in words
+
+    def replace_stuck(self, limit_s: float) -> InHand | None:
+        """Kill a process of which one step has not advanced for that long; gives the step.
+
+        It may hold the interpreter's lock in a call that never returns, so it is only asked to dump its stacks.
+        """
+        if self.stuck_in or self.board is None:
+            return None  # it was killed already, and the kernel takes its time
+        steps = self.board.stuck(limit_s)
+        if steps and self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGUSR1)
+            time.sleep(DUMP_S)
+            self.process.kill()
+            self.stuck_in = steps
+            return next((step for step in steps if step.units), steps[0])
+        return None
+
+    def in_hand(self) -> list[Span]:
+        """Units that its process had in hand when it ended; of a stuck one, only those of stuck steps."""
+        steps = self.stuck_in or (self.board.in_hand() if self.board is not None else [])
+        return [span for step in steps for span in step.units]
+
+    def is_broken(self, status: int) -> bool:
+        """Whether a death with `status` is one device fault too many: each came with other units."""
+        if status != Exit.DEVICE:
+            return False
+        now = time.monotonic()
+        self._faults = [(at, units) for at, units in self._faults if now - at < DEVICE_FAULTS_S]
+        self._faults.append((now, {span.u for span in self.in_hand()}))
+        seen: set[int] = set()
+        different = 0
+        for _, units in self._faults:
+            different += not units & seen
+            seen |= units
+        return different >= DEVICE_FAULTS
+
+    def count_death(self, status: int) -> None:
+        """Count a death without progress: of a process that had finished no unit, and that no unit can have ended.
+
+        A unit in hand is charged with the death, and is tried three times at most. A process that leaves of its own
+        accord after its model was ready waits for something else, such as room on the disk of the output.
+        """
+        if self.finished or self.in_hand():
+            self.idle_deaths = 0
+        elif not self.ready or status not in BLAMELESS:
+            self.idle_deaths += 1
+
+    def clear(self) -> None:
+        """Close the pipe and the board of a process that has ended."""
+        os.close(self.report)
+        os.close(self.board_fd)
+        if self.board is not None:
+            self.board.close()
+        self.process = self.board = None
+
+
+def _child_env(fleet: Fleet, device: str, gpu: Gpu | None = None) -> dict[str, str]:
+    """Show the process its GPU and no other, and share the cores out between the processes of this machine; without
+    that each starts a thread per core."""
+    share = max(1, cores() // max(1, len(fleet.real_devices)))
+    kept = KEPT_MEMORY if device == "cpu" else {}
+    alone = shown(gpu) if gpu is not None else {}
+    return kept | child_environment(
+        # By environment, because a password does not belong on a command line.
+        EMBQ_BROKER_URL=fleet.settings.broker_url,
+        OMP_NUM_THREADS=fleet.settings.omp_threads or str(share),
+        # The threads that prepare tokenise side by side; each with a pool of its own would be too many.
+        TOKENIZERS_PARALLELISM="false",
+        **alone,
+    )
+
+
+EXPANDABLE = "expandable_segments"
+
+
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+"""torch from 2.6 to 2.15 reads this name, and where it is set not the new one, PYTORCH_ALLOC_CONF, which 2.9 ignores
+for expandable segments. 2.9 to 2.11 warn once that it is deprecated; later ones do not."""
+
+
+ALLOCATORS = {ALLOCATOR, "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"}
+"""Variables that configure the allocator; where the user sets one, embq sets none."""
+
+
+NOT_EXPANDABLE = (Path("/dev/dxg"), Path("/dev/kfd"))
+"""WSL2, where drivers before R615 fail at the first allocation, and AMD GPUs, for which torch has none."""
+
+
+FAULTS = {Exit.DEVICE, -signal.SIGABRT}
+"""Exit statuses with which a process ends whose device is broken: torch may abort where it frees what was on it."""
+
+
+class PathMemory:
+    """Optional compute paths of one device that the next process disables, because earlier processes died with them.
+
+    `embq.worker.embedders.device.optional_paths` has the paths of a process. Its allocator counts as one of them: expandable
+    segments fail at the first allocation where the driver has no virtual memory (some vGPUs, Jetson).
+
+    Attributes:
+        without: names of the disabled paths.
+    """
+
+    def __init__(self) -> None:
+        self.without: frozenset[str] = frozenset()
+        self._allocator: frozenset[str] = frozenset()
+        self._used: frozenset[str] = frozenset()
+
+    def begin(self, device: str, environment: Mapping[str, str]) -> dict[str, str]:
+        """The environment of a process that starts now.
+
+        With expandable segments, memory that passes of one size have freed serves those of another; each flat batch has
+        another size.
+        """
+        is_chosen = bool(ALLOCATORS & environment.keys())
+        has_them = device.startswith("cuda") and not any(path.exists() for path in NOT_EXPANDABLE)
+        self._used = self._allocator = frozenset()
+        if is_chosen or not has_them or EXPANDABLE in self.without:
+            return dict(environment)
+        self._used = self._allocator = frozenset({EXPANDABLE})
+        return {**environment, ALLOCATOR: f"{EXPANDABLE}:True"}
+
+    def record_paths(self, names: Collection[str]) -> None:
+        """Record the paths that the process tries or uses."""
+        self._used = self._allocator | frozenset(names)
+
+    def record_end(self, status: int) -> None:
+        """Record the exit status of the process.
+
+        A process that dies with every path disabled shows that the disabled ones are not the cause.
+        """
+        if status in FAULTS:
+            self.without = self.without | self._used if self._used else frozenset()

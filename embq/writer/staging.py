@@ -1,0 +1,55 @@
+"""Staging folder: results that workers on shared storage hand over by file name."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+
+from embq.core.queue.result_stream import Entry
+from embq.core.run.layout import Layout
+from embq.core.storage.beneath import folder
+from embq.core.storage.durable import drop_in, names_in, output_error
+
+_NONCE = ".shared."
+"""Begin of the name of a nonce that is being written."""
+_STAGED = re.compile(r"[!-.0-~]{1,240}\.arrow")
+"""Names that workers give: printable ASCII without a slash. They begin with the id of the unit."""
+
+
+def leave_nonce(layout: Layout, nonce: str) -> None:
+    """Workers that can read this file share storage with us and may hand over large results by name."""
+    name = f"{_NONCE}{secrets.token_hex(4)}"
+    try:
+        with folder(layout.staging.parent, layout.staging.name) as staging:
+            with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=staging), "w") as file:
+                file.write(nonce)
+            os.rename(name, ".shared", src_dir_fd=staging, dst_dir_fd=staging)
+    except OSError as error:
+        raise output_error(error, layout.staging / ".shared") from error
+
+
+def is_staged(ref: str, unit_id: str) -> bool:
+    """True if a result of the unit may name this file: it is in the staging folder, and no other unit's."""
+    return _STAGED.fullmatch(ref) is not None and ref.startswith(f"{unit_id}.")
+
+
+def drop_staged(layout: Layout, entry: Entry, unit_id: str) -> None:
+    """Remove the file of a result of the unit that will not be taken, where it names one."""
+    ref = entry.fields.get("ref", b"").decode("utf-8", "replace")
+    if is_staged(ref, unit_id):
+        drop_in(layout.staging, ref)
+
+
+def sweep(layout: Layout, *, unfinished: bool) -> None:
+    """Remove results that will not be read, such as those of workers that died before they published.
+
+    A worker that has been overtaken may still be writing its file, and removes it itself; it is in the way only
+    where no worker is alive. A nonce that is not whole is one of a writer that was killed.
+
+    Args:
+        unfinished: also what is still being written.
+    """
+    for name in names_in(layout.staging):
+        if unfinished or not name.startswith(".") or name.startswith(_NONCE):
+            drop_in(layout.staging, name)
