@@ -13,12 +13,49 @@ if TYPE_CHECKING:
     from embq.app.indexing.autofaiss import build_index
     from embq.app.output.output import Output
     from embq.app.searching.query import Result
+    from embq.core.errors import (
+        BrokerError,
+        ConfigError,
+        DeviceError,
+        EmbqError,
+        InputError,
+        ModelError,
+        OutputError,
+        SampleError,
+        SourceError,
+        TryLaterError,
+        UsageError,
+    )
 
 __version__ = "0.1.0"
 
-__all__ = ["Model", "__version__", "build_index", "embed", "enqueue", "open", "run", "search"]
+__all__ = [
+    "BrokerError",
+    "ConfigError",
+    "DeviceError",
+    "EmbqError",
+    "InputError",
+    "Model",
+    "ModelError",
+    "OutputError",
+    "SampleError",
+    "SourceError",
+    "TryLaterError",
+    "UsageError",
+    "__version__",
+    "build_index",
+    "embed",
+    "enqueue",
+    "open",
+    "run",
+    "search",
+]
 
-_LATER = {"Model": "embq.app.embedding.model", "build_index": "embq.app.indexing.autofaiss"}
+_LATER = {
+    "Model": "embq.app.embedding.model",
+    "build_index": "embq.app.indexing.autofaiss",
+    **{name: "embq.core.errors" for name in __all__ if name.endswith("Error")},
+}
 """Name -> the module that has it, imported when the name is first used: `import embq` must stay light."""
 
 
@@ -28,6 +65,10 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_LATER[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def embed(
@@ -58,7 +99,7 @@ def embed(
 
     Returns float32 of shape (n, dim) in the order given; of a table, the table with a column of vectors.
 
-    Raises `embq.core.errors.EmbqError` with a code and a next step: `not_embedded` where items have no vector.
+    Raises `EmbqError` with a code and a next step: `not_embedded` where items have no vector.
     """
     from embq.app.embedding.embed import embed
 
@@ -83,8 +124,8 @@ def run(inputs: Inputs, output: str | PathLike[str], *, model: str | list[str], 
         output: folder or s3:// URL.
         options: those of `embq run` with underscores, such as `chunk_tokens=256`, `similarity=True`.
 
-    Returns an `embq.app.embedding.runs.Run`: `.progress()`, `.wait()`, `.cancel()`, `.stop()`. The run stops, and can be
-    gone on with, where this program ends. Raises UsageError for an option that there is not; other errors of the run
+    Returns an `embq.app.embedding.runs.Run`: `.progress()`, `.wait()`, `.cancel()`, `.stop()`. The run stops, and can
+    be gone on with, where this program ends. Raises UsageError for an option that there is not; other errors of the run
     are raised by its handle.
     """
     from embq.app.embedding.runs import run
@@ -153,8 +194,8 @@ def search(
         prompt, prompt_text: the prompt before the text: its name in the model, or the prompt itself.
         model: spec of the model, where it is not where the run had it; it must be the same model.
 
-    One of text, image, vector and id is given, or none where `like` is. Raises `embq.core.errors.EmbqError` with a code and
-    a next step.
+    One of text, image, vector and id is given, or none where `like` is. Raises `embq.core.errors.EmbqError` with a code
+    and a next step.
     """
     from pathlib import Path
 

@@ -75,7 +75,7 @@ def versions() -> dict[str, str]:
 
 def commit() -> str:
     """The commit of embq's checkout, with "+changes" for a modified one; "" where embq is installed."""
-    folder = Path(__file__).resolve().parents[1]
+    folder = Path(__file__).resolve().parents[2]
     if not (folder / ".git").exists():
         return ""
     try:

@@ -45,8 +45,8 @@ class ModelFamily:
     Attributes:
         help: a spec of it and what that is, in one line.
         embeds: of `MODALITIES`.
-        load: (spec: ModelSpec, config: ModelConfig, device: str) -> a `embq.worker.embedders.base.ChunkableEmbedder`; it
-            imports its libraries itself, because planning uses the family without them.
+        load: (spec: ModelSpec, config: ModelConfig, device: str) -> a `embq.worker.embedders.base.ChunkableEmbedder`;
+            it imports its libraries itself, because planning uses the family without them.
     """
 
     help: str

@@ -303,5 +303,8 @@ def change_environment(changes: Mapping[str, str]) -> None:
 
 
 def child_environment(**changes: str) -> dict[str, str]:
-    """The environment of this process with `changes`, for child processes."""
-    return {**os.environ, **changes}
+    """The environment of this process with `changes`, for child processes.
+
+    Python processes import nothing of the current folder, nor do those that they start.
+    """
+    return {**os.environ, "PYTHONSAFEPATH": "1", **changes}

@@ -17,8 +17,8 @@ from embq.sources.interface import SAMPLE_MAX_BYTES
 Map = Callable[[Sample], Sample]
 """Gives the sample with another text or image, and the same ordinal, key and metadata.
 
-It is called from several threads at once, and gives the same result each time. It raises `embq.core.errors.SampleError` for
-a sample that is to be a failure.
+It is called from several threads at once, and gives the same result each time. It raises `embq.core.errors.SampleError`
+for a sample that is to be a failure.
 """
 
 OPTION = "map"

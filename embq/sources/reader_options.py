@@ -90,7 +90,7 @@ class ReadOptions:
         metadata_columns: columns or JSON fields that become metadata; `ALL` among them takes all others; () does so
             where rows are lines (.jsonl, .csv), and takes none elsewhere.
         damaged: "keep" takes the samples of a damaged shard that are whole; "" fails all of it.
-        map: name, package and version of the function that all samples go through, see `embq.sources.maps`; "" for none.
+        map: name, package and version of the function that samples go through, see `embq.sources.maps`; "" for none.
     """
 
     unit_samples: int = 1000
@@ -138,8 +138,8 @@ class ReadOptions:
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any], **others: Any) -> ReadOptions:
-        """From arguments of the command line by parameter name, with the map as `embq.sources.maps.identity_of` gives it;
-        `others` are fields that no option declares."""
+        """From arguments of the command line by parameter name, with the map as `embq.sources.maps.identity_of` gives
+        it; `others` are fields that no option declares."""
         declared: dict[str, Any] = {one.name: one.parse(arguments[one.parameter]) for one in DECLARED}
         return cls(**others, **declared)
 

@@ -32,8 +32,8 @@ class WorkerOptions:
         report_fd: where `embq.worker.supervisor.report_pipe` writes; -1 for nowhere.
         progress_fd: memory that is shared with the supervisor, see `embq.worker.meter.progress_board`; -1 for none.
         version: of embq, as the supervisor has it.
-        without: optional ways to compute that are left out, with commas between them, see `embq.worker.supervisor.slot`.
-        threads_chosen: whether the user chose `threads`; else a run may.
+        without: optional ways to compute that are left out, with commas between them, see
+        `embq.worker.supervisor.slot`. threads_chosen: whether the user chose `threads`; else a run may.
         guest: whether it ends where its device is full, because another process of this supervisor serves that device.
         siblings: processes of the same supervisor that compute, this one included: they share the machine's memory.
     """

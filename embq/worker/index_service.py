@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
-import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from embq.core.errors import EmbqError
-from embq.core.process.children import ChildEndedError, JsonChild
+from embq.core.process.children import ChildEndedError, JsonChild, python
 from embq.core.queue import hints
 from embq.core.queue.heartbeats import WORKER_REPORTS
 from embq.core.queue.hints import IndexHint
@@ -328,7 +327,7 @@ class IndexChild(JsonChild):
         options = ("--worker", worker, "--threads", str(threads), "--memory", str(memory_bytes))
         # No address of the broker: what this process reads are files.
         super().__init__(
-            [sys.executable, "-m", "embq.indexer.build.process", *options, *(["--gpu"] if on_gpu else [])],
+            python("-m", "embq.indexer.build.process", *options, *(["--gpu"] if on_gpu else [])),
             OMP_NUM_THREADS=str(threads),
             EMBQ_BROKER_URL="",
         )

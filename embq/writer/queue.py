@@ -76,7 +76,7 @@ class RunQueue:
         self._ledger.grow(self._committer.generation, total)
 
     def mark(self, pairs: Sequence[tuple[str, int | None]]) -> None:
-        """Acknowledge (stream id or "", u or None) after the last record, see `embq.core.queue.ledger.Ledger.commit`."""
+        """Acknowledge (stream id or "", u or None) after the last record, see `Ledger.commit`."""
         state = self._committer.state
         self._ledger.commit(
             pairs,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 import pytest
+from embq.training.kit_commands import called, local_command, ray_command
 
 from embq.app.cli.entry_point import cli
 from embq.core.errors import InputError, UsageError
-from embq.training.kit_commands import called, local_command, ray_command
 from tests.training.classifying import class_shards
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -89,7 +89,8 @@ def test_minilm_is_loaded_once_and_gives_the_same_vectors_without_torch_from_the
     for text in TEXTS:
         np.testing.assert_allclose(then.text(text), first.text(text), atol=1e-5)
     script = (
-        "import sys; from embq.core.models import ModelConfig; from embq.worker.embedders.query.loading import open_query_model;"
+        "import sys; from embq.core.models import ModelConfig;"
+        "from embq.worker.embedders.query.loading import open_query_model;"
         "rows = ModelConfig(spec='minilm', modalities=('text',), precision='fp16');"
         "model, found = open_query_model(rows, rows.outputs[0], 'text'); model.text('a question');"
         "print(found, *({'torch', 'transformers', 'sentence_transformers'} & set(sys.modules)))"

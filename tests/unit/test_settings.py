@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import embq.core
+import embq
 from embq.core.errors import ConfigError
 from embq.core.networks import Address
 from embq.core.settings import Settings, child_environment
@@ -79,8 +79,8 @@ def test_a_childs_environment_is_ours_with_changes(monkeypatch: pytest.MonkeyPat
 
 
 def test_no_other_file_of_these_packages_reads_the_environment() -> None:
-    root = Path(core.__file__).parent.parent
+    root = Path(embq.__file__).parent
     packages = ("core", "sources", "producer", "writer")
     files = [file for package in packages for file in (root / package).rglob("*.py")]
     readers = [str(file.relative_to(root)) for file in files if re.search(r"os\.(environ|getenv)", file.read_text())]
-    assert [name for name in readers if name != "embq/core/settings.py"] == []
+    assert [name for name in readers if name != "core/settings.py"] == []

@@ -27,8 +27,8 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "run": ("hand_over", "ask", "hint", "lease", "publish", "read", "commit", "acknowledge", "rebuild"),
     "index": ("look", "conduct", "hint", "read", "commit", "acknowledge", "rebuild"),
 }
-"""Verb -> names in `embq.core.broker.users.PERMISSIONS`. Loading scripts is not among them: where the server's users were
-made by others, scripts may be sent in full instead."""
+"""Verb -> names in `embq.core.broker.users.PERMISSIONS`. Loading scripts is not among them: where the server's users
+were made by others, scripts may be sent in full instead."""
 
 
 def require(client: redis.Redis, verb: str, *, instead: str = "") -> None:

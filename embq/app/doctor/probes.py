@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from typing import Any
 from embq.app.doctor.check import Check
 from embq.core.errors import ModelError
 from embq.core.models import ModelSpec
+from embq.core.process.children import python
 from embq.core.settings import child_environment
 from embq.producer.model_args import split_name
 from embq.worker.supervisor.devices import Gpu, find_gpus, shown, why_no_gpu
@@ -117,13 +117,12 @@ def child(*arguments: str, timeout_s: float, **changes: str) -> dict[str, Any]:
         arguments: of Python.
         changes: of its environment.
     """
-    # -P keeps the current folder off the path, which stays the user's: model specs may name folders below it.
     environment = child_environment(**changes)
-    paths = [str(Path(__file__).resolve().parents[2]), environment.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).resolve().parents[3]), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     try:
         done = subprocess.run(
-            [sys.executable, "-P", *arguments],
+            python(*arguments),
             env=environment,
             capture_output=True,
             text=True,

@@ -1,4 +1,4 @@
-"""A verb of embq in a process of its own, for `embq.app.embedding.runs`: `python -m embq.app.embedding.child VERB ARGUMENT...`.
+"""A verb in a process of its own, for `embq.app.embedding.runs`: `python -m embq.app.embedding.child VERB ARGUMENT...`.
 
 Its standard output ends with one line of JSON: {"status": n} or {"error": fields}. It ends when its standard input
 does, which is when its parent has ended.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from embq.app.status.resolve_run import resolve_run
 from embq.app.status.run_control import control_run
 from embq.app.status.run_progress import RunProgress
 from embq.core.errors import EmbqError, Exit, UsageError, error_of
+from embq.core.process.children import python
 from embq.core.settings import child_environment
 from embq.core.storage.paths import place
 
@@ -48,7 +48,7 @@ class Run:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the handle
         self._answer: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "embq.app.embedding.child", verb, *arguments],
+            python("-m", "embq.app.embedding.child", verb, *arguments),
             stdin=subprocess.PIPE,
             stdout=self._answer,
             stderr=self._log,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from embq.core.errors import EmbqError, Exit, ModelError
-from embq.core.process.children import start, stop
+from embq.core.process.children import python, start, stop
 from embq.core.settings import child_environment
 from embq.core.storage.beneath import open_file
 
@@ -74,7 +73,7 @@ class ServiceProcess:
         with open(open_file(self.log.parent.parent, name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), "ab") as log:
             self._log_start = log.tell()
             self.process = start(
-                [sys.executable, "-m", "embq", self.verb, *arguments],
+                python("-m", "embq", self.verb, *arguments),
                 stdout=log,
                 stderr=log,
                 # In text, whatever EMBQ_LOG says: what a service said last is read from there.

@@ -121,7 +121,7 @@ def groups_within(rows: Sequence[int], start: int, stop: int | None) -> Iterator
 
 
 def vectors(table: pa.Table, column: str = "embedding") -> np.ndarray:
-    """A column of embeddings as an array of shape (rows, width) of what is stored; see `embq.core.rows.vectors.restored`.
+    """A column of embeddings as stored, an array of shape (rows, width); see `embq.core.rows.vectors.restored`.
 
     Raises OutputError where a row has no vector: every committed row has one.
     """

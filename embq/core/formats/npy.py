@@ -110,7 +110,7 @@ def read_matrix(path: Path, matrix: np.ndarray, start: int, stop: int) -> Iterat
 
 
 def write_npy(table: pa.Table, name: PartName, notes: Mapping[str, str], model: ModelConfig) -> list[Draft]:
-    """Write rows as `metadata/metadata_N.parquet`, `img_emb/img_emb_N.npy`, ...; see `embq.core.formats.part.write_part`.
+    """Write rows as `metadata/metadata_N.parquet`, `img_emb/img_emb_N.npy`, ...; see `formats.part.write_part`.
 
     Args:
         model: of the run; its vectors have folders of their own, those of texts before those of images.

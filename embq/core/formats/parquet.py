@@ -28,7 +28,7 @@ CHUNK_ROWS = 1_000
 
 
 class ParquetPart:
-    """See `embq.core.formats.base.PartFile`; tables are row groups, or pieces of them where a range of rows is wanted."""
+    """See `embq.core.formats.base.PartFile`; tables are row groups, or pieces of them for a range of rows."""
 
     def __init__(self, path: Place) -> None:
         self._file = pq.ParquetFile(opened(path), buffer_size=BUFFER_BYTES if isinstance(path, Path) else 0)

@@ -1,6 +1,6 @@
 """Child processes: they end with their parent, stop within a deadline, and answer in JSON lines.
 
-An error crosses from a child to its parent as `embq.core.errors.error_fields`; `embq.core.errors.error_of` makes it anew there.
+An error crosses from a child to its parent as `embq.core.errors.error_fields`; `error_of` makes it anew there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -39,6 +40,19 @@ def die_with_parent(parent: int = 0) -> None:
         return
     if parent and os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
+
+
+def python(*arguments: str, executable: str = sys.executable) -> list[str]:
+    """The command line of a Python process that runs nothing of the current folder, which may hold a `redis.py`.
+
+    Every Python process of embq is started by it. What such a process starts itself has PYTHONSAFEPATH
+    (`embq.core.settings.child_environment`) to the same end.
+
+    Args:
+        arguments: such as "-m", a module and its own arguments.
+        executable: Python, perhaps of another machine.
+    """
+    return [executable, "-P", *arguments]
 
 
 def start(

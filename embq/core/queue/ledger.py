@@ -1,6 +1,6 @@
 """Ledger of one run in Redis: leases, published results and done units.
 
-A thin, typed interface: the decisions are in the scripts of `embq.core.queue.lua`, so that they are atomic on the server.
+A thin, typed interface: the scripts of `embq.core.queue.lua` decide, atomically, on the server.
 """
 
 from __future__ import annotations

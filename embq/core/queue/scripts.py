@@ -1,7 +1,7 @@
 """Running and loading Lua scripts: a script is run by its hash, and loaded by users that have the right to.
 
-A server forgets its scripts when it restarts. Where users have roles (`embq.core.broker.users`), workers and laptops may
-run loaded scripts only, so producer and writer load all scripts, and load them again after a restart.
+A server forgets its scripts when it restarts. Where users have roles (`embq.core.broker.users`), workers and laptops
+may run loaded scripts only, so producer and writer load all scripts, and load them again after a restart.
 """
 
 from __future__ import annotations

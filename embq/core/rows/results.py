@@ -47,7 +47,7 @@ COLUMN_ARROW = {
 
 
 def embedding_columns(outputs: Sequence[str]) -> tuple[str, ...]:
-    """Columns of `embq.core.models.ModelConfig.output_names`, in their order: "embedding" where a row has one vector."""
+    """Columns of `embq.core.models.ModelConfig.output_names`, in their order: "embedding" for one vector a row."""
     if len(outputs) == 1:
         return ("embedding",)
     return tuple(f"{output}_embedding" for output in outputs)

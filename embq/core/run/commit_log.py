@@ -134,7 +134,7 @@ class CommitLog:
         """The state after the last record; OutputError where a record is missing before one that is there.
 
         Args:
-            start: the state after an earlier record (see `embq.core.run.checkpoint`), which is moved on; None: none yet.
+            start: the state after an earlier record (see `embq.core.run.checkpoint`), which is moved on; or None.
         """
         state = start if start is not None else LogState(units=units)
         while True:

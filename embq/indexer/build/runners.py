@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from embq.core.errors import EmbqError, OutputError, error_of
-from embq.core.process.children import ChildEndedError, JsonChild
+from embq.core.process.children import ChildEndedError, JsonChild, python
 from embq.indexer.build.process import do
 from embq.indexer.build.units import IndexUnit, Sidecar, find
 from embq.indexer.index_files.files import to_json
@@ -106,7 +105,7 @@ class Processes:
         halt: threading.Event,
     ) -> None:
         options = ("--worker", name, "--threads", str(threads), "--memory", str(self._memory_bytes))
-        command = [sys.executable, "-m", "embq.indexer.build.process", *options]
+        command = python("-m", "embq.indexer.build.process", *options)
         child = JsonChild(command, OMP_NUM_THREADS=str(threads))
         try:
             while (unit := waiting.get()) is not None and not halt.is_set():

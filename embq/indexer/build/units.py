@@ -34,7 +34,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 """Stage -> the stages whose payloads its units read."""
 
 CHANGES = ("grow", "ask", "retune", "compact")
-"""The stages of changes to an index that is there; see `embq.indexer.change.growth` and `embq.indexer.change.compaction`."""
+"""The stages of changes to an index; see `embq.indexer.change.growth` and `embq.indexer.change.compaction`."""
 
 DEDUP = ("vectors", "dedup", "groups")
 """The stages of a deduplication; see `embq.indexer.dedup.dedup`."""

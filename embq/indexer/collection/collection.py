@@ -34,8 +34,8 @@ class Collection:
         parts: in order of their ids, without gaps.
         complete: False for a run that is still under way.
         rows_spec: `embq.core.rows.spec.RowSpec.describe()` of a run, else {}.
-        model: what made the vectors, where that is known: `embq.core.models.ModelConfig.describe()`, and under "output" the
-            name, spec and modality of the output that is indexed.
+        model: what made the vectors, where that is known: `embq.core.models.ModelConfig.describe()`, and under "output"
+            the name, spec and modality of the output that is indexed.
         fingerprint: of the model that made the vectors, where that is known.
         run: id of the run.
         id_columns: columns of metadata in the identity.

@@ -1,7 +1,7 @@
 """Plain files behind URLs, with the part of the interface of `pathlib.Path` that collections need; read in ranges.
 
-Versions, retries, parallel requests and allowed hosts are those of inputs (`embq.sources.access`), imported where a URL is
-read.
+Versions, retries, parallel requests and allowed hosts are those of inputs (`embq.sources.access`), imported where a URL
+is read.
 """
 
 from __future__ import annotations

@@ -138,8 +138,8 @@ def dedup(
 ) -> tuple[Path, dict[str, Any]]:
     """Group the rows of the current version that are near each other; gives the folder of the result, and its report.
 
-    The folder has the groups (see `embq.indexer.dedup.stages.GROUP_SCHEMA`), the report, and where matplotlib is installed a
-    picture. Interrupted, the same call goes on.
+    The folder has the groups (see `embq.indexer.dedup.stages.GROUP_SCHEMA`), the report, and where matplotlib is
+    installed a picture. Interrupted, the same call goes on.
 
     Raises TryLaterError where another process is at work on the index, or has changed it since `base` was read, and
     what the runner raises.

@@ -12,7 +12,6 @@ import json
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from typing import Any
 import msgspec
 
 from embq.core.errors import ConfigError, EmbqError, SourceError
-from embq.core.process.children import JsonChild
+from embq.core.process.children import JsonChild, python
 from embq.core.process.limits import decoded_bytes
 from embq.core.settings import child_environment
 from embq.core.units import Sample, Unit
@@ -202,7 +201,7 @@ class Process(JsonChild):
 
 def command(idle_s: float) -> list[str]:
     """The command of a reader process, which ends when it is asked nothing for `idle_s` seconds."""
-    return [sys.executable, "-P", "-m", "embq.sources.reader_process.server", str(idle_s)]
+    return python("-m", "embq.sources.reader_process.server", str(idle_s))
 
 
 _LOOKS = Process(command(LOOK_IDLE_S))

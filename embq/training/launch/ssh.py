@@ -19,6 +19,7 @@ import click
 
 import embq
 from embq.core.errors import AwayError, ConfigError, EmbqError, Exit, InputError
+from embq.core.process.children import python
 from embq.training.launch.child_process import MEMBER
 from embq.training.launch.devices import thread_share
 from embq.training.launch.launch_options import Where, meeting_point
@@ -113,7 +114,9 @@ class HostQuery:
 
     def __init__(self, where: Where, host: str, question: Question) -> None:
         self.where, self.host = where, host
-        self.command = ssh_line(where, host, [where.remote_python, "-m", "embq.training.launch.ssh_probe"])
+        self.command = ssh_line(
+            where, host, python("-m", "embq.training.launch.ssh_probe", executable=where.remote_python)
+        )
         self._question = json.dumps(asdict(question)) + "\n"
 
     def __enter__(self) -> HostQuery:
@@ -233,8 +236,8 @@ def launch_ssh(module: str, arguments: Sequence[str], where: Where, inputs: Sequ
 
     A dry run asks no host: it shows a port and a number of processes that a real one finds out.
     """
-    python, folder = where.remote_python or sys.executable, where.remote_folder or str(Path.cwd())
-    where = replace(where, remote_python=python, remote_folder=folder)
+    folder = where.remote_folder or str(Path.cwd())
+    where = replace(where, remote_python=where.remote_python or sys.executable, remote_folder=folder)
     if where.dry_run:
         named, port = meeting_point(where.rendezvous)
         rendezvous = f"{named or address_of(where, where.hosts[0])}:{port or PORT}"
@@ -283,10 +286,11 @@ def _line(
         rendezvous=rendezvous,
         local_address=address_of(where, host) if restarts else "",
         max_restarts=restarts,
-        python=where.remote_python,
+        executable=where.remote_python,
     )
     marked = [] if where.dry_run else [TO_BE_MARKED]
     each = EACH_START_ITS_OWN if restarts else {}
     pairs = [f"{name}={value}" for name, value in {**each, **environment}.items()]
-    remote = [where.remote_python, "-u", "-m", "embq.training.launch.ssh_remote", *marked, *pairs, "--", *torchrun]
+    module = "embq.training.launch.ssh_remote"
+    remote = python("-u", "-m", module, *marked, *pairs, "--", *torchrun, executable=where.remote_python)
     return ssh_line(where, host, remote, *KEPT_ALIVE)

@@ -1,4 +1,4 @@
-"""A host's part of a training started by ssh: `python -m embq.training.launch.ssh_remote [NAME=VALUE]... -- TORCHRUN ...`.
+"""A host's part of a training by ssh: `python -m embq.training.launch.ssh_remote [NAME=VALUE]... -- TORCHRUN ...`.
 
 sshd does not end what it started when the connection ends. So this watches its standard input, which closes with the
 connection, and ends torchrun then. It ends as every command of embq does; with `--mark` as its first argument, it

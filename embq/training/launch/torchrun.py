@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from embq.core.errors import Exit, UsageError
+from embq.core.process.children import python
 from embq.core.redaction import masked
 from embq.training.launch.outcomes import OUTCOMES, Outcome, killed
 
@@ -33,9 +34,9 @@ find the addresses of processes that have ended, and fail (dynamic_rendezvous.py
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
-def python_command(module: str, arguments: Sequence[str], *, python: str = sys.executable) -> list[str]:
+def python_command(module: str, arguments: Sequence[str], *, executable: str = sys.executable) -> list[str]:
     """One process, with unbuffered output."""
-    return [python, "-u", "-m", module, *arguments]
+    return python("-u", "-m", module, *arguments, executable=executable)
 
 
 def torchrun_command(
@@ -48,7 +49,7 @@ def torchrun_command(
     rendezvous: str = "",
     local_address: str = "",
     max_restarts: int = 0,
-    python: str = sys.executable,
+    executable: str = sys.executable,
 ) -> list[str]:
     """torchrun on one host. Of several hosts, its store listens on all addresses of the first one.
 
@@ -62,7 +63,7 @@ def torchrun_command(
         max_restarts: restarts of all processes after one of them failed.
     """
     # Without a folder for logs it makes one in the temporary directory, leaves it there and writes nothing to it.
-    command = [python, "-m", MODULE, "--log-dir", os.devnull]
+    command = python("-m", MODULE, "--log-dir", os.devnull, executable=executable)
     if nodes == 1:
         command += ["--standalone", "--local-addr", LOOPBACK]
     elif not rendezvous:
@@ -89,7 +90,7 @@ def srun_command(
     nodes: int,
     processes: int,
     cpus: int | None,
-    python: str = sys.executable,
+    executable: str = sys.executable,
 ) -> list[str]:
     """Slurm's srun, with a task for each process; MASTER_ADDR and MASTER_PORT have to be in the environment.
 
@@ -99,7 +100,7 @@ def srun_command(
     """
     command = ["srun", "--nodes", str(nodes), "--ntasks-per-node", str(processes)]
     command += ["--cpus-per-task", str(cpus)] if cpus else []
-    return [*command, *python_command(module, arguments, python=python)]
+    return [*command, *python_command(module, arguments, executable=executable)]
 
 
 def stay_on_loopback() -> None:
@@ -140,6 +141,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run torchrun; returns 0, 130 after a request to stop, or 1 where a process failed."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
+    os.environ["PYTHONSAFEPATH"] = "1"  # for the processes that torchrun starts; see `children.python`
     level = os.environ.get(_CPP_LOG_LEVEL)
     os.environ[_CPP_LOG_LEVEL] = "FATAL"
     run: Any = importlib.import_module("torch.distributed.run")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from embq.core.errors import NoDeviceError, UsageError
+from embq.core.process.children import python
 from embq.core.process.limits import cores, memory_bytes
 from embq.core.settings import child_environment
 from embq.worker.embedders.device.hardware import simulated_speed
@@ -290,7 +290,7 @@ def _output_of(program: str, **shown: str) -> list[Any]:
     """The JSON list that a Python process prints last; [] where it fails, for reasons that `embq doctor` shows."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", program],
+            python("-c", program),
             env=child_environment(CUDA_DEVICE_ORDER="PCI_BUS_ID", **shown),
             capture_output=True,
             text=True,

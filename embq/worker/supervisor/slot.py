@@ -9,7 +9,6 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embq.core.errors import Exit
+from embq.core.process.children import python
 from embq.core.process.children import start as start_process
 from embq.core.process.limits import cores
 from embq.core.settings import Settings, child_environment
@@ -167,8 +167,7 @@ class Slot:
         self.board = ProgressBoard(self.board_fd)
         try:
             self.process = start_process(
-                [
-                    sys.executable,
+                python(
                     "-m",
                     "embq.worker.process",
                     *("--name", self.name),
@@ -186,7 +185,7 @@ class Slot:
                     *("--without", ",".join(sorted(self.paths.without))),
                     *(("--guest",) if self.host is not None else ()),
                     *(("--threads-chosen",) if fleet.threads_chosen else ()),
-                ],
+                ),
                 pass_fds=(report_for_child, self.board_fd),
                 environment=self.paths.begin(self.device, _child_env(fleet, self.device, self.gpu)),
             )
@@ -312,8 +311,8 @@ FAULTS = {Exit.DEVICE, -signal.SIGABRT}
 class PathMemory:
     """Optional compute paths of one device that the next process disables, because earlier processes died with them.
 
-    `embq.worker.embedders.device.optional_paths` has the paths of a process. Its allocator counts as one of them: expandable
-    segments fail at the first allocation where the driver has no virtual memory (some vGPUs, Jetson).
+    `embq.worker.embedders.device.optional_paths` has the paths of a process. Its allocator counts as one of them:
+    expandable segments fail at the first allocation where the driver has no virtual memory (some vGPUs, Jetson).
 
     Attributes:
         without: names of the disabled paths.

@@ -6,21 +6,19 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from embq.core.errors import ModelError, SampleError
-from embq.core.models import Chunking, ModelConfig, ModelFamily, ModelSpec
-from embq.core.units import Sample, content_hash
+from embq.plugins import Chunking, ModelConfig, ModelError, ModelFamily, ModelSpec, Sample, SampleError, content_hash
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from embq.worker.embedders.base import Splitter
+    from embq.plugins import Splitter
 
 VERSION = "letters 1"
 """Increase it when the same text gets another vector."""
 
 
 class LettersEmbedder:
-    """See `embq.worker.embedders.base.ChunkableEmbedder`.
+    """See `embq.plugins.ChunkableEmbedder`.
 
     Args:
         dim: length of a vector.
@@ -39,7 +37,7 @@ class LettersEmbedder:
 
     def prepare(self, samples: Sequence[Sample]) -> list[Any | SampleError]:
         """The places of a text's letters in its vector."""
-        from embq.worker.embedders.sample_fields import prepare_each, text_of
+        from embq.plugins import prepare_each, text_of
 
         return prepare_each(samples, lambda sample: self._places(text_of(sample)))
 
@@ -62,7 +60,7 @@ class LettersEmbedder:
 
     def splitter(self, chunking: Chunking) -> Splitter:
         """Cuts texts by words."""
-        from embq.worker.embedders.text.splitting import counted_splitter
+        from embq.plugins import counted_splitter
 
         model = self._config.spec
         return counted_splitter(lambda text: len(text.split()), chunking, extra=0, longest=1 << 20, model=model)
@@ -74,7 +72,7 @@ class LettersEmbedder:
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> LettersEmbedder:  # noqa: ARG001 - it computes on the CPU
     """The model of a spec; ModelError where it is none."""
-    from embq.worker.embedders.sample_fields import check_modalities
+    from embq.plugins import check_modalities
 
     spec.check_params()
     check_modalities(config, "text")

@@ -9,18 +9,27 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
-from embq.core.errors import InputError, SourceError
-from embq.core.units import Sample, Unit
-from embq.sources.access.files import base_name, open_current, open_unchanged
-from embq.sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
-from embq.sources.reader_options import ReadOptions
+from embq.plugins import (
+    SAMPLE_MAX_BYTES,
+    InputError,
+    Moved,
+    ReadOptions,
+    Sample,
+    Source,
+    SourceError,
+    Unit,
+    base_name,
+    open_current,
+    open_unchanged,
+    unwatched,
+)
 
 START = b"From "
 """A line that begins a mail."""
 
 
 class MailboxSource(Source):
-    """See `embq.sources.interface.Source`. A unit is a slice of the file, from the start of a mail to that of another."""
+    """See `embq.plugins.Source`. A unit is a slice of the file, from one start of a mail to another."""
 
     kind = "mbox"
     modalities: tuple[str, ...] = ("text",)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from embq.core.errors import SampleError
-from embq.core.units import Sample
+from embq.plugins import Sample, SampleError
 
 
 def without_quotes(sample: Sample) -> Sample:

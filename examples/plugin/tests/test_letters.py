@@ -2,7 +2,7 @@
 
 import pytest
 
-from embq.core.models import ModelConfig
+from embq.plugins import ModelConfig
 from embq.testing.embedders import *  # noqa: F403
 
 

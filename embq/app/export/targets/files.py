@@ -52,7 +52,7 @@ class _Folder:
 
 
 class HuggingFace(_Folder):
-    """A folder that `datasets.load_dataset` reads and `hf upload` pushes; see `embq.app.export.targets.target.Target`."""
+    """A folder that `datasets.load_dataset` reads and `hf upload` pushes; see `targets.target.Target`."""
 
     batch_rows = 65_536  # one file
     errors = (OSError, pa.ArrowInvalid)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import queue
 import subprocess
-import sys
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from embq.app.serving.http_errors import HttpError
 from embq.core.errors import SampleError
-from embq.core.process.children import ChildEndedError, JsonChild, ending
+from embq.core.process.children import ChildEndedError, JsonChild, ending, python
 from embq.core.settings import child_environment
 
 IMAGE_S = 5.0
@@ -32,7 +31,7 @@ IDLE_S = 300.0
 
 class _Child(JsonChild):
     def __init__(self) -> None:
-        command = [sys.executable, "-P", "-m", "embq.app.ui.thumbnails.decoder_process", str(IDLE_S)]
+        command = python("-m", "embq.app.ui.thumbnails.decoder_process", str(IDLE_S))
         super().__init__(command, MALLOC_ARENA_MAX="1", OMP_NUM_THREADS="1")
         self.images = 0
 

@@ -62,7 +62,7 @@ def speeds_of_budgets(embedder: Embedder, clock: Callable[[], float] = time.perf
     try:
         speeds = {usual: _speed(embedder, prepared, usual, clock)}
     except DeviceFullError:
-        # Perhaps for now only: passes are made smaller, and larger again, while it works (`embq.worker.stages.batching`).
+        # Perhaps for now only: passes are made smaller and larger while it works (`embq.worker.stages.batching`).
         return {usual: alone}
     for factor in FACTORS:
         budget = int(usual * factor)

@@ -7,8 +7,8 @@ one slab from its first row to its last, so the images of a chunk lie next to ea
 returns to the pool. There is no count of our own that an error could leave wrong: a slab that an exception still refers
 to is kept too long, never too short. So the
 one rule for readers of pixels is to hold the rows until they are done with them. The embed stage does so until the
-vectors have arrived (`embq.worker.stages.embed.InFlight`). A copy to a device may outlast the call that began it: code that
-begins one holds the rows until it has seen the copy's event (`Uploader`), whatever became of the pass.
+vectors have arrived (`embq.worker.stages.embed.InFlight`). A copy to a device may outlast the call that began it: code
+that begins one holds the rows until it has seen the copy's event (`Uploader`), whatever became of the pass.
 """
 
 from __future__ import annotations

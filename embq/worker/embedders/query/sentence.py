@@ -169,7 +169,7 @@ class LightSentence:
         self._tokenizer.enable_truncation(self._longest(folder, spec))
 
     def text(self, text: str) -> np.ndarray:
-        """Its vector, float32 of shape (dim,); SampleError as `embq.worker.embedders.sample_fields.text_of` raises it."""
+        """Its vector, float32 of shape (dim,); SampleError as `sample_fields.text_of` raises it."""
         checked = text_of(Sample(ordinal=0, key="", text=text))
         ids = np.array(self._tokenizer.encode(self._prompt + checked).ids)
         if not len(ids):
