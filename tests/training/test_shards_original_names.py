@@ -1,10 +1,9 @@
-"""Commands of the ImageNet kit: `shardsum` and `convert-image.py`."""
+"""Commands of the ImageNet kit, examples/imagenet: `shardsum` and `convert-image.py`."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 from pictures_converted import class_tree
@@ -12,15 +11,12 @@ from pictures_converted import class_tree
 from embq.training.shards.shard_set import open_shards
 from embq.training.shards.sizes import classes_beside
 
-ROOT = Path(__file__).resolve().parents[2]
+IMAGENET = Path(__file__).resolve().parents[2] / "examples" / "imagenet"
 
 
 def script(name: str, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    """A console script, started as its entry in pyproject.toml says."""
-    entries = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
-    module, _, function = entries[name].partition(":")
-    start = f"import sys; sys.argv[0] = {name!r}; from {module} import {function}; {function}()"
-    command = [sys.executable, "-c", start, *arguments]
+    """A file of examples/imagenet."""
+    command = [sys.executable, str(IMAGENET / name), *arguments]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=120)
 
 

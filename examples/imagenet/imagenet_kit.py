@@ -1,4 +1,4 @@
-"""Commands of the webdataset ImageNet kit: `run-local`, `run-ray`, `shardsum` and `convert-image.py`.
+"""The flags of the webdataset ImageNet kit's commands, for the files beside this one.
 
 Flags with a counterpart are renamed, flags without effect are noted, and others are refused with an alternative.
 embq's own flags may be among them.
@@ -7,46 +7,13 @@ embq's own flags may be among them.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from embq.app.cli.entry_point import run, show_error
 from embq.core.errors import EmbqError, Exit, InputError, UsageError
-
-
-def shardsum() -> NoReturn:
-    """`ls FOLDER | shardsum`: see `embq shards sum`."""
-    sys.exit(run(["shards", "sum", *sys.argv[1:]]))
-
-
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("root", metavar="ROOT")
-@click.option("--odir", default="./shards", show_default=True, metavar="DIR", help="Where the shards are to be.")
-def convert_image(root: str, odir: str) -> NoReturn:
-    """Write ImageNet as shards: ROOT/train shuffled, ROOT/val in order, each a folder of class folders.
-
-    The same as `embq shards convert ROOT/train DIR/imagenet-train-%06d.tar`, then with --no-shuffle for val. Other
-    than the kit's, it keeps the bytes of the pictures, and shuffles.
-    """
-    if missing := [part for part in ("train", "val") if not os.path.isdir(os.path.join(root, part))]:
-        error = InputError(
-            f"{os.path.join(root, missing[0])}: is no folder",
-            code="source_missing",
-            next_step="name the folder that holds train and val, or convert each with `embq shards convert`",
-        )
-        show_error(error)
-        sys.exit(error.exit_code)
-    statuses: list[int] = []
-    for part, options in (("train", []), ("val", ["--no-shuffle"])):
-        pattern = os.path.join(odir, f"imagenet-{part}-%06d.tar")
-        statuses.append(run(["shards", "convert", os.path.join(root, part), pattern, *options]))
-        if statuses[-1] not in (Exit.DONE, Exit.SOME_FAILED):
-            break
-    sys.exit(max(statuses))
-
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -248,16 +215,6 @@ def _without_effect(flags: dict[str, Any]) -> Iterator[str]:
 
 def _note(text: str) -> None:
     click.echo(f"note: {text}", err=True)
-
-
-def run_local() -> NoReturn:
-    """Entry point of the command `run-local`."""
-    sys.exit(called(local_command, sys.argv[1:]))
-
-
-def run_ray() -> NoReturn:
-    """Entry point of the command `run-ray`."""
-    sys.exit(called(ray_command, sys.argv[1:]))
 
 
 def called(command: click.Command, arguments: Sequence[str]) -> int:
