@@ -210,6 +210,29 @@ class Answer:
     timing: dict[str, float]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedAnswer(Answer):
+    """The answer of an index that a server holds.
+
+    Attributes:
+        index: its name.
+        version: of the index.
+    """
+
+    index: str
+    version: str
+
+    def describe(self) -> dict[str, Any]:
+        """The JSON of `/search`."""
+        return {
+            "schema": SCHEMA,
+            "results": [one.describe() for one in self.results],
+            "timing": {name: round(value, 3) for name, value in self.timing.items()},
+            "index": self.index,
+            "version": self.version,
+        }
+
+
 # --- fields of a JSON body ---
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -229,7 +230,7 @@ class Routes:
     async def search(self, request: Request) -> Response:
         """The results of a query, for `embq search`."""
         answer = await self._search.search(Query.from_json(await json_body(request)))
-        return await anyio.to_thread.run_sync(_json, answer)
+        return await anyio.to_thread.run_sync(lambda: _json(answer.describe()))
 
     async def indices_list(self, request: Request) -> Response:
         """The names of the indexes."""
@@ -282,13 +283,19 @@ def answering(endpoint: Endpoint) -> Endpoint:
         except EmbqError as error:
             return _json(*response_of(error, request.url.path))
         except Exception:  # noqa: BLE001 - the boundary to the client
-            _log.bug("bug", route=request.url.path)
-            bug = EmbqError(
-                "embq has a bug; its log holds the details", next_step="report it with those lines of the log"
-            )
-            return _json(*response_of(bug, request.url.path))
+            return _json(*response_of(logged_bug(request), request.url.path))
 
     return answer
+
+
+def logged_bug(request: Request) -> EmbqError:
+    """Log the exception that is being handled, which is a bug; returns the error for the client."""
+    number = secrets.token_hex(4)
+    _log.bug("bug", id=number, route=request.url.path)
+    return EmbqError(
+        f"embq has a bug; its log holds the details under id={number}",
+        next_step="report it with those lines of the log",
+    )
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import anyio
 import numpy as np
 
 from embq.app.searching.local import check_ids, complete_vector, embed_query, nearest_of, results_of
-from embq.app.searching.query import SCHEMA, Query, not_embedded
+from embq.app.searching.query import Query, Result, ServedAnswer, not_embedded
 from embq.app.serving.http_errors import HttpError
 from embq.app.serving.image_url import fetch_image
 from embq.app.serving.indices import Indices
@@ -26,6 +26,7 @@ from embq.core.errors import InputError, OutputError, SampleError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from embq.indexer.filter.columns import ColumnValues
     from embq.indexer.filter.selection import Selection
 
 _FETCHES = 8
@@ -95,7 +96,7 @@ class Search:
         results = [{"id": i, "metadata": row} for i, row in zip(request.ids, rows, strict=True)]
         return KnnAnswer(results=results, version=version.info.name, not_applied=() if has_modality else ("modality",))
 
-    async def search(self, query: Query) -> dict[str, Any]:
+    async def search(self, query: Query) -> ServedAnswer:
         """The answer of `/search`: that of `embq search --json`, with the name and version of the index."""
         index = self._indices.only(query.index, query.modality)
         began, steps = time.perf_counter(), Steps(self._metrics)
@@ -114,26 +115,16 @@ class Search:
         timing = {"load_s": time.perf_counter() - began - sum(steps.seconds.values())}
         for name, step in TIMED.items():
             timing[name] = 1000 * steps.seconds.get(step, 0.0)
-        return {
-            "schema": SCHEMA,
-            "results": results,
-            "timing": {name: round(value, 3) for name, value in timing.items()},
-            "index": index.name,
-            "version": version.info.name,
-        }
+        return ServedAnswer(results=results, timing=timing, index=index.name, version=version.info.name)
 
-    async def columns(self, index: str, modality: str) -> list[dict[str, Any]]:
-        """The columns that `where` of `/search` may name: `name`, `type`, `values` and `rows`.
-
-        `values` are (value, rows with it), the most frequent first, of columns with few different ones; None of others.
-        `rows` is the number of rows that were looked at.
+    async def columns(self, index: str, modality: str) -> tuple[ColumnValues, ...]:
+        """The columns that `where` of `/search` may name.
 
         Args:
             index, modality: as in the body of `/search`.
         """
         with self._indices.only(index, modality).use() as version:
-            found = await anyio.to_thread.run_sync(version.searcher.columns, limiter=version.turn)
-        return [asdict(one) for one in found]
+            return await anyio.to_thread.run_sync(version.searcher.columns, limiter=version.turn)
 
     async def _vector(self, query: Query, version: OpenVersion, steps: Steps) -> np.ndarray:
         """The query as float32 (d,)."""
@@ -167,17 +158,14 @@ def _selected(query: Query, version: OpenVersion, steps: Steps) -> Selection:
 
 def _search_results(
     query: Query, version: OpenVersion, vector: np.ndarray, among: Selection | None, steps: Steps
-) -> list[dict[str, Any]]:
-    """The results as `Result.describe` gives them, best first, with values that JSON can hold."""
+) -> list[Result]:
+    """The results, best first, with values that JSON can hold."""
     with steps.step("knn"):
         found = nearest_of(version.searcher, query, vector, among)
     with steps.step("rows"):
         ids, scores, rows = found.ids[0], found.scores[0], version.searcher.rows
         results = results_of(ids, scores, rows, k=query.k, offset=query.offset, excluded=query.excluded)
-    return [
-        replace(one, metadata={name: json_value(value) for name, value in one.metadata.items()}).describe()
-        for one in results
-    ]
+    return [replace(one, metadata={name: json_value(value) for name, value in one.metadata.items()}) for one in results]
 
 
 def _knn_results(

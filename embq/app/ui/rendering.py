@@ -9,18 +9,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
+from embq.app.serving.app import Endpoint, logged_bug
+from embq.app.serving.http_errors import status_of
+from embq.core.errors import EmbqError
 from embq.core.redaction import masked, printable
 from embq.core.service.progress_line import duration
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 HERE = Path(__file__).parent
 
@@ -76,16 +84,41 @@ def fragment(template: str, values: Mapping[str, Any]) -> str:
 
 
 def page(
-    request: Request, template: str, values: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] = {}
+    request: Request, template: str, view: DataclassInstance, status: int = 200, headers: Mapping[str, str] = {}
 ) -> Response:
     """A page, or the part of it that a template gives.
 
     Args:
-        values: of the template, besides `here`, the path of the page.
+        view: its fields are the names of the template, besides `here`, the path of the page.
     """
+    values = {one.name: getattr(view, one.name) for one in fields(view)}
     html = fragment(template, {"here": request.url.path, **values})
     kept = {"Cache-Control": "no-store", **SECURITY_HEADERS, **headers}
     return HTMLResponse(html.encode("utf-8", "replace"), status, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorView:
+    """A page that consists of an error."""
+
+    message: str
+    next: str
+
+
+def showing(route: Route) -> Route:
+    """A route of pages whose errors are pages."""
+    endpoint: Endpoint = route.endpoint
+
+    async def show(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except EmbqError as failed:
+            error = failed
+        except Exception:  # noqa: BLE001 - the boundary to the client
+            error = logged_bug(request)
+        return page(request, "error.html", ErrorView(error.message, error.next_step), status_of(error))
+
+    return Route(route.path, show, methods=list(route.methods or ()))
 
 
 class StaticFilesOfPages(StaticFiles):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from embq.app.searching.local import results_of
-from embq.app.searching.query import MOST_RESULTS, Query
+from embq.app.searching.query import MOST_RESULTS, Query, Result
 from embq.app.serving.app import Serving, answering, read_body
 from embq.app.serving.http_errors import HttpError, status_of
 from embq.app.serving.served_index import OpenVersion, ServedIndex
@@ -26,6 +26,7 @@ from embq.app.ui.rendering import SECURITY_HEADERS, page
 from embq.app.ui.search_state import PAGE, SearchState
 from embq.app.ui.uploaded_images import MOST_IMAGE, UploadedImages
 from embq.core.errors import EmbqError, InputError
+from embq.indexer.filter.columns import ColumnValues
 from embq.indexer.filter.condition import OPS, Condition
 
 TIMING = (("embed_ms", "embedding"), ("filter_ms", "filter"), ("search_ms", "index"), ("rows_ms", "reading"))
@@ -45,12 +46,33 @@ class Results:
         more: whether a further page may have results.
     """
 
-    rows: list[dict[str, Any]]
+    rows: list[Result]
     timing: list[tuple[str, float]]
     total_ms: float = 0.0
     error: EmbqError | None = None
     waiting: bool = False
     more: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchView:
+    """What the templates of the page show.
+
+    Attributes:
+        index: that is searched; None where there is none.
+        indices: all of them.
+        columns: that conditions may be about.
+        copies: (tool, command) for the same search elsewhere.
+    """
+
+    state: SearchState
+    results: Results
+    index: ServedIndex | None
+    indices: Sequence[ServedIndex]
+    columns: Sequence[ColumnValues]
+    copies: Sequence[tuple[str, str]]
+    operators: Sequence[str] = OPS
+    page_size: int = PAGE
 
 
 class SearchPage:
@@ -83,23 +105,18 @@ class SearchPage:
             results = await self._results(state, index) if index is not None else Results(rows=[], timing=[])
         if index is not None:
             state = replace(state, index=f"{index.name}:{index.modality}")
-        columns = await self._serving.search.columns(index.name, index.modality) if index is not None else []
-        values = {
-            "state": state,
-            "results": results,
-            "index": index,
-            "indices": self._serving.indices.all,
-            "model_state": self._serving.models.state(index.version) if index is not None else "",
-            "columns": columns,
-            "operators": OPS,
-            "copies": _copies(str(request.base_url).rstrip("/"), state) if state.has_query else [],
-            "page_size": PAGE,
-            "last": MOST_RESULTS,
-        }
+        view = SearchView(
+            state=state,
+            results=results,
+            index=index,
+            indices=self._serving.indices.all,
+            columns=await self._serving.search.columns(index.name, index.modality) if index is not None else (),
+            copies=_copies(str(request.base_url).rstrip("/"), state) if state.has_query else (),
+        )
         part = request.headers.get("hx-target") == "results"
         status = 200 if part or results.error is None else status_of(results.error)
         headers = {"Vary": "HX-Request, HX-Target"} | ({"HX-Push-Url": state.href} if part else {})
-        return page(request, "search_results.html" if part else "search.html", values, status, headers)
+        return page(request, "search_results.html" if part else "search.html", view, status, headers)
 
     async def upload(self, request: Request) -> Response:
         """Keep an image for a query; answers its token."""
@@ -154,8 +171,8 @@ class SearchPage:
             )
         except EmbqError as error:
             return Results(rows=[], timing=[], error=error)
-        timing = [(name, answer["timing"][field]) for field, name in TIMING if answer["timing"].get(field)]
-        rows = answer["results"]
+        timing = [(name, answer.timing[field]) for field, name in TIMING if answer.timing[field]]
+        rows = answer.results
         return Results(
             rows=rows,
             timing=timing,
@@ -164,11 +181,10 @@ class SearchPage:
         )
 
 
-def _first_rows(version: OpenVersion) -> list[dict[str, Any]]:
+def _first_rows(version: OpenVersion) -> list[Result]:
     """Rows from all over the index, to begin with."""
     ids = np.unique(np.linspace(0, max(0, version.info.ids - 1), PAGE).astype(np.int64))[: version.info.ids]
-    found = results_of(ids, np.zeros(len(ids), np.float32), version.searcher.rows, k=PAGE)
-    return [one.describe() for one in found]
+    return results_of(ids, np.zeros(len(ids), np.float32), version.searcher.rows, k=PAGE)
 
 
 def _added_condition(request: Request) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
@@ -85,6 +86,24 @@ def _refused(message: str, next_step: str) -> HttpError:
     return HttpError(message, code="no_actions", next_step=next_step, status=403)
 
 
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What the page says of an action.
+
+    Attributes:
+        lines: counts.
+        run, confirm: for a retry that waits for the user: the run, and the fields that carry it out.
+        bad: whether nothing was done.
+    """
+
+    message: str
+    next: str = ""
+    lines: Sequence[str] = ()
+    run: str = ""
+    confirm: Mapping[str, str] | None = None
+    bad: bool = False
+
+
 class Actions:
     """Carries out actions.
 
@@ -106,12 +125,12 @@ class Actions:
             form = await _form(request)
             work = partial(self._retry, run, form) if verb == "retry" else partial(self._control, run, verb)
             self._limit = self._limit or anyio.CapacityLimiter(AT_ONCE)
-            said = await anyio.to_thread.run_sync(work, limiter=self._limit)
-            return _notice(request, **said)
+            notice, status = await anyio.to_thread.run_sync(work, limiter=self._limit), 200
         except EmbqError as error:
-            return _notice(request, error.message, next=error.next_step, bad=True, status=status_of(error))
+            notice, status = Notice(error.message, next=error.next_step, bad=True), status_of(error)
+        return page(request, "fleet/said.html", notice, status)
 
-    def _control(self, run: str, verb: str) -> dict[str, Any]:
+    def _control(self, run: str, verb: str) -> Notice:
         found = self._sampler.registered(run)
         if found is None:
             raise _unknown(run)
@@ -121,11 +140,11 @@ class Actions:
             raise BrokerError("the broker does not answer", next_step="try again") from error
         _log.info("action", verb=verb, run=run)
         if result.state == "done":
-            return {"message": f"Run {run} is done; there is nothing to {verb}."}
+            return Notice(f"Run {run} is done; there is nothing to {verb}.")
         noted = "" if result.noted else "No writer has noted it in the output folder yet; only the broker knows it."
-        return {"message": f"Run {run} {DONE[verb]}: {result.how_far}.", "next": noted}
+        return Notice(f"Run {run} {DONE[verb]}: {result.how_far}.", next=noted)
 
-    def _retry(self, run: str, form: Mapping[str, str]) -> dict[str, Any]:
+    def _retry(self, run: str, form: Mapping[str, str]) -> Notice:
         snapshot = self._sampler.look()
         view = snapshot.run(run) if snapshot is not None else None
         if view is None:
@@ -145,7 +164,7 @@ class Actions:
         _log.info("action", verb="retry", run=run, failures=retried.failures)
         by = _handed(retried, view.root, self._sampler.registered(run))
         units = f"{retried.units:,} unit{'' if retried.units == 1 else 's'}"
-        return {"message": f"{retried.failures:,} failures are done again, in {units}.", "next": by}
+        return Notice(f"{retried.failures:,} failures are done again, in {units}.", next=by)
 
 
 def _handed(retried: RetryResult, root: Place, found: tuple[RunRecord, Any] | None) -> str:
@@ -161,7 +180,7 @@ def _handed(retried: RetryResult, root: Place, found: tuple[RunRecord, Any] | No
     return "The workers have them."
 
 
-def _preview(run: str, form: Mapping[str, str], found: RetryResult) -> dict[str, Any]:
+def _preview(run: str, form: Mapping[str, str], found: RetryResult) -> Notice:
     lines = [f"{count:,} {code}" for code, count in (found.samples + found.whole).most_common(12)]
     if found.under_way:
         lines.append(f"{found.under_way:,} are under way already")
@@ -170,11 +189,11 @@ def _preview(run: str, form: Mapping[str, str], found: RetryResult) -> dict[str,
     if found.chunks:
         lines.append(f"{found.chunks:,} failures of single chunks are left out; make a new run of these texts")
     if not found.failures:
-        return {"message": "There is nothing to retry.", "lines": lines}
+        return Notice("There is nothing to retry.", lines=lines)
     units = f"{found.units:,} unit{'' if found.units == 1 else 's'}"
     confirm = {"expected_count": str(found.failures)} | ({"code": form["code"]} if form.get("code") else {})
     message = f"{found.failures:,} failure{'' if found.failures == 1 else 's'} would be done again, in {units}."
-    return {"message": message, "lines": lines, "run": run, "confirm": confirm}
+    return Notice(message, lines=lines, run=run, confirm=confirm)
 
 
 def _unknown(run: str) -> HttpError:
@@ -195,18 +214,3 @@ async def _form(request: Request) -> dict[str, str]:
     except ValueError as error:
         raise HttpError("the form has more than 8 fields", code="too_many") from error
     return {name: values[0] for name, values in fields.items()}
-
-
-def _notice(
-    request: Request,
-    message: str,
-    *,
-    next: str = "",
-    lines: Sequence[str] = (),
-    run: str = "",
-    confirm: Mapping[str, str] | None = None,
-    bad: bool = False,
-    status: int = 200,
-) -> Response:
-    values = {"message": message, "next": next, "lines": lines, "run": run, "confirm": confirm, "bad": bad}
-    return page(request, "fleet/said.html", values, status)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import anyio
 from starlette.requests import Request
@@ -17,13 +17,26 @@ from embq.app.ui.thumbnails.images import Images
 from embq.core.errors import EmbqError
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
-from embq.core.units import Sample
 
 READS = 2
 """Samples that are read at once; reading one may take seconds."""
 
 HEAD_BYTES = 60
 """Of an image that cannot be drawn; they tell a page of HTML that was saved as one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleView:
+    """What the template of a failed sample shows.
+
+    Attributes:
+        picture: as a data: URL; "" for none.
+        note: why there is neither; "" where there is.
+    """
+
+    picture: str = ""
+    text: str | None = None
+    note: str = ""
 
 
 class FailedSamples:
@@ -43,32 +56,29 @@ class FailedSamples:
     async def show(self, request: Request) -> Response:
         """The sample as a piece of HTML: its picture or text, or one line why there is none."""
         named = request.path_params
-        values: dict[str, Any] = {"picture": "", "text": None, "note": ""}
         try:
             failed = await self._fleet.failed_sample(named["run"], named["unit"], named["ordinal"])
-            values |= await anyio.to_thread.run_sync(self._look, failed, limiter=self._reads)
+            view = await anyio.to_thread.run_sync(self._look, failed, limiter=self._reads)
         except EmbqError as error:
-            values["note"] = f"The sample cannot be shown: {error.message}"
+            view = SampleView(note=f"The sample cannot be shown: {error.message}")
         except OSError as error:
-            values["note"] = f"The sample cannot be shown: {error.strerror or error}"
+            view = SampleView(note=f"The sample cannot be shown: {error.strerror or error}")
         headers = {"Cache-Control": "private, max-age=60"}
-        return page(request, "fleet/sample.html", values, headers=headers)
+        return page(request, "fleet/sample.html", view, headers=headers)
 
-    def _look(self, failed: FailedSample) -> dict[str, Any]:
+    def _look(self, failed: FailedSample) -> SampleView:
         unit = Manifest(Layout(failed.root)).find(failed.unit_id)
         if unit is None:
-            return {"note": "The manifest of the run does not have its unit."}
+            return SampleView(note="The manifest of the run does not have its unit.")
         if failed.code == "duplicate_key":
-            return {}  # its key finds the sample that has the row
+            return SampleView()  # its key finds the sample that has the row
         sample = self._images.sample(unit, failed.key, lambda: failed.ordinal)
-        return {"text": sample.text} | self._picture(sample)
-
-    def _picture(self, sample: Sample) -> dict[str, str]:
         if sample.image is None:
-            return {} if sample.text else {"note": "It has neither an image nor a text."}
+            return SampleView(text=sample.text, note="" if sample.text else "It has neither an image nor a text.")
         try:
             made = self._thumbnail(sample.image)
         except EmbqError:
             head = sample.image[:HEAD_BYTES].decode("latin-1")
-            return {"note": f"Its image has {len(sample.image):,} bytes, which begin with {head!r}."}
-        return {"picture": f"data:image/jpeg;base64,{base64.b64encode(made).decode()}"}
+            note = f"Its image has {len(sample.image):,} bytes, which begin with {head!r}."
+            return SampleView(text=sample.text, note=note)
+        return SampleView(text=sample.text, picture=f"data:image/jpeg;base64,{base64.b64encode(made).decode()}")

@@ -19,7 +19,7 @@ from embq.app.ui.fleet.fragments import Fragments, title_of
 from embq.app.ui.fleet.history import Histories, charts
 from embq.app.ui.fleet.live import MOST_STREAMS, Live, parts_of
 from embq.app.ui.fleet.snapshot import FleetSnapshot, RunView, Sampler, Source
-from embq.app.ui.rendering import SECURITY_HEADERS, page
+from embq.app.ui.rendering import SECURITY_HEADERS, ErrorView, page
 from embq.core.errors import EmbqError
 from embq.core.storage.paths import Place
 
@@ -42,6 +42,51 @@ class FailedSample:
     ordinal: int
     key: str
     code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Failure groups of a run.
+
+    Attributes:
+        groups: as `embq.app.status.failure_causes.described` makes them.
+        total: failures in all groups.
+        why: there are none to show; "" where there are.
+    """
+
+    groups: Sequence[dict[str, Any]] = ()
+    total: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FailuresView:
+    """What the template of the failures of a run shows."""
+
+    found: Groups
+    run: str
+    may_act: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """What the templates of the fleet and of a run show.
+
+    Attributes:
+        parts: HTML by the name of its place.
+        run, title: "" on the page of the fleet.
+    """
+
+    parts: dict[str, str]
+    run: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class MissingView:
+    """A run that this server does not know."""
+
+    run: str
 
 
 class FleetPages:
@@ -90,11 +135,10 @@ class FleetPages:
         may_act = self._permission.holds(request)
         parts = await anyio.to_thread.run_sync(self._parts, snapshot, run, may_act)
         if parts is None:
-            return page(request, "fleet/missing.html", {"run": run}, 404)
-        values: dict[str, Any] = {"parts": parts}
-        if (view := snapshot.run(run)) is not None:
-            values |= {"run": run, "title": title_of(view.progress)}
-        return page(request, "fleet/run.html" if run else "fleet/page.html", values)
+            return page(request, "fleet/missing.html", MissingView(run), 404)
+        view = snapshot.run(run)
+        title = title_of(view.progress) if view is not None else ""
+        return page(request, "fleet/run.html" if run else "fleet/page.html", FleetView(parts, run, title))
 
     async def events(self, request: Request) -> Response:
         """GET /ui/fleet/events[?run=]: server-sent events."""
@@ -126,17 +170,16 @@ class FleetPages:
         may_act = self._permission.holds(request)
         try:
             view = await self._view(request.path_params["run"])
-            values = await anyio.to_thread.run_sync(self._groups.of, view)
+            found = await anyio.to_thread.run_sync(self._groups.of, view)
         except EmbqError as error:
-            values = {"groups": [], "total": 0, "why": error.message}
-        run = request.path_params["run"]
-        return page(request, "fleet/failures.html", {**values, "run": run, "may_act": may_act})
+            found = Groups(why=error.message)
+        return page(request, "fleet/failures.html", FailuresView(found, request.path_params["run"], may_act))
 
     async def failed_sample(self, run: str, unit_id: str, ordinal: int) -> FailedSample:
         """A sample that a failure group of a run shows. Raises HttpError where none does."""
         view = await self._view(run)
-        values = await anyio.to_thread.run_sync(self._groups.of, view)
-        for group in values["groups"]:
+        found = await anyio.to_thread.run_sync(self._groups.of, view)
+        for group in found.groups:
             for example in group["examples"][:1]:
                 if (example["unit"], example["ordinal"]) == (unit_id, ordinal) and view.root is not None:
                     return FailedSample(view.root, unit_id, ordinal, example["key"], group["code"])
@@ -158,13 +201,11 @@ class FleetPages:
     def _granted(self, request: Request, token: str) -> Response:
         """The same page without the token in its address, which would stay in the history of the browser."""
         if not self._permission.accepts(token):
-            values = {
-                "message": "This is not the token of this server." if self.token else "This server takes no actions.",
-                "next": "Each start has another token; open the URL that the server printed."
-                if self.token
-                else "Start it with --allow-actions.",
-            }
-            return page(request, "fleet/refused.html", values, 403)
+            refused = ErrorView("This server takes no actions.", "Start it with --allow-actions.")
+            if self.token:
+                later = "Each start has another token; open the URL that the server printed."
+                refused = ErrorView("This is not the token of this server.", later)
+            return page(request, "error.html", refused, 403)
         response = RedirectResponse(request.url.path, 303, {**SECURITY_HEADERS, "Cache-Control": "no-store"})
         self._permission.grant(request, response)
         return response
@@ -175,23 +216,23 @@ class _FailureGroups:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {}
+        self._kept: dict[str, tuple[tuple[int, ...], Groups]] = {}
 
-    def of(self, view: RunView) -> dict[str, Any]:
-        """Values of the template; raises as `standing_failures` does."""
+    def of(self, view: RunView) -> Groups:
+        """The groups of a run; raises as `standing_failures` does."""
         progress = view.progress
         if view.root is None:
             why = "The output folder is not on this machine; embq failures OUT lists them where it is."
-            return {"groups": [], "total": 0, "why": why}
+            return Groups(why=why)
         at = (progress.failures, progress.done, progress.quarantined, progress.rows)
         with self._lock:
             kept = self._kept.get(progress.run)
             if kept is not None and kept[0] == at:
                 return kept[1]
             groups = described(view.root, grouped(view.root)) if progress.failures else []
-            values = {"groups": groups, "total": progress.failures, "why": ""}
+            found = Groups(groups, progress.failures)
             self._kept.pop(progress.run, None)
             while len(self._kept) >= KEPT:
                 self._kept.pop(next(iter(self._kept)))
-            self._kept[progress.run] = (at, values)
-            return values
+            self._kept[progress.run] = (at, found)
+            return found

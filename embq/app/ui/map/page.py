@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import anyio
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,6 +18,7 @@ from embq.app.ui.map.embedding_atlas import address, application_folder, atlas_r
 from embq.app.ui.rendering import SECURITY_HEADERS, page
 from embq.core import wire
 from embq.core.errors import EmbqError, InputError
+from embq.indexer.atlas.map_file import MapInfo
 
 MOST_SHAPE = 1 << 16
 """Bytes of a shape."""
@@ -23,6 +27,31 @@ MOST_SHAPE = 1 << 16
 def map_routes(serving: Serving) -> list[BaseRoute]:
     """Routes of the page `/map`, its data, and Embedding Atlas where that is installed."""
     return MapPage(serving).routes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapView:
+    """What the template of the page shows.
+
+    Attributes:
+        value: the index as NAME:MODALITY; "" for none.
+        stale: whether the index has changed since the map was made.
+        missing: whether the index has no map yet.
+        error: why there is no map otherwise.
+        query: text that is searched for when the page is open.
+        atlas: address of Embedding Atlas; "" where that is not installed.
+    """
+
+    index: ServedIndex | None
+    value: str
+    indices: Sequence[ServedIndex]
+    map: LoadedMap | None
+    info: MapInfo | None
+    stale: bool
+    missing: bool
+    error: EmbqError | None
+    query: str
+    atlas: str
 
 
 class MapPage:
@@ -51,22 +80,22 @@ class MapPage:
                 loaded = await anyio.to_thread.run_sync(self._maps.of, index.path)
         except EmbqError as failed:
             error = failed
-        values = {
-            "index": index,
-            "value": f"{index.name}:{index.modality}" if index is not None else "",
-            "indices": self._serving.indices.all,
-            "map": loaded,
-            "info": loaded.info if loaded is not None else None,
-            "stale": loaded is not None and index is not None and loaded.info.version != index.version.name,
-            "missing": error is not None and error.code == "no_map",
-            "error": error if error is not None and error.code != "no_map" else None,
-            "query": request.query_params.get("q", ""),
-            "atlas": address(index.name, index.modality)
+        view = MapView(
+            index=index,
+            value=f"{index.name}:{index.modality}" if index is not None else "",
+            indices=self._serving.indices.all,
+            map=loaded,
+            info=loaded.info if loaded is not None else None,
+            stale=loaded is not None and index is not None and loaded.info.version != index.version.name,
+            missing=error is not None and error.code == "no_map",
+            error=error if error is not None and error.code != "no_map" else None,
+            query=request.query_params.get("q", ""),
+            atlas=address(index.name, index.modality)
             if index is not None and loaded is not None and self._atlas is not None
             else "",
-        }
-        status = 200 if error is None or error.code == "no_map" else status_of(error)
-        return page(request, "map.html", values, status)
+        )
+        status = 200 if view.error is None else status_of(view.error)
+        return page(request, "map.html", view, status)
 
     async def points(self, request: Request) -> Response:
         """See `LoadedMap.points`."""
