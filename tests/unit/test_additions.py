@@ -302,7 +302,7 @@ def unit_list(folder: Path, most: int) -> list[str]:
 
 
 CHILD = (
-    "import sys\nfrom pathlib import Path\nimport embq.core.run.manifest\ncore.run.manifest.SEGMENT_UNITS = 50\n"
+    "import sys\nfrom pathlib import Path\nimport embq.core.run.manifest\nembq.core.run.manifest.SEGMENT_UNITS = 50\n"
     "from embq.core.process.libraries import leave_out_pandas\nleave_out_pandas()\n"
     "from embq.producer.enqueue import Request, prepare\nfrom embq.sources.reader_options import ReadOptions\n"
     "print('ready', flush=True)\nsys.stdin.readline()\n"

@@ -230,10 +230,13 @@ def open_version(path: Path, *, memory: str, threads: int) -> tuple[Searcher, Ve
 
 
 def modality_of(path: Path) -> str:
-    """Modality of an index by the name of its vectors: text, text_embedding, img_emb, clip_image and so on."""
+    """Modality of an index: of the model that made its vectors, else by their name, such as text_embedding, img_emb."""
     from embq.indexer.index_files.version import read_current
 
-    return "text" if "text" in read_current(path).collection.output else "image"
+    collection = read_current(path).collection
+    if collection.model is not None:
+        return str(collection.model["output"]["modality"])
+    return "text" if "text" in collection.output else "image"
 
 
 def collection_rows(path: Path) -> int | None:
