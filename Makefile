@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz install test-compose test-faults test-matrix test-pages test-readers test-integrations test-slow test-training soak uptime clean docs
+.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz install test-compose test-drawn-faults test-faults test-matrix test-pages test-readers test-integrations test-slow test-training soak uptime clean docs
 
 install: .venv/installed
 
@@ -54,8 +54,9 @@ test-compose: install   ## the stack of containers on a Docker engine, with the 
 	$(BIN)/python -m pytest -q -s tests/compose --compose
 
 test-pages: install   ## every interaction of the web pages in a browser, Debian's chromium
-	command -v chromium > /dev/null || { apt-get update -q > /dev/null && apt-get install -y -q --no-install-recommends chromium > /dev/null; }
-	$(BIN)/python -m pytest -q tests/ui --slow
+	command -v chromium > /dev/null || { command -v apt-get > /dev/null && apt-get update -q > /dev/null \
+		&& apt-get install -y -q --no-install-recommends chromium > /dev/null; } || echo "no chromium, and no apt-get: no page is tried"
+	$(BIN)/python -m pytest -q tests/ui -m "pages or slow" --slow
 
 fuzz: install .venv/fuzz-installed   ## bytes that no reader of what comes from outside may fail on; the corpus is kept in .fuzz: [SECONDS=3600]
 	PYTHONPATH=tests:. $(BIN)/python -m attacks.fuzz --seconds $(or $(SECONDS),3600) --output bench/results/fuzz.json
@@ -154,6 +155,11 @@ test-matrix: install   ## the whole fault matrix, from a seed that is drawn and 
 	EMBQ_TEST_SEED=$(DRAWN) EMBQ_TEST_SERVER=$(SERVER) \
 		$(BIN)/python -m pytest -q tests/faults --all-faults -n $(or $(JOBS),2) --dist worksteal \
 		--fault-table bench/results/faults$(if $(SERVER),-$(SERVER)).json
+
+test-drawn-faults: install   ## of the matrix each fault once, then others for so many seconds, drawn: [SECONDS=420] [SEED=n] [JOBS=3]
+	@echo "drawn faults with SEED=$(DRAWN)"
+	EMBQ_TEST_SEED=$(DRAWN) $(BIN)/python -m pytest -q tests/faults --all-faults --faults-within $(or $(SECONDS),420) \
+		-n $(or $(JOBS),3) --dist load --maxschedchunk=1
 
 test-faults: test-matrix   ## the fault matrix, then the soak, from one seed: [SEED=n] [SEEDS=n] [SECONDS=n] [JOBS=2] [SERVER=redis]
 	$(SOAK) --seed $(DRAWN) --workers $(or $(JOBS),2)

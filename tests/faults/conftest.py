@@ -20,6 +20,8 @@ from faults.kit.table import Note, Outcome, Recovery, Table
 
 FOLDER = Path(__file__).parent
 TABLE = Table()
+REQUIRED = pytest.StashKey[bool]()
+"""The test that is run of an id of a fault, however long it takes."""
 RECOVERY = pytest.StashKey[Recovery]()
 BEGAN = time.monotonic()
 BUSY_SLACK = 6.0
@@ -37,9 +39,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 left.append(item)
                 continue
         kept.append(item)
-    items[:] = kept
+    items[:] = kept if config.getoption("--faults-within") is None else _drawn(kept)
     if left:
         config.hook.pytest_deselected(items=left)
+
+
+def _drawn(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The tests in an order that the seed draws, first one of each id of a fault."""
+    order = sorted(items, key=lambda item: item.nodeid)
+    random.Random(SEED).shuffle(order)
+    first: dict[str, pytest.Item] = {}
+    for item in order:
+        if (marker := item.get_closest_marker("fault")) is not None:
+            first.setdefault(marker.args[0], item)
+    for item in first.values():
+        item.stash[REQUIRED] = True
+    return [*first.values(), *(item for item in order if REQUIRED not in item.stash)]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Begin no further fault once the time of `--faults-within` is over."""
+    most_s = item.config.getoption("--faults-within")
+    if most_s is not None and REQUIRED not in item.stash and time.monotonic() - BEGAN > most_s:
+        pytest.skip("after the time of --faults-within")
 
 
 @pytest.hookimpl(wrapper=True)

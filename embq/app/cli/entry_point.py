@@ -107,6 +107,7 @@ cli.params.append(NO_COLOR)
 
 def main() -> NoReturn:
     """Entry point of the command `embq`."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # for processes that libraries start; see `embq.core.process.children.python`
     hide_broker_password(sys.argv[1:])
     verb, of_server = sys.argv[1:2], any(one.startswith(("http://", "https://")) for one in sys.argv[2:])
     makes_tables = TABLES.intersection(verb) or (verb == ["search"] and not of_server)
