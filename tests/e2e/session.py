@@ -113,7 +113,7 @@ class Command:
     def service(self, verb: str) -> psutil.Process | None:
         """The writer, the producer or the supervisor of `embq run`, or None where it is not alive."""
         for process in self.descendants():
-            if _command_line(process)[1:4] == ["-m", "embq", verb]:
+            if _command_line(process)[1:5] == ["-P", "-m", "embq", verb]:
                 return process
         return None
 

@@ -135,7 +135,7 @@ def test_enqueue_and_status_need_none_of_the_heavy_libraries(short_tmp: Path, br
     enqueue = ["enqueue", short_tmp / "texts.jsonl", "-o", short_tmp / "out", "-m", "open_clip:ViT-B-32/openai"]
     for command in (enqueue, ["status"], ["status", short_tmp / "out"]):
         found = modules_of(*command, broker=broker.url)
-        assert "core" in found
+        assert "embq" in found
         assert found.isdisjoint(HEAVY)
 
 

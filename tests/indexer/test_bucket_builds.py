@@ -20,6 +20,7 @@ from embq.app.cli.entry_point import run
 from embq.core.errors import AwayError, Exit, TryLaterError
 from embq.core.settings import cache_folder
 from embq.core.storage.objects import ObjectPath
+from embq.indexer.build.report import PICTURE
 from embq.indexer.build.units import IndexUnit, Sidecar, find
 from embq.indexer.index_files import claim, remote
 from embq.indexer.index_files.files import LOCK, File, alone, to_json
@@ -65,7 +66,9 @@ def built(data: Path, to: Path | ObjectPath, *options: str) -> int:
 def keys(url: ObjectPath) -> list[str]:
     bucket, _, prefix = str(url).removeprefix("s3://").partition("/")
     pages = boto3.client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/")
-    return [one["Key"].removeprefix(f"{prefix}/") for page in pages for one in page.get("Contents", ())]
+    found = [one["Key"].removeprefix(f"{prefix}/") for page in pages for one in page.get("Contents", ())]
+    # There is a picture where two settings differ in their measured times, which on a busy machine is another result.
+    return [one for one in found if not one.endswith(f"/{PICTURE}")]
 
 
 def sums(version: Version) -> list[str]:
@@ -79,7 +82,7 @@ def assert_equal(url: ObjectPath, wanted: Version) -> None:
     assert current is not None
     assert sums(current) == sums(wanted)
     named = {file.path for file in current.files()}
-    small = {f"{current.name}/{path.name}" for path in wanted.path.iterdir()}
+    small = {f"{current.name}/{path.name}" for path in wanted.path.iterdir() if path.name != PICTURE}
     assert set(keys(url)) == named | small | {"CURRENT"}
     setting = {"nprobe": 4}
     for query in QUERIES:

@@ -222,13 +222,13 @@ def test_no_processes_are_too_few() -> None:
 
 def test_each_launcher_has_its_own_words_before_one_list_of_flags() -> None:
     flags = ["--logs", "x"]
-    one = python_command("m", flags, python="py")
-    assert one == ["py", "-u", "-m", "m", "--logs", "x"]
-    hosts = torchrun_command("m", flags, processes=4, nodes=2, node_rank=1, rendezvous="a:29500", python="py")
-    torchrun = "py -m embq.training.launch.torchrun --log-dir /dev/null --nnodes 2 --node-rank 1"
+    one = python_command("m", flags, executable="py")
+    assert one == ["py", "-P", "-u", "-m", "m", "--logs", "x"]
+    hosts = torchrun_command("m", flags, processes=4, nodes=2, node_rank=1, rendezvous="a:29500", executable="py")
+    torchrun = "py -P -m embq.training.launch.torchrun --log-dir /dev/null --nnodes 2 --node-rank 1"
     torchrun += " --master-addr a --master-port 29500"
     assert " ".join(hosts) == f"{torchrun} --nproc-per-node 4 -m -- m --logs x"
-    slurm = srun_command("m", flags, nodes=2, processes=4, cpus=6, python="py")
+    slurm = srun_command("m", flags, nodes=2, processes=4, cpus=6, executable="py")
     assert " ".join(slurm) == "srun --nodes 2 --ntasks-per-node 4 --cpus-per-task 6 " + " ".join(one)
     six = torchrun_command("m", flags, processes=4, nodes=2, node_rank=0, rendezvous="[::1]:29500")
     assert six[six.index("--master-addr") + 1] == "::1"
