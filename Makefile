@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz install test-compose test-drawn-faults test-faults test-matrix test-pages test-readers test-integrations test-slow test-training soak uptime clean docs
+.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz install test-compose test-drawn-faults test-faults test-matrix test-pages test-readers test-release test-integrations test-slow test-training soak uptime clean docs
 
 install: .venv/installed
 
@@ -49,6 +49,9 @@ test-readers: install .venv-readers/installed   ## what autofaiss, embedding-rea
 	.venv-readers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		--requirement tests/readers/requirements_alone.txt
 	touch $@
+
+test-release: install   ## sdist and wheel as a user gets them, and the README in a folder of somebody else's
+	$(BIN)/python -m pytest -q tests/release --release
 
 test-compose: install   ## the stack of containers on a Docker engine, with the images built: [EMBQ_TORCH_INDEX=]
 	$(BIN)/python -m pytest -q -s tests/compose --compose

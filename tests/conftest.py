@@ -45,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--all-faults", action="store_true", help="also the fault tests that take long")
     group.addoption("--faults-within", type=float, metavar="S", help="each fault once, then others for S s")
     group.addoption("--fault-table", metavar="FILE", help="write the table of faults as JSON")
+    parser.addoption("--release", action="store_true", help="also the tests that build and install the package")
     parser.addoption("--compose", action="store_true", help="also the tests that start the stack on a container engine")
 
 

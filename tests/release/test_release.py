@@ -1,0 +1,242 @@
+"""The release as its user gets it: built, installed, and the README word for word in a folder of somebody else's."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import site
+import subprocess
+import sys
+import tarfile
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+NAMES = ("core", "sources", "producer", "worker", "writer", "indexer", "training", "tests")
+"""Names that users give to folders and files of their own."""
+LIBRARIES = ("redis", "numpy", "torch", "msgspec", "click", "pyarrow", "faiss", "starlette")
+"""Files of a user that have the names of libraries: the command runs none of them."""
+
+
+def block(heading: str) -> str:
+    """The first block of code below a heading of the README."""
+    found = re.search(rf"^## {re.escape(heading)}\n.*?^```\w+\n(.*?)^```", README, re.M | re.S)
+    assert found is not None, heading
+    return found[1]
+
+
+class Environment:
+    """A virtual environment with the wheel."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin = folder / "bin"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+        (self.packages,) = folder.glob("lib/python*/site-packages")
+
+    def install(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """`pip install` into it."""
+        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", self.bin / "python"]
+        return subprocess.run([*pip, "install", *arguments], capture_output=True, text=True, check=False)
+
+    def variables(self) -> dict[str, str]:
+        """Variables of a user who has activated it, and whose browser shows nothing."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("EMBQ_", "PYTHON"))}
+        return {**kept, "PATH": f"{self.bin}:{kept['PATH']}", "BROWSER": "true", "COLUMNS": "120"}
+
+    def run(self, *command: str | Path, cwd: Path) -> str:
+        """The output of a command that ends well."""
+        done = subprocess.run(
+            list(map(str, command)), cwd=cwd, env=self.variables(), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", folder], cwd=ROOT, check=True)
+    (sdist,) = folder.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        members = archive.getmembers()
+        assert all(one.isfile() or one.isdir() for one in members)
+        tops = {one.name.split("/")[1] for one in members if "/" in one.name}
+        archive.extractall(folder, filter="data")
+    assert tops == {"embq", "README.md", "LICENSE", "PKG-INFO", "pyproject.toml", ".gitignore"}
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "-w", folder, sdist.with_name(sdist.name[: -len(".tar.gz")])]
+    subprocess.run([*pip, *build], check=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """The wheel in an environment that shares the other packages of the one that runs the tests."""
+    made = Environment(tmp_path_factory.mktemp("environment"))
+    done = made.install("--no-deps", "--no-index", wheel)
+    assert done.returncode == 0, done.stderr
+    (made.packages / "shared.pth").write_text("".join(f"{folder}\n" for folder in site.getsitepackages()))
+    return made
+
+
+@pytest.fixture(scope="module")
+def marks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder in which code of a user that is executed leaves its name; there is none at the end."""
+    folder = tmp_path_factory.mktemp("marks")
+    yield folder
+    assert list(folder.iterdir()) == []
+
+
+def trap(folder: Path, marks: Path, names: tuple[str, ...]) -> Path:
+    """A folder with packages and modules of these names."""
+    for at, name in enumerate(names):
+        code = f"open({str(marks / name)!r}, 'w'); raise SystemExit('{name} of the current folder was executed')\n"
+        path = folder / (f"{name}/__init__.py" if at % 2 == 0 else f"{name}.py")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(code)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory, marks: Path) -> Path:
+    """The folder in which the commands are called."""
+    return trap(tmp_path_factory.mktemp("foreign"), marks, NAMES + LIBRARIES)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory, marks: Path) -> Path:
+    """The folder of a program that uses embq: Python itself would import its `redis.py`, so it has none."""
+    folder = trap(tmp_path_factory.mktemp("program"), marks, NAMES)
+    (folder / "words.txt").write_text("one\ntwo\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def searched(installed: Environment, foreign: Path) -> str:
+    """The output of the README's first search, without the pages."""
+    assert installed.run("python", "-Pc", "import embq; print(embq.__file__)", cwd=foreign).startswith(
+        str(installed.packages)
+    )
+    commands = re.sub(r"^embq (ui|atlas) .*\n", "", block("A first search in 60 seconds"), flags=re.M)
+    return installed.run("bash", "-ec", commands, cwd=foreign)
+
+
+@contextmanager
+def server(installed: Environment, line: str, cwd: Path) -> Iterator[str]:
+    """The URL of a server that a line of the README starts."""
+    process = subprocess.Popen(
+        ["bash", "-c", f"exec {line}"], cwd=cwd, env=installed.variables(), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        said = ""
+        while not (found := re.search(r"http://\S+", said)):
+            more = process.stdout.readline()
+            assert more, said
+            said += more
+        yield found[0].rstrip("/")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+
+
+def shown(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        assert answer.headers["Content-Type"].startswith("text/html")
+        return str(answer.read().decode())
+
+
+def test_the_wheel_has_what_the_tree_has_and_one_command(wheel: Path) -> None:
+    listed = subprocess.run(["git", "ls-files", "embq"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        scripts = archive.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
+    about = {name for name in names if re.match(r"embq-[^/]+\.dist-info/", name)}
+    assert names - about == set(listed.split())
+    assert scripts.split() == ["[console_scripts]", "embq", "=", "embq.app.cli:main"]
+
+
+def test_the_first_search_of_the_readme_gives_what_the_readme_shows(searched: str) -> None:
+    answer = re.search(r"The answer.*?```text\n(.*?)```", README, re.S)
+    assert answer is not None
+    for line in answer[1].splitlines():
+        rank, _, key, *_ = line.split()
+        assert re.search(rf"^\s+{rank}\s+0\.\d+\s+{re.escape(key)}\s", searched, re.M), searched
+
+
+@pytest.mark.parametrize("verb", ["ui", "atlas"])
+def test_the_pages_of_the_readme_are_there(installed: Environment, foreign: Path, searched: str, verb: str) -> None:
+    found = re.search(rf"^embq {verb} [^#\n]*", block("A first search in 60 seconds"), re.M)
+    assert found is not None
+    with server(installed, found[0], foreign) as url:
+        base = re.match(r"http://[^/]+", url)
+        assert base is not None
+        for path in ("/", "/?q=read+a+zip+archive", "/?id=1"):
+            assert 'class="result"' in shown(base[0] + path)
+        assert "texts.jsonl" in shown(base[0] + "/fleet") or "out" in shown(base[0] + "/fleet")
+        assert ("has no map yet" in shown(base[0] + "/map")) == (verb == "ui")
+
+
+def test_the_python_of_the_readme_runs(installed: Environment, program: Path, foreign: Path, searched: str) -> None:
+    (program / "out").symlink_to(foreign / "out")
+    (program / "block.py").write_text(block("From Python"))
+    printed = installed.run("python", "block.py", cwd=program)
+    assert re.findall(r"^(\d) \d\.\d+ \w+\.", printed, re.M) == list("12345")
+
+
+SPAWNED = """
+import multiprocessing
+import embq
+
+def embed(text):
+    return embq.embed([text], "stub:4").shape
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        assert pool.map(embed, ["a", "b"]) == [(1, 4)] * 2
+    assert embq.embed(["a"] * 40, "stub:4", devices="cpu").shape == (40, 4)
+    embq.run("words.txt", "spawned", model="stub:4", devices="cpu").wait()
+    try:
+        embq.embed([""], "stub:4")
+    except embq.EmbqError as error:
+        assert error.code == "not_embedded"
+"""
+
+
+@pytest.mark.parametrize("start", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]])
+def test_programs_that_start_processes_run(installed: Environment, program: Path, start: list[str]) -> None:
+    (program / "spawned.py").write_text(SPAWNED)
+    installed.run("python", *start, "spawned.py", cwd=program)
+
+
+def test_the_module_is_the_command(installed: Environment, foreign: Path) -> None:
+    assert installed.run("python", "-m", "embq", "--version", cwd=foreign).startswith("embq, version ")
+
+
+def test_packages_of_the_old_names_change_nothing(installed: Environment, program: Path) -> None:
+    done = installed.install("--no-deps", "writer", "worker", "producer")
+    if done.returncode:
+        pytest.skip(f"the registry does not give them: {done.stderr.strip().splitlines()[-1]}")
+    assert (installed.packages / "writer").is_dir()
+    installed.run("embq", "run", "words.txt", "-o", "beside", "-m", "stub:4", "--devices", "cpu", cwd=program)
+
+
+def test_the_install_of_a_laptop_plans(wheel: Path, tmp_path: Path, foreign: Path) -> None:
+    laptop = Environment(tmp_path)
+    done = laptop.install("--constraint", ROOT / "constraints.txt", wheel)
+    if done.returncode:
+        pytest.skip(f"the registry does not give its packages: {done.stderr.strip().splitlines()[-1]}")
+    (foreign / "words.txt").write_text("one\ntwo\n")
+    assert "Verbs" in laptop.run("embq", "--help", cwd=foreign)
+    said = laptop.run("embq", "enqueue", "words.txt", "-o", "planned", "-m", "stub:4", "--dry-run", cwd=foreign)
+    assert "2" in said
