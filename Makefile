@@ -14,7 +14,7 @@ install: .venv/installed
 	touch $@
 
 demo: install   ## embed real texts and photographs, verify, search
-	HF_HUB_OFFLINE= $(BIN)/python -m demo
+	HF_HUB_OFFLINE= $(BIN)/python -m examples.demo
 
 test: install   ## unit, contract and end-to-end tests, and the quick ones of the fault matrix: [JOBS=3]
 	$(BIN)/python -m pytest -q -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder --max-worker-restart=0

@@ -21,7 +21,7 @@ import numpy as np
 from bench.report import table, write
 from bench.text_peers import DEFAULT, WARM_UP, encode, texts_of
 from bench.text_run import run
-from demo.collect import docstrings
+from examples.demo.collect import docstrings
 
 TEXTS, CHARS = 10_000, 120
 ROUNDS = 3

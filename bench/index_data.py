@@ -31,9 +31,9 @@ from PIL import Image
 from bench.index_cases import DATA
 from bench.index_texts import code, texts
 from bench.pictures import shards
-from demo.collect import PHOTOGRAPHS
 from embq.core.run.reader import row_tables
 from embq.core.storage.paths import place
+from examples.demo.collect import PHOTOGRAPHS
 
 HELD_OUT = 2_000
 MODEL = "open_clip:ViT-S-32?init=random"

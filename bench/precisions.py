@@ -22,12 +22,12 @@ import torch
 
 from bench.pictures import jpegs
 from bench.report import table, write
-from demo.collect import docstrings
 from embq.core.models import ModelConfig
 from embq.core.units import Sample
 from embq.worker.embedders.device.hardware import device_name
 from embq.worker.embedders.device.placement import DTYPES
 from embq.worker.embedders.registry import load
+from examples.demo.collect import docstrings
 
 TEXTS, IMAGES = 300, 300
 PASS_SAMPLES = 16

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.pages import pages_of
 from bench.report import table, write
-from demo.collect import photographs
+from examples.demo.collect import photographs
 from tests.ui.browser import opened_page, started_browser, until
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ import numpy as np
 
 from bench.report import table, write
 from bench.text_run import run
-from demo.collect import docstrings
+from examples.demo.collect import docstrings
 
 CLIENTS, BAR, EQUALITY = 64, 0.85, 1e-5
 MOST_CHARS = 300

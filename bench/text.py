@@ -33,9 +33,9 @@ from bench.text_peers import DEFAULT, SMALL
 from bench.text_plot import plot
 from bench.text_profile import flop
 from bench.text_run import run
-from demo.collect import docstrings
 from embq.core.models import PRECISIONS
 from embq.worker.supervisor.slot import KEPT_MEMORY
+from examples.demo.collect import docstrings
 
 TEXTS = 5_000
 LIMIT_S = 400

@@ -21,8 +21,8 @@ IMAGES = {"producer": "embq-producer", "writer": "embq-writer", "worker": "embq-
 """Service -> name of the image that it is built as, without GPUs."""
 VERSION = "test"
 """Tag of the images that tests build."""
-CPU = ("docker-compose.yml", "docker-compose.cpu.yml")
-WORKER_CPU = ("compose.worker.yml", "compose.worker.cpu.yml")
+CPU = ("docker-compose.yml", "deploy/docker-compose.cpu.yml")
+WORKER_CPU = ("deploy/compose.worker.yml", "deploy/compose.worker.cpu.yml")
 
 
 def outside() -> dict[str, str]:
@@ -84,7 +84,7 @@ def checkout(folder: Path) -> Path:
     for name in filter(None, names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if (REPOSITORY / name).exists():
-            shutil.copy2(REPOSITORY / name, folder / name)
+            shutil.copy2(REPOSITORY / name, folder / name, follow_symlinks=False)
     return folder
 
 
@@ -128,6 +128,7 @@ class Stack:
         """A command of Compose."""
         return said(
             *compose_command(),
+            *("--project-directory", self.folder),
             *arguments,
             status=status,
             timeout_s=timeout_s,

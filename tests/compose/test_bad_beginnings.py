@@ -50,7 +50,7 @@ def test_a_machine_without_a_gpu_is_told_of_it_by_docker_and_by_the_worker(stack
         "run", "--rm", "--network=none", image_of("worker"), "worker", "--devices", "cuda", status=Exit.UNAVAILABLE
     )
     assert "no CUDA device" in told
-    assert "docker-compose.cpu.yml" in told
+    assert "deploy/docker-compose.cpu.yml" in told
     assert "next:" in told
 
 

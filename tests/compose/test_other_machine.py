@@ -66,7 +66,7 @@ def box(built: Path, tmp_path_factory: pytest.TempPathFactory, gateway: str, tls
     ports = {"EMBQ_BROKER_TLS_PORT": str(free_port(gateway)), "EMBQ_SHARDS_PORT": str(free_port(gateway))}
     stack = Stack(
         checkout(tmp_path_factory.mktemp("box")),
-        files=(*CPU, "docker-compose.tls.yml"),
+        files=(*CPU, "deploy/docker-compose.tls.yml"),
         settings={
             "EMBQ_BROKER_IMAGE": tls_broker,
             "EMBQ_BROKER_BIND": gateway,

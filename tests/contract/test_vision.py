@@ -20,7 +20,6 @@ from PIL import Image
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from demo.collect import photographs  # noqa: E402
 from embq.core.errors import ModelError  # noqa: E402
 from embq.core.models import ModelConfig  # noqa: E402
 from embq.core.units import Sample  # noqa: E402
@@ -28,6 +27,7 @@ from embq.worker.embedders.image.decoding import Picture  # noqa: E402
 from embq.worker.embedders.image.pixels import Pixels  # noqa: E402
 from embq.worker.embedders.image.processor import SAME, difference, of_image_processor  # noqa: E402
 from embq.worker.embedders.registry import load  # noqa: E402
+from examples.demo.collect import photographs  # noqa: E402
 from tests.contract.test_embedders import make_encoder  # noqa: E402
 from tests.support.models.vision import MODELS, SIDE, SQUARE, save_vision  # noqa: E402
 

@@ -14,9 +14,9 @@ from e2e.session import called, succeed, write_tar
 from hypothesis import given
 from hypothesis import strategies as st
 
-from demo.collect import photographs
 from embq.app.bench.image_stages import spread
 from embq.core.units import Unit
+from examples.demo.collect import photographs
 
 IMAGES = 24
 FAST, SLOW = "stub:16?pixels=224&batch_size=4", "stub:16?pixels=224&batch_size=4&ms_per_sample=40"

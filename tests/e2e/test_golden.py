@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from demo.collect import docstrings, photographs
+from examples.demo.collect import docstrings, photographs
 from tests.e2e.session import succeed, write_tar
 from tests.support.models.vision import save_vision
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from demo.collect import docstrings
 from embq.core.models import ModelConfig
 from embq.core.units import Sample
 from embq.worker.embedders.registry import load
+from examples.demo.collect import docstrings
 from tests.contract.test_int8_trunks import int8_cpu, make
 from tests.e2e.session import succeed
 from tests.e2e.test_golden import in_order, rows_of

@@ -12,8 +12,8 @@ import pytest
 from e2e.session import await_in, started, succeed
 from PIL import Image
 
-from demo.collect import photographs
 from embq.worker.meter.bottleneck import verdict
+from examples.demo.collect import photographs
 
 
 def large_photographs(folder: Path, count: int) -> Path:

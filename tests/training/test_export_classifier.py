@@ -12,7 +12,6 @@ import pytest
 import torch
 from PIL import Image
 
-from demo.collect import photographs
 from embq.app.cli import entry_point
 from embq.core.errors import EmbqError, InputError, ModelError
 from embq.core.models import ModelConfig
@@ -22,6 +21,7 @@ from embq.training.data.images import validation_pixels
 from embq.training.export.classifier import export_classifier, is_classifier
 from embq.worker.embedders.image.decoding import Picture
 from embq.worker.embedders.registry import load
+from examples.demo.collect import photographs
 from tests.training.classifying import TINY, class_shards, trained
 
 

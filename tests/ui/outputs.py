@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from demo.collect import photographs
 from embq.core.rows.spec import RowSpec
+from examples.demo.collect import photographs
 from tests.support.outputs.build import build, write_jsonl, write_tar
 from tests.support.outputs.index import build_index
 

@@ -19,7 +19,6 @@ from e2e.served import Server, served
 from e2e.session import run_of, started
 from starlette.requests import Request
 
-from demo.collect import photographs
 from embq.app.ui.fleet.fragments import Fragments, limit_sentence, top_line
 from embq.app.ui.fleet.history import Histories, charts
 from embq.app.ui.fleet.live import MOST_STREAMS, Live
@@ -35,6 +34,7 @@ from embq.core.queue.scripts import load_scripts
 from embq.core.rows.results import encode_result, row_schema
 from embq.core.run.run_info import load_run
 from embq.core.units import Failure
+from examples.demo.collect import photographs
 from tests.support.outputs.build import build, write_jsonl, write_tar
 from tests.support.outputs.run_case import DIM, RunCase, make_case
 from tests.support.waiting import wait_until

@@ -176,7 +176,7 @@ def test_results_lead_to_more_like_them_examples_and_filters(server: Server, bro
 
 @pytest.mark.pages
 def test_an_image_is_chosen_dropped_and_pasted(server: Server, browser: Browser, tmp_path: Path) -> None:
-    from demo.collect import photographs
+    from examples.demo.collect import photographs
 
     [(_, data)] = photographs(1, seed=3)
     file = tmp_path / "query.jpg"

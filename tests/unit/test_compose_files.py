@@ -20,8 +20,8 @@ import yaml
 from embq.app.cli.entry_point import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-STACK, CPU, TLS = "docker-compose.yml", "docker-compose.cpu.yml", "docker-compose.tls.yml"
-WORKER, WORKER_CPU = "compose.worker.yml", "compose.worker.cpu.yml"
+STACK, CPU, TLS = "docker-compose.yml", "deploy/docker-compose.cpu.yml", "deploy/docker-compose.tls.yml"
+WORKER, WORKER_CPU = "deploy/compose.worker.yml", "deploy/compose.worker.cpu.yml"
 FILES = (STACK, CPU, TLS, WORKER, WORKER_CPU)
 WHOLE = (STACK, WORKER)
 """Files that stand alone; the others go over these."""

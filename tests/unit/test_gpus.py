@@ -182,7 +182,7 @@ def test_the_error_names_the_way_to_the_cpu(in_container: bool, monkeypatch: pyt
     monkeypatch.setattr(devices, "_in_container", lambda root=None: in_container)
     error = no_gpu("")
     assert (error.exit_code, error.code) == (Exit.UNAVAILABLE, "no_device")
-    assert ("docker-compose.cpu.yml" in error.next_step) == in_container
+    assert ("deploy/docker-compose.cpu.yml" in error.next_step) == in_container
     assert ("--devices cpu" in error.next_step) != in_container
 
 

@@ -307,7 +307,11 @@ def _output_of(program: str, **shown: str) -> list[Any]:
 def no_gpu(cuda_visible: str | None) -> NoDeviceError:
     """The error where a CUDA device is asked for and there is none."""
     why, mend = why_no_gpu(cuda_visible)
-    cpu = "docker compose -f docker-compose.yml -f docker-compose.cpu.yml up -d" if _in_container() else "--devices cpu"
+    cpu = (
+        "docker compose -f docker-compose.yml -f deploy/docker-compose.cpu.yml up -d"
+        if _in_container()
+        else "--devices cpu"
+    )
     return NoDeviceError(f"there is no CUDA device here: {why}", next_step=f"{mend}; for the CPU: {cpu}")
 
 

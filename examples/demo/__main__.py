@@ -1,6 +1,6 @@
 """The demo: real texts and photographs through producer, queue, workers and writer, an account, an index, a search.
 
-    python -m demo [--output demo-output]
+    python -m examples.demo [--output demo-output]
 
 Everything is done by the command `embq` itself, as a user would type it; this file only collects the input, looks
 whether pretrained weights can be had, and asks three questions of the result.
@@ -19,9 +19,9 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from demo.collect import docstrings, photographs
-from demo.screenshots import screenshots
 from embq.core.errors import command_line
+from examples.demo.collect import docstrings, photographs
+from examples.demo.screenshots import screenshots
 
 TEXTS = 2000
 PHOTOGRAPHS = 96
