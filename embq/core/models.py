@@ -45,7 +45,7 @@ class ModelFamily:
     Attributes:
         help: a spec of it and what that is, in one line.
         embeds: of `MODALITIES`.
-        load: (spec: ModelSpec, config: ModelConfig, device: str) -> a `embq.worker.embedders.base.ChunkableEmbedder`;
+        load: (spec: ModelSpec, config: ModelConfig, device: str) -> an `embq.worker.embedders.base.ChunkableEmbedder`;
             it imports its libraries itself, because planning uses the family without them.
     """
 
@@ -62,7 +62,7 @@ def plugin_family(name: str) -> ModelFamily | None:
     family = plugin.load()
     if not isinstance(family, ModelFamily):
         raise ConfigError(
-            f"{plugin}: its object is a {type(family).__name__}", next_step="make it a embq.core.models.ModelFamily"
+            f"{plugin}: its object is a {type(family).__name__}", next_step="make it an embq.plugins.ModelFamily"
         )
     return family
 
