@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -24,6 +25,12 @@ NAMES = ("core", "sources", "producer", "worker", "writer", "indexer", "training
 """Names that users give to folders and files of their own."""
 LIBRARIES = ("redis", "numpy", "torch", "msgspec", "click", "pyarrow", "faiss", "starlette")
 """Files of a user that have the names of libraries: the command runs none of them."""
+ORIGIN = """import atexit; atexit.register(lambda: "embq" in sys.modules and print(\
+sys.modules["embq"].__file__, *sys.argv[:2], file=open(sys.prefix + "/origins", "a")))"""
+"""Line of a .pth file: each Python process notes which embq it has imported, and what it ran."""
+STRANGERS = ("writer==1.28.0", "worker==2018.4.1")
+"""Packages of the registry with names of embq's former packages. `producer` is there as source only, which would run
+code of its own to be installed."""
 
 
 def block(heading: str) -> str:
@@ -43,7 +50,15 @@ class Environment:
 
     def install(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         """`pip install` into it."""
-        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", self.bin / "python"]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--python",
+            str(self.bin / "python"),
+        ]
         return subprocess.run([*pip, "install", *arguments], capture_output=True, text=True, check=False)
 
     def variables(self) -> dict[str, str]:
@@ -51,13 +66,19 @@ class Environment:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("EMBQ_", "PYTHON"))}
         return {**kept, "PATH": f"{self.bin}:{kept['PATH']}", "BROWSER": "true", "COLUMNS": "120"}
 
-    def run(self, *command: str | Path, cwd: Path) -> str:
+    def run(self, *command: str | Path, cwd: Path, stdin: str = "") -> str:
         """The output of a command that ends well."""
-        done = subprocess.run(
-            list(map(str, command)), cwd=cwd, env=self.variables(), capture_output=True, text=True, check=False
-        )
+        words, env = list(map(str, command)), self.variables()
+        done = subprocess.run(words, cwd=cwd, env=env, input=stdin, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+
+def skip_where_it_is_not_there(done: subprocess.CompletedProcess[str]) -> None:
+    """Skip where the registry knows no version at all, as without network; any other failure of pip is one."""
+    if "(from versions: none)" in done.stderr:
+        pytest.skip(f"the registry does not give it: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +94,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         archive.extractall(folder, filter="data")
     assert tops == {"embq", "README.md", "LICENSE", "PKG-INFO", "pyproject.toml", ".gitignore"}
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    build = ["wheel", "--no-deps", "--no-build-isolation", "-w", folder, sdist.with_name(sdist.name[: -len(".tar.gz")])]
-    subprocess.run([*pip, *build], check=True)
+    build = ["wheel", "--no-deps", "--no-build-isolation", "-w"]
+    subprocess.run([*pip, *build, folder, str(sdist).removesuffix(".tar.gz")], check=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -86,6 +107,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environm
     done = made.install("--no-deps", "--no-index", wheel)
     assert done.returncode == 0, done.stderr
     (made.packages / "shared.pth").write_text("".join(f"{folder}\n" for folder in site.getsitepackages()))
+    (made.packages / "origin.pth").write_text(ORIGIN)
     return made
 
 
@@ -124,9 +146,6 @@ def program(tmp_path_factory: pytest.TempPathFactory, marks: Path) -> Path:
 @pytest.fixture(scope="module")
 def searched(installed: Environment, foreign: Path) -> str:
     """The output of the README's first search, without the pages."""
-    assert installed.run("python", "-Pc", "import embq; print(embq.__file__)", cwd=foreign).startswith(
-        str(installed.packages)
-    )
     commands = re.sub(r"^embq (ui|atlas) .*\n", "", block("A first search in 60 seconds"), flags=re.M)
     return installed.run("bash", "-ec", commands, cwd=foreign)
 
@@ -183,15 +202,27 @@ def test_the_pages_of_the_readme_are_there(installed: Environment, foreign: Path
         assert base is not None
         for path in ("/", "/?q=read+a+zip+archive", "/?id=1"):
             assert 'class="result"' in shown(base[0] + path)
-        assert "texts.jsonl" in shown(base[0] + "/fleet") or "out" in shown(base[0] + "/fleet")
+        texts = len((foreign / "texts.jsonl").read_text().splitlines())
+        assert f"{texts} of {texts}" in shown(base[0] + "/fleet")
         assert ("has no map yet" in shown(base[0] + "/map")) == (verb == "ui")
+
+
+def test_every_process_of_the_run_has_imported_the_installed_package(installed: Environment, searched: str) -> None:
+    noted = (installed.bin.parent / "origins").read_text()
+    assert all(line.startswith(f"{installed.packages}/embq/__init__.py ") for line in noted.splitlines()), noted
+    for started in ("/bin/embq run", "__main__.py producer", "__main__.py writer", "__main__.py worker", "process.py"):
+        assert started in noted
 
 
 def test_the_python_of_the_readme_runs(installed: Environment, program: Path, foreign: Path, searched: str) -> None:
     (program / "out").symlink_to(foreign / "out")
     (program / "block.py").write_text(block("From Python"))
-    printed = installed.run("python", "block.py", cwd=program)
-    assert re.findall(r"^(\d) \d\.\d+ \w+\.", printed, re.M) == list("12345")
+    also = "embq.run('texts.jsonl', 'called', model='stub:4', devices='cpu').wait()\n"
+    for printed in (
+        installed.run("python", "block.py", cwd=program),
+        installed.run("python", "-P", "-", cwd=foreign, stdin=block("From Python") + also),
+    ):
+        assert re.findall(r"^(\d) \d\.\d+ \w+\.", printed, re.M) == list("12345")
 
 
 SPAWNED = """
@@ -223,20 +254,47 @@ def test_the_module_is_the_command(installed: Environment, foreign: Path) -> Non
     assert installed.run("python", "-m", "embq", "--version", cwd=foreign).startswith("embq, version ")
 
 
-def test_packages_of_the_old_names_change_nothing(installed: Environment, program: Path) -> None:
-    done = installed.install("--no-deps", "writer", "worker", "producer")
-    if done.returncode:
-        pytest.skip(f"the registry does not give them: {done.stderr.strip().splitlines()[-1]}")
+def test_two_processes_train(installed: Environment, foreign: Path) -> None:
+    for at in range(16):
+        picture = foreign / "pictures" / "ab"[at % 2] / f"{at}.jpg"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 40), (16 * at, 200 * (at % 2), 50)).save(picture)
+    convert = ["convert", "pictures", "shards/train-%06d.tar", "--samples-per-shard=4"]
+    installed.run("embq", "shards", *convert, cwd=foreign)
+    tiny = ["--model=timm:test_resnet", "--image-size=32", "--batch-size=4", "--epochs=1", "--workers=1"]
+    cpus = ["--device=cpu", "--num-devices=2", "--output=trained"]
+    installed.run("embq", "train", "classify", "shards", *tiny, *cpus, cwd=foreign)
+    assert (foreign / "trained" / "model.safetensors").exists()
+
+
+def test_packages_of_the_old_names_change_nothing(
+    installed: Environment, foreign: Path, program: Path, marks: Path, searched: str
+) -> None:
+    trap(installed.packages, marks, ("producer",))
+    done = installed.install("--no-deps", "--only-binary", ":all:", *STRANGERS)
+    skip_where_it_is_not_there(done)
     assert (installed.packages / "writer").is_dir()
+    assert (installed.packages / "worker").is_dir()
     installed.run("embq", "run", "words.txt", "-o", "beside", "-m", "stub:4", "--devices", "cpu", cwd=program)
+    assert "zipfile." in installed.run("embq", "search", "out", "read a zip archive", "-k", "3", cwd=foreign)
 
 
 def test_the_install_of_a_laptop_plans(wheel: Path, tmp_path: Path, foreign: Path) -> None:
     laptop = Environment(tmp_path)
-    done = laptop.install("--constraint", ROOT / "constraints.txt", wheel)
-    if done.returncode:
-        pytest.skip(f"the registry does not give its packages: {done.stderr.strip().splitlines()[-1]}")
+    skip_where_it_is_not_there(laptop.install("--constraint", ROOT / "constraints.txt", wheel))
+    assert not {"numpy", "torch"} & {path.name for path in laptop.packages.iterdir()}
     (foreign / "words.txt").write_text("one\ntwo\n")
     assert "Verbs" in laptop.run("embq", "--help", cwd=foreign)
+    assert laptop.run("embq", "--version", cwd=foreign).startswith("embq, version ")
     said = laptop.run("embq", "enqueue", "words.txt", "-o", "planned", "-m", "stub:4", "--dry-run", cwd=foreign)
-    assert "2" in said
+    assert re.search(r"^rows\s+2,", said, re.M), said
+
+
+def test_what_is_executed_in_such_a_folder_leaves_its_name(tmp_path: Path) -> None:
+    """Plain Python runs these traps, so a folder of marks that stays empty says something."""
+    (tmp_path / "marks").mkdir()
+    folder = trap(tmp_path, tmp_path / "marks", NAMES + LIBRARIES)
+    for name in NAMES + LIBRARIES:
+        done = subprocess.run([sys.executable, "-c", f"import {name}"], cwd=folder, capture_output=True, check=False)
+        assert done.returncode
+    assert {path.name for path in (tmp_path / "marks").iterdir()} == {*NAMES, *LIBRARIES}
