@@ -27,6 +27,7 @@ BEGAN = time.monotonic()
 BUSY_SLACK = 6.0
 
 
+@pytest.hookimpl(trylast=True)  # behind the order by files of several processes
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the long ones to `--all-faults`; every test here says which fault it injects."""
     kept, left = [], []
