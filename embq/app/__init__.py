@@ -1,1 +1,1 @@
-"""What people use: the commands, the pages and servers, the functions of `import embq`."""
+"""The face of embq: commands, web pages, servers, and the functions of `import embq`."""
