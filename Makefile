@@ -16,8 +16,8 @@ install: .venv/installed
 demo: install   ## embed real texts and photographs, verify, search
 	HF_HUB_OFFLINE= $(BIN)/python -m examples.demo
 
-test: install   ## unit, contract and end-to-end tests, and the quick ones of the fault matrix, without a browser: [JOBS=3]
-	$(BIN)/python -m pytest -q -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m "not pages"
+test: install   ## unit, contract and end-to-end tests, without a browser and the fault matrix: [JOBS=3]
+	$(BIN)/python -m pytest -q -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m "not pages and not fault"
 
 test-slow: install   ## the tests that `make test` leaves out because they take long: [JOBS=3]
 	$(BIN)/python -m pytest -q -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m slow --slow

@@ -167,6 +167,7 @@ def test_an_arrow_file_of_polars_is_read_by_its_footer(tmp_path: Path) -> None:
     assert checked(build(tmp_path / "out", [POLARS], metadata_columns=("*",))) == 10
 
 
+@pytest.mark.slow
 def test_a_damaged_arrow_file_of_polars_loses_nothing_unsaid(tmp_path: Path, reader: Reading) -> None:
     """Finding 13: the footer says which batches there are; one that it does not name any more is missed."""
     whole = POLARS.read_bytes()

@@ -75,6 +75,7 @@ def both(spec: str) -> tuple[Embedder, Embedder]:
     return exact, rounded
 
 
+@pytest.mark.slow
 def test_docstrings_through_minilm_are_near_those_in_fp32() -> None:
     # Those of 5,000 that were furthest when all products were in int8: 0.983.
     cookies = [

@@ -269,6 +269,7 @@ def test_an_output_folder_that_holds_something_else_is_left_alone(short_tmp: Pat
     assert [path.name for path in foreign.iterdir()] == ["thesis.doc"]
 
 
+@pytest.mark.slow
 def test_a_run_whose_command_is_wrong_leaves_nothing_for_the_corrected_one_to_stumble_over(short_tmp: Path) -> None:
     root, texts = short_tmp / "out", short_tmp / "texts.jsonl"
     write_texts(texts, 3)
@@ -494,6 +495,7 @@ def test_a_first_unit_that_fails_whole_stops_the_run_and_a_corrected_command_rep
     assert len(read_output(root).keys) == 30
 
 
+@pytest.mark.slow
 def test_a_first_unit_that_fails_whole_is_passed_with_keep_going(textless: Path, tmp_path: Path) -> None:
     arguments = [textless, "--unit-size", "20", "-m", f"{MODEL}?ms_per_sample=100", "-o", tmp_path / "out"]
     assert ended("run", *arguments, "--quiet", "--keep-going")[0] == 3
@@ -501,6 +503,7 @@ def test_a_first_unit_that_fails_whole_is_passed_with_keep_going(textless: Path,
     assert len(check.keys) == 40
 
 
+@pytest.mark.slow
 def test_a_run_with_rows_or_with_files_of_others_is_not_replaced(textless: Path, tmp_path: Path) -> None:
     root, good = tmp_path / "out", tmp_path / "good.jsonl"
     write_texts(good, 30)

@@ -86,6 +86,7 @@ def test_units_of_several_sizes(short_tmp: Path, temporary: Path, texts: Path) -
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_ends_an_experiment(short_tmp: Path, temporary: Path) -> None:
     status, stdout, stderr = ended(
         "bench", "workers", "-m", "stub:8?speed=9", "--counts", "1", "--output", short_tmp / "o"
@@ -95,6 +96,7 @@ def test_a_model_that_cannot_be_loaded_ends_an_experiment(short_tmp: Path, tempo
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 def test_an_interrupted_experiment_leaves_nothing_behind(short_tmp: Path, temporary: Path, texts: Path) -> None:
     options = ["-m", "stub:8?ms_per_sample=50", "--devices", "cpu", "--sizes", "64", "--records", "6400"]
     with started("bench", "unit-size", *options, "--texts", texts, "--output", short_tmp / "out") as running:

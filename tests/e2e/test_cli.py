@@ -75,6 +75,7 @@ atexit.register(lambda: open(os.path.join(os.environ["LISTED"], str(os.getpid())
 """
 
 
+@pytest.mark.slow
 def test_no_process_of_a_run_imports_pandas_for_its_tables(tmp_path: Path) -> None:
     if importlib.util.find_spec("pandas") is None:
         pytest.skip("pandas is not installed")

@@ -62,6 +62,7 @@ def test_a_pasted_command_embeds_what_it_names(short_tmp: Path, kind: str) -> No
     succeed("verify", short_tmp / "out")
 
 
+@pytest.mark.slow
 def test_the_shortest_command_of_their_readme_runs(short_tmp: Path) -> None:
     """Given a folder without captions, images alone are embedded, in their layout."""
     for number in range(3):

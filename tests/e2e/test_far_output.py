@@ -15,6 +15,7 @@ from tests.support.servers.storage import environment, s3_proxy, upload
 DIM = 16
 
 
+@pytest.mark.slow
 def test_shards_of_a_bucket_become_rows_of_another_and_everything_reads_them_there(s3: str, short_tmp: Path) -> None:
     expected = write_shards(short_tmp / "in" / "shards", 6, 20, captions=True)
     source = upload(short_tmp / "in", "inputs") + "/shards/{00000..00005}.tar"

@@ -59,6 +59,7 @@ def test_an_idle_machine_shows_within_ten_seconds_and_is_gone_when_it_was_stoppe
         wait_until(lambda: [one["role"] for one in services_of(services)] == ["producer"])
 
 
+@pytest.mark.slow
 def test_a_machine_at_work_shows_its_model_its_rate_now_and_the_one_last_measured(
     own_server: EmbeddedServer, short_tmp: Path
 ) -> None:

@@ -6,12 +6,14 @@ import json
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from e2e.services import Services
 from e2e.session import closed
 
 from embq.core.broker.embedded import EmbeddedServer
 
 
+@pytest.mark.slow
 def test_every_line_of_every_service_is_an_object(own_server: EmbeddedServer, short_tmp: Path) -> None:
     root, units = short_tmp / "out", 8
     with ExitStack() as stack:

@@ -106,6 +106,7 @@ def test_what_is_not_enabled_is_not_used_and_the_message_tells_how(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_another_version_of_a_map_neither_goes_on_nor_retries(site: Path, mails: Path, out: Path) -> None:
     metadata = site / "embq_example-1.0.dist-info" / "METADATA"
     as_it_was = metadata.read_text()

@@ -100,6 +100,7 @@ def test_corrupt_images_are_mended_in_their_place_and_retried(images: int, corru
     assert "nothing to retry" in called("retry", root)[2]
 
 
+@pytest.mark.slow
 def test_a_shard_that_was_cut_is_retried_as_a_whole_and_what_still_fails_is_told(short_tmp: Path) -> None:
     root, folder = short_tmp / "out", short_tmp / "in"
     expected = write(folder, 100, frozenset({99}))

@@ -172,6 +172,7 @@ def test_a_run_can_be_watched_interrupted_resumed_and_repeated(short_tmp: Path, 
     assert read_output(root).records == after.records
 
 
+@pytest.mark.slow
 def test_a_finished_run_leaves_no_server_state_and_goes_on_without_it(short_tmp: Path) -> None:
     root, texts, more = short_tmp / "out", short_tmp / "texts.jsonl", short_tmp / "more.jsonl"
     expected, added = write_texts(texts, 60), write_texts(more, 40, name="m")
@@ -210,6 +211,7 @@ def _generations(output: Output) -> set[str]:
     return {token.partition(":")[0] for token in output.tokens.values()}
 
 
+@pytest.mark.slow
 def test_results_that_travel_as_files_are_the_same_rows(short_tmp: Path) -> None:
     """As those that travel through the broker, which small results do in the other tests."""
     expected, root = write_shards(short_tmp / "shards", 8, 40), short_tmp / "out"
@@ -300,6 +302,7 @@ def test_resident_services_work_on_several_runs_and_take_late_workers(
         assert "Traceback" not in service.stderr
 
 
+@pytest.mark.slow
 def test_services_stopped_in_mid_run_leave_a_run_that_others_complete(short_tmp: Path, box: Box) -> None:
     root = short_tmp / "out"
     texts = write_texts(short_tmp / "texts.jsonl", 1000)
@@ -324,6 +327,7 @@ def test_services_stopped_in_mid_run_leave_a_run_that_others_complete(short_tmp:
     assert after.records[: len(before.records)] == before.records
 
 
+@pytest.mark.slow
 def test_units_are_added_while_a_run_works_and_after_it_was_closed(
     short_tmp: Path, box: Box, own_client: redis.Redis
 ) -> None:

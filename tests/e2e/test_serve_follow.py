@@ -124,6 +124,7 @@ def test_what_is_there_is_served_when_it_says_that_it_listens_and_what_is_damage
         assert server.ask("/health").json["not_taken_up"] == []
 
 
+@pytest.mark.slow
 def test_images_and_texts_of_a_run_have_its_name_and_a_run_with_names_of_models_more(tmp_path: Path) -> None:
     members = []
     for i in range(20):

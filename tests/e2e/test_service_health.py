@@ -157,6 +157,7 @@ def test_a_service_hears_a_broker_by_tls_and_with_a_password_too(tmp_path: Path)
             assert "kept-apart" not in told + ask(f"{service.url}/healthz")[1]
 
 
+@pytest.mark.slow
 def test_the_services_of_one_command_do_not_fight_for_the_port_of_a_resident_one(tmp_path: Path) -> None:
     """`embq run` in a shell in which EMBQ_METRICS is set for a service."""
     texts = tmp_path / "texts.jsonl"

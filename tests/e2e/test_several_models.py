@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 import redis
 from e2e.check import check_complete, read_output
 from e2e.services import DIM, SAMPLES, Services, finished, hints_waiting
@@ -39,6 +40,7 @@ def test_a_small_run_with_another_model_waits_for_a_slice_and_not_for_the_end_of
     read_output(large)
 
 
+@pytest.mark.slow
 def test_a_worker_that_changes_its_model_again_and_again_loses_and_doubles_nothing(
     own_server: EmbeddedServer, own_client: redis.Redis, short_tmp: Path
 ) -> None:
@@ -57,6 +59,7 @@ def test_a_worker_that_changes_its_model_again_and_again_loses_and_doubles_nothi
         check_complete(root, expected[root], units=40, dim=DIM)
 
 
+@pytest.mark.slow
 def test_the_model_of_a_paused_run_makes_room_and_comes_back(
     own_server: EmbeddedServer, own_client: redis.Redis, short_tmp: Path
 ) -> None:

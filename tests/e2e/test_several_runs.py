@@ -34,6 +34,7 @@ def services(own_server: EmbeddedServer, gate: Path) -> Iterator[Services]:
         yield Services(stack, own_server, environment=sabotaged(held_after(100, gate)))
 
 
+@pytest.mark.slow
 def test_a_small_run_is_done_before_a_large_one_has_begun_in_earnest(
     services: Services, own_client: redis.Redis, short_tmp: Path, gate: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_paused_run_rests_through_everything_until_it_is_resumed(
     assert len(output.tokens) == 300
 
 
+@pytest.mark.slow
 def test_a_cancelled_run_keeps_what_is_committed_and_can_be_resumed(
     services: Services, own_client: redis.Redis, short_tmp: Path, gate: Path
 ) -> None:

@@ -122,6 +122,7 @@ def test_a_run_by_reference_is_taken_by_the_writer(setting: Setting, short_tmp: 
     assert not setting.client.keys("embq:up:*:pieces")
 
 
+@pytest.mark.slow
 def test_texts_by_value_over_a_connection_that_is_cut_five_times(setting: Setting, short_tmp: Path) -> None:
     expected = write_noise(short_tmp / "texts.jsonl", 12_000)
     setting.service("producer")
@@ -146,6 +147,7 @@ def test_texts_by_value_over_a_connection_that_is_cut_five_times(setting: Settin
     check_complete(setting.root, expected, units=16, dim=DIM)
 
 
+@pytest.mark.slow
 def test_a_laptop_that_was_killed_begins_again_where_the_writer_stands(setting: Setting, short_tmp: Path) -> None:
     expected = write_noise(short_tmp / "texts.jsonl", 6000)
     for name in ("producer", "writer", "worker"):
@@ -163,6 +165,7 @@ def test_a_laptop_that_was_killed_begins_again_where_the_writer_stands(setting: 
     check_complete(setting.root, expected, units=12, dim=DIM)
 
 
+@pytest.mark.slow
 def test_what_the_box_has_lost_is_sent_again(setting: Setting, short_tmp: Path) -> None:
     expected = write_noise(short_tmp / "texts.jsonl", 6000)
     writer = setting.service("writer")

@@ -58,6 +58,7 @@ def test_options_are_those_of_the_command_line() -> None:
     assert arguments_of("run", {"metadata_columns": ["a", "b"]}) == ["--metadata-columns=a,b"]
 
 
+@pytest.mark.slow
 def test_a_run_of_a_broker_is_watched_and_cancelled(
     own_server: EmbeddedServer, tmp_path: Path, short_tmp: Path
 ) -> None:

@@ -178,6 +178,7 @@ def test_a_build_that_is_killed_at_any_request_goes_on_and_ends_equal(
         assert_equal(to, wanted)
 
 
+@pytest.mark.slow
 def test_two_builds_at_once_are_refused_and_a_dead_one_is_followed(
     data: Path, url: ObjectPath, wanted: Version, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,6 +223,7 @@ def test_a_store_that_is_away_says_nothing_about_a_unit(url: ObjectPath, monkeyp
         find(unit)
 
 
+@pytest.mark.slow
 def test_a_late_writer_does_not_bring_an_old_version_back(data: Path, url: ObjectPath, wanted: Version) -> None:
     """Given a process that stops before it writes CURRENT, when a later version is there, then that stays current."""
     assert built(data, url) == built(data, url, "--rebuild") == Exit.DONE

@@ -183,6 +183,7 @@ def test_damage_that_leaves_the_size_as_it_was_is_an_error(tmp_path: Path, forma
     read(collection)
 
 
+@pytest.mark.slow
 def test_a_run_on_an_object_store_is_read_there(tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import boto3
 

@@ -138,6 +138,7 @@ def test_rows_that_were_deleted_before_connect_nothing(base: Path, tmp_path: Pat
     assert dict(zip(table["id"].to_pylist(), table["group"].to_pylist(), strict=True)) == truth(index, gone)
 
 
+@pytest.mark.slow
 def test_an_index_without_vectors_reads_them_from_its_rows(tmp_path: Path) -> None:
     index = make_index(tmp_path, key="IVF16,RaBitQ6", refine="none", parts=1)
     add_part(tmp_path / "data", "q", near(rows(400, 0)[:50], 9))
@@ -197,6 +198,7 @@ run(["index", "dedup", sys.argv[1], "--threshold", sys.argv[2], "--quiet"])
 """
 
 
+@pytest.mark.slow
 def test_a_killed_deduplication_goes_on(base: Path, tmp_path: Path) -> None:
     index, other = copy_of(base, tmp_path / "killed"), copy_of(base, tmp_path / "whole")
     ended = subprocess.run([sys.executable, "-c", KILLED, str(index), str(THRESHOLD)], env=os.environ, check=False)

@@ -288,6 +288,7 @@ def test_two_trainings_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
 # --- whole trainings ---
 
 
+@pytest.mark.slow
 def test_unreadable_pictures_are_listed_or_stop_the_training(tmp_path: Path) -> None:
     shards = class_shards(tmp_path / "s", [6, 6], {3: {"jpg": b"no picture"}, 8: {"cls": b"99"}})
     arguments = [str(shards), *TINY, "--splitshards", "--output", str(tmp_path / "out")]

@@ -139,6 +139,7 @@ def rows_of(out: Path) -> dict[str, list[Any]]:
     return columns
 
 
+@pytest.mark.slow
 def test_every_photograph_is_a_sample_is_trained_on_once_and_is_a_row(story: Story) -> None:
     root = story.root
     originals = {path.read_bytes() for path in (root / "pictures").rglob("*.jpg")}
@@ -165,12 +166,14 @@ def test_every_photograph_is_a_sample_is_trained_on_once_and_is_a_row(story: Sto
     assert (story.told["verify"]["rows"], story.told["verify"]["failures"]) == (90, 0)
 
 
+@pytest.mark.slow
 def test_the_rows_have_the_fingerprint_that_the_export_told(story: Story) -> None:
     records = [json.loads(path.read_text()) for path in sorted((story.root / "out" / "commits").glob("*.json"))]
     found = {record["fingerprint"] for record in records} - {""}
     assert found == {story.told["export"]["provenance"]["fingerprint"]}
 
 
+@pytest.mark.slow
 def test_the_rows_are_what_the_trained_model_gives(story: Story) -> None:
     """By open_clip alone, from the checkpoint: its network, its weights, its transform."""
     import open_clip

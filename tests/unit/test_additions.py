@@ -344,6 +344,7 @@ def assert_whole(output: Path) -> None:
         assert ends[-1] == len(ids) == load_run(output).units
 
 
+@pytest.mark.slow
 def test_a_plan_killed_at_random_moments_and_repeated_is_exact(request_: Request, tmp_path: Path) -> None:
     rng = random.Random(int(os.environ.get("EMBQ_TEST_SEED", "4")))
     folder = tmp_path / "in"

@@ -80,6 +80,7 @@ def test_a_hub_that_cannot_be_reached_is_told_with_the_ways_around_it(tmp_path: 
     assert "HF_ENDPOINT" in why
 
 
+@pytest.mark.slow
 def test_the_weights_of_open_clip_are_those_that_it_lists_itself() -> None:
     pytest.importorskip("open_clip")
     from embq.worker.embedders.lookup import open_clip_architectures, open_clip_weights
