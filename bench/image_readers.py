@@ -53,7 +53,7 @@ def main() -> None:
     print(f"median of {rounds} rounds, then the lowest and the highest; load average at the start {load:.2f}")
     missed = [row["images"] for row in rows if row["times"] < BAR]
     print(f"at least {BAR} times: " + (f"MISSED by {', '.join(missed)}" if missed else "held"))
-    versions = {name: version(name) for name in ("clip-retrieval", "webdataset", "pillow", "simplejpeg", "torch")}
+    versions = {name: version(name) for name in ("clip-retrieval", "webdataset", "pillow", "torch")}
     figures = {"rows": rows, "samples": samples, "rounds": rounds, "bar": BAR, "cores": cores(), "versions": versions}
     print("wrote", write("image_readers", figures | {"batch_size": BATCH_SIZE, "load_average": round(load, 2)}))
 

@@ -27,7 +27,7 @@ from bench.pictures import jpegs
 from bench.report import table, write
 from embq.core.models import CPU_DECODES, ModelConfig
 from embq.core.units import Sample
-from embq.worker.embedders.image.decoding import Picture, quiet_pillow
+from embq.worker.embedders.image.decoding import quiet_pillow
 from embq.worker.embedders.image.pixels import Pixels
 from embq.worker.embedders.image.preprocess import of_open_clip
 from embq.worker.embedders.registry import load
@@ -56,14 +56,7 @@ def paths() -> dict[str, Path]:
         return made
 
     def ours(decode: str) -> Path:
-        pixels, row = Pixels(preprocess, decode), np.empty((224, 224, 3), np.uint8)
-
-        def path(data: bytes) -> np.ndarray:
-            with Picture(Sample(ordinal=0, key="", image=data)) as picture:
-                pixels.into(picture, row)
-            return row
-
-        return path
+        return Pixels(preprocess, decode).of
 
     return {USUAL: usual, **{decode: ours(decode) for decode in CPU_DECODES}}
 

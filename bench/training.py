@@ -54,7 +54,7 @@ def main() -> None:
     slower = [f"{row['into']}, {row['loader_workers']} workers" for row in loaders if row["times"] < BAR_LOADER]
     print("as fast as webdataset's own: " + (f"MISSED: {'; '.join(slower)}" if slower else "held"))
     print("exact epochs within 5 % of resampled: " + ("held" if epochs["times"] >= BAR_EXACT else "MISSED"))
-    versions = {name: version(name) for name in ("webdataset", "torch", "torchvision", "pillow", "simplejpeg")}
+    versions = {name: version(name) for name in ("webdataset", "torch", "torchvision", "pillow")}
     figures = {
         "loaders": loaders,
         "stages": stages,

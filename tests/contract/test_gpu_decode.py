@@ -37,12 +37,12 @@ from embq.core.errors import DeviceError, ModelError, SampleError  # noqa: E402
 from embq.core.models import GPU, ModelConfig, NamedModel  # noqa: E402
 from embq.core.units import Sample  # noqa: E402
 from embq.worker.embedders.image import gpu_decode, upload  # noqa: E402
-from embq.worker.embedders.image.decoding import Picture  # noqa: E402
 from embq.worker.embedders.image.gpu_decode import GpuDecoder, suits  # noqa: E402
+from embq.worker.embedders.image.headers import check_file  # noqa: E402
 from embq.worker.embedders.image.jpeg import frame_of  # noqa: E402
-from embq.worker.embedders.image.pixels import Pixels  # noqa: E402
+from embq.worker.embedders.image.pixels import Pixels, prepared  # noqa: E402
 from embq.worker.embedders.image.preprocess import usual  # noqa: E402
-from embq.worker.embedders.image.upload import ImageBatcher  # noqa: E402
+from embq.worker.embedders.image.upload import ImageBatcher, image_rows  # noqa: E402
 from embq.worker.embedders.registry import load  # noqa: E402
 from embq.worker.meter.meter import Meter  # noqa: E402
 from embq.worker.stages.embed import EmbedStage  # noqa: E402
@@ -99,38 +99,33 @@ def everywhere(decoder: GpuDecoder, monkeypatch: pytest.MonkeyPatch) -> str:
     return decoder._device.type
 
 
-def pictures_of(images: Sequence[bytes]) -> list[Picture]:
-    return [Picture(Sample(ordinal=n, key=str(n), image=data)) for n, data in enumerate(images)]
+def samples_of(images: Sequence[bytes]) -> list[Sample]:
+    return [Sample(ordinal=n, key=str(n), image=data) for n, data in enumerate(images)]
 
 
 def taken(data: bytes) -> bool:
     """True if the device is asked to decode the file."""
-    with Picture(Sample(ordinal=0, key="", image=data)) as picture:
-        return picture.frame is not None and suits(picture.data, picture.frame)
+    frame = check_file(data)
+    return frame is not None and suits(data, frame)
 
 
 def rows_of(images: Sequence[bytes], decoder: GpuDecoder) -> Iterator[np.ndarray | str]:
     """The pixels of each image, or the code of its failure, as a chunk of a worker has them."""
-    pixels, pictures = Pixels(preprocess_of(USUAL), GPU, decoder), pictures_of(images)
-    pixels.decode_ahead(pictures)
-    for picture in pictures:
-        with picture:
-            try:
-                yield pixels.of(picture)
-            except SampleError as error:
-                yield error.code
+    path = Pixels(preprocess_of(USUAL), GPU, decoder)
+    made = np.empty((len(images), *path.shape), np.uint8)
+    (errors,) = prepared(samples_of(images), [path], [made])
+    for pixels, error in zip(made, errors, strict=True):
+        yield pixels if error is None else error.code
 
 
 def by_device(images: Sequence[bytes], decoder: GpuDecoder) -> list[np.ndarray | None]:
     """The pixels that the device gives, None of an image that it leaves to the CPU."""
-    pictures, fit = pictures_of(images), usual(224).fit
-    decoder.decode_ahead(pictures, fit)
-    return [picture.resized.get(fit) for picture in pictures]
+    made = dict(decoder.decoded(samples_of(images), usual(224).fit))
+    return [made.get(place) for place in range(len(images))]
 
 
 def exact(data: bytes) -> np.ndarray:
-    with Picture(Sample(ordinal=0, key="", image=data)) as picture:
-        return Pixels(preprocess_of(USUAL), "cpu-exact").of(picture)
+    return Pixels(preprocess_of(USUAL), "cpu-exact").of(data)
 
 
 def same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
@@ -142,12 +137,8 @@ def same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
 def test_photographs_have_nearly_the_pixels_of_open_clip(decoder: GpuDecoder, mode: str, interpolation: str) -> None:
     transform, preprocess = fits.preprocess_of(size=224, resize_mode=mode, interpolation=interpolation, fill_color=3)
     images = [photograph(width, height) for width, height in SIZES]
-    pictures = pictures_of(images)
-    decoder.decode_ahead(pictures, preprocess.fit)
-    found = [
-        min(99.0, psnr(picture.resized[preprocess.fit], fits.by_open_clip(data, transform)))
-        for picture, data in zip(pictures, images, strict=True)
-    ]
+    made = dict(decoder.decoded(samples_of(images), preprocess.fit))
+    found = [min(99.0, psnr(made[place], fits.by_open_clip(data, transform))) for place, data in enumerate(images)]
     # On a CPU only the steps of resizing differ.
     least, mean = (65, 70) if decoder._device.type == "cpu" else (LEAST, MEAN)
     assert min(found) >= least
@@ -325,15 +316,9 @@ def test_rows_of_both_ways_are_in_order_and_a_damaged_image_harms_no_other(
 ) -> None:
     rows = ImageBatcher(preprocess_of(USUAL), GPU, torch.device(everywhere))
     names = ["jpeg 4:2:0", "png rgb", "jpeg cut in the middle", "jpeg gray", FAILING, "jpeg progressive", "jpeg 4:4:4"]
-    kept, failed = {}, {}
-    pictures = pictures_of([data_of(name) for name in names])
-    rows.decode_ahead(pictures)
-    for name, picture in zip(names, pictures, strict=True):
-        with picture:
-            try:
-                kept[name] = rows.row(picture)
-            except SampleError as error:
-                failed[name] = error.code
+    (found,) = image_rows(samples_of([data_of(name) for name in names]), [rows])
+    kept = {name: row for name, row in zip(names, found, strict=True) if not isinstance(row, SampleError)}
+    failed = {name: row.code for name, row in zip(names, found, strict=True) if isinstance(row, SampleError)}
     assert failed == {"jpeg cut in the middle": "truncated", FAILING: "corrupt"}
     numbers = rows.batch(list(kept.values()), torch.float32)
     black = rows.batch([rows.black()], torch.float32)

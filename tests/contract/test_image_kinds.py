@@ -29,8 +29,7 @@ from PIL import Image
 
 from embq.core.errors import SampleError
 from embq.core.models import CPU_DECODES
-from embq.core.units import Sample
-from embq.worker.embedders.image.decoding import Picture, quiet_pillow
+from embq.worker.embedders.image.decoding import quiet_pillow
 from embq.worker.embedders.image.pixels import Pixels
 from embq.worker.embedders.image.preprocess import Preprocess, of_open_clip
 from tests.support.picture_files import EQUAL, KINDS, NEAR, PictureFile, files_of, picture_files
@@ -94,8 +93,7 @@ def reference(data: bytes, fit: str) -> np.ndarray:
 
 
 def made(data: bytes, fit: str, decode: str) -> np.ndarray:
-    with Picture(Sample(ordinal=0, key="", image=data)) as picture:
-        return Pixels(preprocess_of(fit), decode).of(picture)
+    return Pixels(preprocess_of(fit), decode).of(data)
 
 
 def psnr(ours: np.ndarray, theirs: np.ndarray) -> float:
@@ -158,10 +156,9 @@ def test_a_thread_gives_each_image_its_own_pixels_whatever_came_before(decode: s
     pixels = Pixels(preprocess_of(USUAL), decode)
     failing = [data_of(name) for name in ("jpeg cut in the middle", "empty", "jpeg 12 bit")]
     for (data, expected), bad in zip(2 * list(zip(images, alone, strict=True)), cycle(failing), strict=False):
-        with Picture(Sample(ordinal=0, key="", image=bad)) as picture, pytest.raises(SampleError):
-            pixels.of(picture)
-        with Picture(Sample(ordinal=0, key="", image=data)) as picture:
-            assert np.array_equal(pixels.of(picture), expected)
+        with pytest.raises(SampleError):
+            pixels.of(bad)
+        assert np.array_equal(pixels.of(data), expected)
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "gif", "bmp", "tiff", "avif"])
@@ -183,8 +180,7 @@ def test_whatever_is_damaged_has_one_outcome_on_every_path(kind: str) -> None:
 
 def outcome_of(data: bytes, pixels: Pixels) -> str:
     try:
-        with Picture(Sample(ordinal=0, key="", image=data)) as picture:
-            pixels.of(picture)
+        pixels.of(data)
     except SampleError as error:
         return error.code
     return "row"
@@ -196,15 +192,13 @@ from pathlib import Path
 
 from embq.core.errors import SampleError
 from embq.core.models import CPU_DECODES
-from embq.core.units import Sample
-from embq.worker.embedders.image.decoding import Picture, quiet_pillow
+from embq.worker.embedders.image.decoding import quiet_pillow
 from embq.worker.embedders.image.pixels import pixels_of
 
 
 def look(path, pixels):
     try:
-        with Picture(Sample(ordinal=0, key=path.name, image=path.read_bytes())) as picture:
-            pixels.of(picture)
+        pixels.of(path.read_bytes())
     except SampleError as error:
         return error.code
     return "row"

@@ -18,8 +18,6 @@ from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preproc
 from PIL import Image
 
 from embq.core.errors import ModelError
-from embq.core.units import Sample
-from embq.worker.embedders.image.decoding import Picture
 from embq.worker.embedders.image.pixels import Normaliser, Pixels
 from embq.worker.embedders.image.preprocess import Preprocess, of_open_clip, usual
 
@@ -69,8 +67,7 @@ def photograph(width: int, height: int) -> bytes:
 
 
 def pixels_of(data: bytes, pixels: Pixels) -> np.ndarray:
-    with Picture(Sample(ordinal=0, key="", image=data)) as picture:
-        return pixels.of(picture)
+    return pixels.of(data)
 
 
 def by_open_clip(data: bytes, transform: Any) -> np.ndarray:

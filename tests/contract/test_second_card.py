@@ -25,7 +25,7 @@ from embq.worker.embedders.device.network import on_host  # noqa: E402
 from embq.worker.embedders.device.placement import on_device  # noqa: E402
 from embq.worker.embedders.device.tuning import tune  # noqa: E402
 from embq.worker.embedders.device.warm_up import warm_up  # noqa: E402
-from embq.worker.embedders.image.buffer_pool import ROWS, SlabPool  # noqa: E402
+from embq.worker.embedders.image.buffer_pool import ROWS, SlabPool, together  # noqa: E402
 from embq.worker.embedders.image.upload import Uploader  # noqa: E402
 from embq.worker.embedders.registry import load  # noqa: E402
 from tests.support.models.text import save_trunk  # noqa: E402
@@ -189,7 +189,8 @@ def test_every_piece_that_names_a_device_uses_no_other(kind: str) -> None:
         assert dict(arrived)["text"][:, 0].tolist() == list(range(0, 200_000, 2))
         slabs, uploader = SlabPool(2, 2, device), Uploader(device)
         for mark in range(5):
-            rows = [slabs.fill(lambda pixels, mark=mark: pixels.fill(mark)) for _ in range(ROWS // 2 + 1)]  # type: ignore[misc]
+            rows = slabs.take(ROWS // 2 + 1)
+            together(rows).fill(mark)
             numbers = uploader.send(rows, torch.Tensor.float)
             del rows
             assert dict(on_host({"image": numbers.flatten(1)}, device))["image"].max() == mark

@@ -23,7 +23,6 @@ transformers = pytest.importorskip("transformers")
 from embq.core.errors import ModelError  # noqa: E402
 from embq.core.models import ModelConfig  # noqa: E402
 from embq.core.units import Sample  # noqa: E402
-from embq.worker.embedders.image.decoding import Picture  # noqa: E402
 from embq.worker.embedders.image.pixels import Pixels  # noqa: E402
 from embq.worker.embedders.image.processor import SAME, difference, of_image_processor  # noqa: E402
 from embq.worker.embedders.registry import load  # noqa: E402
@@ -170,15 +169,13 @@ def test_the_fast_path_has_the_pixels_and_numbers_of_the_processor(kind: str, pi
     name, settings = PROCESSORS[kind]
     processor = getattr(transformers, name)(**settings)
     preprocess = of_image_processor(processor, "m")
-    steps = 0 if getattr(processor, "backend", "") == "torchvision" else SAME
-    assert difference(preprocess) <= steps
+    assert difference(preprocess) <= SAME
     for data in pictures[:4]:
         expected = processor(images=Image.open(io.BytesIO(data)).convert("RGB"), return_tensors="pt")["pixel_values"]
-        with Picture(Sample(ordinal=0, key="", image=data)) as picture:
-            pixels = Pixels(preprocess, "cpu-exact").of(picture)
+        pixels = Pixels(preprocess, "cpu-exact").of(data)
         numbers = (pixels.astype(np.float64) / 255 - preprocess.mean) / preprocess.std
         worst = np.abs(numbers - expected[0].permute(1, 2, 0).numpy()).max() * min(preprocess.std) * 255
-        assert worst <= steps + 1e-3
+        assert worst <= SAME + 1e-3
 
 
 def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
@@ -219,8 +216,7 @@ def test_an_image_in_another_mode_has_the_pixels_of_the_processor(mode: str, dec
         image = image if processor.do_convert_rgb else image.convert("RGB")
         options = {"do_rescale": False, "do_normalize": False, "return_tensors": "pt"}
         expected = processor(images=image, **options)["pixel_values"][0].permute(1, 2, 0).numpy()
-        with Picture(Sample(ordinal=0, key="", image=data)) as picture:
-            np.testing.assert_array_equal(Pixels(of_image_processor(processor, "m"), decode).of(picture), expected)
+        np.testing.assert_array_equal(Pixels(of_image_processor(processor, "m"), decode).of(data), expected)
 
 
 @pytest.mark.skipif(
@@ -228,11 +224,11 @@ def test_an_image_in_another_mode_has_the_pixels_of_the_processor(mode: str, dec
     reason="processors of this transformers leave out what is clear, as of 5.17",
 )
 def test_what_is_clear_is_white_where_the_processor_makes_it_so() -> None:
-    with Picture(Sample(ordinal=0, key="", image=odd_images()["RGB with a clear colour"])) as picture:
-        white, dropped = (
-            Pixels(of_image_processor(getattr(transformers, name)(), "m"), "cpu-exact").of(picture)[100, 20]
-            for name in ("SiglipImageProcessor", "ViTImageProcessor")
-        )
+    data = odd_images()["RGB with a clear colour"]
+    white, dropped = (
+        Pixels(of_image_processor(getattr(transformers, name)(), "m"), "cpu-exact").of(data)[100, 20]
+        for name in ("SiglipImageProcessor", "ViTImageProcessor")
+    )
     assert white.tolist() == [255, 255, 255]
     assert dropped.tolist() == [10, 20, 30]
 

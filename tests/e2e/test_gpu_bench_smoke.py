@@ -13,7 +13,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("skimage")
-pytest.importorskip("simplejpeg")
 pytest.importorskip("psutil")
 
 from torch.nn.modules.module import register_module_forward_hook  # noqa: E402

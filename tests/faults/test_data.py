@@ -491,8 +491,8 @@ def test_every_image_is_a_row_or_a_failure(
     assert_verified(cluster)
 
 
-DECODER = "embq.worker.embedders.image.jpeg:pixels"
-"""libjpeg-turbo, in one of the threads that decode."""
+DECODER = "embq.worker.embedders.image.pixels:prepared"
+"""What decodes a chunk, in one of the threads that prepare."""
 
 
 @pytest.mark.parametrize(

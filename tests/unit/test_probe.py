@@ -118,9 +118,9 @@ class Looks(Timed):
         assert all(sample.image for sample in samples)
         return [1 for _ in samples]
 
-    def decode_ahead(self, pictures: Sequence[Any]) -> None: ...
+    images = None
 
-    def prepare_one(self, sample: Sample, picture: Any) -> int:
+    def with_image(self, sample: Sample, row: Any) -> int:
         return 1
 
     def embed_in_fp32(self, batch: Sequence[int]) -> dict[str, np.ndarray]:

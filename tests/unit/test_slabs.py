@@ -6,12 +6,13 @@ import gc
 import queue
 import threading
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from embq.worker.embedders.device.placement import on_device  # noqa: E402
-from embq.worker.embedders.image.buffer_pool import ROWS, Row, SlabPool, gathered, runs  # noqa: E402
+from embq.worker.embedders.image.buffer_pool import ROWS, Row, SlabPool, gathered, runs, together  # noqa: E402
 from embq.worker.embedders.image.upload import BUFFERS, Uploader  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -19,7 +20,10 @@ CPU = torch.device("cpu")
 
 def filled(slabs: SlabPool, *values: int) -> list[Row]:
     """A row for each value, all of it that value."""
-    return [slabs.fill(lambda pixels, value=value: pixels.fill(value)) for value in values]
+    rows = [slabs.take(1)[0] for _ in values]
+    for row, value in zip(rows, values, strict=True):
+        row.array.fill(value)
+    return rows
 
 
 def values(pixels: torch.Tensor) -> list[int]:
@@ -48,20 +52,15 @@ def test_a_batch_over_several_slabs_and_with_gaps_is_in_order() -> None:
     assert values(gathered(rows)) == [int(row.pixels[0, 0, 0]) for row in rows]
 
 
-def test_a_row_that_fails_is_the_next_one_again() -> None:
+def test_the_rows_of_a_chunk_lie_next_to_each_other_and_a_row_that_is_left_out_makes_two_runs() -> None:
     slabs = SlabPool(2, 2, CPU)
-
-    def broken(pixels: torch.Tensor) -> None:
-        pixels.fill(255)
-        raise ValueError("damaged")
-
-    (first,) = filled(slabs, 1)
-    for _ in range(3):
-        with pytest.raises(ValueError, match="damaged"):
-            slabs.fill(broken)
-    (second,) = filled(slabs, 2)
-    assert (first.place, second.place) == (0, 1)
-    assert values(gathered([first, second])) == [1, 2]
+    for count in (5, 20, 20, ROWS):
+        rows = slabs.take(count)
+        together(rows)[:] = np.arange(count)[:, None, None, None]
+        assert [len(piece) for piece in runs(rows)] == [count]
+        assert values(gathered(rows)) == list(range(count))
+    del rows[3]
+    assert [len(piece) for piece in runs(rows)] == [3, ROWS - 4]
 
 
 def test_memory_is_used_again_once_the_last_of_its_rows_is_gone_and_not_before() -> None:
@@ -108,7 +107,7 @@ def test_threads_fill_slabs_of_their_own_and_a_slow_reader_finds_its_rows_as_the
     def decode(number: int) -> None:
         for chunk in range(chunks):
             marks = [(number * chunks + chunk + place) % 251 for place in range(each)]
-            waiting.put([(mark, slabs.fill(lambda pixels, mark=mark: pixels.fill(mark))) for mark in marks])
+            waiting.put(list(zip(marks, filled(slabs, *marks), strict=True)))
 
     workers = [threading.Thread(target=decode, args=(number,)) for number in range(threads)]
     for worker in workers:

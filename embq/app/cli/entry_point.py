@@ -83,7 +83,7 @@ TABLES = {
 """Verbs that make Arrow tables, for which pyarrow would import pandas first, see `embq.core.process.libraries`."""
 
 OPTIONAL = {
-    *("PIL", "faiss", "h5py", "jinja2", "matplotlib", "numpy", "simplejpeg", "starlette", "torch", "transformers"),
+    *("PIL", "faiss", "h5py", "jinja2", "matplotlib", "numpy", "starlette", "torch", "transformers"),
     "uvicorn",
 }
 """Packages of extras that some verbs import unconditionally."""

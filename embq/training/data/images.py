@@ -1,6 +1,6 @@
 """Decodes, crops and resizes the image of a sample to uint8 pixels, and reads its label.
 
-Decoded as embq's workers decode: libjpeg-turbo for plain JPEGs, Pillow for the rest, under the same limits.
+Decoded by Pillow, under the same limits as in a worker.
 """
 
 from __future__ import annotations

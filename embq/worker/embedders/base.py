@@ -13,7 +13,8 @@ from embq.sources.interface import Moved
 if TYPE_CHECKING:
     import numpy as np
 
-    from embq.worker.embedders.image.decoding import Picture
+    from embq.worker.embedders.image.buffer_pool import Row
+    from embq.worker.embedders.image.upload import ImageBatcher
 
 Prepared = Any
 """One sample made ready for the device (pixels, token ids); only the embedder that made it looks inside."""
@@ -166,21 +167,18 @@ class BuffersImages(Embedder, Protocol):
 
 
 @runtime_checkable
-class ImageEmbedder(BuffersImages, Protocol):
-    """A model that decodes images, and may share a decoded one with others."""
+class ImageEmbedder(Embedder, Protocol):
+    """A model that may look at images, which are prepared for all models of a run at once."""
 
-    def decode_ahead(self, pictures: Sequence[Picture]) -> None:
-        """Called with the pictures of all samples that `prepare_one` is called with next, for what is best done for
-        many at once. Raises no SampleError: what fails here is left to `prepare_one`.
-
-        Called from several threads at once. Raises DeviceError where the device is broken.
-        """
+    @property
+    def images(self) -> ImageBatcher | None:
+        """Prepares them; None where the run wants none embedded."""
         ...
 
-    def prepare_one(self, sample: Sample, picture: Picture) -> Prepared:
-        """`prepare` for one sample, whose image is `picture`; the decoded image is not changed.
+    def with_image(self, sample: Sample, row: Row) -> Prepared:
+        """`prepare` for one sample, whose image has been prepared; SampleError where it cannot be embedded.
 
-        Called from several threads at once. Raises SampleError where the sample cannot be embedded.
+        Called from several threads at once.
         """
         ...
 

@@ -29,13 +29,14 @@ from embq.worker.embedders.device.placement import (
     token_budget_of,
 )
 from embq.worker.embedders.fingerprint import fingerprint
-from embq.worker.embedders.image.decoding import Picture, prepare_pictures, quiet_pillow
+from embq.worker.embedders.image.buffer_pool import Row
+from embq.worker.embedders.image.decoding import quiet_pillow
 from embq.worker.embedders.image.forward import ImageForward
 from embq.worker.embedders.image.preprocess import of_open_clip
-from embq.worker.embedders.image.upload import ImageBatcher
+from embq.worker.embedders.image.upload import ImageBatcher, image_rows, with_images
 from embq.worker.embedders.loading import model_source, translated_model_errors
 from embq.worker.embedders.lookup import check_architecture, check_open_clip, open_clip_parts
-from embq.worker.embedders.sample_fields import check_modalities, text_of
+from embq.worker.embedders.sample_fields import check_modalities, prepare_each, text_of
 from embq.worker.embedders.spec_params import choice, unit_length, whole_number
 from embq.worker.embedders.text.clip_tokens import ClipTokens, clip_tokenizer_content
 from embq.worker.embedders.text.clip_tower import causal_tower, tower_vocabulary
@@ -136,10 +137,11 @@ class ClipEmbedder:
         self._unit_length = unit_length
         self._device = device
         self.image_bytes = 0
+        self.images: ImageBatcher | None = None
         if "image" in config.modalities:
             preprocess = of_open_clip(transform, model.visual.preprocess_cfg, config.spec)
-            self._images = ImageBatcher(preprocess, config.decode, device)
-            self.image_bytes = self._images.row_bytes
+            self.images = ImageBatcher(preprocess, config.decode, device)
+            self.image_bytes = self.images.row_bytes
             self._image_path = ImageForward(model.visual, lambda numbers: model.encode_image(numbers, normalize=False))
         self._spec = config.spec
         self._tokens = ClipTokens(tokenizer, tower_vocabulary(model) if tokenizer is not None else None)
@@ -161,10 +163,9 @@ class ClipEmbedder:
         self.fingerprint = fingerprint(config, EMBEDDER_VERSION, model.state_dict(), content)
         self._model = model
         try:
-            example = {
-                modality: self._tokens.row("a") if modality == "text" else self._images.black()
-                for modality in config.modalities
-            }
+            example: Ready = {} if self.images is None else {"image": self.images.black()}
+            if "text" in config.modalities:
+                example["text"], _ = self._tokens.row("a")
         except SampleError as error:
             raise ModelError(
                 f"{config.spec}: its tokeniser is not that of its text tower: {error.message}",
@@ -176,25 +177,18 @@ class ClipEmbedder:
 
     def prepare(self, samples: Sequence[Sample]) -> list[Ready | SampleError]:
         """Pixels and token ids of each sample."""
-        return prepare_pictures(samples, self.prepare_one, self.decode_ahead)
+        if self.images is None:
+            return prepare_each(samples, lambda sample: self._with_text({}, sample))
+        return with_images(samples, image_rows(samples, [self.images])[0], self.with_image)
 
-    def decode_ahead(self, pictures: Sequence[Picture]) -> None:
+    def with_image(self, sample: Sample, row: Row) -> Ready:
         """See `embq.worker.embedders.base.ImageEmbedder`."""
-        if "image" in self._modalities:
-            self._images.decode_ahead(pictures)
+        ready: Ready = {"image": row}
+        return self._with_text(ready, sample) if "text" in self._modalities else ready
 
-    def prepare_one(self, sample: Sample, picture: Picture) -> Ready:
-        """See `embq.worker.embedders.base.ImageEmbedder`."""
-        ready: Ready = {}
-        for modality in self._modalities:
-            if modality == "image":
-                ready[modality] = self._images.row(picture)
-            else:
-                text = text_of(sample)
-                row = ready[modality] = self._tokens.row(text)
-                if self._tokens.is_cut(text, row):
-                    ready = Truncated(ready)
-        return ready
+    def _with_text(self, ready: Ready, sample: Sample) -> Ready:
+        ready["text"], is_cut = self._tokens.row(text_of(sample))
+        return Truncated(ready) if is_cut else ready
 
     def length(self, prepared: Ready) -> int:
         """The tokens of a text that the tower reads; 1 of a sample with an image."""
@@ -213,9 +207,9 @@ class ClipEmbedder:
 
     def choose_variant(self, *, compile_s: float) -> None:
         """See `embq.worker.embedders.base.HasVariants`. Only images of a CUDA device have more than one way."""
-        if "image" in self._modalities:
+        if self.images is not None:
             self._image_path.try_with(
-                self._images, self._network.dtype, rows=self.batch_size, compile_s=compile_s, model=self._spec
+                self.images, self._network.dtype, rows=self.batch_size, compile_s=compile_s, model=self._spec
             )
 
     def splitter(self, chunking: Chunking) -> TokenSplitter:
@@ -227,7 +221,8 @@ class ClipEmbedder:
         for modality in self._modalities:
             rows = [ready[modality] for ready in batch]
             if modality == "image":
-                encoded = self._image_path(self._images.batch(rows, self._model.logit_scale.dtype))
+                assert self.images is not None
+                encoded = self._image_path(self.images.batch(rows, self._model.logit_scale.dtype))
             elif self._text_tower is None:
                 encoded = self._model.encode_text(on_device(torch.stack(rows), self._device), normalize=False)
             else:

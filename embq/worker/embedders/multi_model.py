@@ -23,7 +23,8 @@ from embq.worker.embedders.base import (
     Truncated,
     padded_tokens,
 )
-from embq.worker.embedders.image.decoding import Picture
+from embq.worker.embedders.image.buffer_pool import Row
+from embq.worker.embedders.image.upload import ImageBatcher, image_rows, with_images
 from embq.worker.embedders.text.splitting import no_splitter
 
 EMBEDDER_VERSION = "several 1"
@@ -47,7 +48,6 @@ class MultiModelEmbedder:
 
     def __init__(self, members: Sequence[Member], config: ModelConfig) -> None:
         self._members = tuple(members)
-        self._looking = tuple(m.embedder if isinstance(m.embedder, ImageEmbedder) else None for m in members)
         self._spec = config.spec
         self.dims: Mapping[str, int] = {
             output.name: member.embedder.dims[modality]
@@ -67,21 +67,14 @@ class MultiModelEmbedder:
     def prepare(self, samples: Sequence[Sample]) -> list[Ready | SampleError]:
         """Prepare each sample for every model; the error of the first that cannot, which the message names.
 
-        Texts are tokenised together. Images are taken one by one, so that one decoded image is held at a time.
+        Texts are tokenised together, and each image is decoded once.
         """
-        together = [
-            iter(member.embedder.prepare(samples)) if looking is None else None
-            for member, looking in zip(self._members, self._looking, strict=True)
-        ]
-        pictures = [Picture(sample) for sample in samples]
-        for looking in self._looking:
-            if looking is not None:
-                looking.decode_ahead(pictures)
-        ready: list[Ready | SampleError] = []
-        for sample, picture in zip(samples, pictures, strict=True):
-            answers = [None if answers is None else next(answers) for answers in together]
-            ready.append(self._ready(sample, picture, answers))
-        return ready
+        looking = [_images_of(member) for member in self._members]
+        rows = iter(image_rows(samples, [images for images in looking if images is not None]))
+        found: list[Sequence[Prepared | SampleError]] = []
+        for member, images in zip(self._members, looking, strict=True):
+            found.append(member.embedder.prepare(samples) if images is None else _with(member, samples, next(rows)))
+        return [self._ready(answers) for answers in zip(*found, strict=True)]
 
     def length(self, prepared: Ready) -> int:
         """Cost of a sample with all models together."""
@@ -122,35 +115,26 @@ class MultiModelEmbedder:
             for modality, output in member.named.outputs.items()
         }
 
-    def _ready(
-        self, sample: Sample, picture: Picture, answers: Sequence[Prepared | SampleError | None]
-    ) -> Ready | SampleError:
-        """One sample of all models.
-
-        Args:
-            answers: what models that do not look at images made of it; None for each of the others.
-        """
-        if sample.error is not None:
-            return SampleError(*sample.error)
-        with picture:
-            return self._looked_at(sample, picture, answers)
-
-    def _looked_at(
-        self, sample: Sample, picture: Picture, answers: Sequence[Prepared | SampleError | None]
-    ) -> Ready | SampleError:
+    def _ready(self, answers: Sequence[Prepared | SampleError]) -> Ready | SampleError:
+        """One sample of all models, from what each made of it."""
         ready: Ready = {}
         cut = False
-        for member, looking, answer in zip(self._members, self._looking, answers, strict=True):
-            if looking is not None:
-                try:
-                    answer = looking.prepare_one(sample, picture)
-                except SampleError as error:
-                    answer = error
+        for member, answer in zip(self._members, answers, strict=True):
             if isinstance(answer, SampleError):
                 return SampleError(answer.code, f"{member.named.name}: {answer.message}")
             cut = cut or isinstance(answer, Truncated)
             ready[member.named.name] = answer
         return Truncated(ready) if cut else ready
+
+
+def _images_of(member: Member) -> ImageBatcher | None:
+    return member.embedder.images if isinstance(member.embedder, ImageEmbedder) else None
+
+
+def _with(member: Member, samples: Sequence[Sample], rows: Sequence[Row | SampleError]) -> list[Prepared | SampleError]:
+    """What a model makes of samples whose images have been prepared."""
+    assert isinstance(member.embedder, ImageEmbedder)
+    return with_images(samples, rows, member.embedder.with_image)
 
 
 def _of(member: Member, batch: Sequence[Ready]) -> list[Prepared]:

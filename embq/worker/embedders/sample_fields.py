@@ -46,7 +46,7 @@ def prepare_each(samples: Sequence[Sample], prepare: Callable[[Sample], T]) -> l
                 raise SampleError(*sample.error)
             answers.append(prepare(sample))
         except SampleError as error:
-            answers.append(error)
+            answers.append(error.with_traceback(None))  # whose frames hold all samples, and these answers
     return answers
 
 

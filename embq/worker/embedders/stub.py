@@ -10,7 +10,8 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,9 +23,6 @@ from embq.worker.embedders.base import MAX_CHUNKS, padded_tokens
 from embq.worker.embedders.device.hardware import simulated_speed
 from embq.worker.embedders.sample_fields import check_modalities, image_of, prepare_each, text_of
 from embq.worker.embedders.spec_params import choice, milliseconds_as_s, whole_number
-
-if TYPE_CHECKING:
-    from embq.worker.embedders.image.pixels import Pixels
 
 EMBEDDER_VERSION = 1
 """Goes up when the same bytes give another vector."""
@@ -99,6 +97,11 @@ class WordSplitter:
         return spans
 
 
+Look = Callable[[Sequence[Sample]], Sequence[object]]
+"""What is made of the images of a chunk, and kept until the samples are embedded; SampleError in the place of one that
+cannot be used. It changes no vector."""
+
+
 class StubEmbedder:
     """Deterministic vectors of bytes; `embed` waits as long as the device it stands for would compute.
 
@@ -107,9 +110,8 @@ class StubEmbedder:
         speed: how many times as fast the device is as one of speed 1.
         token_budget: padded tokens with which a pass starts; 0 where samples alone bound it.
         max_tokens: padded tokens for which the device has room; 0 for any number.
-        look: what is made of an image and kept until the sample is embedded; SampleError where it cannot be used. It
-            changes no vector.
-        image_bytes: of what `look` makes.
+        look: looks at images; by default each sample only has to have one.
+        image_bytes: of what `look` makes of one.
     """
 
     def __init__(
@@ -124,10 +126,10 @@ class StubEmbedder:
         speed: float = 1.0,
         token_budget: int = 0,
         max_tokens: int = 0,
-        look: Callable[[Sample], object] = image_of,
+        look: Look | None = None,
         image_bytes: int = 0,
     ) -> None:
-        self._look = look
+        self._look = look or _encoded
         self._modalities = config.modalities
         self._dim = dim
         self._max_tokens = max_tokens
@@ -147,7 +149,9 @@ class StubEmbedder:
 
     def prepare(self, samples: Sequence[Sample]) -> list[Ready | SampleError]:
         """One digest per modality of each sample; images are decoded only where the spec asks for it."""
-        return prepare_each(samples, self._ready)
+        seen = self._look(samples) if "image" in self._modalities else [None] * len(samples)
+        pairs = zip(samples, seen, strict=True)
+        return [ready for sample, one in pairs for ready in prepare_each([sample], partial(self._ready, seen=one))]
 
     def length(self, prepared: Ready) -> int:
         """Its words."""
@@ -178,8 +182,9 @@ class StubEmbedder:
             for position, modality in enumerate(self._modalities)
         }
 
-    def _ready(self, sample: Sample) -> Ready:
-        seen = self._look(sample) if "image" in self._modalities else None
+    def _ready(self, sample: Sample, seen: object) -> Ready:
+        if isinstance(seen, SampleError):
+            raise seen
         digests = tuple(
             stub_digest(image_of(sample) if modality == "image" else text_of(sample).encode(), self._dim)
             for modality in self._modalities
@@ -208,7 +213,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> StubEmbedder:
     )
 
 
-def _looking(spec: ModelSpec, config: ModelConfig) -> Callable[[Sample], object]:
+def _looking(spec: ModelSpec, config: ModelConfig) -> Look:
     """The function that looks at images: a no-op, a decoder, or one that makes pixels as a real model gets them.
 
     The code of real models is imported only where it is asked for.
@@ -217,22 +222,22 @@ def _looking(spec: ModelSpec, config: ModelConfig) -> Callable[[Sample], object]
     if size and config.decode == GPU:
         raise ModelError(f"{spec}: a stub decodes by the CPU only", next_step=f"use --decode {CPU_DECODES[0]}")
     if size:
+        import torch
+
         from embq.worker.embedders.image.decoding import quiet_pillow
-        from embq.worker.embedders.image.pixels import pixels_of
+        from embq.worker.embedders.image.preprocess import usual
+        from embq.worker.embedders.image.upload import ImageBatcher, image_rows
 
         quiet_pillow()
-        pixels = pixels_of(size, config.decode)
-        return lambda sample: _pixels(sample, pixels)
+        images = ImageBatcher(usual(size), config.decode, torch.device("cpu"))
+        return lambda samples: image_rows(samples, [images])[0]
     if choice(spec, "decode", "0", ("0", "1")) == "1":
         from embq.worker.embedders.image.decoding import open_image, quiet_pillow
 
         quiet_pillow()
-        return lambda sample: open_image(image_of(sample)).size
-    return image_of
+        return lambda samples: prepare_each(samples, lambda sample: open_image(image_of(sample)).size)
+    return _encoded
 
 
-def _pixels(sample: Sample, pixels: Pixels) -> np.ndarray:
-    from embq.worker.embedders.image.decoding import Picture
-
-    with Picture(sample) as picture:
-        return pixels.of(picture)
+def _encoded(samples: Sequence[Sample]) -> Sequence[object]:
+    return prepare_each(samples, image_of)

@@ -1,7 +1,7 @@
 """Pool of slabs for decoded images, which decode threads fill and devices read.
 
-A slab holds `ROWS` images one behind the other, page-locked where a CUDA device reads them. Each decode thread fills
-one slab from its first row to its last, so the images of a chunk lie next to each other and travel in one copy.
+A slab holds `ROWS` images one behind the other, page-locked where a CUDA device reads them. The images of a chunk lie
+next to each other, and travel in one copy where none of them failed.
 
 **Reuse.** A `Row` refers to its slab, and so does the thread that fills it. When the last reference goes, the memory
 returns to the pool. There is no count of our own that an error could leave wrong: a slab that an exception still refers
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -58,6 +58,12 @@ class Row(NamedTuple):
         """A view: uint8 of shape (height, width, 3)."""
         return self.slab.memory[self.place]
 
+    @property
+    def array(self) -> np.ndarray:
+        """The same view of numpy's."""
+        pixels: np.ndarray = self.slab.array[self.place]
+        return pixels
+
 
 class SlabPool:
     """Hands out rows to decode threads.
@@ -80,19 +86,17 @@ class SlabPool:
         self._making = threading.Lock()
         self._mine = threading.local()
 
-    def fill(self, write: Callable[[np.ndarray], object]) -> Row:
-        """The calling thread's next row, with what `write` puts into its pixels, uint8 of shape (height, width, 3).
+    def take(self, count: int) -> list[Row]:
+        """The calling thread's next rows, at most `ROWS`, which lie next to each other.
 
-        Where `write` raises, the row stays the thread's next one: a failed image leaves no hole. Raises DeviceError or
-        DeviceFullError where no memory can be page-locked.
+        Raises DeviceError or DeviceFullError where no memory can be page-locked.
         """
-        left: list[Row] = getattr(self._mine, "left", [])
-        if not left:
-            slab = self._taken()
-            left = self._mine.left = [Row(slab, place) for place in reversed(range(ROWS))]
-        slab, place = left[-1]
-        write(slab.array[place])
-        return left.pop()
+        slab, at = getattr(self._mine, "next", None) or (None, ROWS)
+        if slab is None or at + count > ROWS:
+            self._mine.next = None  # what may be the slab that is taken
+            slab, at = self._taken(), 0
+        self._mine.next = (slab, at + count) if at + count < ROWS else None
+        return [Row(slab, place) for place in range(at, at + count)]
 
     def _taken(self) -> Slab:
         try:
@@ -104,6 +108,13 @@ class SlabPool:
             with self._making:
                 self.made += 1
         return Slab(memory, self._free)
+
+
+def together(rows: Sequence[Row]) -> np.ndarray:
+    """The pixels of rows that were taken together: a view of shape (len(rows), height, width, 3)."""
+    first = rows[0]
+    pixels: np.ndarray = first.slab.array[first.place : first.place + len(rows)]
+    return pixels
 
 
 def runs(rows: Sequence[Row]) -> Iterator[torch.Tensor]:

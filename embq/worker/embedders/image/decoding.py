@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
-from typing import TypeVar
 
 import numpy as np
 
@@ -28,11 +27,8 @@ from PIL import (
 
 from embq.core.errors import SampleError
 from embq.core.units import Sample
-from embq.worker.embedders.image import headers, jpeg, tiff
-from embq.worker.embedders.image.preprocess import Fit
-from embq.worker.embedders.sample_fields import image_of, prepare_each
-
-T = TypeVar("T")
+from embq.worker.embedders.image import headers, tiff
+from embq.worker.embedders.sample_fields import image_of
 
 FORMATS = (
     "JPEG",
@@ -77,21 +73,15 @@ _large = threading.BoundedSemaphore(LARGE_AT_ONCE)
 
 
 class Picture:
-    """The image of a sample, decoded when it is first asked for, and once for all models that look at it.
+    """The image of a sample as Pillow decodes it, when it is first asked for, and once for all models that look at it.
 
-    For one thread, which closes one before it opens the next: what `pixels` gives stands in memory of the thread.
-
-    Attributes:
-        resized: pixels that a GPU has made of it already, by the fit of the model that reads them.
+    For one thread.
     """
 
     def __init__(self, sample: Sample) -> None:
         self._sample = sample
-        self.resized: dict[Fit, np.ndarray] = {}
         self._decoded: Image.Image | None = None
-        self._pixels: tuple[int, np.ndarray] | None = None
-        self._frame: jpeg.Frame | None = None
-        self._looked = self._waited = False
+        self._waited = False
 
     def __enter__(self) -> Picture:
         return self
@@ -99,110 +89,47 @@ class Picture:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._decoded = self._pixels = None
-        self.resized.clear()
+        self._decoded = None
         if self._waited:
             _large.release()
             self._waited = False
 
     @property
-    def data(self) -> bytes:
-        """The encoded image; SampleError `missing_member` for a sample without one."""
-        return image_of(self._sample)
-
-    @property
-    def frame(self) -> jpeg.Frame | None:
-        """Header of a JPEG that libjpeg-turbo decodes as Pillow does; None for all other images.
-
-        Raises SampleError where the image is beyond a limit.
-        """
-        if not self._looked:
-            frame = headers.check_file(self.data)
-            self._frame = frame if frame is not None and frame.is_plain else None
-            self._looked = True
-        return self._frame
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """(height, width) of the whole image; raises as `decoded` does."""
-        frame = self.frame
-        return self.decoded().size[::-1] if frame is None else (frame.height, frame.width)
-
-    @property
     def has_clear_colour(self) -> bool:
         """Whether one of its colours stands for what is transparent, as a PNG may say; raises as `decoded` does."""
-        return self.frame is None and self.decoded().info.get("transparency") is not None
+        return self.decoded().info.get("transparency") is not None
 
-    def pixels(self, scale: int = 1) -> np.ndarray | None:
+    def pixels(self, *, padded: bool = False) -> np.ndarray | None:
         """The decoded image: uint8 of shape (height, width, 3), or (height, width, 1) of a gray one.
 
-        None where it has another mode, of which only Pillow knows how it becomes RGB. What is given is overwritten by
-        the next image of this thread.
+        None where it has another mode, of which only Pillow knows how it becomes RGB.
 
         Args:
-            scale: by which a JPEG with a `frame` is made smaller, each way, unless it is damaged; 1 for other images.
+            padded: (height, width, 4) for both, of which the last channel means nothing.
 
         Raises SampleError as `open_image` does.
         """
-        if self._pixels is None or self._pixels[0] != scale:
-            pixels = self._jpeg_pixels(scale)
-            if pixels is None:
-                pixels = self._pillow_pixels()
-            if pixels is None:
-                return None
-            self._pixels = scale, pixels
-        return self._pixels[1]
+        image = self.decoded()
+        if image.mode not in ("RGB", "L"):
+            return None
+        pixels = np.empty((image.height, image.width, 4 if padded else len(image.getbands())), np.uint8)
+        for top in range(0, image.height, STRIP_ROWS):
+            # Pillow copies twice to give its pixels away; of strips that costs no memory to speak of.
+            strip = image.crop((0, top, image.width, min(top + STRIP_ROWS, image.height)))
+            raw = strip.convert("RGB").tobytes("raw", "RGBX") if padded else strip.tobytes()
+            pixels[top : top + STRIP_ROWS] = np.frombuffer(raw, np.uint8).reshape(strip.height, strip.width, -1)
+        return pixels
 
     def decoded(self) -> Image.Image:
         """See `open_image`, and for a sample without an image `image_of`. The image belongs to all: change a copy."""
         if self._decoded is None:
-            self._decoded = open_image(self.data, self._wait_if_large)
+            self._decoded = open_image(image_of(self._sample), self._wait_if_large)
         return self._decoded
-
-    def _jpeg_pixels(self, scale: int) -> np.ndarray | None:
-        """By libjpeg-turbo, without Pillow; None where that does not know the image, or finds any damage."""
-        frame = self.frame
-        if frame is None:
-            return None
-        self._wait_if_large(frame.height * frame.width)
-        return jpeg.pixels(self.data, frame, scale)
-
-    def _pillow_pixels(self) -> np.ndarray | None:
-        image = self.decoded()
-        if image.mode not in ("RGB", "L"):
-            return None
-        pixels = np.empty((image.height, image.width, len(image.getbands())), np.uint8)
-        for top in range(0, image.height, STRIP_ROWS):
-            # Pillow copies twice to give its pixels away; of strips that costs no memory to speak of.
-            strip = image.crop((0, top, image.width, min(top + STRIP_ROWS, image.height)))
-            pixels[top : top + STRIP_ROWS] = np.asarray(strip).reshape(strip.height, strip.width, -1)
-        return pixels
 
     def _wait_if_large(self, pixels: int) -> None:
         if pixels > LARGE_PIXELS and not self._waited:
             _large.acquire()
             self._waited = True
-
-
-def prepare_pictures(
-    samples: Sequence[Sample],
-    prepare: Callable[[Sample, Picture], T],
-    decode_ahead: Callable[[Sequence[Picture]], object],
-) -> list[T | SampleError]:
-    """Apply `prepare` to each sample and its picture, in order; a SampleError that it raises stands in its place.
-
-    Args:
-        decode_ahead: called with all pictures first; see `embq.worker.embedders.base.ImageEmbedder`.
-    """
-    pictures = [Picture(sample) for sample in samples if sample.error is None]
-    decode_ahead(pictures)
-    waiting = iter(pictures)
-
-    def alone(sample: Sample) -> T:
-        with next(waiting) as picture:
-            return prepare(sample, picture)
-
-    return prepare_each(samples, alone)
 
 
 def open_image(data: bytes, about_to_decode: Callable[[int], object] = int, *, least: int = 0) -> Image.Image:

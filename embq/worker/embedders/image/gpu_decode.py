@@ -5,8 +5,7 @@ Pixels come back to host memory before the model reads them, 150 kB for an image
 before it is in a batch with others, images that the GPU does not decode take the path `cpu-exact`, and a pass is the
 same as on the other paths.
 
-No GPU has run this file, and its speed is not measured. It is called from `Pixels.decode_ahead` only: where it does not
-beat `cpu-exact`, that method, those of the same name that lead to it, and `Picture.resized` go with it.
+No GPU has run this file, and its speed is not measured. It is called from `embq.worker.embedders.image.pixels` only.
 """
 
 from __future__ import annotations
@@ -19,13 +18,15 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
 from embq.core.errors import DeviceFullError, ModelError, SampleError
+from embq.core.units import Sample
 from embq.worker.embedders.device.errors import using
-from embq.worker.embedders.image.decoding import Picture
+from embq.worker.embedders.image.headers import check_file
 from embq.worker.embedders.image.jpeg import Frame
 from embq.worker.embedders.image.preprocess import Fit, placed
 
@@ -53,7 +54,7 @@ EXIF = re.compile(rb"\xff\xe1(..Exif\0\0)", re.DOTALL)
 COMMENT = b"\xff\xfe\\1"
 """The same as the begin of a comment."""
 
-Suited = tuple[Picture, Frame]
+Suited = tuple[int, bytes, Frame]
 
 
 class GpuDecoder:
@@ -81,33 +82,33 @@ class GpuDecoder:
                 next_step="install the torchcodec of torch's CUDA version, or use another --decode",
             ) from error
 
-    def decode_ahead(self, pictures: Sequence[Picture], fit: Fit) -> None:
-        """Put the pixels that `fit` wants of each image into its `resized`: uint8 of shape (height, width, 3).
+    def decoded(self, samples: Sequence[Sample], fit: Fit) -> Iterator[tuple[int, np.ndarray]]:
+        """(place, pixels that `fit` wants) of each image that it decodes: uint8 of shape (height, width, 3).
 
         Images that are not of a kind for this are left out, and those that the device cannot decode or has no room for
         now. Raises DeviceError where the device is broken.
         """
-        for group in _groups(pictures, fit):
+        for group in _groups(samples):
             try:
-                self._fill(group, fit)
+                made = self._made(group, fit)
             except DeviceFullError:
                 continue
+            yield from made
 
-    def _fill(self, group: Sequence[Suited], fit: Fit) -> None:
-        sources = [_source(picture.data, frame.scan_at) for picture, frame in group]
+    def _made(self, group: Sequence[Suited], fit: Fit) -> list[tuple[int, np.ndarray]]:
+        sources = [_source(data, frame.scan_at) for _, data, frame in group]
         with self._stream():
             decoded = self._decoded(sources)
             rows = torch.empty((len(group), fit.height, fit.width, 3), dtype=torch.uint8, device=self._device)
             made = []
-            for at, (pixels, (picture, frame)) in enumerate(zip(decoded, group, strict=True)):
+            for at, (pixels, (place, _, frame)) in enumerate(zip(decoded, group, strict=True)):
                 if pixels is not None and pixels.shape == (3, frame.height, frame.width):
                     placed(_resized(pixels, fit), fit, rows[at])
-                    made.append((picture, at))
+                    made.append((place, at))
             # Waits for the copy, so nothing of these images is on the device when the stream takes the next ones. It
             # raises where the device is broken, which torchcodec reports as it reports a damaged image.
             on_host = rows.cpu().numpy()
-        for picture, at in made:
-            picture.resized[fit] = on_host[at]
+        return [(place, on_host[at]) for place, at in made]
 
     def _decoded(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Decode each image to uint8 of shape (3, height, width) on the device; None where it cannot be decoded.
@@ -160,22 +161,24 @@ def suits(data: bytes, frame: Frame) -> bool:
     )
 
 
-def _groups(pictures: Sequence[Picture], fit: Fit) -> Iterator[list[Suited]]:
-    """The pictures that suit the device and are not made yet, in order, at most `MAX_PIXELS` together."""
+def _groups(samples: Sequence[Sample]) -> Iterator[list[Suited]]:
+    """The images that suit the device, in order, at most `MAX_PIXELS` together."""
     group: list[Suited] = []
     total = 0
-    for picture in pictures:
-        try:
-            frame = picture.frame
-        except SampleError:  # raised again where the picture is asked for
+    for place, sample in enumerate(samples):
+        if sample.image is None or sample.error is not None:
             continue
-        if frame is None or fit in picture.resized or not suits(picture.data, frame):
+        try:
+            frame = check_file(sample.image)
+        except SampleError:  # raised again where Pillow is asked
+            continue
+        if frame is None or not suits(sample.image, frame):
             continue
         size = frame.height * frame.width
         if group and total + size > MAX_PIXELS:
             yield group
             group, total = [], 0
-        group.append((picture, frame))
+        group.append((place, sample.image, frame))
         total += size
     if group:
         yield group

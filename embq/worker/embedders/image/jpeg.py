@@ -1,27 +1,14 @@
-"""JPEG headers, and decoding by libjpeg-turbo without Pillow."""
+"""JPEG headers."""
 
 from __future__ import annotations
 
-import math
 import re
-import threading
 from typing import NamedTuple
-
-import numpy as np
-import simplejpeg
 
 SIGNATURE = b"\xff\xd8\xff"
 
 PLAIN_FRAMES = frozenset({0xC0, 0xC1, 0xC2})
 """Baseline, extended and progressive frames with Huffman coding, which every decoder reads."""
-
-BUFFER_BYTES = 48_000_000
-"""Memory of a thread in which images are decoded, one after the other: 16 megapixels. Made once, because fresh memory
-for each image costs a page fault for every 4 kB."""
-
-SCALES = (8, 4, 2)
-"""Denominators of the scales at which the decoder does less work; scales between them take longer."""
-
 
 ONE_SCAN_FRAMES = frozenset({0xC0, 0xC1})
 """Markers of frames with a single scan where the first holds all components: libjpeg refuses a second one."""
@@ -82,40 +69,3 @@ def frame_of(data: bytes) -> Frame | None:
         else:
             at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
     return frame
-
-
-_mine = threading.local()
-
-
-def pixels(data: bytes, frame: Frame, scale: int = 1) -> np.ndarray | None:
-    """The pixels of a plain JPEG: uint8 of shape (height, width, 3), or (height, width, 1) of a gray one.
-
-    They are those of Pillow, bit by bit. Up to `BUFFER_BYTES` they stand in memory that the thread's next image
-    overwrites. None where the data is damaged in any way: then Pillow decides what it is.
-
-    Args:
-        scale: one of `SCALES` for an image whose sides are so much shorter, rounded up; 1 for the whole.
-    """
-    gray = frame.components == 1
-    shape = (-(-frame.height // scale), -(-frame.width // scale), 1 if gray else 3)
-    size = math.prod(shape)
-    wanted = {} if scale == 1 else {"min_height": shape[0], "min_width": shape[1], "min_factor": scale}
-    try:
-        made: np.ndarray = simplejpeg.decode_jpeg(
-            data,
-            "GRAY" if gray else "RGB",
-            buffer=_buffer() if size <= BUFFER_BYTES else np.empty(size, np.uint8),
-            strict=True,
-            **wanted,
-        )
-    except ValueError:
-        return None
-    return made if made.shape == shape else None
-
-
-def _buffer() -> np.ndarray:
-    buffer: np.ndarray | None = getattr(_mine, "buffer", None)
-    if buffer is None:
-        # Only what images write to becomes memory.
-        buffer = _mine.buffer = np.empty(BUFFER_BYTES, np.uint8)
-    return buffer

@@ -1,38 +1,26 @@
 """Pixels that a model reads, from an encoded image: uint8, of one size, not normalised.
 
-Four paths to the same picture. `reference` is what the model's own library does with Pillow. `cpu-exact` decodes by
-libjpeg-turbo and resizes by torch's kernel for bytes: two to three times as fast, and off by a step of 255 here and
-there. `cpu-fast` has the decoder make large JPEGs smaller, where at least twice the wanted size is left. `gpu` has a
+Four paths to the same picture. `reference` is what the model's own library does with Pillow. `cpu-exact` decodes plain
+JPEGs and resizes all images by a library of our own, where it is installed: three times as fast, and off by at most 2
+of 255. `cpu-fast` has the decoder make large JPEGs smaller, where at least twice the wanted size is left. `gpu` has a
 GPU decode and resize plain JPEGs, many at a time, and takes `cpu-exact` for all other images. What these do not know
 (palettes, alpha, 16 bits, CMYK) takes the first path, bit by bit.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch.nn.functional import interpolate
 
 from embq.core.errors import SampleError
-from embq.core.models import DECODES, GPU
-from embq.core.service.log import Events
+from embq.core.models import DECODES, GPU, REFERENCE
+from embq.core.units import Sample
 from embq.worker.embedders.image.decoding import Picture
 from embq.worker.embedders.image.gpu_decode import GpuDecoder
-from embq.worker.embedders.image.jpeg import SCALES, Frame
-from embq.worker.embedders.image.preprocess import Fit, Preprocess, placed, usual
-
-ROOM = 2
-"""Least ratio of an image that the decoder made smaller to the wanted size, on each side: resizing then hides the
-decoder's coarse filter."""
-
-SIMD = ("AVX2", "AVX512", "SVE256", "SVE128")
-"""Capabilities of CPUs, as torch names them, with a fast kernel that resizes bytes."""
-
-log = Events("worker")
-_mine = threading.local()
+from embq.worker.embedders.image.native import native
+from embq.worker.embedders.image.preprocess import Fit, Preprocess, usual
 
 
 class Pixels:
@@ -41,52 +29,42 @@ class Pixels:
     Args:
         decode: one of `embq.core.models.DECODES`.
         gpu: what decodes for the path `gpu`, which has to have one; the other paths have none.
+
+    Attributes:
+        fit: the geometry.
+        shape: of the pixels.
+        native: what prepares whole chunks; None where Pillow does.
+        is_fast: whether the decoder may make large images smaller.
     """
 
     def __init__(self, preprocess: Preprocess, decode: str, gpu: GpuDecoder | None = None) -> None:
         assert decode in DECODES
         assert (decode == GPU) == (gpu is not None)
-        self._gpu = gpu
-        self._fit, self._literal, self._decode = preprocess.fit, preprocess.literal, decode
-        self._fills_holes = preprocess.fills_holes
+        self.fit = preprocess.fit
         self.shape = (preprocess.fit.height, preprocess.fit.width, 3)
-        if decode != "reference" and torch.backends.cpu.get_cpu_capability() not in SIMD:
-            log.warning("slow_resizing", processor=torch.backends.cpu.get_cpu_capability())
+        self.gpu = gpu
+        self.native = None if decode == REFERENCE else native()
+        self.is_fast = decode == "cpu-fast"
+        self._literal, self._fills_holes = preprocess.literal, preprocess.fills_holes
 
-    def decode_ahead(self, pictures: Sequence[Picture]) -> None:
-        """Have the GPU decode what it can of images that are asked for next; nothing on the other paths.
+    def of(self, data: bytes | None) -> np.ndarray:
+        """The pixels of one encoded image: uint8 of shape `shape`. Raises SampleError as `by_pillow` does."""
+        made = np.empty((1, *self.shape), np.uint8)
+        (error,) = prepared([Sample(ordinal=0, key="", image=data)], [self], [made])[0]
+        if error is not None:
+            raise error
+        pixels: np.ndarray = made[0]
+        return pixels
 
-        Raises DeviceError where the device is broken.
+    def by_pillow(self, picture: Picture, row: np.ndarray) -> None:
+        """Write the pixels of an image that Pillow decodes to `row`, uint8 of shape `shape`.
+
+        Raises SampleError for an image that cannot be decoded, with the codes of `open_image`; what is in `row` is then
+        undefined.
         """
-        if self._gpu is not None:
-            _compute_alone()
-            self._gpu.decode_ahead(pictures, self._fit)
-
-    def of(self, picture: Picture) -> np.ndarray:
-        """The pixels of one image: uint8 of shape `shape`. Raises SampleError as `into` does."""
-        made = np.empty(self.shape, np.uint8)
-        self.into(picture, made)
-        return made
-
-    def into(self, picture: Picture, row: np.ndarray) -> None:
-        """Write the pixels of one image to `row`, uint8 of shape `shape`: those of `decode_ahead` where it made them.
-
-        Raises SampleError for an image that cannot be decoded, with the codes of `open_image`;
-        what is in `row` is then undefined.
-        """
-        _compute_alone()
-        if self._gpu is not None and self._fit in picture.resized:
-            row[...] = picture.resized[self._fit]
-            return
-        if self._decode != "reference" and not (self._fills_holes and picture.has_clear_colour):
-            scale = 1
-            if self._decode == "cpu-fast" and picture.frame is not None:
-                scale = scale_for(picture.frame, self._fit)
-            pixels = picture.pixels(scale)
-            if pixels is not None:
-                if pixels.shape[:2] == picture.size:
-                    scale = 1  # also of a damaged JPEG, which Pillow decodes whole
-                placed(_resized(pixels, scale, picture.size, self._fit), self._fit, row)
+        if self.native is not None and not (self._fills_holes and picture.has_clear_colour):
+            pixels = picture.pixels(padded=True)
+            if pixels is not None and self.native.resize(pixels, self.fit, row):
                 return
         image = picture.decoded()
         try:
@@ -95,57 +73,76 @@ class Pixels:
             raise SampleError("unsupported_mode", f"mode {image.mode}: {error}") from error
 
 
+Answers = list[SampleError | None]
+
+
+def prepared(samples: Sequence[Sample], paths: Sequence[Pixels], rows: Sequence[np.ndarray]) -> list[Answers]:
+    """Write the pixels of samples to rows, for all models that look at them; each image is decoded once.
+
+    Args:
+        rows: of each path, uint8 of shape (len(samples), *path.shape), contiguous.
+
+    Returns:
+        Of each path, for each sample None or why it has none. After the first path with an error, an image is not
+        looked at again.
+    """
+    waiting = [[True] * len(samples) for _ in paths]
+    has_gpu = any(path.gpu is not None for path in paths)
+    if has_gpu:
+        _by_gpu(samples, paths, rows, waiting)
+    chunks = [at for at, path in enumerate(paths) if path.native is not None]
+    if chunks:
+        images = [sample.image if sample.error is None else None for sample in samples]
+        if has_gpu:
+            images = [image if any(waiting[at][i] for at in chunks) else None for i, image in enumerate(images)]
+        path = paths[chunks[0]]
+        assert path.native is not None
+        fits = [paths[at].fit for at in chunks]
+        statuses = path.native.prepare(images, fits, [rows[at] for at in chunks], fast=path.is_fast)
+        for at in chunks:
+            waiting[at] = [status != 0 and waits for status, waits in zip(statuses, waiting[at], strict=True)]
+    answers: list[Answers] = [[None] * len(samples) for _ in paths]
+    for i, waits in enumerate(zip(*waiting, strict=True)):
+        if True in waits:
+            for of_path, answer in zip(answers, _by_pillow(samples[i], paths, waits, rows, i), strict=True):
+                of_path[i] = answer
+    return answers
+
+
+def _by_pillow(
+    sample: Sample, paths: Sequence[Pixels], waits: Sequence[bool], rows: Sequence[np.ndarray], place: int
+) -> Answers:
+    error = None if sample.error is None else SampleError(*sample.error)
+    answers: Answers = []
+    with Picture(sample) as picture:
+        for path, pixels, is_waiting in zip(paths, rows, waits, strict=True):
+            if error is None and is_waiting:
+                try:
+                    path.by_pillow(picture, pixels[place])
+                except SampleError as problem:
+                    error = problem.with_traceback(None)  # whose frames hold the samples, and this answer
+            answers.append(error)
+    return answers
+
+
+def _by_gpu(
+    samples: Sequence[Sample], paths: Sequence[Pixels], rows: Sequence[np.ndarray], waiting: Sequence[list[bool]]
+) -> None:
+    """What a GPU decodes of them. Raises DeviceError where the device is broken."""
+    by_fit: dict[Fit, list[tuple[int, np.ndarray]]] = {}
+    for path, pixels, of_path in zip(paths, rows, waiting, strict=True):
+        if path.gpu is None:
+            continue
+        if path.fit not in by_fit:
+            by_fit[path.fit] = list(path.gpu.decoded(samples, path.fit))
+        for i, made in by_fit[path.fit]:
+            pixels[i] = made
+            of_path[i] = False
+
+
 def pixels_of(size: int, decode: str) -> Pixels:
     """The pixels of a model of the usual kind; see `embq.worker.embedders.image.preprocess.usual`."""
     return Pixels(usual(size), decode)
-
-
-def scale_for(frame: Frame, fit: Fit) -> int:
-    """By how much the decoder may make an image smaller: one of `SCALES`, or 1."""
-    height, width = fit.resized(frame.height, frame.width)
-    for scale in SCALES:
-        if frame.height // scale >= ROOM * height and frame.width // scale >= ROOM * width:
-            return scale
-    return 1
-
-
-def _resized(pixels: np.ndarray, scale: int, size: tuple[int, int], fit: Fit) -> np.ndarray:
-    """`pixels` as large as before the cut, by the kernels that Pillow has (a = -0.5, as wide as the reduction).
-
-    Args:
-        scale: by which they were made smaller already; then they may stand for a little more than the whole image,
-            because the decoder rounds up.
-        size: of the whole image.
-    """
-    wanted, interpolation = fit.resized(*size), fit.interpolation
-    if pixels.shape[:2] == wanted:
-        return pixels
-    height, width = wanted
-    # With these strides torch knows the layout again, and gives one like it: else pixels would come out plane by plane,
-    # and laying them side by side again would take as long as resizing (150 us for 224x224). The views are numpy's:
-    # each of torch's lets the interpreter's lock go, and 16 threads that wait for it decode less than four.
-    source = torch.from_numpy(pixels.reshape(1, *pixels.shape).transpose(0, 3, 1, 2))
-    if scale > 1:
-        # The sides as they would be without rounding; a hair more, because torch rounds what it gets down.
-        sides = [(side * scale / whole) * (1 + 1e-9) for side, whole in zip(wanted, size, strict=True)]
-        made = interpolate(source, scale_factor=sides, mode=interpolation, antialias=True)[:, :, :height, :width]
-    elif fit.columns_first(*size):
-        source = interpolate(source, size=(height, size[1]), mode=interpolation, antialias=True)
-        made = interpolate(source, size=wanted, mode=interpolation, antialias=True)
-    else:
-        made = interpolate(source, size=wanted, mode=interpolation, antialias=True)
-    result: np.ndarray = made.numpy()[0].transpose(1, 2, 0)
-    return result
-
-
-def _compute_alone() -> None:
-    """Else each decoding thread would have a pool of torch's threads of its own.
-
-    The main thread decodes a few images at most, and has to know how many cores there are when it loads the next model.
-    """
-    if not getattr(_mine, "alone", False) and threading.current_thread() is not threading.main_thread():
-        torch.set_num_threads(1)
-        _mine.alone = True
 
 
 class Normaliser:

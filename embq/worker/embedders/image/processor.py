@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from embq.core.errors import ModelError
-from embq.core.units import Sample
-from embq.worker.embedders.image.decoding import Picture
 from embq.worker.embedders.image.pixels import Pixels
 from embq.worker.embedders.image.preprocess import INTERPOLATIONS, Fit, Preprocess, channels
 
@@ -103,8 +100,7 @@ def of_image_processor(processor: Any, model: str) -> Preprocess:
         return Image.fromarray(_given(processor, rgb, do_rescale=False, do_normalize=False))
 
     mean, std = _scaling(processor)
-    with ThreadPoolExecutor(1) as aside:  # whose number of torch's threads `Pixels` may set
-        height, width = aside.submit(_check, processor, literal, mean, std, model).result()
+    height, width = _check(processor, literal, mean, std, model)
     return Preprocess(
         fit=_fit(processor, height, width),
         mean=channels(mean.tolist()),
@@ -121,11 +117,10 @@ def difference(preprocess: Preprocess) -> int:
     def of(image: Image.Image) -> int:
         encoded = io.BytesIO()
         image.save(encoded, "BMP")
-        with Picture(Sample(ordinal=0, key="", image=encoded.getvalue())) as picture:
-            return int(np.abs(fast.of(picture).astype(np.int16) - exact.of(picture)).max())
+        data = encoded.getvalue()
+        return int(np.abs(fast.of(data).astype(np.int16) - exact.of(data)).max())
 
-    with ThreadPoolExecutor(1) as aside:
-        return max(aside.map(of, _made_up()))
+    return max(map(of, _made_up()))
 
 
 def _made_up() -> Iterator[Image.Image]:

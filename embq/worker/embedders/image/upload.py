@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from embq.core.errors import SampleError
 from embq.core.models import GPU
+from embq.core.units import Sample
 from embq.worker.embedders.device.errors import using
-from embq.worker.embedders.image.buffer_pool import Row, SlabPool, gathered, runs
-from embq.worker.embedders.image.decoding import Picture
+from embq.worker.embedders.image.buffer_pool import ROWS, Row, SlabPool, gathered, runs, together
 from embq.worker.embedders.image.gpu_decode import gpu_decoder
-from embq.worker.embedders.image.pixels import Normaliser, Pixels
+from embq.worker.embedders.image.pixels import Normaliser, Pixels, prepared
 from embq.worker.embedders.image.preprocess import Preprocess
+
+T = TypeVar("T")
 
 
 class ImageBatcher:
@@ -25,6 +28,7 @@ class ImageBatcher:
 
     Attributes:
         device: that one.
+        pixels: the path.
         row_bytes: of a prepared image.
 
     Raises ModelError where the path is not for this device, or lacks what it needs.
@@ -32,33 +36,61 @@ class ImageBatcher:
 
     def __init__(self, preprocess: Preprocess, decode: str, device: torch.device) -> None:
         self.device = device
-        self._pixels = Pixels(preprocess, decode, gpu_decoder(device) if decode == GPU else None)
+        self.pixels = Pixels(preprocess, decode, gpu_decoder(device) if decode == GPU else None)
         with using(device):
             self._normaliser = Normaliser(preprocess, device)
-        height, width, _ = self._pixels.shape
+        height, width, _ = self.pixels.shape
         self._slabs = SlabPool(height, width, device)
         self._uploader = Uploader(device)
         self.row_bytes = self._slabs.row_bytes
 
-    def decode_ahead(self, pictures: Sequence[Picture]) -> None:
-        """See `embq.worker.embedders.image.pixels.Pixels.decode_ahead`."""
-        self._pixels.decode_ahead(pictures)
-
-    def row(self, picture: Picture) -> Row:
-        """One image, uint8 of shape (height, width, 3), not normalised. Raises SampleError as `Pixels.into` does."""
-        return self._slabs.fill(lambda row: self._pixels.into(picture, row))
+    def take(self, count: int) -> list[Row]:
+        """Rows for the images of a chunk; see `embq.worker.embedders.image.buffer_pool.SlabPool`."""
+        return self._slabs.take(count)
 
     def black(self) -> Row:
         """A black image, as an example."""
-        return self._slabs.fill(lambda row: row.fill(0))
+        (row,) = self.take(1)
+        row.array.fill(0)
+        return row
 
     def noise(self) -> Row:
         """An image of which no two pixels are alike, as an example."""
-        return self._slabs.fill(lambda row: torch.from_numpy(row).random_())
+        (row,) = self.take(1)
+        row.pixels.random_()
+        return row
 
     def batch(self, rows: Sequence[Row], dtype: torch.dtype) -> torch.Tensor:
         """The normalised images on the device: `dtype` of shape (len(rows), 3, height, width)."""
         return self._uploader.send(rows, lambda pixels: self._normaliser(pixels, dtype))
+
+
+def image_rows(samples: Sequence[Sample], models: Sequence[ImageBatcher]) -> list[list[Row | SampleError]]:
+    """The images of samples for all models that look at them, each decoded once: of each model, a row for each sample.
+
+    A sample that cannot be prepared for a model has its error there, and for all models behind that.
+    """
+    made: list[list[Row | SampleError]] = [[] for _ in models]
+    for start in range(0, len(samples), ROWS):
+        chunk = samples[start : start + ROWS]
+        rows = [model.take(len(chunk)) for model in models]
+        answers = prepared(chunk, [model.pixels for model in models], [together(of_model) for of_model in rows])
+        for found, of_model, errors in zip(made, rows, answers, strict=True):
+            found += [row if error is None else error for row, error in zip(of_model, errors, strict=True)]
+    return made
+
+
+def with_images(
+    samples: Sequence[Sample], rows: Sequence[Row | SampleError], ready: Callable[[Sample, Row], T]
+) -> list[T | SampleError]:
+    """`ready` of every sample and its image, in order, with the SampleError that either of them has."""
+    answers: list[T | SampleError] = []
+    for sample, row in zip(samples, rows, strict=True):
+        try:
+            answers.append(row if isinstance(row, SampleError) else ready(sample, row))
+        except SampleError as error:
+            answers.append(error.with_traceback(None))
+    return answers
 
 
 BUFFERS = 2

@@ -20,12 +20,12 @@ from embq.worker.embedders.device.network import Network
 from embq.worker.embedders.device.placement import device_of, dtype_of, image_batch_size_of
 from embq.worker.embedders.fingerprint import fingerprint
 from embq.worker.embedders.image.buffer_pool import Row
-from embq.worker.embedders.image.decoding import Picture, prepare_pictures, quiet_pillow
+from embq.worker.embedders.image.decoding import quiet_pillow
 from embq.worker.embedders.image.forward import ImageForward
 from embq.worker.embedders.image.pooling import Pooling, asked_pooling, given_by, has_joint_space, pooling_for
 from embq.worker.embedders.image.preprocess import Preprocess
 from embq.worker.embedders.image.processor import SAME, difference, of_image_processor
-from embq.worker.embedders.image.upload import ImageBatcher
+from embq.worker.embedders.image.upload import ImageBatcher, image_rows
 from embq.worker.embedders.loading import lacks_weights, model_source, read_model, translated_model_errors
 from embq.worker.embedders.spec_params import unit_length, whole_number
 from embq.worker.embedders.text.splitting import no_splitter
@@ -69,8 +69,8 @@ class VisionEmbedder:
         self._model = model
         self._unit_length = unit_length
         self._spec = config.spec
-        self._images = ImageBatcher(preprocess, decode, device)
-        self.image_bytes = self._images.row_bytes
+        self.images = ImageBatcher(preprocess, decode, device)
+        self.image_bytes = self.images.row_bytes
         self._image_path = ImageForward(model, lambda numbers: pooling(given_by(model, numbers)))
         self.batch_size = self.window = batch_size
         self.token_budget = 0
@@ -87,22 +87,18 @@ class VisionEmbedder:
             },
         )
         self._network: Network[Row] = Network(
-            model, self._run, device=device, dtype=dtype_of(config, device), example=self._images.black()
+            model, self._run, device=device, dtype=dtype_of(config, device), example=self.images.black()
         )
         self.dims: Mapping[str, int] = self._network.dims
 
     def prepare(self, samples: Sequence[Sample]) -> list[Row | SampleError]:
         """Pixels of each image."""
-        return prepare_pictures(samples, self.prepare_one, self.decode_ahead)
+        return image_rows(samples, [self.images])[0]
 
-    def decode_ahead(self, pictures: Sequence[Picture]) -> None:
-        """See `embq.worker.embedders.base.ImageEmbedder`."""
-        self._images.decode_ahead(pictures)
-
-    def prepare_one(self, sample: Sample, picture: Picture) -> Row:
+    def with_image(self, sample: Sample, row: Row) -> Row:
         """See `embq.worker.embedders.base.ImageEmbedder`."""
         del sample
-        return self._images.row(picture)
+        return row
 
     def length(self, prepared: Row) -> int:
         """1: all images are alike."""
@@ -120,7 +116,7 @@ class VisionEmbedder:
     def choose_variant(self, *, compile_s: float) -> None:
         """See `embq.worker.embedders.base.HasVariants`. Only a CUDA device has more than one way."""
         self._image_path.try_with(
-            self._images, self._network.dtype, rows=self.batch_size, compile_s=compile_s, model=self._spec
+            self.images, self._network.dtype, rows=self.batch_size, compile_s=compile_s, model=self._spec
         )
 
     def splitter(self, chunking: Chunking) -> Splitter:
@@ -129,7 +125,7 @@ class VisionEmbedder:
         raise no_splitter(self._spec, "it embeds images")
 
     def _run(self, batch: Sequence[Row]) -> dict[str, torch.Tensor]:
-        vectors = self._image_path(self._images.batch(batch, next(self._model.parameters()).dtype))
+        vectors = self._image_path(self.images.batch(batch, next(self._model.parameters()).dtype))
         return {"image": normalize(vectors, dim=1) if self._unit_length else vectors}
 
 
