@@ -107,11 +107,14 @@ def work(root: Path, results: Connection) -> None:
     results.send(embed_all(root, results))
 
 
-def embed_all(root: Path, results: Results, loaded: Callable[[ModelConfig, str], Embedder] = load) -> float:
+def embed_all(
+    root: Path, results: Results, loaded: Callable[[ModelConfig, str], Embedder] = load, *, threads: int = 0
+) -> float:
     """Every unit of the manifest through the pipeline, in order; gives the time at which the first began.
 
     Args:
         loaded: gives the model of a config on a device.
+        threads: that prepare; 0 for one for each core.
     """
     layout, info = Layout(root), load_run(root)
     record = record_of(info, root)
@@ -119,7 +122,7 @@ def embed_all(root: Path, results: Results, loaded: Callable[[ModelConfig, str],
     warm_up(embedder, info.model.modalities)
     free = FreeLedger(results)
     ledger = cast("Ledger", free)
-    leases, meter = Leases(), Meter(cores(), board=NoBoard())
+    leases, meter = Leases(), Meter(threads or cores(), board=NoBoard())
     publish = PublishStage(meter, fingerprint=embedder.fingerprint, dims=embedder.dims, transport="auto")
     pipeline = Pipeline(embedder, leases, meter, publish, prefetch=PREFETCH)
     pipeline.start()

@@ -255,9 +255,11 @@ def key_without_chunks(document: str) -> str:
     return f"{document}#"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Sample:
     """The smallest item that is counted: one image and/or text with a key, or a chunk of such a text.
+
+    Nobody changes one. It is not frozen because a frozen one takes three times as long to make, and there are billions.
 
     Attributes:
         ordinal: position within its unit, from 0; (unit_id, ordinal) is the sample's identity. All chunks of a text

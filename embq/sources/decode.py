@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 from codecs import BOM_UTF8
+from contextlib import suppress
 from typing import Any
+
+import msgspec
 
 from embq.core.errors import SampleError
 from embq.core.process.limits import decoded_bytes
@@ -47,7 +50,7 @@ def parse_object(text: str, code: str) -> dict[str, Any]:
         if values * _VALUE_BYTES > decoded_bytes():
             raise SampleError("too_large", f"JSON of about {values:,} values, more than a reader has memory for here")
     try:
-        value = _DECODER.decode(text)
+        value = _decoded(text)
     except (ValueError, RecursionError) as error:
         marked = text.startswith("\ufeff")
         why = "a byte order mark, which only the first line of a file may begin with" if marked else error
@@ -55,6 +58,13 @@ def parse_object(text: str, code: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SampleError(code, f"a JSON object is needed, this is a {type(value).__name__}")
     return value
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # NaN, halves of surrogate pairs, and what is no JSON
+        return _DECODER.decode(text)
 
 
 def compact_json(fields: dict[str, Any], code: str) -> str:
@@ -81,6 +91,11 @@ def _finite(value: Any) -> Any:
 
 def decode_metadata(data: bytes) -> str:
     """A .json member or file as compact JSON text of one object; SampleError `bad_metadata` where it is none."""
+    if len(data) <= _SMALL_JSON_CHARS:
+        with suppress(msgspec.MsgspecError, ValueError, RecursionError, OverflowError):
+            value = msgspec.json.decode(data)
+            if isinstance(value, dict):
+                return msgspec.json.encode(value).decode()
     try:
         text = decode_file(data)
     except SampleError as error:

@@ -23,7 +23,7 @@ from embq.worker.claim.scheduler import Turn, TurnClock
 from embq.worker.context import WorkerContext
 from embq.worker.embedders.base import Embedder
 from embq.worker.embedders.device.capability import check_device
-from embq.worker.embedders.device.hardware import device_name, free_memory
+from embq.worker.embedders.device.hardware import device_name, free_memory, keep_uncollected
 from embq.worker.embedders.device.tuning import tune
 from embq.worker.embedders.device.warm_up import warm_up
 from embq.worker.embedders.registry import load
@@ -77,6 +77,7 @@ def _loaded(model: ModelConfig, context: WorkerContext) -> Embedder:
         embedder.batch_size = batch_size
     context.board.expect("embed", warm_up(embedder, model.modalities) * embedder.batch_size)
     tune(embedder, model, device=device, batch_size=batch_size, compile_s=context.settings.compile_s)
+    keep_uncollected()
     return embedder
 
 

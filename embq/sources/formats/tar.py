@@ -17,7 +17,7 @@ from embq.core.process.limits import decoded_bytes
 from embq.core.service.log import Events
 from embq.core.storage.paths import is_url
 from embq.core.units import Sample, Unit
-from embq.sources.access.files import forget_cached, load_unchanged, source_errors, stat_file
+from embq.sources.access.files import forget_cached, give_back, load_unchanged, source_errors, stat_file
 from embq.sources.damaged import SamplesDigest, keeps_damaged, rest_of, with_samples
 from embq.sources.decode import decode_file, decode_metadata
 from embq.sources.extensions import ALL, Extensions, extensions_of
@@ -97,6 +97,7 @@ class TarSource(Source):
             )
         for ordinal, entry in enumerate(entries):
             yield _sample(ordinal, entry, data, wanted)
+        give_back(data)
 
     def may_have_metadata(self, unit: Unit) -> bool:
         """True for any shard: only its members tell."""
@@ -281,6 +282,8 @@ def split_name(name: str) -> tuple[str, str]:
     stem, dot, extension = name[name.rfind("/") + 1 :].partition(".")
     if not dot:
         return "", ""
+    if len(stem) + 1 + len(extension) == len(name) and stem:  # in no folder, as most
+        return stem, extension.lower()
     if not stem:
         # "folder/.jpg" has the key "folder/", unless the folder's own name has a dot.
         folder = name[: name.rfind("/") + 1]

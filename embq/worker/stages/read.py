@@ -212,11 +212,11 @@ class ReadStage:
             chars = image_bytes = 0
             for sample in itertools.islice(samples, size):
                 chunk.append(sample)
-                self.meter.board.advance()
                 chars += len(sample.text or "")
                 image_bytes += len(sample.image or b"")
                 if image_bytes >= CHUNK_IMAGE_BYTES or (self.cutter is not None and chars >= CUT_TEXT_CHARS):
                     break
+            self.meter.board.advance()
             return chunk
 
     def _prepare(
@@ -252,7 +252,16 @@ class ReadStage:
 
 def _seen(sample: Sample) -> Sample:
     """A sample that waits for the device, without its image, which is not needed again."""
-    return sample if sample.image is None else replace(sample, image=None)
+    if sample.image is None:
+        return sample
+    return Sample(
+        ordinal=sample.ordinal,
+        key=sample.key,
+        text=sample.text,
+        metadata=sample.metadata,
+        error=sample.error,
+        passage=sample.passage,
+    )
 
 
 def _is_held(lease: LeasedUnit) -> bool:

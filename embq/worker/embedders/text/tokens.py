@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,14 +28,10 @@ class PerThread:
     """One copy of an object per thread, for objects that may not be shared.
 
     A tokeniser of the tokenizers library that two threads use at once fails with "Already borrowed".
-
-    Args:
-        shared: parts that are only read, and large; all copies have the same ones.
     """
 
-    def __init__(self, original: Any, shared: Iterable[object] = ()) -> None:
+    def __init__(self, original: Any) -> None:
         self._original = original
-        self._shared = tuple(shared)
         self._lock = threading.Lock()
         self._local = threading.local()
 
@@ -43,7 +39,7 @@ class PerThread:
         """This thread's copy."""
         if not hasattr(self._local, "copy"):
             with self._lock:
-                self._local.copy = copy.deepcopy(self._original, {id(part): part for part in self._shared})
+                self._local.copy = copy.deepcopy(self._original)
         return self._local.copy
 
 
