@@ -216,7 +216,8 @@ def test_an_image_in_another_mode_has_the_pixels_of_the_processor(mode: str, dec
         image = image if processor.do_convert_rgb else image.convert("RGB")
         options = {"do_rescale": False, "do_normalize": False, "return_tensors": "pt"}
         expected = processor(images=image, **options)["pixel_values"][0].permute(1, 2, 0).numpy()
-        np.testing.assert_array_equal(Pixels(of_image_processor(processor, "m"), decode).of(data), expected)
+        off = np.abs(Pixels(of_image_processor(processor, "m"), decode).of(data).astype(int) - expected).max()
+        assert off <= (SAME if mode == "turned by EXIF" and decode != "reference" else 0)
 
 
 @pytest.mark.skipif(

@@ -120,8 +120,8 @@ def test_what_the_device_still_reads_is_not_overwritten_by_images_that_are_decod
     """Given passes that stand still on the device, when images are decoded and let go, then the passes are unharmed."""
     good = [sample for sample in images if sample.ordinal not in (5, 40)]
     go_on = threading.Event()
-    plain = embedder._images.batch
-    monkeypatch.setattr(embedder._images, "batch", lambda rows, dtype: go_on.wait(WAIT_S) and plain(rows, dtype))
+    plain = embedder.images.batch
+    monkeypatch.setattr(embedder.images, "batch", lambda rows, dtype: go_on.wait(WAIT_S) and plain(rows, dtype))
     if embedder._network._lanes is None:
         pytest.skip("one core computes a pass at once")
     passes = []
@@ -132,13 +132,13 @@ def test_what_the_device_still_reads_is_not_overwritten_by_images_that_are_decod
         del batch
     for _ in range(5):
         ready_of(embedder, good)
-    made = embedder._images._slabs.made
+    made = embedder.images._slabs.made
     go_on.set()
     for start, vectors in zip((0, 16), passes, strict=True):
         for place, row in enumerate(dict(vectors)["image"]):
             np.testing.assert_allclose(row, expected[good[start + place].ordinal], atol=1e-5)
     ready_of(embedder, good)
-    assert embedder._images._slabs.made == made, "what the passes held is free again"
+    assert embedder.images._slabs.made == made, "what the passes held is free again"
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["told at once", "told later"])

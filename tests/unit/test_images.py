@@ -14,8 +14,6 @@ from PIL import Image
 from embq.core.errors import SampleError
 from embq.worker.embedders.image import headers
 from embq.worker.embedders.image.decoding import FORMATS, open_image, quiet_pillow
-from embq.worker.embedders.image.pixels import _resized
-from embq.worker.embedders.image.preprocess import Fit
 from tests.support.picture_files import encoded
 
 
@@ -224,26 +222,3 @@ def test_pillows_complaints_about_metadata_do_not_escape() -> None:
         quiet_pillow()
         assert open_image(data[:2] + app1 + data[start:]).size == (80, 60)
     assert caught == []
-
-
-# --- resizing ---
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize(
-    ("size", "wanted", "scale"),
-    [
-        ((256, 256), (224, 224), 1),
-        ((384, 512), (224, 298), 1),
-        ((640, 300), (224, 224), 1),
-        ((500, 700), (224, 300), 2),
-    ],
-)
-def test_resized_pixels_lie_side_by_side_so_that_a_row_is_copied_and_not_laid_out_again(
-    size: tuple[int, int], wanted: tuple[int, int], scale: int, channels: int
-) -> None:
-    whole = (size[0] * scale, size[1] * scale)
-    fit = Fit(height=wanted[0], width=wanted[1], mode="squash", interpolation="bicubic")
-    made = _resized(np.zeros((*size, channels), np.uint8), scale, whole, fit)
-    assert made.shape == (*wanted, channels)
-    assert made.flags.c_contiguous

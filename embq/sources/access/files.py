@@ -185,18 +185,22 @@ def load(file: WatchedFile, size: int) -> Memory:
     return memory if at == size else memory[:at]
 
 
-_spare: list[mmap.mmap] = []
-SPARE_BYTES = 512 << 20
-"""Longest memory that is kept for the next file."""
+class _FileMemory(mmap.mmap):
+    """Private memory of a whole file, which can be made longer; shared memory, which mmap makes by itself, cannot."""
 
 
-def _memory(size: int) -> mmap.mmap:
+_spare: list[_FileMemory] = []
+SPARE_BYTES, SPARE_SHARE = 512 << 20, 16
+"""Longest memory that is kept for the next file, and what part of a reader's memory it is at most."""
+
+
+def _memory(size: int) -> _FileMemory:
     """Memory for a file; that of the one before, where it was given back."""
     with suppress(IndexError, BufferError, ValueError, OSError, SystemError):  # not on every system
         memory = _spare.pop()
         memory.resize(size)
         return memory
-    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = _FileMemory(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
@@ -205,7 +209,8 @@ def _memory(size: int) -> mmap.mmap:
 def give_back(memory: Memory) -> None:
     """Keep the memory of a file that nobody reads any more for the next one: the kernel takes twice as long to clear
     fresh pages as a copy to them takes."""
-    if isinstance(memory, mmap.mmap) and len(memory) <= SPARE_BYTES and not _spare:
+    most = min(SPARE_BYTES, decoded_bytes() // SPARE_SHARE)
+    if isinstance(memory, _FileMemory) and len(memory) <= most and not _spare:
         _spare.append(memory)
 
 

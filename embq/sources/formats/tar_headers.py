@@ -7,12 +7,12 @@ passes as a small one. Here every header is checked, and the end-of-archive mark
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
+from contextlib import suppress
 from copy import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import adler32
-
-import numpy as np
 
 from embq.core.errors import SourceError
 from embq.core.native import library
@@ -169,26 +169,27 @@ class _PlainMembers:
 
     def __init__(self, data: Memory) -> None:
         self._data = data
-        self._library = library() if len(data) else None
+        self._address: Any = None
+        if isinstance(data, bytes):
+            self._address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p)
+        elif isinstance(data, mmap.mmap):
+            with suppress(TypeError):  # memory that cannot be written to has no address for ctypes
+                self._address = (ctypes.c_char * len(data)).from_buffer(data)
+        self._library = library() if self._address is not None else None
         if self._library is not None:
             self._library.embq_members.restype = ctypes.c_int64
-            self._bytes = np.frombuffer(data, np.uint8)
-            self._found = np.empty((_AT_ONCE, 4), np.int64)
 
     def take(self, at: int, members: list[Member], most: int) -> int:
         """Append members from byte `at` on, `most` in all; gives the byte behind them."""
         if self._library is None:
             return at
-        data, after = self._data, ctypes.c_int64(at)
+        data, after, found = self._data, ctypes.c_int64(at), (ctypes.c_int64 * (4 * _AT_ONCE))()
         while (room := min(_AT_ONCE, most - len(members))) > 0:
             count = self._library.embq_members(
-                ctypes.c_void_p(self._bytes.ctypes.data),
-                ctypes.c_int64(len(data)),
-                ctypes.byref(after),
-                ctypes.c_int64(room),
-                ctypes.c_void_p(self._found.ctypes.data),
+                self._address, ctypes.c_int64(len(data)), ctypes.byref(after), ctypes.c_int64(room), found
             )
-            for header, start, stop, name in self._found[:count].tolist():
+            rows = iter(found[: 4 * count])
+            for header, start, stop, name in zip(rows, rows, rows, rows, strict=True):
                 text = data[header : header + name].decode("utf-8", "surrogateescape")
                 members.append(Member(text, header, start, stop, True))
             if count < room:
@@ -196,7 +197,7 @@ class _PlainMembers:
         return after.value
 
 
-_AT_ONCE = 4096
+_AT_ONCE = 1024
 """Headers that the native library parses in one call."""
 
 

@@ -74,7 +74,10 @@ class MultiModelEmbedder:
         found: list[Sequence[Prepared | SampleError]] = []
         for member, images in zip(self._members, looking, strict=True):
             found.append(member.embedder.prepare(samples) if images is None else _with(member, samples, next(rows)))
-        return [self._ready(answers) for answers in zip(*found, strict=True)]
+        return [
+            self._ready(answers) if sample.error is None else SampleError(*sample.error)
+            for sample, answers in zip(samples, zip(*found, strict=True), strict=True)
+        ]
 
     def length(self, prepared: Ready) -> int:
         """Cost of a sample with all models together."""
