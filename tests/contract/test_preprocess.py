@@ -18,6 +18,7 @@ from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preproc
 from PIL import Image
 
 from embq.core.errors import ModelError
+from embq.worker.embedders.image.native import native
 from embq.worker.embedders.image.pixels import Normaliser, Pixels
 from embq.worker.embedders.image.preprocess import Preprocess, of_open_clip, usual
 
@@ -127,6 +128,7 @@ def test_photographs_have_the_pixels_of_open_clip(size: Any, mode: str, interpol
         assert 10 * np.log10(255**2 / max(1e-9, np.square(off).mean())) >= 55, (width, height)
 
 
+@pytest.mark.skipif(native() is None, reason="embq-native is not installed")
 @pytest.mark.parametrize(("width", "height"), [(3000, 2000), (1601, 1067), (901, 1353), (2048, 1536)])
 def test_what_the_decoder_makes_smaller_is_close(width: int, height: int) -> None:
     transform, preprocess = preprocess_of(size=224)

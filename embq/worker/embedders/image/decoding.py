@@ -99,26 +99,18 @@ class Picture:
         """Whether one of its colours stands for what is transparent, as a PNG may say; raises as `decoded` does."""
         return self.decoded().info.get("transparency") is not None
 
-    def pixels(self, *, padded: bool = False) -> np.ndarray | None:
+    def pixels(self) -> np.ndarray | None:
         """The decoded image: uint8 of shape (height, width, 3), or (height, width, 1) of a gray one.
 
-        None where it has another mode, of which only Pillow knows how it becomes RGB.
-
-        Args:
-            padded: (height, width, 4) for both, of which the last channel means nothing.
-
-        Raises SampleError as `open_image` does.
+        None where it has another mode, of which only Pillow knows how it becomes RGB. Raises SampleError as
+        `open_image` does.
         """
         image = self.decoded()
-        if image.mode not in ("RGB", "L"):
-            return None
-        pixels = np.empty((image.height, image.width, 4 if padded else len(image.getbands())), np.uint8)
-        for top in range(0, image.height, STRIP_ROWS):
-            # Pillow copies twice to give its pixels away; of strips that costs no memory to speak of.
-            strip = image.crop((0, top, image.width, min(top + STRIP_ROWS, image.height)))
-            raw = strip.convert("RGB").tobytes("raw", "RGBX") if padded else strip.tobytes()
-            pixels[top : top + STRIP_ROWS] = np.frombuffer(raw, np.uint8).reshape(strip.height, strip.width, -1)
-        return pixels
+        return _raw(image, image.mode, len(image.getbands())) if image.mode in ("RGB", "L") else None
+
+    def padded(self) -> np.ndarray:
+        """An image of the mode RGB or L: uint8 of shape (height, width, 4), of which the last channel means nothing."""
+        return _raw(self.decoded(), "RGBX", 4)
 
     def decoded(self) -> Image.Image:
         """See `open_image`, and for a sample without an image `image_of`. The image belongs to all: change a copy."""
@@ -130,6 +122,16 @@ class Picture:
         if pixels > LARGE_PIXELS and not self._waited:
             _large.acquire()
             self._waited = True
+
+
+def _raw(image: Image.Image, mode: str, channels: int) -> np.ndarray:
+    pixels = np.empty((image.height, image.width, channels), np.uint8)
+    for top in range(0, image.height, STRIP_ROWS):
+        # Pillow copies twice to give its pixels away; of strips that costs no memory to speak of.
+        strip = image.crop((0, top, image.width, min(top + STRIP_ROWS, image.height)))
+        raw = (strip.convert("RGB") if mode == "RGBX" else strip).tobytes("raw", mode)
+        pixels[top : top + STRIP_ROWS] = np.frombuffer(raw, np.uint8).reshape(strip.height, strip.width, channels)
+    return pixels
 
 
 def open_image(data: bytes, about_to_decode: Callable[[int], object] = int, *, least: int = 0) -> Image.Image:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from PIL import Image
+from torch.nn.functional import interpolate
 
 from embq.core.errors import SampleError
 from embq.core.models import DECODES, GPU, REFERENCE
@@ -20,7 +22,10 @@ from embq.core.units import Sample
 from embq.worker.embedders.image.decoding import Picture
 from embq.worker.embedders.image.gpu_decode import GpuDecoder
 from embq.worker.embedders.image.native import native
-from embq.worker.embedders.image.preprocess import Fit, Preprocess, usual
+from embq.worker.embedders.image.preprocess import Fit, Preprocess, placed, usual
+
+RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+"""Interpolation of a fit, as Pillow calls it."""
 
 
 class Pixels:
@@ -43,7 +48,8 @@ class Pixels:
         self.fit = preprocess.fit
         self.shape = (preprocess.fit.height, preprocess.fit.width, 3)
         self.gpu = gpu
-        self.native = None if decode == REFERENCE else native()
+        self._by_fit = decode != REFERENCE
+        self.native = native() if self._by_fit else None
         self.is_fast = decode == "cpu-fast"
         self._literal, self._fills_holes = preprocess.literal, preprocess.fills_holes
 
@@ -62,15 +68,30 @@ class Pixels:
         Raises SampleError for an image that cannot be decoded, with the codes of `open_image`; what is in `row` is then
         undefined.
         """
-        if self.native is not None and not (self._fills_holes and picture.has_clear_colour):
-            pixels = picture.pixels(padded=True)
-            if pixels is not None and self.native.resize(pixels, self.fit, row):
-                return
         image = picture.decoded()
+        if self._by_fit and image.mode in ("RGB", "L") and not (self._fills_holes and picture.has_clear_colour):
+            if self.native is None:
+                # By the fit as well, so that a machine without the library judges a model's images as the others do.
+                placed(_resized(picture, self.fit), self.fit, row)
+                return
+            if self.native.resize(picture.padded(), self.fit, row):
+                return
         try:
             row[...] = np.asarray(self._literal(image))
         except ValueError as error:
             raise SampleError("unsupported_mode", f"mode {image.mode}: {error}") from error
+
+
+def _resized(picture: Picture, fit: Fit) -> np.ndarray:
+    """An image of the mode RGB or L as large as before the cut, by the library that the model's own code takes."""
+    image = picture.decoded()
+    height, width = (max(side, 1) for side in fit.resized(image.height, image.width))
+    if fit.pillow:
+        return np.asarray(image.resize((width, height), RESAMPLING[fit.interpolation]).convert("RGB"))
+    source = torch.from_numpy(picture.pixels())[None].permute(0, 3, 1, 2)
+    made = interpolate(source, size=(height, width), mode=fit.interpolation, antialias=True)[0]
+    pixels: np.ndarray = made.permute(1, 2, 0).numpy()
+    return pixels
 
 
 Answers = list[SampleError | None]
