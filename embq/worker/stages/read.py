@@ -27,6 +27,9 @@ CHUNK_SAMPLES = 32
 CAREFUL_POLL_S = 0.0005
 """Poll interval of the reader of a suspect unit, until its last sample is done."""
 
+ADVANCE_S = 0.1
+"""Interval at which reading shows that it gets on."""
+
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Pauses before a unit is read again when storage does not answer: a minute in all, then the attempt has failed."""
 
@@ -210,13 +213,16 @@ class ReadStage:
         with self.meter.stage("read", [Part(lease)]):
             chunk = []
             chars = image_bytes = 0
+            advanced = time.monotonic()
             for sample in itertools.islice(samples, size):
                 chunk.append(sample)
+                if (now := time.monotonic()) - advanced > ADVANCE_S:  # for each sample it would cost as much as reading
+                    self.meter.board.advance()
+                    advanced = now
                 chars += len(sample.text or "")
                 image_bytes += len(sample.image or b"")
                 if image_bytes >= CHUNK_IMAGE_BYTES or (self.cutter is not None and chars >= CUT_TEXT_CHARS):
                     break
-            self.meter.board.advance()
             return chunk
 
     def _prepare(
