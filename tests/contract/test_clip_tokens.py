@@ -51,6 +51,9 @@ def test_every_caption_has_the_ids_of_the_library(clean: str, monkeypatch: pytes
         assert ours.count(caption) == whole
         assert is_cut == (whole > len(row))
     assert ours._words is not None
+    assert torch.equal(ours.row("x" * 3_000)[0], theirs(["x" * 3_000])[0])
+    assert "x" * 3_000 not in ours._words._words
+    assert len(ours._words.tokenizer.cache) == 2, "no piece of it is kept"
     assert 0 < len(ours._words._words) <= 500
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,8 @@ from embq.core.models import Chunking
 from embq.worker.embedders.text.splitting import TokenSplitter, counted_splitter, no_splitter
 from embq.worker.embedders.text.tokens import PerThread, tokenizer_content, unknown_token
 
-WORD_CACHE_MAX = 200_000
-"""Words that a tokeniser may remember."""
+WORD_CACHE_MAX, WORD_MAX_CHARS = 200_000, 64
+"""Words that a tokeniser may remember, and the longest of them."""
 
 
 class WordIds:
@@ -30,6 +31,8 @@ class WordIds:
         self.tokenizer = tokenizer
         self._clean = _WITHOUT_REPAIRS[tokenizer.clean_fn]
         self._words: dict[str, tuple[int, ...]] = {}
+        self._special = {name: name for name in map(tokenizer.decoder.__getitem__, tokenizer.all_special_ids)}
+        self._learning = threading.Lock()  # the tokeniser looks twice into a cache that is replaced here
 
     def of(self, text: str) -> list[int]:
         """The ids of a text, without the special ones."""
@@ -53,13 +56,19 @@ class WordIds:
     def _learn(self, word: str) -> tuple[int, ...]:
         tokenizer = self.tokenizer
         ids: list[int] = []
-        for piece in tokenizer.pat.findall(word):
-            letters = "".join(tokenizer.byte_encoder[byte] for byte in piece.encode())
-            ids += (tokenizer.encoder[token] for token in tokenizer.bpe(letters).split(" "))
-        if len(self._words) >= WORD_CACHE_MAX:  # a billion captions would fill the memory
-            self._words.clear()
-            tokenizer.cache = {special: special for special in ("<start_of_text>", "<end_of_text>")}
-        found = self._words[word] = tuple(ids)
+        with self._learning:
+            for piece in tokenizer.pat.findall(word):
+                letters = "".join(tokenizer.byte_encoder[byte] for byte in piece.encode())
+                ids += (tokenizer.encoder[token] for token in tokenizer.bpe(letters).split(" "))
+            found = tuple(ids)
+            # Words of a billion captions, or a few of a megabyte, would fill the memory.
+            is_long = len(word) > WORD_MAX_CHARS
+            if is_long or len(tokenizer.cache) > WORD_CACHE_MAX:
+                tokenizer.cache = dict(self._special)
+            if not is_long:
+                if len(self._words) >= WORD_CACHE_MAX:
+                    self._words.clear()
+                self._words[word] = found
         return found
 
 
@@ -68,7 +77,7 @@ _WITHOUT_REPAIRS: dict[Callable[[str], str], Callable[[str], str]] = {
     get_clean_fn("whitespace"): lambda text: " ".join(text.split()),
     get_clean_fn("canonicalize"): lambda text: canonicalize_text(text.strip()),
 }
-"""What open_clip's ways to clean a text do beside its repairs of encodings and HTML."""
+"""open_clip's functions that clean a text -> the same without ftfy and HTML entities, for texts that have neither."""
 
 
 class ClipTokens:
