@@ -40,8 +40,8 @@ constexpr int SKIPPED = 32;  // rows or columns that are worth a cropped decode
 // The limits of embq/worker/embedders/image/headers.py.
 constexpr int64_t FILE_MAX_BYTES = 32'000'000, MAX_PIXELS = 64'000'000;
 constexpr int SIDE_MAX = 32'768, ASPECT_MAX = 50, SCANS_MAX = 64;
-// libjpeg holds all coefficients of a progressive image: the caller decodes larger ones two at a time.
-constexpr int64_t PROGRESSIVE_MAX_PIXELS = 16'000'000;
+// libjpeg holds all coefficients of an image of several scans: the caller decodes larger ones two at a time.
+constexpr int64_t SCANS_MAX_PIXELS = 16'000'000;
 
 struct Library {
   decltype(&jpeg_std_error) std_error;
@@ -438,11 +438,11 @@ bool has_many_scans(const uint8_t *data, size_t size) {
   return false;
 }
 
-bool is_mine(const jpeg_decompress_struct &c) {
+bool is_mine(const jpeg_decompress_struct &c, bool has_scans) {
   const int64_t height = c.image_height, width = c.image_width;
   const int64_t longer = std::max(height, width), shorter = std::min(height, width);
   return c.data_precision == 8 && (c.num_components == 1 || c.num_components == 3) && !c.arith_code && shorter >= 1 &&
-         height * width <= (c.progressive_mode ? PROGRESSIVE_MAX_PIXELS : MAX_PIXELS) && longer <= SIDE_MAX &&
+         height * width <= (has_scans ? SCANS_MAX_PIXELS : MAX_PIXELS) && longer <= SIDE_MAX &&
          longer <= ASPECT_MAX * shorter;
 }
 
@@ -475,7 +475,8 @@ bool decode(const uint8_t *data, size_t size, const Fit *fits, int fit_count, ui
   jpeg.create(&c, JPEG_LIB_VERSION, sizeof c);
   jpeg.mem_src(&c, data, static_cast<unsigned long>(size));
   jpeg.read_header(&c, TRUE);
-  if (!is_mine(c) || (jpeg.has_scans(&c) && has_many_scans(data, size))) leave(reinterpret_cast<j_common_ptr>(&c));
+  const bool has_scans = jpeg.has_scans(&c) != 0;
+  if (!is_mine(c, has_scans) || (has_scans && has_many_scans(data, size))) leave(reinterpret_cast<j_common_ptr>(&c));
   const int height = static_cast<int>(c.image_height), width = static_cast<int>(c.image_width);
   const int scale = fast ? scale_for(fits, fit_count, height, width) : 1;
   if (!mine.begin(fits, fit_count, height, width, scale, to)) leave(reinterpret_cast<j_common_ptr>(&c));

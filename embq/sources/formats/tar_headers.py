@@ -178,12 +178,13 @@ class _PlainMembers:
         self._library = library() if self._address is not None else None
         if self._library is not None:
             self._library.embq_members.restype = ctypes.c_int64
+            self._found = (ctypes.c_int64 * (4 * _AT_ONCE))()
 
     def take(self, at: int, members: list[Member], most: int) -> int:
         """Append members from byte `at` on, `most` in all; gives the byte behind them."""
         if self._library is None:
             return at
-        data, after, found = self._data, ctypes.c_int64(at), (ctypes.c_int64 * (4 * _AT_ONCE))()
+        data, after, found = self._data, ctypes.c_int64(at), self._found
         while (room := min(_AT_ONCE, most - len(members))) > 0:
             count = self._library.embq_members(
                 self._address, ctypes.c_int64(len(data)), ctypes.byref(after), ctypes.c_int64(room), found

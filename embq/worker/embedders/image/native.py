@@ -60,8 +60,11 @@ class Native:
             rows: for each fit, uint8 of shape (len(images), height, width, 3), contiguous.
             fast: whether the decoder may make large images smaller.
         """
-        assert len(fits) <= FITS_MAX
         count = len(images)
+        if len(fits) > FITS_MAX:
+            first = self.prepare(images, fits[:FITS_MAX], rows[:FITS_MAX], fast=fast)
+            others = self.prepare(images, fits[FITS_MAX:], rows[FITS_MAX:], fast=fast)
+            return list(map(max, first, others))
         statuses = (ctypes.c_int32 * count)()
         self._library.embq_prepare(
             (ctypes.c_char_p * count)(*images),
