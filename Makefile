@@ -116,6 +116,7 @@ bench-gpu: install   ## images and texts on the first GPU, a run in detail, then
 
 bench-images: install .venv-bench/installed   ## photographs: paths to pixels, a whole run, clip-retrieval's reader
 	$(BIN)/python -m bench.images
+	$(BIN)/python -m bench.feeding
 	$(BIN)/python -m bench.image_feeding
 	$(BIN)/python -m bench.image_memory
 	.venv-bench/bin/python -m bench.image_readers

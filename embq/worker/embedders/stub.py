@@ -98,8 +98,8 @@ class WordSplitter:
 
 
 Look = Callable[[Sequence[Sample]], Sequence[object]]
-"""What is made of the images of a chunk, and kept until the samples are embedded; SampleError in the place of one that
-cannot be used. It changes no vector."""
+"""Function that looks at the images of a chunk: for each sample a result that is kept until it is embedded, or a
+SampleError. Vectors do not depend on it."""
 
 
 class StubEmbedder:
