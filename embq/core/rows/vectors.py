@@ -27,6 +27,9 @@ class Fault:
     message: str
 
 
+FLOAT16_BEYOND = np.float32(65_520)
+"""The least number that float16 rounds to infinity."""
+
 NON_FINITE = Fault(code="non_finite", message="the model gave a vector that is not finite, or does not fit float16")
 ZERO_VECTOR = Fault(code="zero_vector", message="the model gave a vector of zeros, which has no direction")
 
@@ -52,7 +55,7 @@ def stored(block: np.ndarray, rows: RowSpec) -> tuple[np.ndarray, dict[int, Faul
         kept = (kept / np.where(zero, 1.0, lengths)[:, None]).astype(np.float32)
     values = _cast(kept, rows)
     if rows.dtype == "float16":
-        beyond = ~np.isfinite(values).all(axis=1)
+        beyond = (np.abs(kept) >= FLOAT16_BEYOND).any(axis=1)  # float16 itself is ten times as slow to look at
         faults |= dict.fromkeys(np.flatnonzero(beyond).tolist(), NON_FINITE)
     return values, faults
 

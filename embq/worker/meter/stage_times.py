@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Stage = Literal["read", "prepare", "embed", "publish"]
 State = Literal["busy", "starved", "blocked", "between"]
@@ -77,6 +77,17 @@ def cause_of(*, read: State, queued: bool, all_preparing: bool, embed: State, pu
     return "preparing" if all_preparing else "work"
 
 
+class _Moment(NamedTuple):
+    """What goes on in a worker: the states of three stages, threads that prepare, and whether samples wait for one."""
+
+    read: State
+    embed: State
+    publish: State
+    preparing: int
+    queued: bool
+    enough: bool
+
+
 class StageTimes:
     """Keeps the time of each stage of one worker process. Safe to use from any thread.
 
@@ -98,6 +109,7 @@ class StageTimes:
         self._queued = 0
         self._enough = False
         self._at: float | None = None
+        self._passed: dict[_Moment, float] = {}
         self._seconds = 0.0
         self._spent: dict[Stage, dict[State, float]] = {stage: dict.fromkeys(STATES, 0.0) for stage in STAGES}
         self._causes: dict[Cause, float] = dict.fromkeys(CAUSES, 0.0)
@@ -147,6 +159,9 @@ class StageTimes:
         """Time spent until now."""
         with self._lock:
             self._count()
+            for moment, passed in self._passed.items():
+                self._add(moment, passed)
+            self._passed.clear()
             stages = {stage: dict(states) for stage, states in self._spent.items()}
             return Spent(seconds=self._seconds, stages=stages, causes=dict(self._causes))
 
@@ -157,25 +172,33 @@ class StageTimes:
             return before
 
     def _count(self) -> None:
-        """Add the time since the last change to what went on in it."""
+        """Note the time since the last change for what went on in it; every chunk of samples changes it ten times."""
         if self._at is None:
             return
-        now = self._clock()
-        passed, self._at = now - self._at, now
+        now, states = self._clock(), self._states
+        moment = _Moment(
+            states["read"], states["embed"], states["publish"], self._preparing, self._queued > 0, self._enough
+        )
+        self._passed[moment] = self._passed.get(moment, 0.0) + now - self._at
+        self._at = now
+
+    def _add(self, moment: _Moment, passed: float) -> None:
+        """Add time to what went on in it."""
         self._seconds += passed
-        read: State = "blocked" if self._states["read"] == "starved" and self._enough else self._states["read"]
-        for stage, state in {**self._states, "read": read}.items():
+        read: State = "blocked" if moment.read == "starved" and moment.enough else moment.read
+        stages: dict[Stage, State] = {"read": read, "embed": moment.embed, "publish": moment.publish}
+        for stage, state in stages.items():
             if state != "between":
                 self._spent[stage][state] += passed
-        at_work = min(1.0, self._preparing / self.threads)
+        at_work = min(1.0, moment.preparing / self.threads)
         self._spent["prepare"]["busy"] += passed * at_work
         idle: State = "blocked" if read == "blocked" else "starved"
         self._spent["prepare"][idle] += passed * (1.0 - at_work)
         cause = cause_of(
-            read=self._states["read"],
-            queued=self._queued > 0,
-            all_preparing=self._preparing >= self.threads,
-            embed=self._states["embed"],
-            publish=self._states["publish"],
+            read=moment.read,
+            queued=moment.queued,
+            all_preparing=moment.preparing >= self.threads,
+            embed=moment.embed,
+            publish=moment.publish,
         )
         self._causes[cause] += passed
