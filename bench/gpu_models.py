@@ -31,7 +31,7 @@ from embq.worker.embedders.device.hardware import free_memory
 from embq.worker.embedders.device.tuning import tune
 from embq.worker.embedders.registry import load
 from embq.worker.meter.meter import Throughput
-from embq.worker.stages.batching import Batcher, Waiting
+from embq.worker.stages.batching import Batch, Batcher
 
 TOKENS, SHORTEST = 256, 4
 """Tokens of a text: of the longest, and of the shortest of the mixed ones."""
@@ -229,19 +229,16 @@ def loop(embedder: Any, prepared: Sequence[Any], seconds: float) -> dict[str, An
     """Rows and tokens per second of the embedder's passes over prepared samples, cut and begun as in a worker."""
     throughput = Throughput()
     batcher = Batcher(embedder, throughput)
-    turns = itertools.cycle(
-        Waiting(None, None, row, embedder.length(row))  # type: ignore[arg-type]
-        for row in prepared
-    )
+    turns = itertools.cycle(prepared)
     flying: list[Any] = []
     rows = tokens = 0
     dict(embedder.embed(prepared[:2]))
     began, since = time.perf_counter(), time.monotonic()
     while not rows or time.perf_counter() - began < seconds:
-        for entry in itertools.islice(turns, max(embedder.window, embedder.batch_size)):
-            batcher.add(entry)
+        some = list(itertools.islice(turns, max(embedder.window, embedder.batch_size)))
+        batcher.add(Batch(some, some, some, [embedder.length(row) for row in some]))
         for batch in itertools.chain.from_iterable(_windows(batcher)):
-            vectors = embedder.embed([entry.prepared for entry in batch])
+            vectors = embedder.embed(batch.prepared)
             flying.append(vectors)
             while len(flying) > (vectors.ahead if isinstance(vectors, PendingVectors) else 0):
                 dict(flying.pop(0))
@@ -255,7 +252,7 @@ def loop(embedder: Any, prepared: Sequence[Any], seconds: float) -> dict[str, An
     return {"rows_per_s": round(rows / taken, 1), "tokens_per_s": round(tokens / taken), "path": path}
 
 
-def _windows(batcher: Batcher) -> Iterator[Iterator[Sequence[Waiting]]]:
+def _windows(batcher: Batcher) -> Iterator[Iterator[Batch]]:
     while len(batcher):
         yield batcher.batches()
 

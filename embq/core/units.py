@@ -265,7 +265,7 @@ class Sample:
         ordinal: position within its unit, from 0; (unit_id, ordinal) is the sample's identity. All chunks of a text
             have that of the text.
         key: its name for users.
-        image: encoded image bytes, or None.
+        image: encoded image, or None; a view keeps the memory of a whole shard.
         text: caption or text, or None.
         metadata: further fields as JSON text of one object, or None.
         error: (code, message) where the reader found that this sample cannot be embedded, such as a duplicate key or
@@ -275,7 +275,7 @@ class Sample:
 
     ordinal: int
     key: str
-    image: bytes | None = None
+    image: bytes | memoryview | None = None
     text: str | None = None
     metadata: str | None = None
     error: tuple[str, str] | None = None

@@ -6,6 +6,7 @@ A unit carries the name, package and version of its map; the worker's operator e
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 from embq.core import plugins
@@ -71,6 +72,8 @@ def _loaded(plugin: Plugin) -> Map:
 
 def mapped(function: Map, sample: Sample) -> tuple[Sample, SampleError | None]:
     """The sample after its map; the sample and why it has no embedding, where the map gives none."""
+    if sample.image is not None:
+        sample = replace(sample, image=bytes(sample.image))
     try:
         found = function(sample)
     except SampleError as error:

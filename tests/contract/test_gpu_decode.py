@@ -220,13 +220,16 @@ def test_threads_each_get_the_pixels_of_their_own_images(decoder: GpuDecoder, mo
     chunks = [images[turn:] + images[:turn] for turn in range(len(images))] * 6
     expected = [by_device(chunk, decoder) for chunk in chunks]
     under_way, most, lock = 0, 0, threading.Lock()
-    plain = decoder._call
+    plain, several = decoder._call, threading.Event()
 
     def call(sources: Sequence[Any]) -> Any:
         nonlocal under_way, most
         with lock:
             under_way += 1
             most = max(most, under_way)
+            if most > 1:
+                several.set()
+        several.wait(10)  # on a busy machine, one thread might else be through before the next one begins
         try:
             return plain(sources)
         finally:

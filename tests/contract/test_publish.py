@@ -15,7 +15,6 @@ from embq.core.errors import OutputError
 from embq.core.queue.hints import Hint
 from embq.core.rows.spec import RowSpec
 from embq.core.rows.vectors import STORED_DTYPES
-from embq.core.units import Sample
 from embq.worker.claim.lease import LeasedUnit, Leases
 from embq.worker.embedders.stub import StubEmbedder
 from embq.worker.meter.meter import Meter
@@ -154,8 +153,8 @@ def test_vectors_are_stored_as_the_run_asks_from_the_device_to_the_part(
     work = LeasedUnit(hint, run.record, run.ledger, run.claim(0), attempts=0, poison=frozenset())
     leases.add(work)
     samples = [sample(0, ordinal) for ordinal in range(3)]
-    prepared: Future[list[tuple[Sample, int]]] = Future()
-    prepared.set_result(list(zip(samples, range(3), strict=True)))
+    prepared: Future[object] = Future()
+    prepared.set_result((samples, range(3)))
     embed.take(Chunk(work, samples, prepared))
     embed.take(EndOfUnit(work, samples=3))
     embed.flush()

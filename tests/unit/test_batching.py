@@ -24,9 +24,9 @@ from embq.worker.stages.batching import (
     THREAD_SAMPLES,
     UNBOUNDED,
     WINDOW_S,
+    Batch,
     Batcher,
     MemoryBudget,
-    Waiting,
 )
 from embq.worker.stages.embed import EmbedStage
 from embq.worker.stages.read import Chunk, EndOfUnit
@@ -50,20 +50,20 @@ def of_speed(per_s: int) -> Throughput:
 def filled(embedder: Any, lengths: Sequence[int], throughput: Throughput | None = None) -> Batcher:
     batcher = Batcher(embedder, throughput or of_speed(1000))
     for number, tokens in enumerate(lengths):
-        batcher.add(Waiting(None, Sample(ordinal=number, key=str(number)), None, tokens))  # type: ignore[arg-type]
+        batcher.add(Batch([None], [Sample(ordinal=number, key=str(number))], [None], [tokens]))  # type: ignore[list-item]
     return batcher
 
 
 def lengths_of(batcher: Batcher) -> list[list[int]]:
-    return [[entry.tokens for entry in batch] for batch in batcher.batches()]
+    return [list(batch.tokens) for batch in batcher.batches()]
 
 
 def test_texts_of_like_length_meet_and_the_longest_come_first() -> None:
     batcher = filled(model(token_budget=60, window=100), [3, 50, 7, 50, 1, 20, 2, 9])
     batches = list(batcher.batches())
-    assert [[entry.tokens for entry in batch] for batch in batches] == [[50], [50], [20, 9, 7], [3, 2, 1]]
-    assert [entry.sample.ordinal for batch in batches[:2] for entry in batch] == [1, 3], "equal ones stay in order"
-    assert [padded_tokens([entry.tokens for entry in batch]) for batch in batches] == [50, 50, 60, 9]
+    assert [list(batch.tokens) for batch in batches] == [[50], [50], [20, 9, 7], [3, 2, 1]]
+    assert [sample.ordinal for batch in batches[:2] for sample in batch.samples] == [1, 3], "equal ones stay in order"
+    assert [padded_tokens(batch.tokens) for batch in batches] == [50, 50, 60, 9]
     assert len(batcher) == 0
 
 
@@ -208,7 +208,7 @@ def stage_of(stages: SimpleNamespace, embedder: Lengths) -> EmbedStage:  # noqa:
 def give(stage: EmbedStage, work: LeasedUnit, lengths: Sequence[int]) -> None:
     samples = [Sample(ordinal=number, key=str(number), text="t") for number in range(len(lengths))]
     prepared: Future[Any] = Future()
-    prepared.set_result([(sample, (sample.ordinal, lengths[sample.ordinal])) for sample in samples])
+    prepared.set_result((samples, [(sample.ordinal, lengths[sample.ordinal]) for sample in samples]))
     stage.take(Chunk(work, samples, prepared))
     stage.take(EndOfUnit(work, len(samples)))
 
@@ -286,7 +286,7 @@ def test_a_unit_that_breaks_while_its_rows_are_under_way_ends_as_one_failure(sta
     work = make_work(stages, texts(stages, "a.txt", ["x"]), "t")
     samples = [Sample(ordinal=n, key=str(n), text="t") for n in range(3)]
     prepared: Future[Any] = Future()
-    prepared.set_result([(sample, (sample.ordinal, 10)) for sample in samples])
+    prepared.set_result((samples, [(sample.ordinal, 10) for sample in samples]))
     stage.take(Chunk(work, samples, prepared))
     assert stage.has_waiting
     stage.take(EndOfUnit(work, 3, SourceError("cut", code="shard_truncated")))

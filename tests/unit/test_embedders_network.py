@@ -141,8 +141,8 @@ def test_a_row_that_is_not_finite_is_computed_once_more_before_it_is_a_failure(
     work = make_work(stages, texts(stages, "a.txt", ["x"]), "t")
     lines = ["a word", f"{BROKEN} to see", "another one, and longer"]
     samples = [Sample(ordinal=n, key=str(n), text=line) for n, line in enumerate(lines)]
-    ready: Future[list[tuple[Sample, object]]] = Future()
-    ready.set_result(list(zip(samples, prepared(embedder, *lines), strict=True)))
+    ready: Future[object] = Future()
+    ready.set_result((samples, prepared(embedder, *lines)))
     stage.take(Chunk(work, samples, ready))
     stage.take(EndOfUnit(work, samples=3))
     stage.flush()

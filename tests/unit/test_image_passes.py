@@ -73,7 +73,7 @@ def stage(stages: SimpleNamespace, embedder: Any) -> EmbedStage:  # noqa: F811
 def give(stage: EmbedStage, work: Any, ready: Sequence[tuple[Sample, Any]]) -> None:
     for start in range(0, len(ready), 20):
         prepared: Future[Any] = Future()
-        prepared.set_result(list(ready[start : start + 20]))
+        prepared.set_result(tuple(zip(*ready[start : start + 20], strict=True)))
         stage.take(Chunk(work, [sample for sample, _ in ready[start : start + 20]], prepared))
     stage.take(EndOfUnit(work, len(ready)))
 

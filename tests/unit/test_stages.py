@@ -121,7 +121,7 @@ def test_a_chunk_ends_with_so_many_bytes_of_images_and_none_of_them_waits_for_th
     assert isinstance(end, EndOfUnit)
     assert end.samples == 5
     assert [chunk.expected for chunk in chunks] == [2, 2, 1]
-    waiting = [sample for chunk in chunks for sample, _ in chunk.prepared.result()]
+    waiting = [sample for chunk in chunks for sample in chunk.prepared.result()[0]]
     assert [(sample.key, sample.image) for sample in waiting] == [(str(n), None) for n in range(5)]
     wait_until(lambda: stages.read.encoded.held_bytes == 0)
 

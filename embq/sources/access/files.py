@@ -190,16 +190,24 @@ class _FileMemory(mmap.mmap):
 
 
 _spare: list[_FileMemory] = []
-SPARE_BYTES, SPARE_SHARE = 512 << 20, 16
+SPARES = 2
+"""Memories that are kept: images of one may still wait to be decoded when the file after it is read."""
+SPARE_BYTES, SPARE_SHARE = 512 << 20, 8
 """Longest memory that is kept for the next file, and what part of a reader's memory it is at most."""
 
 
 def _memory(size: int) -> _FileMemory:
-    """Memory for a file; that of the one before, where it was given back."""
-    with suppress(IndexError, BufferError, ValueError, OSError, SystemError):  # not on every system
-        memory = _spare.pop()
-        memory.resize(size)
-        return memory
+    """Memory for a file; that of one before, where it was given back and nothing is a view of it."""
+    for _ in range(SPARES):
+        with suppress(IndexError):
+            memory = _spare.pop(0)
+            try:
+                memory.resize(size)
+                return memory
+            except BufferError:
+                _spare.append(memory)
+            except (ValueError, OSError, SystemError):  # not on every system
+                break
     memory = _FileMemory(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -209,9 +217,17 @@ def _memory(size: int) -> _FileMemory:
 def give_back(memory: Memory) -> None:
     """Keep the memory of a file that nobody reads any more for the next one: the kernel takes twice as long to clear
     fresh pages as a copy to them takes."""
-    most = min(SPARE_BYTES, decoded_bytes() // SPARE_SHARE)
-    if isinstance(memory, _FileMemory) and len(memory) <= most and not _spare:
+    if isinstance(memory, _FileMemory) and _may_stay(memory) and len(_spare) < SPARES:
         _spare.append(memory)
+
+
+def view_of(memory: Memory) -> Memory | memoryview:
+    """A view, whose slices copy nothing, and each of which keeps all of the memory; large memory is itself."""
+    return memoryview(memory).toreadonly() if _may_stay(memory) else memory
+
+
+def _may_stay(memory: Memory) -> bool:
+    return len(memory) <= min(SPARE_BYTES, decoded_bytes() // SPARE_SHARE)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from embq.core.process.limits import decoded_bytes
 from embq.core.service.log import Events
 from embq.core.storage.paths import is_url
 from embq.core.units import Sample, Unit
-from embq.sources.access.files import forget_cached, give_back, load_unchanged, source_errors, stat_file
+from embq.sources.access.files import forget_cached, give_back, load_unchanged, source_errors, stat_file, view_of
 from embq.sources.damaged import SamplesDigest, keeps_damaged, rest_of, with_samples
 from embq.sources.decode import decode_file, decode_metadata
 from embq.sources.extensions import ALL, Extensions, extensions_of
@@ -95,8 +95,10 @@ class TarSource(Source):
                 code="shard_no_keys",
                 next_step="write the shard with names of the form key.extension",
             )
+        images = view_of(data)
         for ordinal, entry in enumerate(entries):
-            yield _sample(ordinal, entry, data, wanted)
+            yield _sample(ordinal, entry, data, images, wanted)
+        del images
         give_back(data)
 
     def may_have_metadata(self, unit: Unit) -> bool:
@@ -202,7 +204,7 @@ def _kept(unit: Unit, data: Memory, archive: Archive, damage: SourceError, wante
     keys = {entry.key for entry in entries}
     kept = SamplesDigest()
     for ordinal, entry in enumerate(entries):
-        sample = _sample(ordinal, entry, data, wanted)
+        sample = _sample(ordinal, entry, data, data, wanted)
         kept.add(sample)
         yield sample
     start = 0
@@ -299,7 +301,7 @@ def _is_second_caption(entry: Entry, wanted: Extensions) -> bool:
     return any(extension in entry.parts for extension in wanted.images)
 
 
-def _sample(ordinal: int, entry: Entry, data: Memory, wanted: Extensions) -> Sample:
+def _sample(ordinal: int, entry: Entry, data: Memory, images: Memory | memoryview, wanted: Extensions) -> Sample:
     key, parts, again = entry
     if again is not None:
         message = f"{again.name} occurs again at byte {again.at}; the first one is used"
@@ -308,7 +310,7 @@ def _sample(ordinal: int, entry: Entry, data: Memory, wanted: Extensions) -> Sam
     try:
         for extension in wanted.images:
             if extension in parts:
-                image = _content(parts[extension], data)
+                image = images[_place(parts[extension])]
                 break
         for extension in wanted.texts:
             if extension in parts:
@@ -322,6 +324,10 @@ def _sample(ordinal: int, entry: Entry, data: Memory, wanted: Extensions) -> Sam
 
 
 def _content(member: Member, data: Memory) -> bytes:
+    return data[_place(member)]
+
+
+def _place(member: Member) -> slice:
     if not member.regular:
         raise SampleError(
             "unsupported_member", f"{member.name} at byte {member.at} is a link, a device or a sparse file"
@@ -331,4 +337,4 @@ def _content(member: Member, data: Memory) -> bytes:
             "too_large",
             f"{member.name} at byte {member.at} has {member.stop - member.start} bytes, more than {SAMPLE_MAX_BYTES}",
         )
-    return data[member.start : member.stop]
+    return slice(member.start, member.stop)

@@ -57,7 +57,7 @@ def _row(sample: Sample) -> _Row:
     return (
         sample.ordinal,
         _bytes(sample.key),
-        sample.image,
+        None if sample.image is None else bytes(sample.image),
         None if text is None else _bytes(text),
         None if metadata is None else _bytes(metadata),
         None if error is None else (error[0], _bytes(error[1])),

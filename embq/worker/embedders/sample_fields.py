@@ -16,7 +16,7 @@ def image_of(sample: Sample) -> bytes:
     """The sample's encoded image; SampleError `missing_member` where it has none."""
     if sample.image is None:
         raise SampleError("missing_member", "the sample has no image")
-    return sample.image
+    return bytes(sample.image)
 
 
 def text_of(sample: Sample) -> str:

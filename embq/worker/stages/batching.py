@@ -11,8 +11,9 @@ import bisect
 import itertools
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from operator import itemgetter
 
 from embq.core.units import Sample
 from embq.worker.claim.lease import LeasedUnit
@@ -30,21 +31,56 @@ THREAD_SAMPLES = 64
 to go on with. Many cores before small passes would else wait for each other."""
 
 
-class Waiting(NamedTuple):
-    """A sample that waits for the device. A tuple, because one is made for each sample.
+@dataclass(slots=True)
+class Batch:
+    """Samples that wait for the device, or those of one forward pass, longest first; of each an item in every list.
+
+    Lists, because an object for each sample would take longer to make than all that is done with it.
 
     Attributes:
-        tokens: its length, as `Embedder.length` says.
+        tokens: lengths of the samples, as `Embedder.length` says.
     """
 
-    lease: LeasedUnit
-    sample: Sample
-    prepared: Prepared
-    tokens: int
+    leases: Sequence[LeasedUnit] = ()
+    samples: Sequence[Sample] = ()
+    prepared: Sequence[Prepared] = ()
+    tokens: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def part(self, start: int, stop: int | None = None) -> Batch:
+        """Samples in a row."""
+        return Batch(
+            self.leases[start:stop], self.samples[start:stop], self.prepared[start:stop], self.tokens[start:stop]
+        )
+
+    def chosen(self, places: Sequence[int]) -> Batch:
+        """Samples in another order, or some of them."""
+        if len(places) < 2:  # of one place, `itemgetter` gives no tuple
+            return self.part(places[0], places[0] + 1) if places else Batch()
+        take = itemgetter(*places)
+        return Batch(take(self.leases), take(self.samples), take(self.prepared), take(self.tokens))
+
+    def by_unit(self) -> dict[LeasedUnit, Sequence[int]]:
+        """Places of the samples of each unit, ascending."""
+        if self.leases and self.leases.count(self.leases[0]) == len(self):  # as most of the time
+            return {self.leases[0]: range(len(self))}
+        found: dict[LeasedUnit, list[int]] = {}
+        for place, lease in enumerate(self.leases):
+            found.setdefault(lease, []).append(place)
+        return dict(found)
 
 
-Batch = Sequence[Waiting]
-"""The samples of one forward pass, longest first."""
+def joined(batches: Iterable[Batch]) -> Batch:
+    """The samples of all in a row."""
+    every = list(batches)
+    if len(every) == 1:
+        return every[0]
+    lists = ([one.leases, one.samples, one.prepared, one.tokens] for one in every)
+    leases, samples, prepared, tokens = zip(*lists, strict=True) if every else ((), (), (), ())
+    chain = itertools.chain.from_iterable
+    return Batch([*chain(leases)], [*chain(samples)], [*chain(prepared)], [*chain(tokens)])
 
 
 class Batcher:
@@ -63,23 +99,23 @@ class Batcher:
         self._embedder = embedder
         self._threads = threads
         self._throughput = throughput
-        self._waiting: list[Waiting] = []
-        self._tokens = 0
+        self._waiting: list[Batch] = []
+        self._count = self._tokens = 0
         self._to_repeat: list[Batch] = []
         self.room = MemoryBudget(embedder.token_budget)
 
     def __len__(self) -> int:
-        return len(self._waiting) + sum(len(batch) for batch in self._to_repeat)
+        return self._count + sum(len(batch) for batch in self._to_repeat)
 
-    def add(self, entry: Waiting) -> None:
-        """Let a sample wait."""
-        self._waiting.append(entry)
-        self._tokens += entry.tokens
+    def add(self, samples: Batch) -> None:
+        """Let samples wait."""
+        self._waiting.append(samples)
+        self._count += len(samples)
+        self._tokens += sum(samples.tokens)
 
     def drop(self, lease: LeasedUnit) -> None:
         """Forget what waits of a unit."""
-        self._waiting = [entry for entry in self._waiting if entry.lease is not lease]
-        self._tokens = sum(entry.tokens for entry in self._waiting)
+        self._wait_only(without(batch, {lease}) for batch in self._waiting)
 
     @property
     def is_full(self) -> bool:
@@ -98,16 +134,19 @@ class Batcher:
 
     def batches(self) -> Iterator[Batch]:
         """The forward passes of the next window, or of all that waits where that is less."""
-        count = self._window() or len(self._waiting)
-        taken, self._waiting = self._waiting[:count], self._waiting[count:]
-        self._tokens -= sum(entry.tokens for entry in taken)
-        taken.sort(key=lambda entry: -entry.tokens)
+        count = self._window() or self._count
+        every = joined(self._waiting)
+        taken = every.part(0, count)
+        self._wait_only([every.part(count)])
+        if taken and taken.tokens.count(taken.tokens[0]) < len(taken):
+            # In Python's order of equal ones, which is that in which they came.
+            taken = taken.chosen(sorted(range(len(taken)), key=taken.tokens.__getitem__, reverse=True))
         start = 0
         while self._to_repeat or start < len(taken):
             if self._to_repeat:
                 yield self._to_repeat.pop()
                 continue
-            batch = self._within_budget(taken[start : start + self._embedder.batch_size])
+            batch = self._within_budget(taken.part(start, start + self._embedder.batch_size))
             yield batch
             start += len(batch)
 
@@ -120,24 +159,34 @@ class Batcher:
         embedder = self._embedder
         if 2 * len(batch) >= embedder.batch_size:
             return True
-        return 0 < self.room.tokens <= 2 * embedder.cost([entry.tokens for entry in batch])
+        return 0 < self.room.tokens <= 2 * embedder.cost(batch.tokens)
+
+    def _wait_only(self, batches: Iterable[Batch]) -> None:
+        self._waiting = [batch for batch in batches if batch]
+        self._count = sum(map(len, self._waiting))
+        self._tokens = sum(sum(batch.tokens) for batch in self._waiting)
 
     def _window(self) -> int:
         """Number of waiting samples that form a window; 0 where they are too few."""
         embedder = self._embedder
         most = max(embedder.window, embedder.batch_size)
         if not embedder.token_budget:
-            return most if len(self._waiting) >= most else 0
+            return most if self._count >= most else 0
         tokens = max(embedder.token_budget, (self._throughput.tokens_per_s or 0.0) * WINDOW_S)
-        if len(self._waiting) < most and self._tokens < tokens:
+        if self._count < most and self._tokens < tokens:
             return 0
-        totals = itertools.accumulate(entry.tokens for entry in self._waiting)
+        totals = itertools.accumulate(itertools.chain.from_iterable(batch.tokens for batch in self._waiting))
         enough = (count for count, total in enumerate(totals, 1) if count == most or total >= tokens)
         return next(enough)
 
     def _within_budget(self, batch: Batch) -> Batch:
         """The first samples, as many as there is room for, at least one."""
-        return batch[: fitting([entry.tokens for entry in batch], self.room.tokens, self._embedder.cost)]
+        return batch.part(0, fitting(batch.tokens, self.room.tokens, self._embedder.cost))
+
+
+def without(batch: Batch, leases: Set[LeasedUnit]) -> Batch:
+    """The samples that are not of these units."""
+    return batch.chosen([place for place, lease in enumerate(batch.leases) if lease not in leases])
 
 
 def fitting(lengths: Sequence[int], budget: int, cost: Cost) -> int:

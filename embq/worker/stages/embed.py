@@ -19,7 +19,7 @@ from embq.worker.claim.lease import LeasedUnit, Part
 from embq.worker.embedders.base import Embedder, PendingVectors, Truncated
 from embq.worker.meter.meter import Meter
 from embq.worker.meter.stage_times import State
-from embq.worker.stages.batching import Batch, Batcher, Waiting
+from embq.worker.stages.batching import Batch, Batcher, joined, without
 from embq.worker.stages.read import Chunk, EndOfUnit
 
 
@@ -83,13 +83,16 @@ class EmbedStage:
             self._end(item)
             return
         with self.meter.times.at("embed", self.waiting_state):
-            chunk = item.prepared.result()
-        for sample, prepared in chunk:
-            if isinstance(prepared, SampleError):
-                item.lease.add_failure(sample, prepared.code, prepared.message)
-            else:
-                item.lease.truncated += isinstance(prepared, Truncated)
-                self.batcher.add(Waiting(item.lease, sample, prepared, self.embedder.length(prepared)))
+            samples, answers = item.prepared.result()
+        failed = {place for place, answer in enumerate(answers) if isinstance(answer, SampleError)}
+        for place in sorted(failed):
+            item.lease.add_failure(samples[place], answers[place].code, answers[place].message)
+        if failed:
+            kept = [place for place in range(len(samples)) if place not in failed]
+            samples, answers = [samples[place] for place in kept], [answers[place] for place in kept]
+        item.lease.truncated += sum(isinstance(prepared, Truncated) for prepared in answers)
+        tokens = [self.embedder.length(prepared) for prepared in answers]
+        self.batcher.add(Batch([item.lease] * len(samples), samples, answers, tokens))
         while self.batcher.is_full:
             self._embed_window()
         if item.lease.careful:
@@ -124,18 +127,16 @@ class EmbedStage:
 
     def _still_ours(self, batch: Batch) -> Batch:
         """The samples whose units are not lost. Asked for each pass, because a window takes seconds."""
-        lost = set()
-        for lease in {id(entry.lease): entry.lease for entry in batch}.values():
-            if lease.lost:  # its end may have been read already, so nothing else would let go of it
-                lease.drop()
-                lost.add(id(lease))
-        return [entry for entry in batch if id(entry.lease) not in lost] if lost else batch
+        lost = {lease for lease in batch.by_unit() if lease.lost}
+        for lease in lost:  # its end may have been read already, so nothing else would let go of it
+            lease.drop()
+        return without(batch, lost) if lost else batch
 
     def _embed(self, batch: Batch) -> None:
         try:
             with self._at_work(batch):
                 began = time.monotonic()
-                vectors = self.embedder.embed([entry.prepared for entry in batch])
+                vectors = self.embedder.embed(batch.prepared)
                 self._in_flight.append(InFlight(batch, vectors, began))
                 arrived = self._arrived(leave=vectors.ahead if isinstance(vectors, PendingVectors) else 0)
         except DeviceFullError as error:
@@ -156,11 +157,11 @@ class EmbedStage:
             self.batcher.repeat([batch])
         elif len(batch) > 1:
             middle = len(batch) // 2
-            self.batcher.repeat([batch[:middle], batch[middle:]])
+            self.batcher.repeat([batch.part(0, middle), batch.part(middle)])
         else:
-            ((lease, sample, _, tokens),) = batch
-            size = f"{tokens} tokens do" if self.embedder.token_budget else "the sample does"
-            lease.add_failure(sample, error.code, f"{size} not fit the device, even alone: {error}")
+            (lease,) = batch.leases
+            size = f"{batch.tokens[0]} tokens do" if self.embedder.token_budget else "the sample does"
+            lease.add_failure(batch.samples[0], error.code, f"{size} not fit the device, even alone: {error}")
             self._finish_if_complete(lease)
 
     def _settle(self) -> None:
@@ -171,10 +172,10 @@ class EmbedStage:
             self._give_back(arrived)
 
     @contextmanager
-    def _at_work(self, batch: Batch = ()) -> Iterator[None]:
+    def _at_work(self, batch: Batch | None = None) -> Iterator[None]:
         """The embed stage with a batch, and all passes in flight, in hand."""
-        in_hand = [*batch, *(entry for flight in self._in_flight for entry in flight.batch)]
-        with self.meter.stage("embed", _parts(in_hand)):
+        flying = [flight.batch for flight in self._in_flight]
+        with self.meter.stage("embed", _parts(joined([batch, *flying] if batch else flying))):
             yield
 
     def _arrived(self, *, leave: int) -> list[InFlight]:
@@ -192,19 +193,19 @@ class EmbedStage:
             # Until the one before was done, it only waited. It may have been over before it was asked for.
             over_at = vectors.over_at if isinstance(vectors, PendingVectors) else None
             began, self._free_at = max(begun, self._free_at), over_at or time.monotonic()
+            units = batch.by_unit()
             tokens: Counter[str] = Counter()
-            for entry in batch:
-                tokens[entry.lease.run] += entry.tokens
+            for lease, places in units.items():
+                tokens[lease.run] += sum(batch.tokens[place] for place in places)
             self.meter.batch_done(
                 len(batch),
                 tokens,
                 processed=self._cost(batch),
                 took_s=self._free_at - began,
                 full=self.batcher.is_whole(batch),
-                claimed_at=min(entry.lease.claimed_at for entry in batch),
+                claimed_at=min(lease.claimed_at for lease in units),
             )
-            units = (entry.lease.u for entry in batch)
-            self.meter.trace.batch(began, rows=len(batch), tokens=tokens.total(), units=units)
+            self.meter.trace.batch(began, rows=len(batch), tokens=tokens.total(), units=[lease.u for lease in units])
         return arrived
 
     def _finite(self, batch: Batch, vectors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -214,7 +215,7 @@ class EmbedStage:
             return vectors
         places = np.flatnonzero(~finite).tolist()
         try:
-            again = self.embedder.embed_in_fp32([batch[place].prepared for place in places])
+            again = self.embedder.embed_in_fp32(batch.chosen(places).prepared)
         except DeviceFullError as error:
             self.log.warning("not_recomputed", samples=len(places), why=error)
             return vectors
@@ -227,7 +228,7 @@ class EmbedStage:
         return mended
 
     def _cost(self, batch: Batch) -> int:
-        return self.embedder.cost([entry.tokens for entry in batch])
+        return self.embedder.cost(batch.tokens)
 
     def _give_back(self, arrived: Iterable[InFlight]) -> None:
         """The rows of finished passes to their units, in which publishing puts them in order."""
@@ -235,14 +236,11 @@ class EmbedStage:
             if isinstance(vectors, DeviceFullError):
                 self._make_smaller(batch, vectors)
                 continue
-            places: dict[int, list[int]] = {}
-            for place, entry in enumerate(batch):
-                places.setdefault(id(entry.lease), []).append(place)
-            for of_unit in places.values():
-                lease = batch[of_unit[0]].lease
-                lease.tokens += sum(batch[place].tokens for place in of_unit)
-                rows = {output: block[of_unit] for output, block in vectors.items()}
-                store(lease, [batch[place].sample for place in of_unit], rows)
+            for lease, places in batch.by_unit().items():
+                whole = len(places) == len(batch)
+                own = batch if whole else batch.chosen(places)
+                lease.tokens += sum(own.tokens)
+                store(lease, own.samples, {name: block if whole else block[places] for name, block in vectors.items()})
                 self._finish_if_complete(lease)
 
     def _finish_if_complete(self, lease: LeasedUnit) -> None:
@@ -255,17 +253,11 @@ class EmbedStage:
 
 def _parts(batch: Batch) -> list[Part]:
     """The samples of a batch by unit: from the first to the last ordinal of each."""
-    found: dict[str, list[int]] = {}
-    units: dict[str, LeasedUnit] = {}
-    for lease, sample, _, _ in batch:
-        ordinal, known = sample.ordinal, found.get(lease.token)
-        if known is None:
-            found[lease.token], units[lease.token] = [ordinal, ordinal], lease
-        elif ordinal < known[0]:
-            known[0] = ordinal
-        elif ordinal > known[1]:
-            known[1] = ordinal
-    return [Part(units[token], *ordinals) for token, ordinals in found.items()]
+    parts = []
+    for lease, places in batch.by_unit().items():
+        ordinals = [batch.samples[place].ordinal for place in places]
+        parts.append(Part(lease, min(ordinals), max(ordinals)))
+    return parts
 
 
 def store(lease: LeasedUnit, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:

@@ -48,6 +48,7 @@ CUT_TEXT_FACTOR = 6
 
 
 Source = Callable[[LeasedUnit], Iterable[Sample]]
+Answers = tuple[Sequence[Sample], Sequence[Prepared | SampleError]]
 
 
 class Chunk:
@@ -61,7 +62,7 @@ class Chunk:
 
     Attributes:
         prepared: gives the samples in their order, or in place of a text that is cut the chunks of it, none of them
-            with its image.
+            with its image; and as many answers of `Embedder.prepare`.
         size: bytes that the chunk takes while it waits for the device: what is made of images, and texts.
         expected: about how many samples the device gets of it: of texts that are cut, their chunks.
     """
@@ -72,7 +73,7 @@ class Chunk:
         self,
         lease: LeasedUnit,
         samples: Sequence[Sample],
-        prepared: Future[list[tuple[Sample, Prepared | SampleError]]],
+        prepared: Future[Answers],
         text_factor: int = 1,
         image_bytes: int = 0,
     ) -> None:
@@ -163,8 +164,7 @@ class ReadStage:
             while chunk := self._next_chunk(lease, samples, size):
                 count += len(chunk)
                 self._fetch_next()
-                prepared = self._submit(lease, chunk, function)
-                self.hand_on(Chunk(lease, chunk, prepared, self.text_factor, self.image_bytes))
+                self.hand_on(self._submitted(lease, chunk, function))
                 with self.meter.times.at("read", "blocked"):
                     while lease.careful and lease.handled < count and not lease.lost:
                         time.sleep(CAREFUL_POLL_S)
@@ -182,17 +182,17 @@ class ReadStage:
     def _of_input(self, lease: LeasedUnit) -> Iterable[Sample]:
         return read(lease.unit, self.roots, moved=self.meter.board.advance)
 
-    def _submit(
-        self, lease: LeasedUnit, chunk: Sequence[Sample], function: Map | None
-    ) -> Future[list[tuple[Sample, Prepared | SampleError]]]:
-        """Have a chunk prepared, once there is room for its encoded images."""
-        size = sum(len(sample.image or b"") for sample in chunk)
+    def _submitted(self, lease: LeasedUnit, samples: Sequence[Sample], function: Map | None) -> Chunk:
+        """Have samples prepared, once there is room for their encoded images."""
+        size = sum(len(sample.image or b"") for sample in samples)
         with self.meter.times.at("read", "blocked"):
             self.encoded.take(size)
         self.meter.times.submitted()
-        prepared = self.pool.submit(self._prepare, lease, chunk, function)
-        prepared.add_done_callback(lambda _: self.encoded.give_back(size))
-        return prepared
+        # Before a thread begins with the samples, and takes their images out.
+        chunk = Chunk(lease, samples, Future(), self.text_factor, self.image_bytes)
+        chunk.prepared = self.pool.submit(self._prepare, lease, samples, function)
+        chunk.prepared.add_done_callback(lambda _: self.encoded.give_back(size))
+        return chunk
 
     def _fetch_next(self) -> None:
         """Let files of the next units come while this one, whose own has come, is handed on.
@@ -225,24 +225,31 @@ class ReadStage:
                     break
             return chunk
 
-    def _prepare(
-        self, lease: LeasedUnit, samples: Sequence[Sample], function: Map | None
-    ) -> list[tuple[Sample, Prepared | SampleError]]:
+    def _prepare(self, lease: LeasedUnit, samples: Sequence[Sample], function: Map | None) -> Answers:
         with self.meter.stage("prepare", [Part(lease, samples[0].ordinal, samples[-1].ordinal)]):
-            pairs = [(sample, _error(lease, sample)) for sample in samples]
-            if function is not None:
-                pairs = [(one, error) if error is not None else mapped(function, one) for one, error in pairs]
-            if self.cutter is not None:
-                pairs = [part for sample, error in pairs for part in self._cut(self.cutter, sample, error)]
-            prepared: list[tuple[Sample, Prepared | SampleError]] = []
+            errors = [_error(lease, sample) for sample in samples]
+            if function is not None or self.cutter is not None:
+                pairs = [
+                    (sample, error) if function is None or error is not None else mapped(function, sample)
+                    for sample, error in zip(samples, errors, strict=True)
+                ]
+                if self.cutter is not None:
+                    pairs = [part for sample, error in pairs for part in self._cut(self.cutter, sample, error)]
+                samples, errors = [sample for sample, _ in pairs], [error for _, error in pairs]
+            answers: list[Prepared | SampleError] = []
             # A text may have very many chunks.
-            for start in range(0, len(pairs), CHUNK_SAMPLES):
-                group = pairs[start : start + CHUNK_SAMPLES]
-                usable = [sample for sample, error in group if error is None]
-                answers = iter(self.embedder.prepare(usable) if usable else [])
-                prepared += [(_seen(sample), next(answers) if error is None else error) for sample, error in group]
+            for start in range(0, len(samples), CHUNK_SAMPLES):
+                group, wrong = samples[start : start + CHUNK_SAMPLES], errors[start : start + CHUNK_SAMPLES]
+                if any(wrong):
+                    usable = [sample for sample, error in zip(group, wrong, strict=True) if error is None]
+                    made = iter(self.embedder.prepare(usable) if usable else [])
+                    answers += [next(made) if error is None else error for error in wrong]
+                else:
+                    answers += self.embedder.prepare(group)
                 self.meter.board.advance()
-            return prepared
+            for sample in samples:
+                sample.image = None  # which is not needed again
+            return samples, answers
 
     def _cut(
         self, cutter: HasChunks, sample: Sample, error: SampleError | None
@@ -254,20 +261,6 @@ class ReadStage:
             except SampleError as problem:
                 error = problem
         return [(replace(sample, key=key_without_chunks(sample.key), text=None), error)]
-
-
-def _seen(sample: Sample) -> Sample:
-    """A sample that waits for the device, without its image, which is not needed again."""
-    if sample.image is None:
-        return sample
-    return Sample(
-        ordinal=sample.ordinal,
-        key=sample.key,
-        text=sample.text,
-        metadata=sample.metadata,
-        error=sample.error,
-        passage=sample.passage,
-    )
 
 
 def _is_held(lease: LeasedUnit) -> bool:

@@ -75,10 +75,11 @@ class FailedSamples:
         sample = self._images.sample(unit, failed.key, lambda: failed.ordinal)
         if sample.image is None:
             return SampleView(text=sample.text, note="" if sample.text else "It has neither an image nor a text.")
+        image = bytes(sample.image)
         try:
-            made = self._thumbnail(sample.image)
+            made = self._thumbnail(image)
         except EmbqError:
-            head = sample.image[:HEAD_BYTES].decode("latin-1")
-            note = f"Its image has {len(sample.image):,} bytes, which begin with {head!r}."
+            head = image[:HEAD_BYTES].decode("latin-1")
+            note = f"Its image has {len(image):,} bytes, which begin with {head!r}."
             return SampleView(text=sample.text, note=note)
         return SampleView(text=sample.text, picture=f"data:image/jpeg;base64,{base64.b64encode(made).decode()}")

@@ -242,7 +242,7 @@ def image_of(sample: Sample) -> bytes:
         raise SampleError(*sample.error)
     if sample.image is None:
         raise _no_image(sample.key)
-    return sample.image
+    return bytes(sample.image)
 
 
 # --- shards ---

@@ -168,17 +168,18 @@ def _groups(samples: Sequence[Sample]) -> Iterator[list[Suited]]:
     for place, sample in enumerate(samples):
         if sample.image is None or sample.error is not None:
             continue
+        data = bytes(sample.image)
         try:
-            frame = check_file(sample.image)
+            frame = check_file(data)
         except SampleError:  # raised again where Pillow is asked
             continue
-        if frame is None or not suits(sample.image, frame):
+        if frame is None or not suits(data, frame):
             continue
         size = frame.height * frame.width
         if group and total + size > MAX_PIXELS:
             yield group
             group, total = [], 0
-        group.append((place, sample.image, frame))
+        group.append((place, data, frame))
         total += size
     if group:
         yield group

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import PIL
+from pyarrow import py_buffer
 
 from embq.core.native import library as native_library
 from embq.core.service.log import Events
@@ -50,7 +51,12 @@ class Native:
         self.kernels: str = library.embq_kernels(0).decode()
 
     def prepare(
-        self, images: Sequence[bytes | None], fits: Sequence[Fit], rows: Sequence[np.ndarray], *, fast: bool
+        self,
+        images: Sequence[bytes | memoryview | None],
+        fits: Sequence[Fit],
+        rows: Sequence[np.ndarray],
+        *,
+        fast: bool,
     ) -> list[int]:
         """Decode and resize images for all models at once; 0 for each that is done.
 
@@ -67,8 +73,8 @@ class Native:
             return list(map(max, first, others))
         statuses = (ctypes.c_int32 * count)()
         self._library.embq_prepare(
-            (ctypes.c_char_p * count)(*images),
-            (ctypes.c_int64 * count)(*[len(image) if image is not None else 0 for image in images]),
+            (ctypes.c_void_p * count)(*[None if image is None else py_buffer(image).address for image in images]),
+            (ctypes.c_int64 * count)(*[0 if image is None else len(image) for image in images]),
             count,
             (_Fit * len(fits))(*map(_of, fits)),
             len(fits),
