@@ -41,8 +41,14 @@ from bench.bare import embed_all, plan
 from bench.report import table, write
 from embq.core.models import DECODES, ModelConfig
 from embq.core.units import Sample
-from embq.worker.embedders.base import Embedder
+from embq.worker.embedders.base import Embedder, PendingVectors
 from embq.worker.embedders.device.hardware import keep_uncollected
+from embq.worker.embedders.device.placement import (
+    ACCELERATOR_IMAGE_BATCH,
+    ACCELERATOR_TEXT_BATCH,
+    ACCELERATOR_TOKENS,
+    ACCELERATOR_WINDOW,
+)
 from embq.worker.embedders.image.native import Native, native
 from embq.worker.embedders.registry import load
 from embq.worker.stages.read import CHUNK_SAMPLES
@@ -94,15 +100,27 @@ def embedder_of(*modalities: str) -> Embedder:
 
 
 def without_device(embedder: Any, seconds: float = 0.0) -> Embedder:
-    """The model of which everything works but the device, which takes so long for a sample."""
+    """The model of which everything works but the device: a stand-in for a card, whose passes are as large as a card's,
+    are begun while the one before runs, and take so long for a sample.
+    """
+    free_at = 0.0
 
     def embed(batch: Sequence[Any]) -> Mapping[str, np.ndarray]:
-        if seconds:
-            time.sleep(seconds * len(batch))
-        return {name: np.full((len(batch), dim), 0.5, np.float32) for name, dim in embedder.dims.items()}
+        nonlocal free_at
+        free_at = over_at = max(free_at, time.monotonic()) + seconds * len(batch)
+
+        def arrive() -> Mapping[str, np.ndarray]:
+            time.sleep(max(0.0, over_at - time.monotonic()))
+            return {name: np.full((len(batch), dim), 0.5, np.float32) for name, dim in embedder.dims.items()}
+
+        return PendingVectors(embedder.dims, arrive, is_over=lambda: time.monotonic() >= over_at)
 
     embedder.embed = embed
-    embedder.batch_size = embedder.window = 256
+    if embedder.token_budget:
+        embedder.batch_size, embedder.window = ACCELERATOR_TEXT_BATCH, ACCELERATOR_WINDOW
+        embedder.token_budget = ACCELERATOR_TOKENS
+    else:
+        embedder.batch_size = embedder.window = ACCELERATOR_IMAGE_BATCH
     return embedder  # type: ignore[no-any-return]
 
 

@@ -52,11 +52,16 @@ bool changes_nothing(const uint8_t *records, int64_t size) {
 
 extern "C" {
 
+// Goes up whenever a function takes other arguments; see `embq/core/native.py`.
+EXPORTED int embq_interface() { return 2; }
+
 // Members of a tar archive from byte *at on, while they are plain files with plain headers, `most` of them at most: of
-// each where its header, its content and the byte behind that are, and the length of its name, which the header begins
-// with. *at becomes the first byte that is not among them.
-EXPORTED int64_t embq_members(const uint8_t *data, int64_t size, int64_t *at, int64_t most, int64_t *found) {
+// each where its header, its content and the byte behind that are; and their names, each with a zero behind it, which
+// take `used` bytes of 101 for each. *at becomes the first byte that is not among them.
+EXPORTED int64_t embq_members(const uint8_t *data, int64_t size, int64_t *at, int64_t most, int64_t *found, char *names,
+                              int64_t *used) {
   int64_t count = 0;
+  char *next = names;
   for (; count < most; ++count) {
     int64_t here = *at;
     if (here + BLOCK <= size && data[here + 156] == 'x') {
@@ -76,10 +81,13 @@ EXPORTED int64_t embq_members(const uint8_t *data, int64_t size, int64_t *at, in
       break;
     const int64_t end = start + (length + BLOCK - 1) / BLOCK * BLOCK;
     if (end > size) break;
-    const int64_t row[] = {here, start, start + length, name};
-    std::copy(row, row + 4, found + 4 * count);
+    const int64_t row[] = {here, start, start + length};
+    std::copy(row, row + 3, found + 3 * count);
+    next = std::copy(header, header + name, next);
+    *next++ = 0;
     *at = end;
   }
+  *used = next - names;
   return count;
 }
 

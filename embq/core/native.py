@@ -5,12 +5,18 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
+INTERFACE = 2
+"""Of the functions as they are called here, as `native/members.cpp` counts it."""
+
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library, whose calls hold no lock of the interpreter; None where it is not installed."""
+    """The library, whose calls hold no lock of the interpreter; None where it is not installed, or another version."""
     try:
         import embq_native
-    except ImportError:
+
+        loaded = ctypes.CDLL(str(embq_native.LIBRARY))
+        interface: int = loaded.embq_interface()
+    except (ImportError, AttributeError):
         return None
-    return ctypes.CDLL(str(embq_native.LIBRARY))
+    return loaded if interface == INTERFACE else None

@@ -37,6 +37,8 @@ def json_text(value: Any) -> str:
 
 def is_unicode(text: str) -> bool:
     """True if UTF-8 can encode `text`: a JSON escape can give half a surrogate pair."""
+    if text.isascii():
+        return True
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

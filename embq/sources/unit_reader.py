@@ -155,7 +155,10 @@ def _bounded(unit: Unit, samples: Iterator[Sample]) -> Iterator[Sample]:
     left = most = unit_bytes()
     try:
         for sample in samples:
-            left -= getsizeof(sample.text) + getsizeof(sample.metadata)
+            if sample.text is not None:
+                left -= getsizeof(sample.text)
+            if sample.metadata is not None:
+                left -= getsizeof(sample.metadata)
             if left < 0:
                 raise SourceError(
                     f"{unit.source}: texts and metadata of one unit take more than {most:,} bytes",

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from embq.core.errors import SampleError, SourceError
 from embq.core.units import Sample, Unit, is_unicode
@@ -80,7 +80,7 @@ class JsonLinesSource(Source):
 
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """One sample per line."""
-        columns = dict(unit.options)
+        columns = _Columns.of(dict(unit.options))
         seen: set[str] = set()
         for ordinal, key, line in _keyed_lines(unit, moved):
             sample = _parse(ordinal, key, line, columns)
@@ -154,32 +154,65 @@ def _problem_of(text: str) -> tuple[str, str] | None:
     return None
 
 
-def _parse(ordinal: int, key: str, line: bytes | None, named: Mapping[str, str]) -> Sample:
+class _Columns(NamedTuple):
+    """Fields that a line's text and id may come from, in this order, and those that become metadata.
+
+    Attributes:
+        needs_id: a line without one is a failure.
+        kept: None for all that are left.
+    """
+
+    texts: Sequence[str]
+    ids: Sequence[str]
+    needs_id: bool
+    kept: frozenset[str] | None
+
+    @classmethod
+    def of(cls, named: Mapping[str, str]) -> _Columns:
+        """Those that a unit's options name, or the usual ones."""
+        text, identity = named.get("text_column", ""), named.get("id_column", "")
+        kept = frozenset(named.get("metadata_columns", ALL).split(","))
+        return cls(
+            (text,) if text else TEXT_COLUMNS,
+            (identity,) if identity else ID_COLUMNS,
+            bool(identity),
+            None if ALL in kept else kept,
+        )
+
+
+def _parse(ordinal: int, key: str, line: bytes | None, columns: _Columns) -> Sample:
     """The sample of one line. An error found after the id was read carries the id as its key."""
-    text_column, id_column = named.get("text_column", ""), named.get("id_column", "")
-    kept = named.get("metadata_columns", ALL).split(",")
+    text_name = id_name = ""
     try:
         decoded = _decode_line(line)
         if not decoded or decoded.isspace():
             raise SampleError("empty_text", "the line is blank")
         fields = parse_object(decoded, "bad_json")
-        text_name = text_column or next((name for name in TEXT_COLUMNS if name in fields), "")
-        id_name = id_column or next((name for name in ID_COLUMNS if name in fields and name != text_name), "")
+        for text_name in columns.texts:
+            if text_name in fields:
+                break
+        for id_name in columns.ids:
+            if columns.needs_id or (id_name in fields and id_name != text_name):
+                break
+        else:
+            id_name = ""
         identity, text = fields.get(id_name), fields.get(text_name)
         if (isinstance(identity, str) and identity) or type(identity) is int:
             key = str(identity)
-        elif id_column:
-            raise SampleError("missing_id", f"no string or integer in {id_column!r}; {_found(fields)}")
+        elif columns.needs_id:
+            raise SampleError("missing_id", f"no string or integer in {id_name!r}; {_found(fields)}")
         else:
             id_name = ""  # not a key, so it stays among the metadata
         if not isinstance(text, str):
-            wanted = repr(text_column) if text_column else f"any of {', '.join(TEXT_COLUMNS)}"
+            wanted = repr(text_name) if len(columns.texts) == 1 else f"any of {', '.join(columns.texts)}"
             raise SampleError("missing_text", f"no string in {wanted}; {_found(fields)}")
-        rest = {
-            name: value
-            for name, value in fields.items()
-            if (name not in (text_name, id_name) if ALL in kept else name in kept)
-        }
+        if columns.kept is not None:
+            rest = {name: value for name, value in fields.items() if name in columns.kept}
+        else:
+            rest = fields
+            rest.pop(text_name, None)
+            if id_name:
+                rest.pop(id_name, None)
         metadata = compact_json(rest, "bad_json") if rest else None
     except SampleError as problem:
         return Sample(ordinal=ordinal, key=key, error=(problem.code, problem.message))

@@ -259,9 +259,13 @@ def group(members: list[Member], wanted: Extensions = ALL) -> list[Entry]:
     texts_again = False
     by_key: dict[str, Entry] = {}
     for member in members:
-        key, extension = split_name(member.name)
-        if not key:
-            continue
+        key, _, extension = member.name.partition(".")
+        if not key or not extension or "/" in extension or key[-1] == "/":  # as few names are
+            key, extension = split_name(member.name)
+            if not key:
+                continue
+        else:
+            extension = extension.lower()
         entry = by_key.get(key)
         if entry is None:
             entry = by_key[key] = Entry(key, {}, None)
@@ -284,8 +288,6 @@ def split_name(name: str) -> tuple[str, str]:
     stem, dot, extension = name[name.rfind("/") + 1 :].partition(".")
     if not dot:
         return "", ""
-    if len(stem) + 1 + len(extension) == len(name) and stem:  # in no folder, as most
-        return stem, extension.lower()
     if not stem:
         # "folder/.jpg" has the key "folder/", unless the folder's own name has a dot.
         folder = name[: name.rfind("/") + 1]

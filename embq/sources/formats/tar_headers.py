@@ -11,6 +11,7 @@ import mmap
 import sys
 from contextlib import suppress
 from copy import copy
+from itertools import repeat
 from typing import Any, NamedTuple
 from zlib import adler32
 
@@ -178,28 +179,29 @@ class _PlainMembers:
         self._library = library() if self._address is not None else None
         if self._library is not None:
             self._library.embq_members.restype = ctypes.c_int64
-            self._found = (ctypes.c_int64 * (4 * _AT_ONCE))()
+            self._found = (ctypes.c_int64 * (3 * _AT_ONCE))()
+            self._names = ctypes.create_string_buffer(_NAME_BYTES * _AT_ONCE)
 
     def take(self, at: int, members: list[Member], most: int) -> int:
         """Append members from byte `at` on, `most` in all; gives the byte behind them."""
         if self._library is None:
             return at
-        data, after, found = self._data, ctypes.c_int64(at), self._found
+        size, after, used = ctypes.c_int64(len(self._data)), ctypes.c_int64(at), ctypes.c_int64()
+        by = ctypes.byref
         while (room := min(_AT_ONCE, most - len(members))) > 0:
             count = self._library.embq_members(
-                self._address, ctypes.c_int64(len(data)), ctypes.byref(after), ctypes.c_int64(room), found
+                self._address, size, by(after), ctypes.c_int64(room), self._found, self._names, by(used)
             )
-            rows = iter(found[: 4 * count])
-            for header, start, stop, name in zip(rows, rows, rows, rows, strict=True):
-                text = data[header : header + name].decode("utf-8", "surrogateescape")
-                members.append(Member(text, header, start, stop, True))
+            numbers = iter(self._found[: 3 * count])
+            names = ctypes.string_at(self._names, used.value).decode("utf-8", "surrogateescape").split("\0")
+            members += map(Member._make, zip(names, numbers, numbers, numbers, repeat(True)))  # ends with the numbers
             if count < room:
                 break
         return after.value
 
 
-_AT_ONCE = 1024
-"""Headers that the native library parses in one call."""
+_AT_ONCE, _NAME_BYTES = 1024, 101
+"""Headers that the native library parses in one call, and the longest name in one with the zero behind it."""
 
 
 def _check_header(header: bytes) -> None:

@@ -213,15 +213,18 @@ class ReadStage:
         with self.meter.stage("read", [Part(lease)]):
             chunk = []
             chars = image_bytes = 0
-            advanced = time.monotonic()
+            most_chars = float("inf") if self.cutter is None else CUT_TEXT_CHARS
+            due = time.monotonic() + ADVANCE_S
             for sample in itertools.islice(samples, size):
                 chunk.append(sample)
-                if (now := time.monotonic()) - advanced > ADVANCE_S:  # for each sample it would cost as much as reading
+                if time.monotonic() > due:  # to show it for each sample would cost as much as reading
                     self.meter.board.advance()
-                    advanced = now
-                chars += len(sample.text or "")
-                image_bytes += len(sample.image or b"")
-                if image_bytes >= CHUNK_IMAGE_BYTES or (self.cutter is not None and chars >= CUT_TEXT_CHARS):
+                    due = time.monotonic() + ADVANCE_S
+                if sample.image is not None:
+                    image_bytes += len(sample.image)
+                if sample.text is not None:
+                    chars += len(sample.text)
+                if image_bytes >= CHUNK_IMAGE_BYTES or chars >= most_chars:
                     break
             return chunk
 

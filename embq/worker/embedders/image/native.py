@@ -102,7 +102,7 @@ class Native:
 def native() -> Native | None:
     """The library; None where it is not installed, or Pillow's libjpeg does not suit it, which is logged once."""
     if (library := native_library()) is None:
-        log.warning("no_native_images", why="embq-native is not installed")
+        log.warning("no_native_images", why="embq-native is not installed, or of another version")
         return None
     library.embq_open.restype = ctypes.c_char_p
     problem: bytes | None = library.embq_open(str(_libjpeg()).encode())
