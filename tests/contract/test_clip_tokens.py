@@ -9,15 +9,16 @@ import re
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("open_clip")
 
-from open_clip.tokenizer import SimpleTokenizer  # noqa: E402
+from open_clip.tokenizer import SimpleTokenizer
 
-from embq.worker.embedders.text import clip_tokens  # noqa: E402
-from embq.worker.embedders.text.clip_tokens import ClipTokens  # noqa: E402
+from embq.worker.embedders.text import clip_tokens
+from embq.worker.embedders.text.clip_tokens import ClipTokens
 
 ODD = (
     *("don’t", "I'LL", "they've", "ﬁne", "Ｆｕｌｌ", "İstanbul", "ǅ", "日本語", "🎉", "Ünïcödé", "schÃ¶n"),
@@ -46,12 +47,12 @@ def test_every_caption_has_the_ids_of_the_library(clean: str, monkeypatch: pytes
     monkeypatch.setattr(clip_tokens, "WORD_CACHE_MAX", 500)
     for caption in captions(600):
         row, is_cut = ours.row(caption)
-        assert torch.equal(row, theirs([caption])[0]), repr(caption)
+        assert np.array_equal(row, theirs([caption])[0]), repr(caption)
         whole = len(theirs.encode(caption)) + 2
         assert ours.count(caption) == whole
         assert is_cut == (whole > len(row))
     assert ours._words is not None
-    assert torch.equal(ours.row("x" * 3_000)[0], theirs(["x" * 3_000])[0])
+    assert np.array_equal(ours.row("x" * 3_000)[0], theirs(["x" * 3_000])[0])
     assert "x" * 3_000 not in ours._words._words
     assert len(ours._words.tokenizer.cache) == 2, "no piece of it is kept"
     assert 0 < len(ours._words._words) <= 500
@@ -59,4 +60,4 @@ def test_every_caption_has_the_ids_of_the_library(clean: str, monkeypatch: pytes
 
 def test_a_tokeniser_of_another_kind_is_asked_itself() -> None:
     theirs: Any = SimpleTokenizer(reduction_mask="simple")
-    assert torch.equal(ClipTokens(theirs, None).row("a dog")[0], theirs(["a dog"])[0])
+    assert np.array_equal(ClipTokens(theirs, None).row("a dog")[0], theirs(["a dog"])[0])

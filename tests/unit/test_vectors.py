@@ -17,6 +17,7 @@ from embq.app.verbs.run import run
 from embq.app.verify.vectors import differing, wrong_cosines, wrong_norms
 from embq.core.errors import EmbqError, InputError, ModelError, UsageError
 from embq.core.models import ModelSpec
+from embq.core.native import library
 from embq.core.rows.spec import DTYPES, RowSpec
 from embq.core.rows.vectors import restored, similarities, stored
 from embq.producer.enqueue import prepare
@@ -303,3 +304,13 @@ def test_without_normalizing_a_model_leaves_out_its_own(spec: str, raw: str) -> 
 def test_a_model_that_is_asked_for_both_is_refused() -> None:
     with pytest.raises(ModelError, match="length 1"):
         ModelSpec.parse("hf:m?normalize=true").without_normalizing()
+
+
+@pytest.mark.skipif(library() is None, reason="embq-native is not installed")
+def test_float16_is_rounded_as_numpy_rounds_it() -> None:
+    for low in (0, 1, 0x3FF, 0x400, 0x401, 0x7FF):  # what float16 has no place for; 0x400 is half way
+        numbers = ((np.arange(1 << 21, dtype=np.uint32) << 11) | np.uint32(low)).view(np.float32)
+        numbers = numbers[~np.isnan(numbers)]
+        values, _ = stored(numbers[None], RowSpec())
+        with np.errstate(over="ignore"):
+            assert np.array_equal(values[0].view(np.uint16), numbers.astype(np.float16).view(np.uint16))

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import msgspec
+
 from embq.core.rows.spec import SIMILARITY, Column
 from embq.core.units import is_unicode, json_text
 
@@ -149,13 +151,21 @@ def fill_columns(texts: Sequence[str | None], columns: tuple[Column, ...]) -> tu
             rest[row] = rest[row - 1]
             continue
         try:
-            left = _distribute(json.loads(text), tree, cells, row, 1)
+            left = _distribute(_parsed(text), tree, cells, row, 1)
             rest[row] = json_text(left) if left else None
         except (ValueError, RecursionError):  # lists in lists beyond what Python can follow
             for cell in cells:
                 cell[row] = None
             rest[row] = text
     return cells, rest
+
+
+def _parsed(text: str) -> Any:
+    """As `json.loads`, in a fifth of the time for most texts."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # numbers beyond float64, and halves of surrogate pairs
+        return json.loads(text)
 
 
 class _Node:

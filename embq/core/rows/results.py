@@ -129,6 +129,14 @@ def clean_text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+def text_array(texts: Sequence[str | None]) -> pa.Array:
+    """Texts as Arrow holds them, each as `clean_text` gives it."""
+    try:
+        return pa.array(texts, pa.string())
+    except UnicodeEncodeError:  # a lone surrogate, which few have
+        return pa.array([None if text is None else clean_text(text) for text in texts], pa.string())
+
+
 def encode_result(
     samples: Sequence[Sample],
     vectors: Mapping[str, np.ndarray],
@@ -166,9 +174,9 @@ def _row_batch(
         elif field.name in metadata:
             arrays.append(metadata[field.name])
         elif field.name == "caption":
-            arrays.append(pa.array([None if s.text is None else clean_text(s.text) for s in samples], pa.string()))
+            arrays.append(text_array([sample.text for sample in samples]))
         elif field.name == "key":
-            arrays.append(pa.array([clean_text(s.key) for s in samples], pa.string()))
+            arrays.append(text_array([sample.key for sample in samples]))
         elif field in PASSAGE_FIELDS:
             arrays.append(pa.array([_of_passage(s, field.name) for s in samples], field.type))
         else:

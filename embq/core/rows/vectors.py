@@ -6,10 +6,12 @@ of the processor's vector registers.
 
 from __future__ import annotations
 
+from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
 
 import numpy as np
 
+from embq.core.native import library
 from embq.core.rows.spec import RowSpec
 
 STORED_DTYPES = {"float16": np.float16, "float32": np.float32, "int8": np.int8, "binary": np.uint8}
@@ -101,4 +103,10 @@ def _cast(kept: np.ndarray, rows: RowSpec) -> np.ndarray:
             steps = kept * np.float32(INT8_MOST / rows.int8_range)
             np.clip(np.rint(steps, out=steps), -INT8_MOST, INT8_MOST, out=steps)
             return steps.astype(np.int8)
+        if rows.dtype == "float16" and (native := library()) is not None:
+            values = np.empty(kept.shape, np.float16)
+            source = np.ascontiguousarray(kept, np.float32)
+            done = native.embq_float16(c_void_p(source.ctypes.data), c_int64(source.size), c_void_p(values.ctypes.data))
+            if done == source.size:
+                return values
         return kept.astype(STORED_DTYPES[rows.dtype])

@@ -110,7 +110,7 @@ LAYER_SETTINGS = (
 torch version."""
 
 Ready = dict[str, Any]
-"""One sample: "image" a `Row` of uint8 (height, width, 3); "text" int64 (context,)."""
+"""One sample: "image" a `Row` of uint8 (height, width, 3); "text" int64 of shape (context,)."""
 
 
 class ClipEmbedder:
@@ -195,7 +195,7 @@ class ClipEmbedder:
         if not self._costs_tokens:
             return 1
         ids = prepared["text"]
-        return len(ids) if self._text_tower is None else int(self._text_tower.ends(ids)) + 1
+        return len(ids) if self._text_tower is None else self._text_tower.end(ids) + 1
 
     def embed(self, batch: Sequence[Ready]) -> Mapping[str, np.ndarray]:
         """Vectors of the batch, normalised in float32 unless the spec says not to."""
@@ -224,9 +224,11 @@ class ClipEmbedder:
                 assert self.images is not None
                 encoded = self._image_path(self.images.batch(rows, self._model.logit_scale.dtype))
             elif self._text_tower is None:
-                encoded = self._model.encode_text(on_device(torch.stack(rows), self._device), normalize=False)
+                encoded = self._model.encode_text(
+                    on_device(torch.from_numpy(np.stack(rows)), self._device), normalize=False
+                )
             else:
-                encoded = self._text_tower.encode(torch.stack(rows), self._device)
+                encoded = self._text_tower.encode(rows, self._device)
             # In float32 even for a bf16 model: there, a vector of length 1 would be off by up to 0.4 %.
             vectors[modality] = normalize(encoded.float(), dim=-1) if self._unit_length else encoded.float()
         return vectors

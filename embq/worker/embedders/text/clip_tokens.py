@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from open_clip.tokenizer import SimpleTokenizer, basic_clean, canonicalize_text, get_clean_fn
 from transformers import PreTrainedTokenizerBase
 
@@ -96,16 +95,15 @@ class ClipTokens:
         is_known = self._words is not None and vocabulary is not None and tokenizer.vocab_size <= vocabulary
         self._vocabulary = None if is_known else vocabulary
 
-    def row(self, text: str) -> tuple[torch.Tensor, bool]:
+    def row(self, text: str) -> tuple[np.ndarray, bool]:
         """(token ids of a text as the tower reads them: int64 (context,), cut off or padded; whether it has more).
 
         Raises SampleError `unknown_token` for an id that the tower has no vector for.
         """
         if self._words is not None:
-            ids, is_cut = self._words.row(text)
-            row = torch.from_numpy(ids)
+            row, is_cut = self._words.row(text)
         else:
-            row = self._copies.mine()([text])[0]
+            row = self._copies.mine()([text])[0].numpy()
             # Counted again only where the row is full: padding is the same token over and over.
             is_cut = bool(row[-1] != row[-2]) and self.count(text) > len(row)
         if self._vocabulary is not None and (most := int(row.max())) >= self._vocabulary:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from open_clip import CLIP, CustomTextCLIP
 from open_clip.transformer import TextTransformer
@@ -25,13 +27,13 @@ class CausalTower:
         self._pool = pool
         self._end_id = end_id
 
-    def ends(self, ids: torch.Tensor) -> torch.Tensor:
-        """Position of the token that is pooled, shape (texts,), of ids of shape (texts, context)."""
-        return ids.argmax(-1) if self._pool == "argmax" else ids.eq(self._end_id).int().argmax(-1)
+    def end(self, ids: np.ndarray) -> int:
+        """Position of the token that is pooled, of ids of shape (context,)."""
+        return int((ids if self._pool == "argmax" else ids == self._end_id).argmax())
 
-    def encode(self, ids: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """`encode_text(normalize=False)` for ids of shape (texts, context), which are on the CPU."""
-        ends = self.ends(ids)
+    def encode(self, rows: Sequence[np.ndarray], device: torch.device) -> torch.Tensor:
+        """`encode_text(normalize=False)` for ids of texts, each int64 of shape (context,)."""
+        ids, ends = torch.from_numpy(np.stack(rows)), torch.tensor([self.end(row) for row in rows])
         length = int(ends.max()) + 1
         tower = self._tower
         cast = tower.transformer.get_cast_dtype()
