@@ -34,7 +34,6 @@ class WorkerOptions:
         version: of embq, as the supervisor has it.
         without: optional ways to compute that are left out, with commas between them, see
         `embq.worker.supervisor.slot`. threads_chosen: whether the user chose `threads`; else a run may.
-        guest: whether it ends where its device is full, because another process of this supervisor serves that device.
         siblings: processes of the same supervisor that compute, this one included: they share the machine's memory.
     """
 
@@ -50,7 +49,6 @@ class WorkerOptions:
     progress_fd: int
     version: str
     siblings: int = 1
-    guest: bool = False
     threads_chosen: bool = False
     without: str = ""
 

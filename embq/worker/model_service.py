@@ -33,7 +33,6 @@ from embq.worker.meter.meter import Meter
 from embq.worker.meter.progress_board import PULSE
 from embq.worker.stages.pipeline import POLL_S, Pipeline
 from embq.worker.stages.publish import PublishStage
-from embq.worker.supervisor.report_pipe import DEVICE_FULL
 
 FULL_ATTEMPTS, FULL_PAUSE_S = 3, 5.0
 """A device may be full only because another process is just leaving it."""
@@ -50,7 +49,7 @@ def load_model(model: ModelConfig, context: WorkerContext) -> Embedder:
     device can serve no model, and DeviceError where it is broken.
     """
     check_device(context.options.torch_device)
-    attempts = 1 if context.options.guest else FULL_ATTEMPTS
+    attempts = FULL_ATTEMPTS
     while True:
         try:
             return _loaded(model, context)
@@ -60,7 +59,7 @@ def load_model(model: ModelConfig, context: WorkerContext) -> Embedder:
                 raise ModelError(
                     f"{model.spec} does not fit on the device: {error.message}",
                     next_step="end what else uses its memory, or take fewer --workers or a smaller model",
-                    code=DEVICE_FULL,
+                    code="device_full",
                 ) from error
             log.warning("device_full", model=model.spec, device=context.options.device, why=error.message)
         # Out here the exception is gone, and with it what it held of the model.

@@ -33,7 +33,7 @@ from embq.worker.embedders.device.optional_paths import PATHS
 from embq.worker.index_service import IndexAccess, IndexService
 from embq.worker.meter.progress_board import ProgressBoard
 from embq.worker.model_service import ModelService, load_model
-from embq.worker.supervisor.report_pipe import DEVICE_FULL, LOADING, READY, WAITING, Report
+from embq.worker.supervisor.report_pipe import LOADING, READY, WAITING, Report
 
 log = Events("worker")
 
@@ -90,12 +90,12 @@ def _serve_model(context: WorkerContext, turn: Turn, model: ModelConfig) -> Turn
     try:
         embedder = load_model(model, context)
     except ModelError as error:
-        if context.options.run or (context.options.guest and error.code == DEVICE_FULL):
+        if context.options.run:
             raise
         # A misspelt model of one user must not end the workers of all others.
         context.scheduler.refuse(turn)
         log.error("model_refused", model=model.spec, code=error.code, why=error.message, next=error.next_step)
-        context.report.refuse(model.spec, f"{error.message}; {error.next_step}", error.code)
+        context.report.refuse(model.spec, f"{error.message}; {error.next_step}")
         return None
     load_s = time.monotonic() - began
     log.info("model_loaded", model=model.spec, device=context.options.device, seconds=round(load_s, 2))
@@ -122,7 +122,6 @@ def main() -> None:
     parser.add_argument("--version", default="")
     parser.add_argument("--siblings", type=int, default=1)
     parser.add_argument("--without", default="")
-    parser.add_argument("--guest", action="store_true")
     parser.add_argument("--threads-chosen", action="store_true")
     options = WorkerOptions(**vars(parser.parse_args()))
     configure()

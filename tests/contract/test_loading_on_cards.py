@@ -41,7 +41,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def place() -> Any:
     """A process whose card is the machine's fourth."""
     return SimpleNamespace(
-        options=SimpleNamespace(torch_device="cuda:0", device="cuda:3", batch_size=0, guest=False),
+        options=SimpleNamespace(torch_device="cuda:0", device="cuda:3", batch_size=0),
         settings=SimpleNamespace(compile_s=0.0),
         board=SimpleNamespace(expect=lambda stage, seconds: None),
         stopped=lambda: False,

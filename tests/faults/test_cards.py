@@ -195,28 +195,3 @@ def test_no_card_is_left(cluster: Cluster, recovery: Recovery, tmp_path: Path) -
     cluster.workers()
     cluster.until_closed()
     cluster.assert_exact()
-
-
-CROWDED = {"set": "embq.worker.supervisor.devices:CORES_OF_PROCESS", "to": 1}
-"""Two cores: two processes on a card."""
-
-
-@pytest.mark.fault("W9", "a card has room for two processes, and for one of a larger model: that model is served")
-def test_a_guest_leaves_a_card_to_a_model_that_needs_all_of_it(
-    cluster: Cluster, recovery: Recovery, tmp_path: Path
-) -> None:
-    """Given a second process that came by itself, when a larger model fits only without it, then it goes for good."""
-    cluster.begin(40, QUICK)
-    fault = {"at": LOAD, "do": "raise_full", "marker": str(tmp_path / "m"), "times": 5, "every": True}
-    large = {**fault, "match": "ms_per_sample=6"}
-    machine = Cards(tmp_path / "cards", H100).machine(cluster, sabotage=[large, SOON, CROWDED], count=0)
-    cluster.until(lambda: machine.said_times("worker_started") == 2)
-    cluster.until_closed()
-    cluster.assert_exact()
-    other = cluster.another("large")
-    other.begin(20, "stub:16?ms_per_sample=6&batch_size=10")
-    other.until_closed()
-    recovery.injected(5)
-    other.assert_exact()
-    cluster.until(lambda: machine.said_times("guest_dismissed") and len(machine.processes()) == 1)
-    assert not machine.said_times("device_given_up"), machine.log

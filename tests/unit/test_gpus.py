@@ -18,11 +18,9 @@ from embq.worker.supervisor import devices
 from embq.worker.supervisor.devices import (
     Gpu,
     alone,
-    devices_of,
     find_devices,
     find_gpus,
     no_gpu,
-    rooms_beside,
     why_no_gpu,
 )
 from tests.support.fakes.nvml import GIB, Card, NVMLError, fake_nvml
@@ -199,43 +197,6 @@ def test_cuda_is_every_visible_device_also_in_a_list(monkeypatch: pytest.MonkeyP
     for wanted in ("", ",", "gpu", "cuda:x"):
         with pytest.raises(UsageError):
             find_devices(wanted, "0")
-
-
-@pytest.mark.parametrize(
-    ("cores", "memory", "gpus", "card", "expected"),
-    [
-        (16, 128, 1, 80, 4),
-        (16, 128, 4, 80, 1),
-        (64, 512, 2, 80, 8),
-        (16, 128, 1, 16, 2),  # of a small card there is 8 GiB for each
-        (32, 16, 1, 80, 4),  # and of the machine 4 GiB
-        (2, 24, 1, 80, 1),
-        (16, 128, 1, 0, 1),  # of ROCm nobody knows
-    ],
-)
-def test_a_gpu_has_a_process_for_four_cores_as_memory_allows(
-    cores: int, memory: int, gpus: int, card: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("embq.worker.supervisor.devices.cores", lambda: cores)
-    monkeypatch.setattr("embq.worker.supervisor.devices.memory_bytes", lambda: memory * GIB)
-    monkeypatch.setitem(
-        sys.modules, "pynvml", fake_nvml(*(Card(uuid=f"GPU-{n}", bytes=card * GIB) for n in range(gpus)))
-    )
-    found = find_gpus(None)
-    names = devices_of("cuda", 0, found, None)
-    assert names == tuple(f"cuda:{gpu}" for gpu in range(gpus) for _ in range(expected))
-    assert devices_of("cuda", 2, found, None) == tuple(f"cuda:{gpu}" for gpu in range(gpus) for _ in range(2))
-    assert devices_of("cpu", 0, (), None) == ("cpu",)
-
-
-def test_room_beside_a_process_is_reckoned_by_what_it_uses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(Card(bytes=24 * GIB, used=4 * GIB)))
-    (card,) = find_gpus(None)
-    assert rooms_beside(card) == 3  # 20 GiB are free, and each may take 6
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(Card(bytes=24 * GIB, used=15 * GIB)))
-    assert rooms_beside(card) == 0
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert rooms_beside(card) == 0
 
 
 def test_a_gpu_that_is_not_here_is_told_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,26 +95,26 @@ def worker(
         return print_checks(check_worker(settings, devices, load=load), as_json=as_json)
     from embq.core.process.limits import cores
     from embq.core.service.log import configure
-    from embq.worker.supervisor.devices import devices_of, find_gpus
+    from embq.worker.supervisor.devices import find_devices, find_gpus
     from embq.worker.supervisor.slot import Fleet
 
     configure()
     settings = settings_with(broker, metrics)
     gpus = find_gpus(settings.cuda_visible) if devices != "cpu" else ()
-    # With --threads the user has divided the cores already.
-    names = devices_of(devices, workers or int(threads > 0), gpus, settings.cuda_visible)
+    names = tuple(name for name in find_devices(devices, settings.cuda_visible) for _ in range(workers or 1))
+    # A thread for each core of a process, but for the core of what hands samples to a GPU.
+    usual = cores() // len(names) - any(name.startswith("cuda") for name in names)
     fleet = Fleet(
         devices=names,
         run=only,
         prefetch=prefetch,
-        threads=threads or max(1, cores() // len(names)),
+        threads=threads or max(1, usual),
         batch_size=batch_size,
         transport=transport,
         drain_s=drain_timeout,
         version=embq.__version__,
         settings=settings,
         gpus=gpus if any(name.startswith("cuda") for name in names) else (),
-        has_guests=not workers,
         threads_chosen=threads > 0,
     )
     _supervise(fleet, asked=devices)

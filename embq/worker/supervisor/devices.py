@@ -14,7 +14,6 @@ from typing import Any
 
 from embq.core.errors import NoDeviceError, UsageError
 from embq.core.process.children import python
-from embq.core.process.limits import cores, memory_bytes
 from embq.core.settings import child_environment
 from embq.worker.embedders.device.hardware import simulated_speed
 
@@ -22,9 +21,6 @@ DEVICES_NEXT = "use auto, cpu, cuda (every CUDA device), cuda:0 or a list such a
 DRIVER = Path("/proc/driver/nvidia/version")
 WITHOUT_NVML = {Path("/dev/kfd"): "an AMD GPU", Path("/dev/dxg"): "the GPU of WSL2"}
 """Device file -> the GPU that it stands for, of which NVML may know nothing."""
-CORES_OF_PROCESS = 4
-PROCESS_CARD_BYTES, PROCESS_BYTES = 8 * 2**30, 4 * 2**30
-"""Memory of a GPU, and of the machine, that there must be for each process."""
 TORCH_S = 120.0
 """The first import of torch from a cold network disk takes a minute."""
 
@@ -116,35 +112,6 @@ def find_devices(wanted: str, cuda_visible: str | None) -> tuple[str, ...]:
             raise NoDeviceError(f"there is no {name} here, only {there}", next_step="name those, or use --devices cuda")
         names += gpus if name == "cuda" else (name,)
     return tuple(names)
-
-
-def devices_of(wanted: str, per_device: int, gpus: Sequence[Gpu], cuda_visible: str | None) -> tuple[str, ...]:
-    """The devices, each `per_device` times; where that is 0, as `processes_for` says."""
-    devices = find_devices(wanted, cuda_visible)
-    by_name = {f"cuda:{gpu.number}": gpu for gpu in gpus}
-    found = sum(device in by_name for device in devices)
-
-    def times(device: str) -> int:
-        return per_device or (processes_for(by_name[device], found) if device in by_name else 1)
-
-    return tuple(device for device in devices for _ in range(times(device)))
-
-
-def processes_for(gpu: Gpu, gpus: int) -> int:
-    """Worker processes for a GPU of which there are so many: one for `CORES_OF_PROCESS` cores, as memory allows.
-
-    Threads that prepare samples take turns at the interpreter's lock: on an H100 with 16 cores one process of 16
-    threads embeds 1,860 photographs/s, four of 4 threads 7,420 (bench/results/gpu_profile.json).
-    """
-    by_cores = cores() // gpus // CORES_OF_PROCESS
-    by_memory = min(gpu.memory_bytes // PROCESS_CARD_BYTES, memory_bytes() // gpus // PROCESS_BYTES)
-    return max(1, min(by_cores, by_memory))
-
-
-def rooms_beside(gpu: Gpu) -> int:
-    """Further processes that a GPU has memory for, if each takes half as much again as what is used now."""
-    used, total = memory_of(gpu)
-    return int((total - used) / (1.5 * max(used, 1)))
 
 
 def memory_of(gpu: Gpu) -> tuple[int, int]:

@@ -9,8 +9,6 @@ from collections.abc import Collection, Mapping
 WAITING, LOADING, READY, FINISHED = b"W", b"L", b"R", b"F"
 """States: waiting for work; loading a model; the model is loaded and has embedded something; a unit is finished.
 Between them stand lines of JSON, each between two line ends: see `Report.refuse`, `Report.end` and `Report.paths`."""
-DEVICE_FULL = "device_full"
-"""Code of the error of a model that is too large for what is free of a device."""
 PIPE_BYTES = 4096
 """Most bytes that a pipe takes atomically, so that the supervisor reads whole lines (pipe(7), PIPE_BUF)."""
 
@@ -39,10 +37,10 @@ class Report:
             self._has_finished = True
             os.write(self._descriptor, FINISHED)
 
-    def refuse(self, model: str, why: str, code: str = "") -> None:
+    def refuse(self, model: str, why: str) -> None:
         """Report a model that cannot be loaded here, and the reason."""
-        if not self._write({"model": model, "why": why[:1000], "code": code}):
-            self._write({"model": model[:500], "why": "its log tells", "code": code})
+        if not self._write({"model": model, "why": why[:1000]}):
+            self._write({"model": model[:500], "why": "its log tells"})
 
     def end(self, why: str, next_step: str = "") -> None:
         """Report why this process ends, and the next step; shown to the user where the device is given up."""

@@ -23,7 +23,7 @@ from embq.core.settings import Settings, child_environment
 from embq.worker.embedders.device.hardware import simulated_speed
 from embq.worker.meter.progress_board import InHand, ProgressBoard, Span
 from embq.worker.supervisor.devices import Gpu, shown
-from embq.worker.supervisor.report_pipe import DEVICE_FULL, FINISHED, LOADING, READY, WAITING
+from embq.worker.supervisor.report_pipe import FINISHED, LOADING, READY, WAITING
 
 DEVICE_FAULTS, DEVICE_FAULTS_S = 3, 600.0
 """Device faults, each with another unit, within a time after which the device is at fault, and not a unit."""
@@ -54,7 +54,6 @@ class Fleet:
         run: serve only this run and end when it is over; "" serves every run until stopped.
         gpus: those of this machine; each "cuda:N" is one of them.
         threads_chosen: whether the user chose `threads`; else runs may.
-        has_guests: whether the second and further processes of a device are guests, see `Slot`.
     """
 
     devices: tuple[str, ...]
@@ -67,7 +66,6 @@ class Fleet:
     version: str
     settings: Settings
     gpus: tuple[Gpu, ...] = ()
-    has_guests: bool = False
     threads_chosen: bool = False
 
     @property
@@ -81,28 +79,19 @@ class Slot:
 
     Args:
         gpu: what the device is; None for one that is no GPU.
-        host: of a guest, the slot of the same device whose model has to be loaded first, and must have room. Where the
-            device is full, a guest ends for good.
 
     Attributes:
         refused: model that its process cannot load -> why.
-        lacks_room: whether one of them is too large for what is free of the device.
-        rooms: guests for which its device has memory.
-        has_had_guests: whether any was started beside its process of now.
         ended: (reason, next step) that its last process reported; empty where it could not report.
         why: reason for which the device was given up, in one line; "" where it was not.
     """
 
-    def __init__(self, device: str, gpu: Gpu | None = None, host: Slot | None = None) -> None:
+    def __init__(self, device: str, gpu: Gpu | None = None) -> None:
         self.device = device
         self.gpu = gpu
-        self.host = host
         self.ended = ("", "")
         self.why = ""
         self.refused: dict[str, str] = {}
-        self.lacks_room = False
-        self.rooms = 0
-        self.has_had_guests = False
         self.paths = PathMemory()
         self._state = "starting"
         self.name = ""
@@ -142,21 +131,18 @@ class Slot:
     @property
     def over(self) -> bool:
         """Whether no process will be started any more: the one run asked for is over, or the device was given up."""
-        return self.process is None and (self.start_at == NEVER or (self.host is not None and self.host.over))
+        return self.process is None and self.start_at == NEVER
 
     @property
     def may_start(self) -> bool:
         """Whether it is time for a process."""
-        is_time = self.process is None and self.start_at <= time.monotonic()
-        return is_time and (self.host is None or self.host.ready)
+        return self.process is None and self.start_at <= time.monotonic()
 
     def start(self, fleet: Fleet) -> None:
         """Start a process under a new name; with a name used twice, leases of a zombie would look like its own."""
         host = re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname())
         self.name = f"{host}.{self.device.replace(':', '')}.{secrets.token_hex(3)}"
-        self.ready = self.finished = self.lacks_room = self.has_had_guests = False
-        if self.host is not None:
-            self.host.has_had_guests = True
+        self.ready = self.finished = False
         self._state = "starting"
         self.refused = {}
         self.ended = ("", "")
@@ -183,7 +169,6 @@ class Slot:
                     *("--version", fleet.version),
                     *("--siblings", str(len(fleet.real_devices))),
                     *("--without", ",".join(sorted(self.paths.without))),
-                    *(("--guest",) if self.host is not None else ()),
                     *(("--threads-chosen",) if fleet.threads_chosen else ()),
                 ),
                 pass_fds=(report_for_child, self.board_fd),
@@ -208,7 +193,6 @@ class Slot:
                 elif "paths" in message:
                     self.paths.record_paths(message["paths"])
                 else:
-                    self.lacks_room |= message.get("code") == DEVICE_FULL
                     self.refused[message["model"]] = (
                         message["why"] if self.gpu is None else f"{self.label}: {message['why']}"
                     )

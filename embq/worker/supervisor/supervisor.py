@@ -20,7 +20,6 @@ from embq.core.queue.runs import registered
 from embq.core.queue.scripts import load_scripts
 from embq.core.service.log import Events
 from embq.core.service.stopping import StopFlag
-from embq.worker.supervisor.devices import rooms_beside
 from embq.worker.supervisor.slot import BLAMELESS, NEVER, Fleet, Slot
 
 IDLE_DEATHS = 5
@@ -53,13 +52,7 @@ class Supervisor:
     def __init__(self, client: redis.Redis, fleet: Fleet, beat: Callable[[], None] = lambda: None) -> None:
         self.fleet = fleet
         gpus = {f"cuda:{gpu.number}": gpu for gpu in fleet.gpus}
-        hosts: dict[str, Slot] = {}
-        self.slots: list[Slot] = []
-        for device in fleet.devices:
-            slot = Slot(device, gpus.get(device), hosts.get(device))
-            self.slots.append(slot)
-            if fleet.has_guests:
-                hosts.setdefault(device, slot)
+        self.slots = [Slot(device, gpus.get(device)) for device in fleet.devices]
         self.freer = LeaseFreer(client)
         self._beat = beat
         self.deaths: Counter[tuple[str, str]] = Counter()  # (device, status) -> processes that ended by themselves
@@ -78,13 +71,12 @@ class Supervisor:
             while not stopped():
                 self._beat()
                 for slot in self.slots:
-                    if slot.may_start and self._has_room(slot):
+                    if slot.may_start:
                         slot.start(self.fleet)
                         self.log.info("worker_started", worker=slot.name, device=slot.device)
                 self._wait(POLL_S)
                 for slot in self.slots:
                     self._look_after(slot)
-                self._see_guests_out()
                 if self.freer.error is not None:
                     raise self.freer.error
                 if all(slot.over for slot in self.slots):
@@ -140,54 +132,19 @@ class Supervisor:
             self._give_up(slot, status, f"its process ended with status {status}, which starting it again cannot mend")
         elif broken:
             self._give_up(slot, Exit.UNAVAILABLE, "it failed with one unit after the other", DEVICE_NEXT)
-        elif slot.idle_deaths >= (most := IDLE_DEATHS if slot.ready or slot.host is None else 1):
+        elif slot.idle_deaths >= IDLE_DEATHS:
             before = "a unit was finished" if slot.ready else "its model was ready"
-            self._give_up(slot, status, f"its process has died {most} times in a row before {before}")
+            self._give_up(slot, status, f"its process has died {IDLE_DEATHS} times in a row before {before}")
         else:
             slot.start_at = time.monotonic() + RESTART_PAUSE_S * slot.idle_deaths
 
     def _give_up(self, slot: Slot, status: int, why: str, next_step: str = "its messages stand in the log") -> None:
         """Stop using a device; raises where no other is left."""
-        if slot.host is not None:
-            self._dismiss(slot, why)
-            return
         slot.give_up(why, next_step)
         name = slot.gpu.name if slot.gpu is not None else ""
         self.log.error("device_given_up", device=slot.device, name=name, worker=slot.name, why=slot.why)
-        if all(other.given_up for other in self.slots if other.host is None):
+        if all(other.given_up for other in self.slots):
             raise _none_left(self.slots, status)
-
-    def _has_room(self, slot: Slot) -> bool:
-        """Whether the device has memory for a guest, by the memory that its host uses; else the guest is dismissed."""
-        host = slot.host
-        if host is None or slot.gpu is None:
-            return True
-        guests = [guest for guest in self.slots if guest.host is host]
-        if all(guest.process is None for guest in guests):
-            host.rooms = rooms_beside(slot.gpu)
-        if guests.index(slot) < host.rooms:
-            return True
-        self._dismiss(slot, "its device has no memory left for a further process")
-        return False
-
-    def _see_guests_out(self) -> None:
-        """Dismiss the guests of a device that has no room for its host's model, and let the host try it again."""
-        for host in [slot for slot in self.slots if slot.lacks_room and slot.has_had_guests]:
-            guests = [slot for slot in self.slots if slot.host is host]
-            for guest in guests:
-                self._dismiss(guest, "its device has no room for a model")
-            if not any(guest.process for guest in guests) and host.process is not None:
-                host.process.terminate()
-                host.has_had_guests = False
-        self.slots = [slot for slot in self.slots if slot.host is None or not slot.over]
-
-    def _dismiss(self, guest: Slot, why: str) -> None:
-        if guest.start_at == NEVER:
-            return
-        guest.start_at = NEVER
-        self.log.info("guest_dismissed", device=guest.device, worker=guest.name, why=why)
-        if guest.process is not None:
-            guest.process.terminate()
 
     def _watched_for(self, seconds: float) -> bool:
         """Whether this process ran without a pause for so long: on a suspended machine, no process advances."""
