@@ -101,7 +101,7 @@ def worker(
     configure()
     settings = settings_with(broker, metrics)
     gpus = find_gpus(settings.cuda_visible) if devices != "cpu" else ()
-    names = tuple(name for name in find_devices(devices, settings.cuda_visible) for _ in range(workers or 1))
+    names = tuple(name for name in find_devices(devices, settings.cuda_visible) for _ in range(workers))
     # A thread for each core of a process, but for the core of what hands samples to a GPU.
     usual = cores() // len(names) - any(name.startswith("cuda") for name in names)
     fleet = Fleet(
