@@ -242,7 +242,7 @@ def loop(embedder: Any, prepared: Sequence[Any], seconds: float) -> dict[str, An
             flying.append(vectors)
             while len(flying) > (vectors.ahead if isinstance(vectors, PendingVectors) else 0):
                 dict(flying.pop(0))
-            lengths = sum(entry.tokens for entry in batch)
+            lengths = sum(batch.tokens)
             throughput.batch_done(len(batch), lengths, since=since)
             rows, tokens = rows + len(batch), tokens + lengths
     for vectors in flying:

@@ -72,7 +72,7 @@ def _loaded(plugin: Plugin) -> Map:
 
 def mapped(function: Map, sample: Sample) -> tuple[Sample, SampleError | None]:
     """The sample after its map; the sample and why it has no embedding, where the map gives none."""
-    if sample.image is not None:
+    if isinstance(sample.image, memoryview):
         sample = replace(sample, image=bytes(sample.image))
     try:
         found = function(sample)

@@ -59,7 +59,6 @@ def load_model(model: ModelConfig, context: WorkerContext) -> Embedder:
                 raise ModelError(
                     f"{model.spec} does not fit on the device: {error.message}",
                     next_step="end what else uses its memory, or take fewer --workers or a smaller model",
-                    code="device_full",
                 ) from error
             log.warning("device_full", model=model.spec, device=context.options.device, why=error.message)
         # Out here the exception is gone, and with it what it held of the model.
