@@ -141,6 +141,14 @@ def _used():
         return int(statm.read().split()[0]) * resource.getpagesize()
 
 
+def _text(value):
+    """As `repr`, with the images of samples that are views of a shard's memory."""
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(_text, value))
+    image = getattr(value, "image", None)
+    return repr(value) + (repr(bytes(image)) if isinstance(image, memoryview) else "")
+
+
 def _allowed(entry):
     """True if it may happen here and now, over all processes."""
     device = entry.get("device")
@@ -164,7 +172,7 @@ def _at_calls(entry):
 
     def happen(args, kwargs):
         nonlocal calls
-        if "match" in entry and entry["match"] not in repr((args, kwargs)):
+        if "match" in entry and entry["match"] not in _text((args, kwargs)):
             return
         if "more_than" in entry and len(args[-1]) <= entry["more_than"]:
             return
