@@ -11,12 +11,13 @@ INTERFACE = 3
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library, whose calls hold no lock of the interpreter; None where it is not installed, or another version."""
+    """The library, whose calls hold no lock of the interpreter; None where it is not installed, cannot be loaded, or is
+    of another version."""
     try:
         import embq_native
 
         loaded = ctypes.CDLL(str(embq_native.LIBRARY))
         interface: int = loaded.embq_interface()
-    except (ImportError, AttributeError):
+    except (ImportError, AttributeError, OSError):
         return None
     return loaded if interface == INTERFACE else None

@@ -35,6 +35,21 @@ def json_text(value: Any) -> str:
     return text if is_unicode(text) else _ASCII_ENCODER.encode(value)
 
 
+# JSON has no NaN; Python writes it all the same, and img2dataset's metadata holds it for "unknown".
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+
+
+def json_value(text: str) -> Any:
+    """The value of a JSON text; NaN and Infinity are None. Raises ValueError or RecursionError.
+
+    A number beyond float64, such as 1e400, is an infinite float.
+    """
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # those, halves of surrogate pairs, and what is no JSON
+        return _DECODER.decode(text)
+
+
 def is_unicode(text: str) -> bool:
     """True if UTF-8 can encode `text`: a JSON escape can give half a surrogate pair."""
     if text.isascii():
@@ -261,7 +276,8 @@ def key_without_chunks(document: str) -> str:
 class Sample:
     """The smallest item that is counted: one image and/or text with a key, or a chunk of such a text.
 
-    Nobody changes one. It is not frozen because a frozen one takes three times as long to make, and there are billions.
+    Nobody changes one, but that the read stage drops an image that is prepared. It is not frozen because a frozen one
+    takes three times as long to make, and there are billions.
 
     Attributes:
         ordinal: position within its unit, from 0; (unit_id, ordinal) is the sample's identity. All chunks of a text

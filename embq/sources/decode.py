@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from codecs import BOM_UTF8
 from contextlib import suppress
@@ -12,7 +11,7 @@ import msgspec
 
 from embq.core.errors import SampleError
 from embq.core.process.limits import decoded_bytes
-from embq.core.units import json_text
+from embq.core.units import json_text, json_value
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
 """Lower-case extensions of images. Where a key has several, the first in this order is embedded."""
@@ -20,9 +19,6 @@ IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "
 _SMALL_JSON_CHARS, _VALUE_BYTES = 1 << 20, 120
 """JSON up to this size is parsed without a look at it. A parsed value takes up to so many bytes: an empty object 64,
 its place in a list or object 8 to 40, and both are there twice while they grow."""
-
-# JSON has no NaN; Python writes it all the same, and img2dataset's metadata holds it for "unknown".
-_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 
 def decode_file(data: bytes) -> str:
@@ -50,7 +46,7 @@ def parse_object(text: str, code: str) -> dict[str, Any]:
         if values * _VALUE_BYTES > decoded_bytes():
             raise SampleError("too_large", f"JSON of about {values:,} values, more than a reader has memory for here")
     try:
-        value = _decoded(text)
+        value = json_value(text)
     except (ValueError, RecursionError) as error:
         marked = text.startswith("\ufeff")
         why = "a byte order mark, which only the first line of a file may begin with" if marked else error
@@ -58,13 +54,6 @@ def parse_object(text: str, code: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SampleError(code, f"a JSON object is needed, this is a {type(value).__name__}")
     return value
-
-
-def _decoded(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, ValueError, RecursionError):  # NaN, halves of surrogate pairs, and what is no JSON
-        return _DECODER.decode(text)
 
 
 def compact_json(fields: dict[str, Any], code: str) -> str:

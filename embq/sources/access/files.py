@@ -199,15 +199,14 @@ SPARE_BYTES, SPARE_SHARE = 512 << 20, 8
 def _memory(size: int) -> _FileMemory:
     """Memory for a file; that of one before, where it was given back and nothing is a view of it."""
     for _ in range(SPARES):
-        with suppress(IndexError):
+        try:
             memory = _spare.pop(0)
-            try:
-                memory.resize(size)
-                return memory
-            except BufferError:
-                _spare.append(memory)
-            except (ValueError, OSError, SystemError):  # not on every system
-                break
+            memory.resize(size)
+            return memory
+        except BufferError:  # of which there are views
+            _spare.append(memory)
+        except (IndexError, ValueError, OSError, SystemError):  # there is none, or it cannot grow on this system
+            break
     memory = _FileMemory(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
