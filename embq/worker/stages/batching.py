@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
 
 from embq.core.units import Sample
@@ -31,7 +32,7 @@ THREAD_SAMPLES = 64
 to go on with. Many cores before small passes would else wait for each other."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Batch:
     """Samples that wait for the device, or those of one forward pass, longest first; of each an item in every list.
 
@@ -62,6 +63,7 @@ class Batch:
         take = itemgetter(*places)
         return Batch(take(self.leases), take(self.samples), take(self.prepared), take(self.tokens))
 
+    @cached_property
     def by_unit(self) -> dict[LeasedUnit, Sequence[int]]:
         """Places of the samples of each unit, ascending."""
         if self.leases and self.leases.count(self.leases[0]) == len(self):  # as most of the time
@@ -72,15 +74,16 @@ class Batch:
         return dict(found)
 
 
-def joined(batches: Iterable[Batch]) -> Batch:
+def joined(batches: Sequence[Batch]) -> Batch:
     """The samples of all in a row."""
-    every = list(batches)
-    if len(every) == 1:
-        return every[0]
-    lists = ([one.leases, one.samples, one.prepared, one.tokens] for one in every)
-    leases, samples, prepared, tokens = zip(*lists, strict=True) if every else ((), (), (), ())
-    chain = itertools.chain.from_iterable
-    return Batch([*chain(leases)], [*chain(samples)], [*chain(prepared)], [*chain(tokens)])
+    if len(batches) == 1:
+        return batches[0]
+    return Batch(
+        [lease for batch in batches for lease in batch.leases],
+        [sample for batch in batches for sample in batch.samples],
+        [prepared for batch in batches for prepared in batch.prepared],
+        [tokens for batch in batches for tokens in batch.tokens],
+    )
 
 
 class Batcher:
@@ -139,7 +142,7 @@ class Batcher:
         taken = every.part(0, count)
         self._wait_only([every.part(count)])
         if taken and taken.tokens.count(taken.tokens[0]) < len(taken):
-            # In Python's order of equal ones, which is that in which they came.
+            # Those of one length stay in the order in which they came.
             taken = taken.chosen(sorted(range(len(taken)), key=taken.tokens.__getitem__, reverse=True))
         start = 0
         while self._to_repeat or start < len(taken):

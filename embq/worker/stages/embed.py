@@ -19,7 +19,7 @@ from embq.worker.claim.lease import LeasedUnit, Part
 from embq.worker.embedders.base import Embedder, PendingVectors, Truncated
 from embq.worker.meter.meter import Meter
 from embq.worker.meter.stage_times import State
-from embq.worker.stages.batching import Batch, Batcher, joined, without
+from embq.worker.stages.batching import Batch, Batcher, without
 from embq.worker.stages.read import Chunk, EndOfUnit
 
 
@@ -127,7 +127,7 @@ class EmbedStage:
 
     def _still_ours(self, batch: Batch) -> Batch:
         """The samples whose units are not lost. Asked for each pass, because a window takes seconds."""
-        lost = {lease for lease in batch.by_unit() if lease.lost}
+        lost = {lease for lease in batch.by_unit if lease.lost}
         for lease in lost:  # its end may have been read already, so nothing else would let go of it
             lease.drop()
         return without(batch, lost) if lost else batch
@@ -175,7 +175,7 @@ class EmbedStage:
     def _at_work(self, batch: Batch | None = None) -> Iterator[None]:
         """The embed stage with a batch, and all passes in flight, in hand."""
         flying = [flight.batch for flight in self._in_flight]
-        with self.meter.stage("embed", _parts(joined([batch, *flying] if batch else flying))):
+        with self.meter.stage("embed", _parts([batch, *flying] if batch else flying)):
             yield
 
     def _arrived(self, *, leave: int) -> list[InFlight]:
@@ -193,7 +193,7 @@ class EmbedStage:
             # Until the one before was done, it only waited. It may have been over before it was asked for.
             over_at = vectors.over_at if isinstance(vectors, PendingVectors) else None
             began, self._free_at = max(begun, self._free_at), over_at or time.monotonic()
-            units = batch.by_unit()
+            units = batch.by_unit
             tokens: Counter[str] = Counter()
             for lease, places in units.items():
                 tokens[lease.run] += sum(batch.tokens[place] for place in places)
@@ -236,7 +236,7 @@ class EmbedStage:
             if isinstance(vectors, DeviceFullError):
                 self._make_smaller(batch, vectors)
                 continue
-            for lease, places in batch.by_unit().items():
+            for lease, places in batch.by_unit.items():
                 whole = len(places) == len(batch)
                 own = batch if whole else batch.chosen(places)
                 lease.tokens += sum(own.tokens)
@@ -251,13 +251,16 @@ class EmbedStage:
             self.hand_on(lease)
 
 
-def _parts(batch: Batch) -> list[Part]:
-    """The samples of a batch by unit: from the first to the last ordinal of each."""
-    parts = []
-    for lease, places in batch.by_unit().items():
-        ordinals = [batch.samples[place].ordinal for place in places]
-        parts.append(Part(lease, min(ordinals), max(ordinals)))
-    return parts
+def _parts(batches: Iterable[Batch]) -> list[Part]:
+    """The samples of batches by unit: from the first to the last ordinal of each."""
+    found: dict[LeasedUnit, Part] = {}
+    for batch in batches:
+        for lease, places in batch.by_unit.items():
+            ordinals = [batch.samples[place].ordinal for place in places]
+            if lease in found:
+                ordinals += found[lease][1:]
+            found[lease] = Part(lease, min(ordinals), max(ordinals))
+    return list(found.values())
 
 
 def store(lease: LeasedUnit, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:
