@@ -119,6 +119,14 @@ def test_named_columns_travel_with_the_unit(tmp_path: Path) -> None:
 def test_a_text_column_is_never_taken_for_the_id(tmp_path: Path) -> None:
     (sample,) = read(tmp_path, "t.jsonl", b'{"key": "hello"}', text_column="key")
     assert (sample.key, sample.text) == ("t.jsonl:1", "hello")
+    (sample,) = read(tmp_path, "t.jsonl", b'{"doc_id": "hello"}', text_column="doc_id")
+    assert (sample.key, sample.text, sample.metadata) == ("t.jsonl:1", "hello", None)
+
+
+def test_a_field_without_a_name_is_metadata_whether_there_is_an_id_or_not(tmp_path: Path) -> None:
+    for line, key in ((b'{"":1,"text":"a"}', "t.jsonl:1"), (b'{"":1,"id":"k","text":"a"}', "k")):
+        (sample,) = read(tmp_path, "t.jsonl", line)
+        assert (sample.key, sample.text, sample.metadata) == (key, "a", '{"":1}')
 
 
 @pytest.mark.parametrize(

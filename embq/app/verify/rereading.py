@@ -329,7 +329,7 @@ def _parts_of(fields: dict[str, Any], named: dict[str, str]) -> tuple[str, str |
     id_column, text_column = named.get("id_column", ""), named.get("text_column", "")
     text_name = text_column or next((name for name in TEXT_COLUMNS if name in fields), "")
     id_name = id_column or next((name for name in ID_COLUMNS if name in fields and name != text_name), "")
-    identity, text = fields.get(id_name), fields.get(text_name)
+    identity, text = (fields.get(name) if name else None for name in (id_name, text_name))
     usable = isinstance(identity, (str, int)) and not isinstance(identity, bool) and identity != ""
     kept = named.get("metadata_columns", "*").split(",")
     taken = {text_name, id_name} if usable else {text_name}

@@ -196,7 +196,7 @@ def _parse(ordinal: int, key: str, line: bytes | None, columns: _Columns) -> Sam
                 break
         else:
             id_name = ""
-        identity, text = fields.get(id_name), fields.get(text_name)
+        identity, text = fields.get(id_name) if id_name else None, fields.get(text_name)
         if (isinstance(identity, str) and identity) or type(identity) is int:
             key = str(identity)
         elif columns.needs_id:
