@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
-PACKAGES = ("core", "sources", "producer", "worker", "writer", "indexer", "embq")
+PACKAGES = tuple(f"embq/{name}" for name in ("core", "sources", "producer", "worker", "writer", "indexer", "app"))
 UNIT_SIZE, UNITS = 3, 20
 RUN_MS = 2000.0
 """Device time of each run."""
@@ -118,9 +118,9 @@ def calls_of_run(checkout: Path, units: int) -> Counter[Function]:
 
 def report(**traces: Collection[Function]) -> None:
     """Print files and functions of each trace, by package and in all."""
-    print(f"{'':<10}" + "".join(f"{name + ' files':>14}{'functions':>11}" for name in traces))
+    print(f"{'':<14}" + "".join(f"{name + ' files':>14}{'functions':>11}" for name in traces))
     for package in (*PACKAGES, ""):
-        row = f"{package or 'in all':<10}"
+        row = f"{package or 'in all':<14}"
         for passed in traces.values():
             paths = [path for path, _ in passed if path.startswith(f"{package}/" if package else "")]
             row += f"{len(set(paths)):>14}{len(paths):>11}"

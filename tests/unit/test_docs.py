@@ -26,19 +26,13 @@ FIRST = [
     *sorted((ROOT / "docs" / "tutorial").glob("*.md")),
 ]
 """Pages that a user reads first."""
-PACKAGES = ("core", "sources", "producer", "worker", "writer", "indexer", "embq", "training")
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
-def nodes_of(package: str) -> Iterator[ast.AST]:
+def nodes(package: str = "embq") -> Iterator[ast.AST]:
     """Every node of the syntax trees of a package, one file's tree at a time: all together are a gigabyte."""
     for path in sorted((ROOT / package).rglob("*.py")):
         yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-
-
-def nodes() -> Iterator[ast.AST]:
-    """Every node of all packages."""
-    return (node for package in PACKAGES for node in nodes_of(package))
 
 
 def page(name: str) -> str:
@@ -277,7 +271,7 @@ def codes() -> frozenset[str]:
                     found |= texts(default)
         elif isinstance(node, ast.Assign):
             found |= assigned_code(node.targets[0], node.value)
-    for node in nodes_of("sources"):
+    for node in nodes("embq/sources"):
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple) and len(node.value.elts) == 2:
             found |= {code for code in texts(node.value.elts[0]) if isinstance(node.value.elts[1], ast.Constant)}
     for script in (ROOT / "embq" / "core" / "queue" / "lua").glob("*.py"):
