@@ -30,8 +30,11 @@ from embq.worker.embedders.device.transfer import LEAST_NUMBERS, SLOTS, PinnedSe
 from embq.worker.embedders.registry import load  # noqa: E402
 from embq.worker.embedders.text import flat_attention  # noqa: E402
 from embq.worker.embedders.text.flat_attention import (  # noqa: E402
+    CAUSAL,
+    EVERYWHERE,
     NAME,
     AttentionWithinTexts,
+    Window,
     attend_by_length,
     kernel_for,
 )
@@ -43,15 +46,21 @@ from embq.worker.embedders.text.sentence import SentenceEmbedder  # noqa: E402
 from embq.worker.embedders.text.transformer import TransformerEmbedder  # noqa: E402
 from tests.support.models.text import (  # noqa: E402
     CORPUS,
+    POSITIONS,
     TRUNKS,
     WIDTH,
+    bytes_pieces,
     save_sentence_model,
     save_trunk,
     sentence_pieces,
     word_pieces,
 )
 
-FLAT = ("bert", "distilbert", "xlm-roberta", "modernbert", "roberta", "camembert", "electra")
+FLAT = (
+    *("bert", "distilbert", "xlm-roberta", "modernbert", "roberta", "camembert", "electra"),
+    *("albert", "ernie", "nomic_bert", "gte", "jina_embeddings_v3", "eurobert", "ultrabert", "modernbert-decoder"),
+    *("qwen2", "qwen3", "llama", "mistral", "gemma3_text", "gemma3_text both ways"),
+)
 
 TEXTS = ("a", CORPUS[0], ".", " ".join(CORPUS), "a <pad> is no padding <pad> here", "x", *CORPUS[1:], "a")
 """One token beside as many as the model reads; one text twice; and a token of padding that is part of a text."""
@@ -78,10 +87,33 @@ def more_trunks() -> dict[str, Callable[[], tuple[Any, Any]]]:
         config = tf.ElectraConfig(vocab_size=len(tokenizer), embedding_size=16, max_position_embeddings=64, **size)
         return tf.ElectraModel(config), tokenizer
 
+    def of(family: str, pieces: Callable[[], Any], **more: Any) -> Callable[[], tuple[Any, Any]]:
+        def make() -> tuple[Any, Any]:
+            tokenizer = pieces()
+            given = {"vocab_size": len(tokenizer), "max_position_embeddings": POSITIONS, **size, **more}
+            return tf.AutoModel.from_config(tf.AutoConfig.for_model(family, **given)), tokenizer
+
+        return make
+
+    grouped = {"num_key_value_heads": 1, "head_dim": 16, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    # Windows that are shorter than the texts, and a layer without one.
+    windows = {**grouped, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+    named = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
     return {
         "roberta": of_roberta(tf.RobertaConfig, tf.RobertaModel),
         "camembert": of_roberta(tf.CamembertConfig, tf.CamembertModel),
         "electra": electra,
+        "albert": of("albert", word_pieces, embedding_size=16),
+        **{family: of(family, word_pieces) for family in ("ernie", "nomic_bert", "gte", "ultrabert", "mobilebert")},
+        "jina_embeddings_v3": of("jina_embeddings_v3", lambda: sentence_pieces(begins=True)),
+        "eurobert": of("eurobert", word_pieces, **grouped),
+        "modernbert-decoder": of(
+            "modernbert-decoder", word_pieces, local_attention=16, global_attn_every_n_layers=2, **named
+        ),
+        **{family: of(family, bytes_pieces, **grouped) for family in ("qwen3", "llama")},
+        **{family: of(family, bytes_pieces, **windows) for family in ("mistral", "gemma2", "gemma3_text")},
+        "gemma3_text both ways": of("gemma3_text", bytes_pieces, use_bidirectional_attention=True, **windows),
+        "lfm2": of("lfm2", bytes_pieces, **{**grouped, "layer_types": ["conv", "full_attention"]}),
     }
 
 
@@ -237,15 +269,22 @@ def test_no_mask_is_made_for_the_attention_and_the_model_is_as_it_was_after_it(t
 # --- the choice of a path ---
 
 
-@pytest.mark.parametrize("family", ["mpnet", "t5", "qwen2"])
-def test_an_architecture_that_is_not_known_for_it_stays_padded(
-    family: str, trunks: Callable[[str], Path], events: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        *((family, "path=padded lacks=architecture") for family in ("mpnet", "t5", "lfm2")),
+        ("gemma2", "scores are capped"),
+        ("mobilebert", "its error is"),  # it does not say that it reads the neighbours of each token
+    ],
+)
+def test_an_architecture_whose_tokens_meet_elsewhere_stays_padded(
+    family: str, said: str, trunks: Callable[[str], Path], events: pytest.LogCaptureFixture
 ) -> None:
     embedder = loaded(f"st:{trunks(family)}")
     expected = vectors_of(embedder)
     embedder.flatten(attend_by_length)
     assert embedder.cost is padded_tokens
-    assert "path=padded lacks=architecture" in events.text
+    assert said in events.messages[-1]
     np.testing.assert_array_equal(vectors_of(embedder), expected)
 
 
@@ -263,7 +302,7 @@ def test_a_module_that_looks_at_padded_tokens_keeps_the_padding(
     assert_equal(vectors_of(embedder), expected)
 
 
-def looks_at_all(query: Any, key: Any, value: Any, *, texts: FlatTexts, scale: Any, window: Any) -> Any:
+def looks_at_all(query: Any, key: Any, value: Any, *, texts: FlatTexts, scale: Any, window: Window) -> Any:
     """Attention to the tokens of all texts."""
     whole = FlatTexts(
         ids=texts.ids, types=None, starts=texts.starts[[0, -1]], lengths=np.array([len(texts.ids)], dtype=np.int32)
@@ -432,14 +471,13 @@ def test_texts_are_sent_as_they_are() -> None:
 
 
 @pytest.mark.usefixtures("bf16_cpu")
-def test_a_cpu_leaves_out_padding_in_fp32(trunks: Callable[[str], Path]) -> None:
-    for precision, cost in (("fp32", sum), ("bf16", padded_tokens)):
+def test_a_cpu_leaves_out_padding_in_each_precision(trunks: Callable[[str], Path]) -> None:
+    for precision in ("fp32", "bf16"):
         config = ModelConfig(spec=f"st:{trunks('bert')}", modalities=("text",), precision=precision)
-        assert load(config, "cpu").cost is cost
+        assert load(config, "cpu").cost is sum
 
 
 def test_no_kernel_is_chosen_where_torch_has_none() -> None:
-    assert kernel_for(torch.device("cpu"), torch.bfloat16) is None
     assert kernel_for(torch.device("cuda"), torch.float32) is None
 
 
@@ -452,11 +490,47 @@ def test_options_that_an_older_kernel_lacks_are_given_only_where_they_matter() -
 
     texts, tokens = two_texts()
     kernel = flat_attention._kernel_of_torch(older)
-    kernel(tokens, tokens, tokens, texts=texts, scale=16**-0.5, window=None)
+    kernel(tokens, tokens, tokens, texts=texts, scale=16**-0.5, window=EVERYWHERE)
     assert given == [{"max": (4, 4), "starts": [0, 4, 8]}]
-    for options in ({"scale": 1.0, "window": None}, {"scale": None, "window": 3}):
+    for options in ({"scale": 1.0, "window": EVERYWHERE}, {"scale": None, "window": (3, 3)}, {"window": CAUSAL}):
         with pytest.raises(NotImplementedError):
-            kernel(tokens, tokens, tokens, texts=texts, **options)
+            kernel(tokens, tokens, tokens, texts=texts, **{"scale": None, **options})
+
+
+@pytest.mark.parametrize("window", [EVERYWHERE, CAUSAL, (2, 2), (2, 0), (0, 0), (9, 9), (9, 0)])
+def test_windows_are_those_of_their_definition(window: Window) -> None:
+    """Given two heads of the query for each of the key, then each token sees those of its text within the window."""
+    lengths = np.array([1, 5, 5, 3, 7], dtype=np.int32)
+    starts = torch.tensor([0, *lengths.cumsum()], dtype=torch.int32)
+    texts = FlatTexts(ids=torch.zeros(lengths.sum(), dtype=torch.long), types=None, starts=starts, lengths=lengths)
+    query, key, value = (torch.randn(len(texts.ids), heads, 8) for heads in (4, 2, 2))
+    text, place = texts.of_each(torch.arange(len(lengths))), texts.places()
+    ahead = place - place[:, None]
+    seen = text == text[:, None]
+    seen &= (ahead >= -(99 if window[0] is None else window[0])) & (ahead <= (99 if window[1] is None else window[1]))
+    whole = [each.repeat_interleave(2, 1).transpose(0, 1) for each in (key, value)]
+    scores = (query.transpose(0, 1) @ whole[0].transpose(1, 2) * 0.3).masked_fill(~seen, -torch.inf)
+    expected = (scores.softmax(-1) @ whole[1]).transpose(0, 1)
+    torch.testing.assert_close(attend_by_length(query, key, value, texts=texts, scale=0.3, window=window), expected)
+
+
+def test_a_causal_kernel_with_grouped_heads_is_called_as_each_torch_has_it() -> None:
+    texts, tokens = two_texts()
+    given: list[dict[str, Any]] = []
+
+    def of_2_10(query: Any, key: Any, value: Any, *sizes: Any, is_causal: bool = False) -> Any:
+        given.append({"heads": key.shape[1], "is_causal": is_causal})
+        return query
+
+    def of_2_15(query: Any, key: Any, value: Any, *sizes: Any, window_size: Any, enable_gqa: bool = False) -> Any:
+        given.append({"heads": key.shape[1], "window_size": window_size, "enable_gqa": enable_gqa})
+        return query
+
+    for kernel in (of_2_10, of_2_15):
+        flat_attention._kernel_of_torch(kernel)(
+            tokens, tokens[:, :1], tokens[:, :1], texts=texts, scale=None, window=CAUSAL
+        )
+    assert given == [{"heads": 2, "is_causal": True}, {"heads": 1, "window_size": (4, 0), "enable_gqa": True}]
 
 
 def two_texts() -> tuple[FlatTexts, Any]:
@@ -477,14 +551,10 @@ def test_the_flash_kernel_is_called_whatever_else_torch_has() -> None:
     texts, tokens = two_texts()
     before = torch.backends.cuda.cudnn_sdp_enabled()
     kernel = flat_attention._kernel_of_torch(newer)
-    for window in (None, 1):
+    for window in (EVERYWHERE, (1, 1)):
         kernel(tokens, tokens, tokens, texts=texts, scale=None, window=window)
     assert given == [((4, 4), True, False), ((1, 1), True, False)]
     assert torch.backends.cuda.cudnn_sdp_enabled() == before
-    wide, none = (
-        attend_by_length(tokens, tokens, tokens, texts=texts, scale=None, window=window) for window in (4, None)
-    )
-    torch.testing.assert_close(wide, none)
 
 
 def test_the_varlen_attention_of_this_torch_chooses_flash(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -506,7 +576,7 @@ def test_the_varlen_attention_of_this_torch_chooses_flash(monkeypatch: pytest.Mo
         varlen.varlen_attn(tokens, tokens, tokens, texts.starts, texts.starts, 4, 4)
     with pytest.raises(InterruptedError):
         flat_attention._kernel_of_torch(varlen.varlen_attn)(
-            tokens, tokens, tokens, texts=texts, scale=None, window=None
+            tokens, tokens, tokens, texts=texts, scale=None, window=EVERYWHERE
         )
     assert chosen == [varlen._CUDNN_ATTENTION_BACKEND, varlen._FLASH_ATTENTION_BACKEND]
 

@@ -128,7 +128,7 @@ def lacks_weights(spec: ModelSpec, names: Sequence[str]) -> ModelError:
     )
 
 
-def read_model(kind: Any, source: str | Path, **where: bool) -> tuple[Any, Mapping[str, Any]]:
+def read_model(kind: Any, source: str | Path, **where: Any) -> tuple[Any, Mapping[str, Any]]:
     """A model of transformers in float32, with its account of it: `missing_keys`, `mismatched_keys` and others.
 
     transformers does not log that account here: of a model without its head it reads like a fault.

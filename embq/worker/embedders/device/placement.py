@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from embq.core.errors import ConfigError, ModelError
 from embq.core.models import ModelConfig
@@ -136,3 +139,14 @@ def on_device(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
         return numbers.to(device)
     with torch.cuda.device(device):
         return numbers.pin_memory().to(device, non_blocking=True)
+
+
+def kernels_for_any_shape(device: torch.device) -> AbstractContextManager[object]:
+    """Keep cuDNN out of torch's attention, for passes that each have another shape.
+
+    torch prefers it on Hopper and Blackwell, and it makes a plan for each new shape, which takes 20 to 400 ms (FunASR
+    issue 3704; pytorch issue 187770).
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

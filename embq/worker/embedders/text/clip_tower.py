@@ -10,7 +10,7 @@ import torch
 from open_clip import CLIP, CustomTextCLIP
 from open_clip.transformer import TextTransformer
 
-from embq.worker.embedders.device.placement import on_device
+from embq.worker.embedders.device.placement import kernels_for_any_shape, on_device
 from embq.worker.embedders.text.token_limits import vocabulary_of
 
 
@@ -39,7 +39,8 @@ class CausalTower:
         cast = tower.transformer.get_cast_dtype()
         states = tower.token_embedding(on_device(ids[:, :length], device)).to(cast)
         states = states + tower.positional_embedding[:length].to(cast)
-        states = tower.transformer(states, attn_mask=tower.attn_mask[:length, :length])
+        with kernels_for_any_shape(device):
+            states = tower.transformer(states, attn_mask=tower.attn_mask[:length, :length])
         pooled: torch.Tensor = tower.ln_final(states[torch.arange(len(ids), device=device), on_device(ends, device)])
         projection = tower.text_projection
         if isinstance(projection, torch.nn.Linear):

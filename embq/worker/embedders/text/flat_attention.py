@@ -24,17 +24,23 @@ LEAST_CAPABILITY = (8, 0)
 """Least capability of a CUDA device for the kernel of torch, which fails late on older ones."""
 
 
+Window = tuple[int | None, int | None]
+EVERYWHERE: Window = (None, None)
+CAUSAL: Window = (None, 0)
+
+
 class Kernel(Protocol):
     """Computes attention of tokens to the tokens of the same text.
 
     Args:
-        query, key, value: of shape (tokens, heads, dim of a head).
+        query, key, value: of shape (tokens, heads, dim of a head). Key and value may have fewer heads, each of them for
+            as many heads of the query in a row.
         texts: where each text begins.
         scale: what scores are multiplied by; None for 1 / sqrt(dim of a head).
-        window: a token looks at so many tokens to each side; None for all.
+        window: a token looks at so many tokens before it and after it; None for all.
 
     Returns:
-        what `value` has the shape of.
+        of shape (tokens, heads of the query, dim of a head of the value).
     """
 
     def __call__(
@@ -45,17 +51,17 @@ class Kernel(Protocol):
         *,
         texts: FlatTexts,
         scale: float | None,
-        window: int | None,
+        window: Window,
     ) -> torch.Tensor: ...
 
 
 def kernel_for(device: torch.device, dtype: torch.dtype) -> Kernel | None:
-    """`attend_by_length` for fp32 on CPUs, that of torch (since 2.10) for half precision on CUDA, else none.
+    """`attend_by_length` on CPUs, that of torch (since 2.10) for half precision on CUDA, else none.
 
     all-MiniLM-L6-v2 takes 7.5 ms of a Zen 4 core for a docstring in any batch of 16 or more, and with padding 7.9 ms in
     batches of one length, 18 ms in others.
     """
-    if device.type == "cpu" and dtype == torch.float32:
+    if device.type == "cpu":
         return attend_by_length
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return None
@@ -83,16 +89,24 @@ def _kernel_of_torch(varlen_attn: Callable[..., Any]) -> Kernel:
         *,
         texts: FlatTexts,
         scale: float | None,
-        window: int | None,
+        window: Window,
     ) -> torch.Tensor:
         options: dict[str, Any] = {}
         if scale is not None and scale != query.shape[-1] ** -0.5:
             options["scale"] = scale
-        if window is not None or "window_size" in known:
-            # 2.14 has no other way to say so: cuDNN knows no windows. One over the longest text is none to the flash
-            # kernel, which takes it for (-1, -1).
-            reach = texts.longest if window is None else window
-            options["window_size"] = (reach, reach)
+        if key.shape[1] != query.shape[1]:
+            if "enable_gqa" in known:
+                options["enable_gqa"] = True
+            else:
+                key, value = (whole.repeat_interleave(query.shape[1] // key.shape[1], 1) for whole in (key, value))
+        if "window_size" in known:
+            # 2.14 has no other way to keep cuDNN out, which knows no windows. One over the longest text is none to the
+            # flash kernel, which takes it for -1.
+            options["window_size"] = tuple(texts.longest if reach is None else reach for reach in window)
+        elif window == CAUSAL:
+            options["is_causal"] = True
+        elif window != EVERYWHERE:
+            options["window_size"] = window
         if missing := options.keys() - known:
             raise NotImplementedError(f"this torch has no {' and '.join(sorted(missing))} in varlen_attn")
         starts, longest = texts.starts, texts.longest
@@ -110,19 +124,26 @@ def attend_by_length(
     *,
     texts: FlatTexts,
     scale: float | None,
-    window: int | None,
+    window: Window,
 ) -> torch.Tensor:
     """The kernel of CPUs: torch's usual attention, of neighbouring texts of one length at once. For any device."""
-    made = torch.empty_like(query)
+    made = query.new_empty(*query.shape[:-1], value.shape[-1])
+    is_grouped = key.shape[1] != query.shape[1]
     end = 0
     for length, alike in itertools.groupby(texts.lengths.tolist()):
         shape = (sum(1 for _ in alike), length)
         start, end = end, end + math.prod(shape)
         q, k, v = (whole[start:end].view(*shape, *whole.shape[1:]).transpose(1, 2) for whole in (query, key, value))
-        places = torch.arange(length, device=query.device)
-        near = None if window is None else (places[:, None] - places).abs() <= window
-        found = scaled_dot_product_attention(q, k, v, attn_mask=near, scale=scale)
-        made[start:end].view(*shape, *query.shape[1:]).copy_(found.transpose(1, 2))
+        near = None
+        left, right = (length if reach is None else reach for reach in window)
+        if left < length - 1 or 0 < right < length - 1:
+            places = torch.arange(length, device=query.device)
+            ahead = places - places[:, None]
+            near = (ahead >= -left) & (ahead <= right)
+        found = scaled_dot_product_attention(
+            q, k, v, attn_mask=near, is_causal=near is None and right == 0, scale=scale, enable_gqa=is_grouped
+        )
+        made[start:end].view(*shape, *made.shape[1:]).copy_(found.transpose(1, 2))
     return made
 
 
@@ -164,20 +185,27 @@ def _attend(
     embq_kernel: Kernel,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it, with tensors of shape (1, heads, tokens, dim of a head).
 
     The model hands `embq_texts` and `embq_kernel` down from its call; one that does not ends here with a TypeError.
     """
-    del module, others
+    del others
     if attention_mask is not None:
         raise ValueError(f"a mask of shape {tuple(attention_mask.shape)} for a batch without padding")
+    if softcap is not None or s_aux is not None:
+        raise ValueError("scores are capped, or there are sinks, which no kernel here computes")
+    # transformers counts the token itself: its window reaches one less to each side.
+    reach = None if sliding_window is None else sliding_window - 1
+    looks_back = getattr(module, "is_causal", True) if is_causal is None else is_causal  # as `sdpa_attention_forward`
     made = embq_kernel(
         *(whole[0].transpose(0, 1) for whole in (query, key, value)),
         texts=embq_texts,
         scale=scaling,
-        # transformers counts the token itself: its window reaches one less to each side.
-        window=None if sliding_window is None else sliding_window - 1,
+        window=(reach, 0 if looks_back else reach),
     )
     return made.unsqueeze(0), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from embq.worker.embedders.device.accuracy import PROBES, AccuracyCheck
 from embq.worker.embedders.device.errors import translated_device_errors
 from embq.worker.embedders.device.network import Network
 from embq.worker.embedders.device.optional_paths import FLAT, PATHS
-from embq.worker.embedders.device.placement import dtype_of, text_window_of
+from embq.worker.embedders.device.placement import dtype_of, kernels_for_any_shape, text_window_of
 from embq.worker.embedders.device.transfer import PinnedSender
 from embq.worker.embedders.device.trial import check_device
 from embq.worker.embedders.sample_fields import prepare_texts
@@ -27,16 +28,15 @@ from embq.worker.embedders.text.flat_batch import FlatTexts, TokenRow, flattened
 from embq.worker.embedders.text.splitting import TokenSplitter, backend_splitter, no_splitter
 from embq.worker.embedders.text.tokens import ONE_TOKEN, Tokens
 
-ARCHITECTURES = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert")
-"""Values of `model_type`: each takes positions, hands further arguments down to its attention, has no other place
-where tokens of a row meet, and is compared with its padded self in the tests."""
+LAYERS = frozenset({"full_attention", "sliding_attention"})
+"""Values of `layer_types` in which tokens meet in no other way than `flat_attention` computes."""
 
 
 class FlatTrunk:
     """The states of the tokens of a flat batch.
 
     Args:
-        trunk: a transformers model, one of `ARCHITECTURES`.
+        trunk: a transformers model, see `is_flattenable`.
         kernel: computes attention within each text.
     """
 
@@ -44,6 +44,7 @@ class FlatTrunk:
         self._trunk = trunk
         self._kernel = kernel
         self._attention = AttentionWithinTexts(trunk.config)
+        self._padding = _position_of_padding(trunk)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -62,7 +63,7 @@ class FlatTrunk:
 
     def _positions(self, texts: FlatTexts) -> torch.Tensor:
         """Position ids that begin again with each text; int64 of shape (tokens,)."""
-        padding = _position_of_padding(self._trunk)
+        padding = self._padding
         if padding is None:
             return texts.places()
         # RoBERTa counts the tokens that are not padding from there on, and a text may hold a padding token.
@@ -73,23 +74,34 @@ class FlatTrunk:
 
 
 def is_flattenable(trunk: Any) -> bool:
-    """Whether it is a model of transformers, of an architecture whose texts may lie one after the other."""
-    config = getattr(trunk, "config", None)
-    is_known = isinstance(trunk, PreTrainedModel) and getattr(config, "model_type", "") in ARCHITECTURES
-    return is_known and not getattr(config, "is_decoder", False)
+    """Whether it is a model of transformers whose texts may lie one after the other: it leaves attention to functions
+    that are registered, takes positions, and says of no layer that tokens meet in another way.
+
+    What it does not say, the trial of `TextEmbedder.flatten` finds.
+    """
+    if not isinstance(trunk, PreTrainedModel) or not trunk._supports_attention_backend:
+        return False
+    layers = getattr(trunk.config, "layer_types", None) or ()
+    return "position_ids" in signature(trunk.forward).parameters and LAYERS.issuperset(layers)
 
 
 def _position_of_padding(trunk: Any) -> int | None:
-    """In models of RoBERTa's kind, whose positions begin after it; None where they begin at 0."""
-    padding = getattr(trunk.embeddings, "padding_idx", None)
-    return padding if isinstance(padding, int) else None
+    """In models of RoBERTa's kind, whose positions begin after it; None where they begin at 0.
+
+    They alone have it beside a table of positions; sentence-transformers tells them by the same.
+    """
+    for module in trunk.modules():
+        padding = getattr(module, "padding_idx", None)
+        if isinstance(padding, int) and isinstance(getattr(module, "position_embeddings", None), torch.nn.Embedding):
+            return padding
+    return None
 
 
 LONGEST_PROBE = 512
 """Words of the longest text that is tried."""
 FEW_PROBES, LONGEST_OF_FEW = 8, 32
-"""Number of texts that are tried in fp32 on a CPU, and words of the longest. In fp32 both ways give the same vectors,
-so few show a fault; `PROBES` of up to `LONGEST_PROBE` words would take seconds."""
+"""Number of texts that are tried in fp32 on a CPU, and words of the longest on a CPU. In fp32 both ways give the same
+vectors, so few show a fault; `PROBES` of up to `LONGEST_PROBE` words would take seconds."""
 
 WORDS = ("the", "device", "reads", "texts", "of", "any", "length", "long", "ones", "beside", "short", "ones")
 
@@ -217,7 +229,8 @@ class TextEmbedder:
             return None
         path = FlatForward(trunk, head, kernel, self._sender)
         is_exact = self._device.type == "cpu" and self._network.dtype == torch.float32
-        asked = probe_texts(FEW_PROBES, LONGEST_OF_FEW) if is_exact else probe_texts()
+        longest = LONGEST_OF_FEW if self._device.type == "cpu" else LONGEST_PROBE
+        asked = probe_texts(FEW_PROBES if is_exact else PROBES, longest)
         probes = [row for row in self._rows(asked) if isinstance(row, Mapping)]
         try:
             exact = torch.from_numpy(self._network.embed_in_fp32(probes)["text"])
@@ -247,7 +260,10 @@ class TextEmbedder:
         return self._tokens.rows([self._prompt + text for text in texts])
 
     def _run(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
-        return self._flat.run(batch) if self._flat is not None and self._flat.is_open else self._padded(batch)
+        if self._flat is not None and self._flat.is_open:
+            return self._flat.run(batch)
+        with kernels_for_any_shape(self._device):
+            return self._padded(batch)
 
     def _padded(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
         """One forward pass with padding: output -> tensor of shape (texts, dim)."""

@@ -79,6 +79,7 @@ class TransformerEmbedder(TextEmbedder):
                 **int8_content(config),
             },
         )
+        trunk.config.use_cache = False  # of decoders, which no pass here goes on from
         if config.precision == "int8":
             trunk = int8_trunk(trunk, tokens, prompt, config.spec)
         self._trunk = trunk
@@ -149,12 +150,14 @@ def _trunk(spec: ModelSpec, source: str, **where: bool) -> Any:
     config = AutoConfig.from_pretrained(source, **where)
     # Of T5 and its kind, AutoModel would be encoder and decoder; of others the two are the same.
     kind = AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
-    trunk, found = read_model(kind, source, **where)
+    is_t5gemma = config.model_type == "t5gemma"
+    if is_t5gemma:
+        config.is_encoder_decoder = False  # or its encoder refuses to be loaded alone
+    trunk, found = read_model(kind, source, config=config, **where)
     if not reads_ids(trunk):
         raise ModelError(
             f"{spec} does not embed texts alone",
-            next_step="add --modality image where it is a model of images; for both use open_clip:, or st: where it is "
-            "one of sentence-transformers",
+            next_step="add --modality image where it is a model of images; for images and texts use open_clip:",
         )
     decodes = kind is AutoModel and bool(getattr(config, "is_encoder_decoder", False))
     # transformers only warns of weights that it made up. Nothing reads a pooler.
@@ -165,4 +168,4 @@ def _trunk(spec: ModelSpec, source: str, **where: bool) -> Any:
     )
     if absent:
         raise lacks_weights(spec, absent)
-    return trunk.get_encoder() if decodes else trunk
+    return trunk.get_encoder() if decodes or is_t5gemma else trunk
