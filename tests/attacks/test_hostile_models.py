@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -26,6 +27,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Pooling, T
 from embq.app.doctor import probes  # noqa: E402
 from embq.core.errors import ModelError  # noqa: E402
 from embq.core.models import ModelConfig, ModelSpec  # noqa: E402
+from embq.core.units import Sample  # noqa: E402
 from embq.training.export.openclip import tokenizer_of, write_tokenizer  # noqa: E402
 from embq.training.openclip.checkpoints import Arguments  # noqa: E402
 from embq.training.openclip.models import initial_model  # noqa: E402
@@ -140,12 +142,6 @@ def code_of_a_trunk(place: Place) -> str:
     return f"hf:{place.root / 'trunk'}"
 
 
-def code_of_a_known_trunk(place: Place) -> str:
-    place.bring_code("trunk")
-    place.edit("trunk/config.json", lambda said: said | {"auto_map": {"AutoModel": "mine.Mine"}})
-    return f"hf:{place.root / 'trunk'}"
-
-
 def code_of_a_tokenizer(place: Place) -> str:
     place.bring_code("trunk")
     mapped = {"AutoTokenizer": [None, "mine.MyTokenizer"]}
@@ -182,7 +178,6 @@ BRING_CODE = [
     (nested_sentence_model, "SentenceTransformer"),
     (code_of_a_module, "mine.Mine"),
     (code_of_a_trunk, "auto_map"),
-    (code_of_a_known_trunk, "auto_map"),
     (code_of_a_tokenizer, "auto_map"),
     (activation, "torch.utils.data.Sampler"),
     (method, "save_pretrained"),
@@ -203,6 +198,28 @@ def test_no_code_of_a_model_runs_when_it_is_loaded(
         load(ModelConfig(spec=spec, modalities=("text",), precision="fp32"), "cpu")
     assert not place.marker.exists(), "code ran"
     assert named in refusal(spec)
+
+
+@pytest.mark.parametrize("family", ["hf", "st"])
+def test_an_architecture_that_is_built_in_is_loaded_without_the_code_that_it_once_had(
+    family: str, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given `auto_map` of the folder's and of another repository's code, then the vectors are those without it."""
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    where, trunk = ("trunk", "trunk") if family == "hf" else ("st", "st")
+
+    def vector() -> Any:
+        config = ModelConfig(spec=f"{family}:{place.root / where}", modalities=("text",), precision="fp32")
+        embedder = load(config, "cpu")
+        return embedder.embed(embedder.prepare([Sample(ordinal=0, key="0", text="a text")]))["text"]
+
+    expected = vector()
+    place.bring_code(trunk)
+    mapped = {"AutoConfig": "some/repository--mine.MyConfig", "AutoModel": "mine.Mine", "AutoTokenizer": "mine.My"}
+    place.edit(f"{trunk}/config.json", lambda said: said | {"auto_map": mapped})
+    np.testing.assert_array_equal(vector(), expected)
+    assert not place.marker.exists(), "code ran"
+    assert "mine" not in sys.modules
 
 
 def test_the_checks_of_a_run_look_at_what_a_model_says(place: Place) -> None:
@@ -396,6 +413,15 @@ def test_a_sparse_encoder_is_no_model_of_dense_vectors(place: Place) -> None:
     assert "is a SparseEncoder" in refusal(f"st:{place.root / 'sparse'}")
     (place.root / "sparse" / "config_sentence_transformers.json").unlink()
     assert "is a SparseEncoder" in refusal(f"st:{place.root / 'sparse'}")
+    (masked / "README.md").write_text("---\nlicense: mit\ntags:\n- splade\n---\n# Model\n")
+    assert all("is a SparseEncoder" in refusal(f"{family}:{masked}") for family in ("st", "hf"))
+    load(ModelConfig(spec=f"hf:{masked}?pooling=mean", modalities=("text",), precision="fp32"), "cpu")
+
+
+def test_a_folder_of_pylate_gives_many_vectors(place: Place) -> None:
+    dense = {"idx": 1, "name": "1", "path": "1_Dense", "type": "pylate.models.Dense.Dense"}
+    place.edit("st/modules.json", lambda modules: [modules[0], dense])
+    assert "is a MultiVectorEncoder by its modules.json" in refusal(f"st:{place.root / 'st'}")
 
 
 # --- anything else ---

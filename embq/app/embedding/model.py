@@ -195,7 +195,11 @@ def loaded(
     if modality not in spec.can_embed:
         raise ModelError(
             f"{spec} embeds {' and '.join(spec.can_embed)}s, and {modality}s are given",
-            next_step="give images as paths, bytes or PIL images, and texts as str; or choose another model",
+            next_step=(
+                "give texts as str; for images use an open_clip: model, or hf: with a model of images"
+                if modality == "image"
+                else "give images as paths, bytes or PIL images; for texts use an open_clip:, st: or hf: model"
+            ),
         )
     visible = Settings.from_environment().cuda_visible
     found = find_devices(device, visible)[:1]

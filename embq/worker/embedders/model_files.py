@@ -46,6 +46,9 @@ MODULE_SETTINGS = (
 LOOKED_AT = ("modules.json", "*config*.json")
 """Patterns of the files of a repository that are read here."""
 
+MOST_CARD_BYTES = 64 * 1024
+"""Beginning of a model card that is looked at."""
+
 REPOSITORY = re.compile(r"(?:\w[\w.\-]*/)?\w[\w.\-]*", re.ASCII)
 """Id of a repository at the hub."""
 
@@ -154,11 +157,32 @@ def check_settings(folder: Path, model: object, family: str) -> None:
         modules = _modules(folder, model, family)
         if family != "hf":
             _check_kind(folder, model, has_modules=bool(modules))
+        if not modules and "pooling=" not in str(model):
+            _check_network(folder, model)
         for path, kind in modules:
             _check_module(folder, path, kind, model)
     for name in SETTINGS:
-        check_plain(read_config(folder / name, model, name), name, model)
+        check_plain(without_own_code(read_config(folder / name, model, name)), name, model)
     check_keys(read_config(folder / TOKENIZER, model, TOKENIZER), TOKENIZER, model)
+
+
+def without_own_code(content: Any) -> Any:
+    """A configuration without `auto_map` where transformers has its architecture built in.
+
+    Many models kept the key when their architecture went into transformers. As every load here says
+    `trust_remote_code=False`, the class that is built in is taken, and nothing the key names is read.
+    """
+    if not isinstance(content, dict) or not content.get("auto_map") or not _is_built_in(content.get("model_type")):
+        return content
+    return {key: value for key, value in content.items() if key != "auto_map"}
+
+
+def _is_built_in(architecture: object) -> bool:
+    try:
+        from transformers import CONFIG_MAPPING
+    except ImportError:
+        return False
+    return isinstance(architecture, str) and architecture in CONFIG_MAPPING
 
 
 def _check_open_clip(folder: Path, model: object) -> None:
@@ -209,6 +233,24 @@ def _check_kind(folder: Path, model: object, *, has_modules: bool) -> None:
         raise _other_kind(model, "config.json", "CrossEncoder")
 
 
+def _check_network(folder: Path, model: object) -> None:
+    """Raise ModelError where a network without modules.json is said to be SPLADE's, whose states mean nothing."""
+    config = read_config(folder / "config.json", model, "config.json")
+    named = config.get("_name_or_path") if isinstance(config, dict) else ""
+    if "splade" in f"{model} {named} {_front_matter(folder / 'README.md')}".lower():
+        raise _other_kind(model, "name or README.md", "SparseEncoder")
+
+
+def _front_matter(readme: Path) -> str:
+    """The lines between `---` at the beginning of a model card: its tags."""
+    try:
+        with readme.open("rb") as file:
+            _, front, _ = file.read(MOST_CARD_BYTES).decode("utf-8", "replace").split("---", 2)
+    except (OSError, ValueError):  # there is no card, or it begins with a text
+        return ""
+    return front
+
+
 def _modules(folder: Path, model: object, family: str) -> list[tuple[str, str]]:
     """(path below the folder, class) of each module of sentence-transformers; [] where there is no modules.json."""
     if family == "hf" or (content := read_config(folder / "modules.json", model, "modules.json")) is None:
@@ -250,7 +292,7 @@ def _below(path: str) -> str:
 def _module(named: str, file: str, model: object) -> str:
     """The class of a module, without its package."""
     found = MODULE.fullmatch(named)
-    kind = found[1] if found else ""
+    kind = found[1] if found else "MultiVectorMask" if named.startswith("pylate.") else ""
     if kind in OTHER_KINDS:
         raise _other_kind(model, file, OTHER_KINDS[kind])
     if kind not in DENSE:
@@ -289,7 +331,7 @@ def _check_module(folder: Path, path: str, kind: str, model: object) -> None:
             method = parameters.get("method", "forward") if isinstance(parameters, dict) else "forward"
             if not METHOD.fullmatch(str(method)):
                 raise refused(model, where, f"calls {shown(method)} of the model", "use a model that calls forward")
-        check_plain(content, where, model)
+        check_plain(without_own_code(content), where, model)
     where = (PurePosixPath(path) / TOKENIZER).as_posix()
     check_keys(read_config(folder / where, model, where), where, model)
 
@@ -298,7 +340,7 @@ def _other_kind(model: object, file: str, kind: str) -> ModelError:
     why = INSTEAD.get(kind, "embq knows models of dense vectors only")
     return ModelError(
         f"{model} is a {kind} by its {file}: {why}",
-        next_step="use a SentenceTransformer; hf:FOLDER?pooling=mean embeds by the network alone, where that is meant",
+        next_step="use a model that gives a text one dense vector: a SentenceTransformer",
     )
 
 
