@@ -250,13 +250,17 @@ class Chunking:
     Attributes:
         tokens: most tokens of a chunk as the model sees it, with its special tokens and its prompt.
         overlap: most tokens that a chunk repeats from the end of the previous one, at most half of `tokens`.
+        late: whether chunks are pooled from one pass over their text, see
+            `embq.worker.embedders.text.late_chunking`.
     """
 
     tokens: Annotated[int, Meta(ge=1, le=1_000_000)]
     overlap: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    late: bool = False
 
     def __str__(self) -> str:
-        return f"--chunk-tokens {self.tokens}" + (f" --chunk-overlap {self.overlap}" if self.overlap else "")
+        overlap = f" --chunk-overlap {self.overlap}" if self.overlap else ""
+        return f"--chunk-tokens {self.tokens}{overlap}" + (" --late-chunking" if self.late else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,6 +148,11 @@ run_options = option_group(
         metavar="M",
         help="Maximum overlap of consecutive chunks in tokens; at most half of --chunk-tokens.",
     ),
+    click.option(
+        "--late-chunking",
+        is_flag=True,
+        help="Pool the chunks from one pass over their text, so that the vector of each depends on what surrounds it.",
+    ),
     *(
         click.option(
             one.flag,
@@ -218,7 +223,7 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
             limit=options["limit"],
         ),
         priority=options["priority"] or PRIORITY,
-        chunking=_chunking(options["chunk_tokens"], options["chunk_overlap"]),
+        chunking=_chunking(options["chunk_tokens"], options["chunk_overlap"], late=options["late_chunking"]),
         decode=options["decode"],
     )
 
@@ -276,14 +281,15 @@ def _rows(options: dict[str, Any], modalities: tuple[str, ...]) -> RowSpec:
     )
 
 
-def _chunking(tokens: int | None, overlap: int) -> Chunking | None:
+def _chunking(tokens: int | None, overlap: int, *, late: bool) -> Chunking | None:
     if tokens is None:
-        if overlap:
-            raise UsageError("--chunk-overlap needs --chunk-tokens", next_step="for example --chunk-tokens 256")
+        if overlap or late:
+            option = "--chunk-overlap" if overlap else "--late-chunking"
+            raise UsageError(f"{option} needs --chunk-tokens", next_step="for example --chunk-tokens 256")
         return None
     if 2 * overlap > tokens:
         raise UsageError(
             f"--chunk-overlap {overlap} is more than half of --chunk-tokens {tokens}",
             next_step=f"use --chunk-overlap {tokens // 2} or less; a tenth of the chunk is usual",
         )
-    return Chunking(tokens=tokens, overlap=overlap)
+    return Chunking(tokens=tokens, overlap=overlap, late=late)

@@ -54,6 +54,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *(one.flag for one in DECLARED),
         "--chunk-tokens",
         "--chunk-overlap",
+        "--late-chunking",
         "--unit-size",
         "--texts",
         "--classes",

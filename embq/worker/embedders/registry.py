@@ -33,7 +33,14 @@ def load(config: ModelConfig, device: str) -> Embedder:
     if config.precision not in PRECISIONS:
         raise ModelError(f"unknown precision {config.precision!r}", next_step=f"use one of {', '.join(PRECISIONS)}")
     embedder = _several(config, device) if config.members else _one(config, device)
-    return embedder if config.chunking is None else ChunkingEmbedder(embedder, config.chunking)
+    if config.chunking is None:
+        return embedder
+    if config.chunking.late:
+        # Here, because it imports what a stub does without.
+        from embq.worker.embedders.text.late_chunking import LateChunkingEmbedder
+
+        return LateChunkingEmbedder(embedder, config.chunking, model=config.spec)
+    return ChunkingEmbedder(embedder, config.chunking)
 
 
 def _one(config: ModelConfig, device: str) -> ChunkableEmbedder:

@@ -90,6 +90,11 @@ class Network(Generic[T]):
             with torch.inference_mode():
                 self.dims = {output: int(vectors.shape[1]) for output, vectors in run([example]).items()}
 
+    @property
+    def is_in_own_type(self) -> bool:
+        """Whether the model computes as it was asked to: not while it recomputes in fp32 what overflowed."""
+        return self.dtype == self._cast_to
+
     def embed(self, batch: Sequence[T]) -> Mapping[str, np.ndarray]:
         """See `Embedder.embed`.
 

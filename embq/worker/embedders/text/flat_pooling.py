@@ -22,11 +22,12 @@ AFTER_POOLING = (Dense, Dropout, LayerNorm, Normalize)
 VECTOR = "sentence_embedding"
 
 
-def flat_head(model: SentenceTransformer, prompt_length: int) -> Head | None:
+def flat_head(model: SentenceTransformer, prompt_length: int, *, by_mean: bool = False) -> Head | None:
     """The modules of a model after its first, for states without padding; None where that may not be the same.
 
     Args:
         prompt_length: tokens of the prompt that stands before each text; a pooling may leave them out.
+        by_mean: None also where it pools in another way.
     """
     modules: list[Any] = list(model)
     first, *rest = modules
@@ -40,7 +41,7 @@ def flat_head(model: SentenceTransformer, prompt_length: int) -> Head | None:
     if not all(type(module) in AFTER_POOLING and _reads_vectors(module) for module in after):
         return None
     modes = (pooling.pooling_mode,) if isinstance(pooling.pooling_mode, str) else tuple(pooling.pooling_mode)
-    if not set(modes) <= set(MODES):
+    if not set(modes) <= set(MODES) or (by_mean and modes != ("mean",)):
         return None
     skipped = 0 if pooling.include_prompt else prompt_length
 

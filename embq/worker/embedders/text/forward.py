@@ -19,12 +19,13 @@ from embq.worker.embedders.device.accuracy import PROBES, AccuracyCheck
 from embq.worker.embedders.device.errors import translated_device_errors
 from embq.worker.embedders.device.network import Network
 from embq.worker.embedders.device.optional_paths import FLAT, PATHS
-from embq.worker.embedders.device.placement import dtype_of, kernels_for_any_shape, text_window_of
+from embq.worker.embedders.device.placement import dtype_of, kernels_for_any_shape, on_device, text_window_of
 from embq.worker.embedders.device.transfer import PinnedSender
 from embq.worker.embedders.device.trial import check_device
 from embq.worker.embedders.sample_fields import prepare_texts
 from embq.worker.embedders.text.flat_attention import AttentionWithinTexts, Kernel
 from embq.worker.embedders.text.flat_batch import FlatTexts, TokenRow, flattened
+from embq.worker.embedders.text.late_chunking import LateChunk, Windower, no_late_chunks, places_of_chunks
 from embq.worker.embedders.text.splitting import TokenSplitter, backend_splitter, no_splitter
 from embq.worker.embedders.text.tokens import ONE_TOKEN, Tokens
 
@@ -125,10 +126,14 @@ class FlatForward:
         """Whether the trunk computes in the type for which the kernel was chosen: not while it recomputes in fp32."""
         return self._trunk.dtype == self._dtype
 
+    def states(self, batch: Sequence[TokenRow]) -> tuple[torch.Tensor, FlatTexts]:
+        """(states of all tokens, of shape (tokens, dim), their texts)."""
+        texts = flattened(batch, self._sender)
+        return self._trunk.states(texts), texts
+
     def run(self, batch: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
         """One forward pass: output -> tensor of shape (texts, dim)."""
-        texts = flattened(batch, self._sender)
-        return {"text": self._head(self._trunk.states(texts), texts)}
+        return {"text": self._head(*self.states(batch))}
 
 
 PROBE = "a"
@@ -169,6 +174,7 @@ class TextEmbedder:
         self.window = text_window_of(device)
         self._sender = PinnedSender(device)
         self._flat: FlatForward | None = None
+        self._late_head: Head | None = None
 
     def _place(self, module: torch.nn.Module) -> None:
         """Move the weights to the device, in the type in which it computes."""
@@ -182,8 +188,10 @@ class TextEmbedder:
             return [*prepare_texts(samples, list)]
         return [*prepare_texts(samples, self._rows)]
 
-    def length(self, prepared: TokenRow | str) -> int:
+    def length(self, prepared: TokenRow | str | LateChunk) -> int:
         """Its tokens. A text that is tokenised later counts four characters to a token."""
+        if isinstance(prepared, LateChunk):
+            return prepared.length
         return max(1, len(prepared) // 4 if isinstance(prepared, str) else len(prepared["input_ids"]))
 
     def embed(self, batch: Sequence[TokenRow | str]) -> Mapping[str, np.ndarray]:
@@ -202,6 +210,16 @@ class TextEmbedder:
         return backend_splitter(
             tokens.tokenizer, chunking, prompt=self._prompt, longest=tokens.longest, model=self._spec
         )
+
+    def windower(self) -> Windower:
+        """See `embq.worker.embedders.text.late_chunking.PoolsChunks`."""
+        if self._tokens is None:
+            raise no_late_chunks(self._spec, "it does not begin with a plain tokeniser")
+        if self._late_head is None:
+            self._late_head = self._trunk_and_head(of_chunks=True)[1]
+        if self._late_head is None:
+            raise no_late_chunks(self._spec, "it does not pool its last hidden states by their mean")
+        return Windower(self._tokens, self._prompt, model=self._spec)
 
     def flatten(self, kernel: Kernel | None) -> None:
         """Leave out padding from now on, where that gives vectors as good as the padded ones; the log says whether.
@@ -259,7 +277,41 @@ class TextEmbedder:
         assert self._tokens is not None
         return self._tokens.rows([self._prompt + text for text in texts])
 
+    def _pooled_late(self, batch: Sequence[LateChunk]) -> dict[str, torch.Tensor]:
+        """Vectors of chunks, from those of their windows that no pass before has computed."""
+        keeps = self._network.is_in_own_type
+        windows = list(dict.fromkeys(chunk.window for chunk in batch))
+        made = {window: window.vectors for window in windows if keeps and window.vectors is not None}
+        if new := [window for window in windows if window not in made]:
+            states, texts = self._states([window.row for window in new])
+            places, lengths = places_of_chunks(new)
+            starts = np.zeros(len(lengths) + 1, dtype=np.int32)
+            np.cumsum(lengths, out=starts[1:])
+            at, begins = (on_device(torch.from_numpy(numbers), self._device) for numbers in (places, starts))
+            assert self._late_head is not None
+            vectors = self._late_head(
+                states[at], FlatTexts(ids=texts.ids[at], types=None, starts=begins, lengths=lengths)
+            )
+            made |= zip(new, torch.split(vectors, [len(window.starts) for window in new]), strict=True)
+        if keeps:
+            for window, own in made.items():
+                window.vectors = own
+        return {"text": torch.stack([made[chunk.window][chunk.number] for chunk in batch])}
+
+    def _states(self, rows: Sequence[TokenRow]) -> tuple[torch.Tensor, FlatTexts]:
+        """(last hidden states of all tokens, of shape (tokens, dim), their texts)."""
+        if self._flat is not None and self._flat.is_open:
+            return self._flat.states(rows)
+        assert self._tokens is not None
+        features = self._tokens.padded(rows, self._sender)
+        trunk, _ = self._trunk_and_head(of_chunks=True)
+        with kernels_for_any_shape(self._device):
+            states = trunk(**features, return_dict=True).last_hidden_state
+        return states[features["attention_mask"].bool()], flattened(rows, self._sender)
+
     def _run(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
+        if isinstance(batch[0], LateChunk):
+            return self._pooled_late(batch)
         if self._flat is not None and self._flat.is_open:
             return self._flat.run(batch)
         with kernels_for_any_shape(self._device):
@@ -269,8 +321,12 @@ class TextEmbedder:
         """One forward pass with padding: output -> tensor of shape (texts, dim)."""
         raise NotImplementedError
 
-    def _trunk_and_head(self) -> tuple[Any, Head | None]:
-        """The trunk, and what makes vectors of its flat states; None where the model needs padded states."""
+    def _trunk_and_head(self, *, of_chunks: bool = False) -> tuple[Any, Head | None]:
+        """The trunk, and what makes vectors of its flat states; None where the model needs padded states.
+
+        Args:
+            of_chunks: the head is for states of chunks without the prompt; None where it does not pool by the mean.
+        """
         raise NotImplementedError
 
 

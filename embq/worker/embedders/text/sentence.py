@@ -145,8 +145,9 @@ class SentenceEmbedder(TextEmbedder):
             self._quantise()
         self._place(model)
 
-    def _trunk_and_head(self) -> tuple[Any, Head | None]:
-        return self._model.transformers_model, flat_head(self._model, int(self._extra.get("prompt_length", 0)))
+    def _trunk_and_head(self, *, of_chunks: bool = False) -> tuple[Any, Head | None]:
+        skipped = 0 if of_chunks else int(self._extra.get("prompt_length", 0))
+        return self._model.transformers_model, flat_head(self._model, skipped, by_mean=of_chunks)
 
     def _quantise(self) -> None:
         if self._tokens is None:

@@ -132,7 +132,8 @@ class ChunkingEmbedder:
         self.token_budget = embedder.token_budget
         self.cost = embedder.cost
         self.window = embedder.window
-        self.fingerprint = content_hash([embedder.fingerprint, asdict(chunking), list(self._splitter.identity)])
+        cut = {name: value for name, value in asdict(chunking).items() if name != "late" or value}
+        self.fingerprint = content_hash([embedder.fingerprint, cut, list(self._splitter.identity)])
 
     def prepare(self, samples: Sequence[Sample]) -> list[Prepared | SampleError]:
         """See `embq.worker.embedders.base.Embedder`; the model itself does it."""

@@ -59,15 +59,15 @@ class Tokens:
 
     Attributes:
         longest: that limit; None where there is none.
+        backend: the object of the tokenizers library that does all of it; None where there is none.
     """
 
     def __init__(self, tokenizer: Any, max_length: int | None = None, *, vocabulary: int | None = None) -> None:
         self.tokenizer = tokenizer
         limit = tokenizer.model_max_length if max_length is None else max_length
         self.longest = int(limit) if limit is not None and limit < NO_LIMIT else None
-        backend = _backend(tokenizer, self.longest)
-        self._is_plain = backend is not None
-        self._copies = PerThread(tokenizer if backend is None else backend)
+        self.backend = _backend(tokenizer, self.longest)
+        self._copies = PerThread(tokenizer if self.backend is None else self.backend)
         self._max_length = max_length
         self._vocabulary = vocabulary
         # Without a pad token that the model knows any id will do: the attention mask hides it.
@@ -87,8 +87,8 @@ class Tokens:
         """
         if not texts:
             return []
-        rows = self._by_library(texts) if self._is_plain else self._by_wrapper(texts)
-        return [self._checked(row) for row in rows]
+        rows = self._by_library(texts) if self.backend is not None else self._by_wrapper(texts)
+        return [self.checked(row) for row in rows]
 
     def _by_library(self, texts: Sequence[str]) -> list[TokenRow]:
         """Straight from the tokenizers library: the wrapper makes Python lists of five kinds for each row."""
@@ -98,9 +98,7 @@ class Tokens:
         for text, encoding in zip(texts, encoder.encode_batch_fast([self._part(text) for text in texts]), strict=True):
             if self._is_long(text) and len(encoding.overflowing) < 2:
                 [encoding] = encoder.encode_batch_fast([text])
-            row = {"input_ids": np.array(encoding.ids, dtype=np.int32)}
-            if self._is_typed:
-                row["token_type_ids"] = np.array(encoding.type_ids, dtype=np.int32)
+            row = self.row_of(encoding)
             is_full = len(row["input_ids"]) == self.longest
             rows.append(Truncated(row) if is_full and encoding.overflowing else row)
         return rows
@@ -124,7 +122,15 @@ class Tokens:
                 rows[number] = Truncated(rows[number])
         return rows
 
-    def _checked(self, row: TokenRow) -> TokenRow | SampleError:
+    def row_of(self, encoding: Any) -> TokenRow:
+        """The row of what `backend` made of a text."""
+        row = {"input_ids": np.array(encoding.ids, dtype=np.int32)}
+        if self._is_typed:
+            row["token_type_ids"] = np.array(encoding.type_ids, dtype=np.int32)
+        return row
+
+    def checked(self, row: TokenRow) -> TokenRow | SampleError:
+        """The row, or why the model cannot embed it."""
         ids = row["input_ids"]
         if not len(ids):
             return SampleError("empty_text", "the model's tokeniser finds no token in the text")

@@ -85,9 +85,11 @@ class TransformerEmbedder(TextEmbedder):
         self._trunk = trunk
         self._place(trunk)
 
-    def _trunk_and_head(self) -> tuple[Any, Head]:
+    def _trunk_and_head(self, *, of_chunks: bool = False) -> tuple[Any, Head | None]:
         mode = self._pooling.pooling_mode
         modes = (mode,) if isinstance(mode, str) else tuple(mode)
+        if of_chunks and modes != ("mean",):
+            return self._trunk, None
         return self._trunk, lambda states, texts: self._finished(pooled(states.float(), texts, modes))
 
     def _padded(self, batch: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
