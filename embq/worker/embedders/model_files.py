@@ -141,16 +141,26 @@ def check_model_folder(folder: Path, model: object, family: str) -> None:
             raise _pickle(model, (part / pickles[0]).relative_to(folder).as_posix(), "model.safetensors")
 
 
-def check_settings(folder: Path, model: object, family: str) -> None:
-    """The part of `check_model_folder` that looks at configurations alone, whatever the weights are."""
+def check_place(folder: Path, model: object) -> None:
+    """Raise ModelError where a folder holds what others may have uploaded."""
     if INPUTS in folder.resolve().parts:
         raise ModelError(
             f"{model}: the folder is below {INPUTS}, where files lie that came with --upload; no model is loaded from "
             "there",
             next_step="copy the model to a folder that uploads do not write to, and name that",
         )
+
+
+def check_settings(folder: Path, model: object, family: str) -> None:
+    """The part of `check_model_folder` that looks at configurations alone, whatever the weights are."""
+    check_place(folder, model)
     if (folder / "adapter_config.json").exists():
-        raise refused(model, "adapter_config.json", "makes it an adapter of another model", "merge it into that model")
+        raise refused(
+            model,
+            "adapter_config.json",
+            "makes it an adapter of another model",
+            "name that model, with ?lora=FOLDER of a LoRA adapter of texts; merge another kind into the model",
+        )
     if family == "open_clip":
         _check_open_clip(folder, model)
     else:

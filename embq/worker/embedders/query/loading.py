@@ -144,7 +144,8 @@ def query_spec(spec: ModelSpec, prompt: str | None, prompt_text: str | None) -> 
 def _opened(
     rows: ModelConfig, spec: ModelSpec, modality: str, on_load: Callable[[str], None] | None, noted: bool
 ) -> tuple[QueryModel, str]:
-    folder = folder_of(spec) if modality == "text" and spec.family in LIGHT_FAMILIES else None
+    is_light = modality == "text" and spec.family in LIGHT_FAMILIES and not spec.param("lora", "")
+    folder = folder_of(spec) if is_light else None
     if folder is None:
         model, fingerprint = _loaded(rows, spec, modality, on_load)
         return model, fingerprint

@@ -22,6 +22,7 @@ from embq.worker.embedders.text.flat_attention import kernel_for
 from embq.worker.embedders.text.flat_pooling import flat_head
 from embq.worker.embedders.text.forward import Head, TextEmbedder
 from embq.worker.embedders.text.int8 import int8_content, int8_trunk
+from embq.worker.embedders.text.lora import add_lora
 from embq.worker.embedders.text.prompts import Prompt, check_prompt, chosen
 from embq.worker.embedders.text.token_limits import (
     NO_LIMIT,
@@ -60,6 +61,7 @@ def loaded(spec: ModelSpec, *, keep_length: bool) -> SentenceTransformer:
         # There is no modules.json, and sentence-transformers takes what suits most models.
         modes = [module.pooling_mode for module in model if isinstance(module, Pooling)]
         log.warning("pooling_assumed", model=spec, pooling=",".join(map(str, modes)))
+    add_lora(model.transformers_model, spec)
     _limit_length(model, spec)
     if keep_length:
         _leave_out_normalizing(model, spec)
@@ -173,7 +175,7 @@ class SentenceEmbedder(TextEmbedder):
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
     """The model of a `minilm` or `st:` spec; ModelError where it cannot be loaded here."""
-    spec.check_params("batch_size", "tokens", "normalize", "prompt", "prompt_text", "max_length")
+    spec.check_params("batch_size", "tokens", "normalize", "prompt", "prompt_text", "max_length", "lora")
     check_prompt(spec)
     keep_length = not unit_length(spec, "true")
     check_modalities(config, *EMBEDS[spec.family])

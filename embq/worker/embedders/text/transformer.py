@@ -27,6 +27,7 @@ from embq.worker.embedders.text.flat_batch import TokenRow
 from embq.worker.embedders.text.flat_pooling import pooled
 from embq.worker.embedders.text.forward import Head, TextEmbedder
 from embq.worker.embedders.text.int8 import int8_content, int8_trunk
+from embq.worker.embedders.text.lora import add_lora
 from embq.worker.embedders.text.token_limits import NO_LIMIT, asked_length, reads_ids, tokens_held, vocabulary_of
 from embq.worker.embedders.text.tokens import Tokens, tokenizer_content
 
@@ -105,7 +106,7 @@ class TransformerEmbedder(TextEmbedder):
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedder:
     """The model of an `hf:` spec for texts; ModelError where it cannot be loaded here."""
-    spec.check_params("embeds", "pooling", "normalize", "max_length", "prompt_text", "batch_size", "tokens")
+    spec.check_params("embeds", "pooling", "normalize", "max_length", "prompt_text", "batch_size", "tokens", "lora")
     pooling = _pooling_of(spec)
     to_unit_length = unit_length(spec, "false")
     place = device_of(device)
@@ -114,6 +115,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedd
     with translated_model_errors(spec, from_hub=not is_folder):
         trunk = _trunk(spec, source, local_files_only=is_folder, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=is_folder, trust_remote_code=False)
+    add_lora(trunk, spec)
     held = tokens_held(trunk)
     told = tokenizer.model_max_length if tokenizer.model_max_length < NO_LIMIT else None
     limit = min((one for one in (held, told) if one is not None), default=None)
