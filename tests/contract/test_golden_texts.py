@@ -279,6 +279,19 @@ def test_every_kind_of_module_is_applied_in_its_place(kind: str, trunks: Callabl
     assert_equal(vectors_of(loaded(f"st:{folder}"), texts), expected)
 
 
+def test_a_table_of_vectors_has_its_texts_tokenised_on_threads(tmp_path: Path) -> None:
+    """Given a prompt, and a text without a token, then the one is counted and the other is a failure."""
+    model = [st.StaticEmbedding(word_pieces(unk_token=None).backend_tokenizer, embedding_dim=WIDTH), st.Normalize()]
+    folder = save_sentence_model(tmp_path / "model", model, prompts={"query": "the fox: "}, default_prompt_name="query")
+    embedder = loaded(f"st:{folder}")
+    assert_equal(vectors_of(embedder, TEXTS), reference(folder).encode(list(TEXTS), show_progress_bar=False))
+    plain = loaded(f"st:{folder}?prompt_text=")
+    rows = plain.prepare([Sample(ordinal=n, key=str(n), text=text) for n, text in enumerate(("fox the fox", "\u0301"))])
+    assert rows[0]["input_ids"].dtype == np.int32
+    assert isinstance(rows[1], SampleError)
+    assert rows[1].code == "empty_text"
+
+
 def test_a_bag_of_words_is_one(tmp_path: Path) -> None:
     folder = save_sentence_model(tmp_path / "model", [st.BoW(["fox", "the", "text"], {"fox": 2.5})])
     texts = ["the fox", "the text of the fox", "text"]

@@ -27,7 +27,7 @@ from embq.worker.embedders.text.flat_attention import AttentionWithinTexts, Kern
 from embq.worker.embedders.text.flat_batch import FlatTexts, TokenRow, flattened
 from embq.worker.embedders.text.late_chunking import LateChunk, Windower, no_late_chunks, places_of_chunks
 from embq.worker.embedders.text.splitting import TokenSplitter, backend_splitter, no_splitter
-from embq.worker.embedders.text.tokens import ONE_TOKEN, Tokens
+from embq.worker.embedders.text.tokens import ONE_TOKEN, TableTokens, Tokens
 
 LAYERS = frozenset({"full_attention", "sliding_attention"})
 """Values of `layer_types` in which tokens meet in no other way than `flat_attention` computes."""
@@ -158,7 +158,7 @@ class TextEmbedder:
         config: ModelConfig,
         device: torch.device,
         *,
-        tokens: Tokens | None,
+        tokens: Tokens | TableTokens | None,
         prompt: str,
         batch_size: int,
         token_budget: int,
@@ -204,7 +204,7 @@ class TextEmbedder:
 
     def splitter(self, chunking: Chunking) -> TokenSplitter:
         """The splitter by the model's tokeniser; the prompt before each chunk counts as well."""
-        if self._tokens is None:
+        if not isinstance(self._tokens, Tokens):
             raise no_splitter(self._spec, "it does not begin with a plain tokeniser")
         tokens = self._tokens
         return backend_splitter(
@@ -213,7 +213,7 @@ class TextEmbedder:
 
     def windower(self) -> Windower:
         """See `embq.worker.embedders.text.late_chunking.PoolsChunks`."""
-        if self._tokens is None:
+        if not isinstance(self._tokens, Tokens):
             raise no_late_chunks(self._spec, "it does not begin with a plain tokeniser")
         if self._late_head is None:
             self._late_head = self._trunk_and_head(of_chunks=True)[1]
@@ -230,7 +230,7 @@ class TextEmbedder:
 
         Raises DeviceError where the device is broken, perhaps by the kernel.
         """
-        if self._tokens is None:
+        if not isinstance(self._tokens, Tokens):
             return
         self._flat = None
         self._flat = self._flat_path(kernel)
@@ -302,7 +302,7 @@ class TextEmbedder:
         """(last hidden states of all tokens, of shape (tokens, dim), their texts)."""
         if self._flat is not None and self._flat.is_open:
             return self._flat.states(rows)
-        assert self._tokens is not None
+        assert isinstance(self._tokens, Tokens)
         features = self._tokens.padded(rows, self._sender)
         trunk, _ = self._trunk_and_head(of_chunks=True)
         with kernels_for_any_shape(self._device):

@@ -7,18 +7,25 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, StaticEmbedding, Transformer
 from transformers import PreTrainedTokenizerBase
 
 from embq.core.errors import ModelError, SampleError
 from embq.core.models import EMBEDS, ModelConfig, ModelSpec
 from embq.core.service.log import Events
-from embq.worker.embedders.device.placement import device_of, dtype_of, text_batch_size_of, token_budget_of
+from embq.worker.embedders.device.placement import (
+    ACCELERATOR_TOKENS,
+    device_of,
+    dtype_of,
+    text_batch_size_of,
+    token_budget_of,
+)
 from embq.worker.embedders.fingerprint import fingerprint
 from embq.worker.embedders.loading import complete_weights, model_source, no_progress_bars, translated_model_errors
 from embq.worker.embedders.sample_fields import check_modalities
 from embq.worker.embedders.spec_params import unit_length, whole_number
 from embq.worker.embedders.text.flat_attention import kernel_for
+from embq.worker.embedders.text.flat_batch import flattened
 from embq.worker.embedders.text.flat_pooling import flat_head
 from embq.worker.embedders.text.forward import Head, TextEmbedder
 from embq.worker.embedders.text.int8 import int8_content, int8_trunk
@@ -32,7 +39,7 @@ from embq.worker.embedders.text.token_limits import (
     tokens_held,
     vocabulary_of,
 )
-from embq.worker.embedders.text.tokens import Tokens, tokenizer_content
+from embq.worker.embedders.text.tokens import TableTokens, Tokens, tokenizer_content
 
 log = Events("worker")
 
@@ -137,7 +144,9 @@ class SentenceEmbedder(TextEmbedder):
         )
         self._model = model
         self._task = {"task": prompt.task} if prompt.task else {}
-        self._extra = {} if tokens is None else _extra_features(tokens, prompt.text)
+        self._extra = _extra_features(tokens, prompt.text) if isinstance(tokens, Tokens) else {}
+        if isinstance(tokens, TableTokens):
+            self.cost = sum  # nothing is padded
         content = {
             **_content(model, _asked_prompt(model, ModelSpec.parse(config.identified_as.spec))),
             **int8_content(config),
@@ -152,7 +161,7 @@ class SentenceEmbedder(TextEmbedder):
         return self._model.transformers_model, flat_head(self._model, skipped, by_mean=of_chunks)
 
     def _quantise(self) -> None:
-        if self._tokens is None:
+        if not isinstance(self._tokens, Tokens):
             raise ModelError(
                 f"{self._spec}: int8 is for models that begin with a plain tokeniser and a transformers encoder",
                 next_step="use fp32 or bf16",
@@ -161,7 +170,10 @@ class SentenceEmbedder(TextEmbedder):
         first.model = int8_trunk(first.model, self._tokens, self._prompt, self._spec)
 
     def _padded(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
-        if self._tokens is None:
+        if isinstance(self._tokens, TableTokens):
+            texts = flattened(batch, self._sender)
+            features: dict[str, Any] = {"input_ids": texts.ids, "offsets": texts.starts[:-1].long()}
+        elif self._tokens is None:
             features = self._model.preprocess(list(batch), prompt=self._prompt or None, **self._task)
         else:
             features = {**self._tokens.padded(batch, self._sender), **self._extra}
@@ -184,6 +196,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
     model = loaded(spec, keep_length=keep_length)
     prompt = chosen(spec, model.prompts, model.default_prompt_name)
     # What a model raises at its first text is said as well as what it raises while it is loaded.
+    is_table = type(model[0]) is StaticEmbedding
     with translated_model_errors(spec, from_hub=False):
         embedder = SentenceEmbedder(
             model,
@@ -191,7 +204,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
             place,
             prompt=prompt,
             batch_size=whole_number(spec, "batch_size", text_batch_size_of(place)),
-            token_budget=whole_number(spec, "tokens", token_budget_of(place)),
+            token_budget=whole_number(spec, "tokens", ACCELERATOR_TOKENS if is_table else token_budget_of(place)),
         )
     embedder.flatten(kernel_for(place, dtype))
     return embedder
@@ -205,9 +218,11 @@ def _asked_prompt(model: SentenceTransformer, spec: ModelSpec) -> list[str] | No
     return [prompt.text, prompt.task]
 
 
-def _tokens_of(model: SentenceTransformer, prompt: Prompt) -> Tokens | None:
-    """The tokeniser of a first module whose inputs are its plain output, padded to the batch; None for any other."""
+def _tokens_of(model: SentenceTransformer, prompt: Prompt) -> Tokens | TableTokens | None:
+    """The tokeniser of a first module whose inputs are its plain output; None for any other."""
     first = model[0]
+    if type(first) is StaticEmbedding:
+        return TableTokens(first.tokenizer, first.num_embeddings)
     plain = (
         isinstance(first, Transformer)
         and isinstance(first.processor, PreTrainedTokenizerBase)

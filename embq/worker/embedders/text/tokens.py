@@ -131,12 +131,7 @@ class Tokens:
 
     def checked(self, row: TokenRow) -> TokenRow | SampleError:
         """The row, or why the model cannot embed it."""
-        ids = row["input_ids"]
-        if not len(ids):
-            return SampleError("empty_text", "the model's tokeniser finds no token in the text")
-        if self._vocabulary is not None and (most := int(ids.max())) >= self._vocabulary:
-            return unknown_token(most, self._vocabulary)
-        return row
+        return checked(row, self._vocabulary)
 
     def _is_long(self, text: str) -> bool:
         return self.longest is not None and len(text) > PART_CHARS_PER_TOKEN * self.longest
@@ -163,6 +158,34 @@ class Tokens:
         batch, wherever a model counts positions from the first column.
         """
         return padded(flattened(batch, sender), self._pad_ids)
+
+
+class TableTokens:
+    """The tokeniser of a model that is a table of vectors, without special tokens or a limit. For any thread.
+
+    Args:
+        tokenizer: of the tokenizers library; copies of it are used.
+        vocabulary: how many ids the model has a vector for.
+    """
+
+    def __init__(self, tokenizer: Any, vocabulary: int) -> None:
+        self._copies = PerThread(tokenizer)
+        self._vocabulary = vocabulary
+
+    def rows(self, texts: Sequence[str]) -> list[TokenRow | SampleError]:
+        """See `Tokens.rows`."""
+        found = self._copies.mine().encode_batch_fast(list(texts), add_special_tokens=False)
+        return [checked({"input_ids": np.array(one.ids, dtype=np.int32)}, self._vocabulary) for one in found]
+
+
+def checked(row: TokenRow, vocabulary: int | None) -> TokenRow | SampleError:
+    """The row, or why a model with so many vectors cannot embed it."""
+    ids = row["input_ids"]
+    if not len(ids):
+        return SampleError("empty_text", "the model's tokeniser finds no token in the text")
+    if vocabulary is not None and (most := int(ids.max())) >= vocabulary:
+        return unknown_token(most, vocabulary)
+    return row
 
 
 def _backend(tokenizer: Any, limit: int | None) -> Any | None:

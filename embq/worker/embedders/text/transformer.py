@@ -94,7 +94,7 @@ class TransformerEmbedder(TextEmbedder):
         return self._trunk, lambda states, texts: self._finished(pooled(states.float(), texts, modes))
 
     def _padded(self, batch: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
-        assert self._tokens is not None
+        assert isinstance(self._tokens, Tokens)
         features = self._tokens.padded(batch, self._sender)
         states = self._trunk(**features, return_dict=True).last_hidden_state.float()
         made = self._pooling({"token_embeddings": states, "attention_mask": features["attention_mask"]})
