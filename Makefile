@@ -123,6 +123,7 @@ bench-images: install .venv-bench/installed   ## photographs: paths to pixels, a
 
 bench-text: install .venv-bench/installed   ## texts on a CPU beside sentence-transformers and Ray Data; ten minutes
 	$(BIN)/python -m bench.text
+	$(BIN)/python -m bench.text_models
 
 bench-training: install   ## shards from pictures, and what reaches a training step, beside webdataset
 	$(BIN)/python -m bench.shards
