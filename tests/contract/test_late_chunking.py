@@ -162,6 +162,14 @@ def test_a_chunk_of_which_the_tokeniser_makes_nothing_is_a_failure_of_its_own(mo
     assert Window({"input_ids": np.zeros(3, np.int32)}, [1], [2]).vectors is None
 
 
+def test_a_sample_without_a_text_has_no_chunks() -> None:
+    embedder, _ = cut("minilm", BERLIN)
+    for text, code in ((None, "missing_member"), (" ", "empty_text")):
+        with pytest.raises(SampleError) as caught:
+            embedder.chunks(Sample(ordinal=0, key="d", text=text), list)
+        assert caught.value.code == code
+
+
 @pytest.mark.parametrize("spec", ["stub:8", "hf:{trunk}?pooling=cls", "hf:{trunk}?pooling=mean+max"])
 def test_a_model_that_does_not_pool_by_the_mean_is_refused(spec: str, tmp_path: Path) -> None:
     trunk = save_trunk(tmp_path / "trunk", "bert")

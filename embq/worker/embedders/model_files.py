@@ -247,7 +247,8 @@ def _check_network(folder: Path, model: object) -> None:
     """Raise ModelError where a network without modules.json is said to be SPLADE's, whose states mean nothing."""
     config = read_config(folder / "config.json", model, "config.json")
     named = config.get("_name_or_path") if isinstance(config, dict) else ""
-    if "splade" in f"{model} {named} {_front_matter(folder / 'README.md')}".lower():
+    own = PurePosixPath(str(model).partition("?")[0]).name
+    if "splade" in f"{own} {named} {_front_matter(folder / 'README.md')}".lower():
         raise _other_kind(model, "name or README.md", "SparseEncoder")
 
 
@@ -255,10 +256,10 @@ def _front_matter(readme: Path) -> str:
     """The lines between `---` at the beginning of a model card: its tags."""
     try:
         with readme.open("rb") as file:
-            _, front, _ = file.read(MOST_CARD_BYTES).decode("utf-8", "replace").split("---", 2)
-    except (OSError, ValueError):  # there is no card, or it begins with a text
+            before, front, _ = file.read(MOST_CARD_BYTES).decode("utf-8", "replace").split("---", 2)
+    except (OSError, ValueError):  # there is no card, or it has no such lines
         return ""
-    return front
+    return "" if before.strip() else front
 
 
 def _modules(folder: Path, model: object, family: str) -> list[tuple[str, str]]:

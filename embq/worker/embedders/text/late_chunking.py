@@ -100,7 +100,6 @@ class LateChunkingEmbedder(ChunkingEmbedder):
 
     def chunks(self, sample: Sample, moved: Moved) -> list[Sample]:
         """See `embq.worker.embedders.base.HasChunks`."""
-        assert sample.text is not None or sample.error is not None
         whole = super().chunks(sample, moved)
         spans = [(one.passage.start, one.passage.end) for one in whole if one.passage is not None]
         late = self._windower.late_chunks(sample.text or "", spans, moved)
