@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote
 
@@ -262,6 +262,10 @@ class Chunking:
         overlap = f" --chunk-overlap {self.overlap}" if self.overlap else ""
         return f"--chunk-tokens {self.tokens}{overlap}" + (" --late-chunking" if self.late else "")
 
+    def describe(self) -> dict[str, int]:
+        """JSON-ready values, for run.json and fingerprints; the same as ever for chunks that are not late."""
+        return {"tokens": self.tokens, "overlap": self.overlap, **({"late": True} if self.late else {})}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
@@ -364,7 +368,7 @@ class ModelConfig:
     @property
     def queue_key(self) -> str:
         """Name of the config's queue, equal for runs that can share a loaded model."""
-        cut = [] if self.chunking is None else [asdict(self.chunking)]
+        cut = [] if self.chunking is None else [self.chunking.describe()]
         members = [[member.name, member.spec, list(member.modalities)] for member in self.members]
         path = [] if self.decode == REFERENCE else [{"decode": self.decode}]
         return content_hash([self.spec, list(self.modalities), self.precision, *cut, *members, *path])[:12]
@@ -376,7 +380,7 @@ class ModelConfig:
             "spec": self.spec,
             "modalities": list(self.modalities),
             "precision": self.precision,
-            **({} if self.chunking is None else {"chunking": asdict(self.chunking)}),
+            **({} if self.chunking is None else {"chunking": self.chunking.describe()}),
             **({"members": members} if members else {}),
             **({} if self.decode == REFERENCE else {"decode": self.decode}),
         }

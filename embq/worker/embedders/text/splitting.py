@@ -7,7 +7,7 @@ progress.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -132,8 +132,7 @@ class ChunkingEmbedder:
         self.token_budget = embedder.token_budget
         self.cost = embedder.cost
         self.window = embedder.window
-        cut = {name: value for name, value in asdict(chunking).items() if name != "late" or value}
-        self.fingerprint = content_hash([embedder.fingerprint, cut, list(self._splitter.identity)])
+        self.fingerprint = content_hash([embedder.fingerprint, chunking.describe(), list(self._splitter.identity)])
 
     def prepare(self, samples: Sequence[Sample]) -> list[Prepared | SampleError]:
         """See `embq.worker.embedders.base.Embedder`; the model itself does it."""
