@@ -106,6 +106,8 @@ def weights_with(name: str, *shape: int, value: float = 1.0) -> Any:
         (config_with(peft_type="IA3"), "'IA3' adapter"),
         (config_with(lora_alpha="8"), "'8' as lora_alpha"),
         (config_with(lora_alpha=float("inf")), "as lora_alpha"),
+        (config_with(alpha_pattern=["q_proj"]), "as alpha_pattern"),
+        (weights_with("base_model.model.layers.0.self_attn.q_proj.lora_A.weight", 0, 32), "no factor of a layer"),
         (weights_with("base_model.model.layers.0.self_attn.q_proj.lora_magnitude_vector", 32), "no factor of a layer"),
         (weights_with("base_model.model.layers.0.self_attn.q_proj.lora_A.weight", 4, 32), "has one factor"),
         (weights_with("layers.0.self_attn.q_proj.lora_A.weight", 4, 32, value=math.nan), "no factor of a layer"),

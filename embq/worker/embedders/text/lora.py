@@ -67,7 +67,7 @@ def _factors(file: Path, spec: ModelSpec) -> Mapping[str, tuple[torch.Tensor, to
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         match = FACTOR.fullmatch(name)
-        if match is None or tensor.ndim != 2 or not bool(tensor.isfinite().all()):
+        if match is None or tensor.ndim != 2 or not tensor.numel() or not bool(tensor.isfinite().all()):
             raise refused(spec, WEIGHTS, f"holds {shown(name)}, which is no factor of a layer", "merge it with PEFT")
         found.setdefault(match[1], {})[match[2]] = tensor
     if single := [name for name, factors in found.items() if len(factors) < 2]:
@@ -83,6 +83,8 @@ def _layer(layers: Mapping[str, Any], name: str, trunk: Any) -> Any:
 
 def _scale(config: Mapping[str, Any], name: str, *, rank: int, spec: ModelSpec) -> float:
     patterns = config.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise refused(spec, CONFIG, f"has {shown(patterns)} as alpha_pattern", "use the file as it was saved")
     own = [value for key, value in patterns.items() if re.fullmatch(rf"(?:.*\.)?{re.escape(key)}", name)]
     alpha = own[0] if own else config.get("lora_alpha", 8)
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
