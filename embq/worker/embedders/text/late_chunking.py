@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -81,6 +81,7 @@ def places_of_chunks(windows: Sequence[Window]) -> tuple[np.ndarray, np.ndarray]
     return places, np.array([stop - start for start, stop in spans], dtype=np.int32)
 
 
+@runtime_checkable
 class PoolsChunks(ChunkableEmbedder, Protocol):
     """A model that gives vectors of `LateChunk`s, where they are in a batch in place of other prepared samples."""
 
@@ -93,10 +94,10 @@ class LateChunkingEmbedder(ChunkingEmbedder):
     """A model whose samples are chunks of texts that are embedded whole."""
 
     def __init__(self, embedder: ChunkableEmbedder, chunking: Chunking, *, model: str) -> None:
-        if not hasattr(embedder, "windower"):
+        if not isinstance(embedder, PoolsChunks):
             raise no_late_chunks(model, "it is none of transformers or sentence-transformers")
         super().__init__(embedder, chunking)
-        self._windower: Windower = embedder.windower()
+        self._windower = embedder.windower()
 
     def chunks(self, sample: Sample, moved: Moved) -> list[Sample]:
         """See `embq.worker.embedders.base.HasChunks`."""
