@@ -195,8 +195,8 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
     dtype = dtype_of(config, place)
     model = loaded(spec, keep_length=keep_length)
     prompt = chosen(spec, model.prompts, model.default_prompt_name)
-    # What a model raises at its first text is said as well as what it raises while it is loaded.
     is_table = type(model[0]) is StaticEmbedding
+    # What a model raises at its first text is said as well as what it raises while it is loaded.
     with translated_model_errors(spec, from_hub=False):
         embedder = SentenceEmbedder(
             model,
