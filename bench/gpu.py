@@ -1,18 +1,19 @@
 """Images and texts on a GPU: what its models do alone, what the cores prepare, and what `embq run` makes of both.
 
-    python -m bench.gpu [--device cuda:0] [--quick] [--only NAME,NAME] [--output FILE]
+    python -m bench.gpu [--device cuda:0] [--quick] [--only NAME,NAME] [--limit-s 470] [--output FILE]
 
 In at most eight minutes, and without a network. For ViT-B/32, ViT-B/16 and ViT-L/14 on photographs of 256 pixels, and
-for models of the size of MiniLM-L6, DistilBERT and BERT-base on texts of 256 tokens, all with random weights, in bf16:
+for models of the size of MiniLM-L6, DistilBERT, BERT-base, ModernBERT-base, nomic-embed-text-v1.5, EmbeddingGemma-300m
+and Qwen3-Embedding-0.6B on texts of 256 tokens, all with random weights, in bf16:
 
 1. forward: the model alone on data that is on the device already, at the best of some numbers of rows; and what share
    that is of the device's peak, a product of matrices that is measured in the same run;
 2. loop: the tuned embedder's passes over prepared samples, as a worker cuts and begins them; of texts also those of 4
-   to 256 tokens, flat where the device can, and padded;
-3. prepare: decoding or tokenising by one thread, and by as many threads of one process as there are cores; all cores
-   could do that of one thread times their number;
+   to 256 tokens, flat where the device can, and padded, without cuDNN's attention as embq does, and with it;
+3. prepare: decoding or tokenising by one thread, by as many threads of one process as there are cores, and by as many
+   processes of one thread: what the cores can do;
 4. run: `embq run` over shards of photographs or a file of texts, from the first pass to the last commit, for about
-   `RUN_S` seconds. As a share of the faster of forward and loop, and of the lesser of that and prepare.
+   `RUN_S` seconds. As a share of the faster of forward and loop, and of the lesser of that and prepare by processes.
 
 1 to 3 are measured in a process for each model: where a device fails, the model's error is noted and the next one
 follows. The photographs are pieces of those inside the scikit-image wheel; shards repeat, under other names, to the
@@ -100,6 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description="Images and texts on a GPU.")
     add_options(parser)
     parser.add_argument("--only", default="", metavar="NAME,NAME", help="of these models")
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="seconds for all of it  [%(default)g]")
     asked = parser.parse_args(arguments)
     if why := lacks(asked):
         print(why, file=sys.stderr)
@@ -113,7 +115,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"no such model: {', '.join(unknown)}; there are {there}", file=sys.stderr)
             return 2
         cases = tuple(case for case in cases if case.name in names)
-    figures = measure(cases, asked.device, QUICK if asked.quick else Scale(), keep=keeper("gpu", asked))
+    scale, until = QUICK if asked.quick else Scale(), time.monotonic() + asked.limit_s
+    figures = measure(cases, asked.device, scale, until, keep=keeper("gpu", asked))
     show(figures)
     return 0
 
@@ -144,14 +147,15 @@ def keeper(name: str, asked: argparse.Namespace) -> Callable[[dict[str, Any]], o
 
 
 def measure(
-    cases: Sequence[Case], device: str, scale: Scale, *, keep: Callable[[dict[str, Any]], object]
+    cases: Sequence[Case], device: str, scale: Scale, until: float, *, keep: Callable[[dict[str, Any]], object]
 ) -> dict[str, Any]:
     """The figures of each model; where the time is over, of some only the first ones.
 
     Args:
+        until: end of the time, of the monotonic clock.
         keep: is given the figures so far after each model.
     """
-    from bench.gpu_models import alone, ceiling, cores
+    from bench.gpu_models import alone, ceiling, cores, prepare_alone
 
     began = time.monotonic()
     precision = precision_of(device)
@@ -168,7 +172,7 @@ def measure(
         folder = Path(place)
         for case in cases:
             one = models[case.name] = {}
-            if _left_s(began) < LEAST_ALONE_S:
+            if until - time.monotonic() < LEAST_ALONE_S:
                 one["failed"] = NO_TIME
                 continue
             if case.kind == "images" and not (folder / "pictures").exists():
@@ -184,16 +188,18 @@ def measure(
                 continue
             if "prepare" in one:
                 figures[case.kind] = one.pop("prepare")
+                say(f"{case.kind}: prepared by {cores()} processes")
+                figures[case.kind]["per_s"] = at_once(cores(), prepare_alone, case, folder, scale)
             best = max(one["forward"]["rows_per_s"], one["loop"]["rows_per_s"])
             one["of_peak"] = round(best * one["forward"]["flops"] / peak, 4)
             keep(figures)
             possible = min(best, figures[case.kind]["per_s"])
             rows = max(scale.per_shard, min(scale.most_rows, int(possible * scale.run_s)))
-            left_s = min(MOST_RUN_S, _left_s(began))
+            left_s = min(MOST_RUN_S, until - time.monotonic())
             if left_s < LEAST_RUN_S:
                 one["failed"] = NO_TIME
                 continue
-            say(f"{case.name}: embq run over {rows:,} {case.kind}, {_left_s(began):.0f} s left")
+            say(f"{case.name}: embq run over {rows:,} {case.kind}, {left_s:.0f} s left")
             source = (image_source if case.kind == "images" else text_source)(folder, rows, scale)
             one["run"] = found = run(case.config(folder, precision).spec, source, folder, device, precision, left_s)
             if "rows_per_s" in found:
@@ -217,13 +223,18 @@ def in_a_process(do: Callable[P, T], *arguments: P.args, **options: P.kwargs) ->
         return pool.submit(do, *arguments, **options).result()
 
 
+def at_once(count: int, do: Callable[..., float], *arguments: Any) -> float:
+    """The sum of what `do` gives in so many processes; it is called with a barrier at which all of them meet."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["bench.gpu_models"])
+    with context.Manager() as shared, ProcessPoolExecutor(count, mp_context=context) as pool:
+        meet = shared.Barrier(count)
+        return round(sum(one.result() for one in [pool.submit(do, meet, *arguments) for _ in range(count)]), 1)
+
+
 def precision_of(device: str) -> str:
     """Precision of the computation."""
     return "bf16" if device.startswith("cuda") else "fp32"
-
-
-def _left_s(began: float) -> float:
-    return LIMIT_S - (time.monotonic() - began)
 
 
 def make_pictures(folder: Path, scale: Scale) -> None:
@@ -312,7 +323,8 @@ def show(figures: dict[str, Any]) -> None:
             one = figures[kind]
             print(
                 f"{kind} {word}: {one['per_s_one_thread']:,.0f}/s by one thread, "
-                f"{one['per_s_one_process']:,.0f}/s by {figures['cores']} threads of one process"
+                f"{one['per_s_one_process']:,.0f}/s by {figures['cores']} threads of one process, "
+                f"{one['per_s']:,.0f}/s by as many processes"
             )
     rows = []
     for name, one in figures["models"].items():
@@ -321,9 +333,10 @@ def show(figures: dict[str, Any]) -> None:
         rows.append([name, *map(_cell, speeds), *(_cell(share, ".1%") for share in shares)])
     table(["model", "forward/s", "loop/s", "embq run/s", "of peak", "run of alone", "run of possible"], rows)
     for name, one in figures["models"].items():
-        for part in ("loop_mixed", "loop_mixed_padded"):
+        for part in ("loop_mixed", "loop_mixed_padded", "loop_mixed_cudnn"):
             if part in one:
-                print(f"{name}: texts of mixed lengths, {one[part]['path']}: {one[part]['tokens_per_s']:,} tokens/s")
+                how = one[part]["path"] + (", cuDNN allowed" if part.endswith("cudnn") else "")
+                print(f"{name}: texts of mixed lengths, {how}: {one[part]['tokens_per_s']:,} tokens/s")
         found = one.get("run", {})
         for line in (*found.get("chosen", ()), one.get("failed"), found.get("failed")):
             if line:

@@ -9,8 +9,10 @@ import itertools
 import os
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+import unittest.mock
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModel, BertConfig, DistilBertConfig, PretrainedConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedTokenizerFast
 
 from embq.app.bench.image_stages import Tried, decode
 from embq.core.errors import EmbqError
@@ -30,6 +32,7 @@ from embq.worker.embedders.base import PendingVectors
 from embq.worker.embedders.device.hardware import free_memory
 from embq.worker.embedders.device.tuning import tune
 from embq.worker.embedders.registry import load
+from embq.worker.embedders.text import forward
 from embq.worker.meter.meter import Throughput
 from embq.worker.stages.batching import Batch, Batcher
 
@@ -124,11 +127,16 @@ class ImageCase:
 
 @dataclass(frozen=True, slots=True)
 class TextCase:
-    """An encoder with a mean over its states, for texts of `TOKENS` tokens."""
+    """A model with a mean over its states, for texts of `TOKENS` tokens: an architecture of transformers."""
 
     name: str
-    weights: PretrainedConfig
+    architecture: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
     kind: str = "texts"
+
+    def weights(self) -> PretrainedConfig:
+        """Sizes of the model, for the vocabulary of `word_pieces`. ValueError: this transformers does not know it."""
+        return AutoConfig.for_model(self.architecture, vocab_size=VOCABULARY, use_cache=False, **self.settings)
 
     def config(self, folder: Path, precision: str) -> ModelConfig:
         """In embq; the model is written to a folder in `folder`."""
@@ -136,7 +144,7 @@ class TextCase:
         if not path.exists():
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(0)
-                AutoModel.from_config(self.weights).save_pretrained(path)
+                AutoModel.from_config(self.weights()).save_pretrained(path)
             word_pieces().save_pretrained(path)
         return ModelConfig(
             spec=f"hf:{path}?max_length={TOKENS}", modalities=("text",), precision=precision, decode=REFERENCE
@@ -144,7 +152,7 @@ class TextCase:
 
     def forward(self, device: str, dtype: torch.dtype, sizes: Sequence[int], seconds: float) -> Forward:
         """Rate for ids that are on the device."""
-        trunk: Any = AutoModel.from_config(self.weights).to(device=device, dtype=dtype).eval()
+        trunk: Any = AutoModel.from_config(self.weights()).to(device=device, dtype=dtype).eval()
 
         def passes(rows: int) -> Pass:
             ids = torch.randint(5, VOCABULARY, (rows, TOKENS), device=device)
@@ -155,21 +163,45 @@ class TextCase:
 
 Case = ImageCase | TextCase
 
-MINILM = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
-"""The architecture of all-MiniLM-L6-v2."""
+MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+"""Sizes of all-MiniLM-L6-v2."""
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
+NOMIC = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+"""Sizes of nomic-embed-text-v1.5."""
+GEMMA = {
+    **{"hidden_size": 768, "num_hidden_layers": 24, "num_attention_heads": 3, "num_key_value_heads": 1},
+    **{"head_dim": 256, "intermediate_size": 1152, "sliding_window": 512, "use_bidirectional_attention": True},
+}
+"""Sizes of EmbeddingGemma-300m."""
+QWEN3 = {
+    **{"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8},
+    **{"head_dim": 128, "intermediate_size": 3072},
+}
+"""Sizes of Qwen3-Embedding-0.6B."""
 
 CASES: tuple[Case, ...] = (
     ImageCase("ViT-B-32"),
     ImageCase("ViT-B-16"),
     ImageCase("ViT-L-14"),
-    TextCase("MiniLM-L6", MINILM),
-    TextCase("DistilBERT", DistilBertConfig()),
-    TextCase("BERT-base", BertConfig()),
+    TextCase("MiniLM-L6", "bert", MINILM),
+    TextCase("DistilBERT", "distilbert"),
+    TextCase("BERT-base", "bert"),
+    TextCase("ModernBERT-base", "modernbert", SPECIAL),
+    TextCase("nomic-v1.5", "nomic_bert", {**NOMIC, **SPECIAL}),
+    TextCase("Gemma-300m", "gemma3_text", {**GEMMA, **SPECIAL}),
+    TextCase("Qwen3-0.6B", "qwen3", {**QWEN3, **SPECIAL}),
 )
 
 TINY: tuple[Case, ...] = (
     ImageCase("ViT-S-32-alt"),
-    TextCase("tiny", BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)),
+    TextCase(
+        "tiny",
+        "qwen3",
+        {
+            **{"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1},
+            **{"head_dim": 16, "intermediate_size": 64, **SPECIAL},
+        },
+    ),
 )
 """To see on any machine that all of it works."""
 
@@ -204,7 +236,6 @@ def alone(
             figures["prepare"] = {
                 "per_s_one_thread": round(one.per_s, 1),
                 "per_s_one_process": round(every.per_s, 1),
-                "per_s": round(one.per_s * cores(), 1),
             }
         if case.kind == "texts":
             mixed = embedder.prepare(_texts(mixed_lengths(scale.pictures)))
@@ -212,9 +243,21 @@ def alone(
             if figures["loop_mixed"]["path"] == "flat":
                 embedder.flatten(None)
                 figures["loop_mixed_padded"] = loop(embedder, mixed, scale.loop_s)
-    except (RuntimeError, EmbqError) as error:
+            with unittest.mock.patch.object(forward, "kernels_for_any_shape", lambda _device: nullcontext()):
+                figures["loop_mixed_cudnn"] = loop(embedder, mixed, scale.loop_s)
+    except (RuntimeError, ValueError, EmbqError) as error:
         raise RuntimeError(f"{type(error).__name__}: {error}"[:2000]) from None
     return figures
+
+
+def prepare_alone(meet: Any, case: Case, folder: Path, scale: Scale) -> float:
+    """Samples that one thread of this process prepares per second while others do the same: they meet before."""
+    torch.set_num_threads(1)
+    embedder = load(case.config(folder, "fp32"), "cpu")
+    samples = samples_of(case, folder, scale)
+    embedder.prepare(samples[:1])
+    meet.wait()
+    return decode(embedder, samples, 1, scale.prepare_s, Tried(), _nothing).per_s
 
 
 def loaded(case: Case, device: str, precision: str, folder: Path) -> Any:
