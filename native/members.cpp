@@ -53,7 +53,7 @@ bool changes_nothing(const uint8_t *records, int64_t size) {
 extern "C" {
 
 // Goes up whenever a function takes other arguments; see `embq/core/native.py`.
-EXPORTED int embq_interface() { return 3; }
+EXPORTED int embq_interface() { return 4; }
 
 // Members of a tar archive from byte *at on, while they are plain files with plain headers, `most` of them at most: of
 // each where its header, its content and the byte behind that are; and their names, each with a zero behind it, which

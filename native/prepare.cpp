@@ -40,6 +40,7 @@ constexpr int SKIPPED = 32;  // rows or columns that are worth a cropped decode
 // The limits of embq/worker/embedders/image/headers.py.
 constexpr int64_t FILE_MAX_BYTES = 32'000'000, MAX_PIXELS = 64'000'000;
 constexpr int SIDE_MAX = 32'768, ASPECT_MAX = 50, SCANS_MAX = 64;
+constexpr unsigned ENGINE_SIDE_MAX = 16'384;  // of the JPEG engines of GPUs
 // libjpeg holds all coefficients of an image of several scans: the caller decodes larger ones two at a time.
 constexpr int64_t SCANS_MAX_PIXELS = 16'000'000;
 
@@ -516,6 +517,74 @@ bool decode(const uint8_t *data, size_t size, const Fit *fits, int fit_count, ui
   return true;
 }
 
+// Whether what follows a header is the data of one scan and nothing else, to the end of the file.
+bool is_one_scan(const uint8_t *at, const uint8_t *end) {
+  while ((at = static_cast<const uint8_t *>(std::memchr(at, 0xFF, static_cast<size_t>(end - at)))) != nullptr && ++at < end)
+    if (*at != 0x00 && *at != 0xFF && (*at < 0xD0 || *at > 0xD7)) return *at == 0xD9 && at + 1 == end;
+  return false;
+}
+
+// Whether the first frame is a baseline one; newer libjpegs read lossless ones too and do not say so.
+bool is_first_frame_baseline(const uint8_t *at, const uint8_t *end) {
+  for (at += 2; end - at > 4 && at[0] == 0xFF; at += at[1] == 0xFF ? 1 : 2 + (at[2] << 8 | at[3]))
+    if ((at[1] & 0xF0) == 0xC0 && at[1] != 0xC4 && at[1] != 0xC8 && at[1] != 0xCC) return at[1] == 0xC0;
+  return false;
+}
+
+// Whether an engine decodes a JPEG as libjpeg does, or fails: baseline, with all tables, in colours that need no mark.
+bool is_baseline(const jpeg_decompress_struct &c) {
+  for (int i = 0; i < c.num_components; ++i) {
+    const jpeg_component_info &one = c.comp_info[i];
+    const bool is_sampled = i == 0 ? one.h_samp_factor <= 2 && one.v_samp_factor <= 2
+                                   : one.h_samp_factor == 1 && one.v_samp_factor == 1;
+    if (!is_sampled || c.quant_tbl_ptrs[one.quant_tbl_no] == nullptr || c.dc_huff_tbl_ptrs[one.dc_tbl_no] == nullptr ||
+        c.ac_huff_tbl_ptrs[one.ac_tbl_no] == nullptr)
+      return false;
+  }
+  return c.comps_in_scan == c.num_components && c.image_height <= ENGINE_SIDE_MAX && c.image_width <= ENGINE_SIDE_MAX &&
+         c.jpeg_color_space == (c.num_components == 1 ? JCS_GRAYSCALE : JCS_YCbCr);
+}
+
+// The sides of a JPEG that an engine may decode: one that is plain for `decode`, baseline, and whole.
+bool sides(const uint8_t *data, size_t size, int32_t *height, int32_t *width) {
+  if (size < 4 || size > FILE_MAX_BYTES || data[0] != 0xFF || data[1] != 0xD8 || data[2] != 0xFF) return false;
+  jpeg_decompress_struct c;
+  Errors errors;
+  std::memset(&c, 0, sizeof c);
+  c.err = jpeg.std_error(&errors.base);
+  errors.base.error_exit = leave;
+  errors.base.emit_message = leave_at_warning;
+  if (setjmp(errors.away)) {
+    jpeg.destroy(&c);
+    return false;
+  }
+  jpeg.create(&c, JPEG_LIB_VERSION, sizeof c);
+  jpeg.mem_src(&c, data, static_cast<unsigned long>(size));
+  jpeg.read_header(&c, TRUE);
+  *height = static_cast<int32_t>(c.image_height);
+  *width = static_cast<int32_t>(c.image_width);
+  const bool is_plain = is_mine(c, jpeg.has_scans(&c) != 0) && is_first_frame_baseline(data, data + size) &&
+                        is_baseline(c) && is_one_scan(c.src->next_input_byte, data + size);
+  jpeg.destroy(&c);
+  return is_plain;
+}
+
+bool resize(const uint8_t *pixels, int height, int width, const Fit *fits, int fit_count, uint8_t *const *to) {
+  if (!mine.begin(fits, fit_count, height, width, 1, to) || !mine.open(width, 0, fit_count)) return false;
+  int top = height, bottom = 0;
+  for (int i = 0; i < fit_count; ++i) {
+    top = std::min(top, mine.fitters[static_cast<size_t>(i)].first_row());
+    bottom = std::max(bottom, mine.fitters[static_cast<size_t>(i)].end_row());
+  }
+  for (int at = top; at < bottom; at += BATCH) {
+    const int count = std::min(BATCH, bottom - at);
+    for (int i = 0; i < count; ++i)
+      std::memcpy(mine.pointers[i], pixels + 4 * static_cast<size_t>(at + i) * width, 4 * static_cast<size_t>(width));
+    for (int i = 0; i < fit_count; ++i) mine.fitters[static_cast<size_t>(i)].take(mine.pointers, at, count);
+  }
+  return true;
+}
+
 template <typename Function>
 bool found(void *library, const char *name, Function &function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
@@ -576,15 +645,25 @@ EXPORTED void embq_prepare(const uint8_t *const *data, const int64_t *sizes, int
 
 // The same of one decoded image: RGBX of shape (height, width, 4). 0 where it is done.
 EXPORTED int embq_resize(const uint8_t *pixels, int height, int width, const Fit *fit, uint8_t *row) {
-  if (!mine.begin(fit, 1, height, width, 1, &row) || !mine.open(width, 0, 1)) return NOT_MINE;
-  Fitter &fitter = mine.fitters.front();
-  for (int at = fitter.first_row(); at < fitter.end_row(); at += BATCH) {
-    const int count = std::min(BATCH, fitter.end_row() - at);
-    for (int i = 0; i < count; ++i)
-      std::memcpy(mine.pointers[i], pixels + 4 * static_cast<size_t>(at + i) * width, 4 * static_cast<size_t>(width));
-    fitter.take(mine.pointers, at, count);
+  return resize(pixels, height, width, fit, 1, &row) ? DONE : NOT_MINE;
+}
+
+// The same of `n` decoded images that lie one behind the other: image i has the rows of place[i].
+EXPORTED void embq_resize_all(const uint8_t *pixels, const int32_t *heights, const int32_t *widths, const int32_t *places,
+                              int n, const Fit *fits, int fit_count, uint8_t *const *rows, int32_t *status) {
+  uint8_t *to[FITS_MAX];
+  for (int i = 0; i < n; ++i) {
+    for (int f = 0; f < fit_count; ++f)
+      to[f] = rows[f] + static_cast<size_t>(places[i]) * fits[f].height * fits[f].width * 3;
+    status[places[i]] = resize(pixels, heights[i], widths[i], fits, fit_count, to) ? DONE : NOT_MINE;
+    pixels += 4 * static_cast<size_t>(heights[i]) * widths[i];
   }
-  return DONE;
+}
+
+// (height, width) of each of `n` encoded images that a JPEG engine may decode; a height of 0 of all others.
+EXPORTED void embq_sides(const uint8_t *const *data, const int64_t *sizes, int n, int32_t *heights, int32_t *widths) {
+  for (int i = 0; i < n; ++i)
+    if (!sides(data[i], static_cast<size_t>(sizes[i]), &heights[i], &widths[i])) heights[i] = widths[i] = 0;
 }
 
 }  // extern "C"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
-INTERFACE = 3
+INTERFACE = 4
 """Of the functions as they are called here, as `native/members.cpp` counts it."""
 
 

@@ -1,13 +1,14 @@
-"""JPEGs decoded and resized in batches by torchcodec: on a GPU where there is one, and on a CPU by the same calls.
+"""JPEGs decoded by the engines of a GPU: on a real one where there is one, and by Pillow in their place on a simulated
+one, with the same calls but for those of nvJPEG.
 
-A CPU cannot show the pixels of a GPU's decoders, nor which damage they notice. The tests for that are the same ones,
-marked for a GPU.
+Pillow cannot show the pixels of the engines, nor which damage they notice. The tests for that are the same ones, marked
+for a GPU.
 """
 
 from __future__ import annotations
 
+import ctypes
 import io
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +20,6 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-try:
-    import torchcodec.decoders  # noqa: F401
-except (ImportError, OSError, RuntimeError) as error:
-    pytest.skip(f"torchcodec cannot be imported ({error}): pip install 'embq[gpu-decode]'", allow_module_level=True)
 
 from contract import test_image_kinds as kinds  # noqa: E402
 from contract import test_preprocess as fits  # noqa: E402
@@ -36,10 +33,9 @@ from unit.test_stages import make_work, stages, texts  # noqa: E402, F401 - a fi
 from embq.core.errors import DeviceError, ModelError, SampleError  # noqa: E402
 from embq.core.models import GPU, ModelConfig, NamedModel  # noqa: E402
 from embq.core.units import Sample  # noqa: E402
-from embq.worker.embedders.image import gpu_decode, upload  # noqa: E402
-from embq.worker.embedders.image.gpu_decode import GpuDecoder, suits  # noqa: E402
-from embq.worker.embedders.image.headers import check_file  # noqa: E402
-from embq.worker.embedders.image.jpeg import frame_of  # noqa: E402
+from embq.worker.embedders.image import gpu_decode, nvjpeg, upload  # noqa: E402
+from embq.worker.embedders.image.gpu_decode import GpuDecoder  # noqa: E402
+from embq.worker.embedders.image.native import FITS_MAX, native  # noqa: E402
 from embq.worker.embedders.image.pixels import Pixels, prepared  # noqa: E402
 from embq.worker.embedders.image.preprocess import usual  # noqa: E402
 from embq.worker.embedders.image.upload import ImageBatcher, image_rows  # noqa: E402
@@ -49,19 +45,43 @@ from embq.worker.stages.embed import EmbedStage  # noqa: E402
 from tests.support.fakes import cuda as fake_cuda  # noqa: E402
 from tests.support.picture_files import EQUAL, encoded  # noqa: E402
 
+if native() is None:
+    pytest.skip("embq-native is not installed: make install", allow_module_level=True)
+
 USUAL = "224 shortest bicubic"
 SIZES = [(512, 384), (384, 512), (255, 383), (333, 251), (225, 224), (640, 480), (150, 113), (1024, 768), (500, 1700)]
-LEAST, MEAN = 36, 44
-"""PSNR of photographs, in dB, that a GPU has to reach. It repeats the chroma of subsampled JPEGs: with a decoder of a
-CPU that does the same, those of `SIZES` have 39 dB at least and 47 in the mean."""
+LEAST = 60
+"""PSNR to the path that has Pillow decode, in dB. Where only a few bytes are off by 1 it is 90 and more."""
 
-FAILING = "jpeg without quantisation tables"
-"""A file that suits the device, and that libjpeg refuses."""
+DAMAGED = "jpeg damaged in the data"
+
+
+class Engines:
+    """Pillow in place of the engines, on the card of the stream. `calls` has the number of images of each call."""
+
+    def __init__(self) -> None:
+        self.engines = 1
+        self.calls: list[int] = []
+
+    def state(self) -> None:
+        return None
+
+    def decode(self, state: None, addresses: Any, sizes: Any, pixels: Any, starts: Any, widths: Any) -> int:
+        self.calls.append(len(addresses))
+        try:
+            files = [ctypes.string_at(int(at), int(size)) for at, size in zip(addresses, sizes, strict=True)]
+            decoded = [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in files]
+        except OSError:
+            return 8
+        for start, image in zip(starts, decoded, strict=True):
+            pixels[start : start + image.size].copy_(torch.from_numpy(image.copy()).view(-1))
+        return 0
+
 
 ON = [
-    "cpu",
+    "simulated",
     pytest.param(
-        "cuda",
+        "real",
         marks=[
             pytest.mark.gpu,
             pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
@@ -73,30 +93,35 @@ ON = [
 quiet = kinds.quiet
 
 
-@pytest.fixture(scope="module", params=ON)
-def decoder(request: pytest.FixtureRequest) -> GpuDecoder:
-    return GpuDecoder(torch.device(request.param))
+@pytest.fixture(params=ON)
+def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuDecoder]:
+    if request.param == "real":
+        yield GpuDecoder(torch.device("cuda:0"))
+        return
+    monkeypatch.setattr(gpu_decode, "NvJpeg", Engines)
+    with fake_cuda.installed():
+        yield GpuDecoder(torch.device("cuda:0"))
 
 
 @pytest.fixture
 def calls(decoder: GpuDecoder, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of images of each call of torchcodec."""
+    """The number of images of each call of nvJPEG."""
     counted: list[int] = []
-    plain = decoder._call
+    plain = gpu_decode._Call.pixels
 
-    def call(sources: Sequence[Any]) -> Any:
-        counted.append(len(sources))
-        return plain(sources)
+    def call(self: Any, images: Sequence[Any], *sides: Any) -> Any:
+        counted.append(len(images))
+        return plain(self, images, *sides)
 
-    monkeypatch.setattr(decoder, "_call", call)
+    monkeypatch.setattr(gpu_decode._Call, "pixels", call)
     return counted
 
 
 @pytest.fixture
 def everywhere(decoder: GpuDecoder, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Models decode by `decoder`, also on a CPU, which a run refuses; gives the device."""
+    """Models decode by `decoder`; gives the device."""
     monkeypatch.setattr(upload, "gpu_decoder", lambda device: decoder)
-    return decoder._device.type
+    return "cuda:0"
 
 
 def samples_of(images: Sequence[bytes]) -> list[Sample]:
@@ -105,8 +130,9 @@ def samples_of(images: Sequence[bytes]) -> list[Sample]:
 
 def taken(data: bytes) -> bool:
     """True if the device is asked to decode the file."""
-    frame = check_file(data)
-    return frame is not None and suits(data, frame)
+    library = native()
+    assert library is not None
+    return bool(library.sides([data])[0][0])
 
 
 def rows_of(images: Sequence[bytes], decoder: GpuDecoder) -> Iterator[np.ndarray | str]:
@@ -120,8 +146,9 @@ def rows_of(images: Sequence[bytes], decoder: GpuDecoder) -> Iterator[np.ndarray
 
 def by_device(images: Sequence[bytes], decoder: GpuDecoder) -> list[np.ndarray | None]:
     """The pixels that the device gives, None of an image that it leaves to the CPU."""
-    made = dict(decoder.decoded(samples_of(images), usual(224).fit))
-    return [made.get(place) for place in range(len(images))]
+    made = np.zeros((len(images), 224, 224, 3), np.uint8)
+    done = decoder.decoded(images, [usual(224).fit], [made])
+    return [row if is_done else None for row, is_done in zip(made, done, strict=True)]
 
 
 def exact(data: bytes) -> np.ndarray:
@@ -134,15 +161,13 @@ def same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 @pytest.mark.parametrize("mode", ["shortest", "squash", "longest"])
-def test_photographs_have_nearly_the_pixels_of_open_clip(decoder: GpuDecoder, mode: str, interpolation: str) -> None:
-    transform, preprocess = fits.preprocess_of(size=224, resize_mode=mode, interpolation=interpolation, fill_color=3)
+def test_photographs_have_the_pixels_of_the_exact_path(decoder: GpuDecoder, mode: str, interpolation: str) -> None:
+    preprocess = fits.preprocess_of(size=224, resize_mode=mode, interpolation=interpolation, fill_color=3)[1]
     images = [photograph(width, height) for width, height in SIZES]
-    made = dict(decoder.decoded(samples_of(images), preprocess.fit))
-    found = [min(99.0, psnr(made[place], fits.by_open_clip(data, transform))) for place, data in enumerate(images)]
-    # On a CPU only the steps of resizing differ.
-    least, mean = (65, 70) if decoder._device.type == "cpu" else (LEAST, MEAN)
-    assert min(found) >= least
-    assert np.mean(found) >= mean
+    made = np.zeros((len(images), 224, 224, 3), np.uint8)
+    assert all(decoder.decoded(images, [preprocess.fit], [made]))
+    for data, row in zip(images, made, strict=True):
+        assert psnr(row, Pixels(preprocess, "cpu-exact").of(data)) >= LEAST
 
 
 def test_every_kind_of_image_is_a_row_by_the_device_or_by_the_cpu(decoder: GpuDecoder) -> None:
@@ -150,32 +175,29 @@ def test_every_kind_of_image_is_a_row_by_the_device_or_by_the_cpu(decoder: GpuDe
     for file, row in zip(rows().values(), found, strict=True):
         assert not isinstance(row, str), file.name
         expected = reference(file.data, USUAL)
-        if file.outcome == EQUAL:
+        if file.outcome == EQUAL and not taken(file.data):
             assert np.array_equal(row, expected), file.name
         else:
-            assert psnr(row, expected) >= (LEAST if taken(file.data) else 55), file.name
+            assert psnr(row, expected) >= 55, file.name
 
 
 def test_what_cannot_be_decoded_has_the_code_of_the_other_paths(decoder: GpuDecoder) -> None:
-    found = rows_of([file.data for file in failures().values()], decoder)
+    found = [
+        row if isinstance(row, str) else "a row" for row in rows_of([f.data for f in failures().values()], decoder)
+    ]
     assert dict(zip(failures(), found, strict=True)) == {name: file.outcome for name, file in failures().items()}
 
 
 def test_whole_plain_jpegs_are_for_the_device_and_nothing_else_is() -> None:
-    names = {name for name, file in rows().items() if taken(file.data)}
+    names = {name for name, file in {**rows(), **failures()}.items() if taken(file.data)}
     assert {"jpeg 4:2:0", "jpeg 4:4:4", "jpeg gray", "jpeg turned by exif"} <= names
-    not_plain = ("progressive", "cmyk", "without a colour transform", "png", "webp", "gif", "tiff")
-    assert not any(word in name for name in names for word in not_plain)
-    large = photograph(4200, 3000)
-    frame = frame_of(large)
-    assert frame is not None
-    assert not suits(large, frame), "more than the device has room for"
+    others = ("progressive", "cmyk", "without a", "without q", "lossless", "frames", "png", "webp", "gif", "tiff")
+    assert not any(word in name for name in names for word in others)
     data = photograph(333, 251)
-    frame = frame_of(data)
-    assert frame is not None
-    assert suits(data, frame)
-    assert not suits(data + b"\0", frame)
-    assert not suits(data[:-2], frame)
+    assert taken(data)
+    assert not taken(data + b"\0")
+    assert not taken(data[:-2])
+    assert not taken(data[:-2] + data[2:]), "a second frame"
 
 
 @pytest.mark.parametrize("orientation", range(2, 9))
@@ -187,6 +209,7 @@ def test_orientation_is_not_applied(decoder: GpuDecoder, orientation: int) -> No
     assert plain != turned
     upright, other = by_device([plain, turned], decoder)
     assert upright is not None
+    assert other is not None
     assert np.array_equal(upright, other)
 
 
@@ -202,114 +225,106 @@ def test_a_chunk_is_one_call_and_a_call_has_no_more_pixels_than_there_is_room_fo
     assert calls == [10, 10, 10, 2]
 
 
-def test_an_image_that_fails_costs_its_neighbours_nothing(decoder: GpuDecoder, calls: list[int]) -> None:
+def damaged() -> bytes:
+    """A JPEG that suits the device, and of which libjpeg warns."""
+    data = bytearray(photograph(320, 240))
+    at = len(data) // 2
+    data[at : at + 64] = bytes(64)
+    return bytes(data)
+
+
+def test_an_image_that_fails_costs_its_neighbours_nothing(decoder: GpuDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
     good = [photograph(width, height) for width, height in SIZES[:4]]
     alone = [row for data in good for row in by_device([data], decoder)]
-    calls.clear()
-    mixed = [*good[:2], data_of(FAILING), *good[2:]]
-    assert taken(data_of(FAILING))
-    found = list(rows_of(mixed, decoder))
+    bad, plain, tried = damaged(), gpu_decode._Call.pixels, []
+    assert taken(bad)
+
+    def call(self: Any, images: Sequence[Any], *sides: Any) -> Any:
+        tried.append(len(images))
+        return None if bad in images else plain(self, images, *sides)
+
+    monkeypatch.setattr(gpu_decode._Call, "pixels", call)
+    found = by_device([*good[:2], bad, *good[2:]], decoder)
     assert same(found[:2] + found[3:], alone)
-    assert found[2] == "corrupt"
-    if decoder._device.type == "cpu":  # a GPU's decoder may take it for a whole one
-        assert calls == [5, 1, 1, 1, 1, 1]
+    assert found[2] is None
+    assert tried == [5, 1, 1, 1, 1, 1]
 
 
-def test_threads_each_get_the_pixels_of_their_own_images(decoder: GpuDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_that_finds_all_calls_taken_is_for_the_cpu(decoder: GpuDecoder) -> None:
+    taken = [decoder._idle.get() for _ in range(gpu_decode.AT_ONCE)]
+    images = [photograph(64, 48)]
+    assert by_device(images, decoder) == [None]
+    assert same(list(rows_of(images, decoder)), [exact(images[0])])
+    decoder._idle.put(taken[0])
+    assert by_device(images, decoder)[0] is not None
+
+
+def test_more_models_than_one_call_of_the_library_takes_are_for_the_cpu(decoder: GpuDecoder) -> None:
+    paths = [Pixels(preprocess_of(USUAL), GPU, decoder)] * (FITS_MAX + 1)
+    made = [np.zeros((1, *path.shape), np.uint8) for path in paths]
+    assert prepared(samples_of([photograph(64, 48)]), paths, made) == [[None]] * len(paths)
+    assert all(np.array_equal(one[0], exact(photograph(64, 48))) for one in made)
+
+
+def test_threads_each_get_the_pixels_of_their_own_images(decoder: GpuDecoder, calls: list[int]) -> None:
     images = [photograph(width, height) for width, height in [(160, 120), (120, 160), (90, 70), (64, 64)]]
     chunks = [images[turn:] + images[:turn] for turn in range(len(images))] * 6
-    expected = [by_device(chunk, decoder) for chunk in chunks]
-    under_way, most, lock = 0, 0, threading.Lock()
-    plain, several = decoder._call, threading.Event()
-
-    def call(sources: Sequence[Any]) -> Any:
-        nonlocal under_way, most
-        with lock:
-            under_way += 1
-            most = max(most, under_way)
-            if most > 1:
-                several.set()
-        several.wait(10)  # on a busy machine, one thread might else be through before the next one begins
-        try:
-            return plain(sources)
-        finally:
-            with lock:
-                under_way -= 1
-
-    monkeypatch.setattr(decoder, "_call", call)
     start = threading.Barrier(12)
     with ThreadPoolExecutor(12, initializer=start.wait) as pool:
-        found = list(pool.map(lambda chunk: by_device(chunk, decoder), chunks))
-    assert all(map(same, found, expected))
-    assert 1 < most <= gpu_decode.AT_ONCE
+        found = list(pool.map(lambda chunk: list(rows_of(chunk, decoder)), chunks))
+    for chunk, made in zip(chunks, found, strict=True):
+        assert min(psnr(row, exact(data)) for data, row in zip(chunk, made, strict=True)) >= LEAST
+    assert calls
+    assert decoder._idle.qsize() == gpu_decode.AT_ONCE
 
 
-def full(*args: Any, **options: Any) -> Any:
-    raise torch.OutOfMemoryError("CUDA out of memory")
+def test_a_device_that_is_full_leaves_images_to_the_cpu(decoder: GpuDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **options: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
-
-@pytest.mark.parametrize("where", ["decoding", "resizing"])
-def test_a_device_that_is_full_leaves_images_to_the_cpu(
-    decoder: GpuDecoder, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
     images = [photograph(512, 384), photograph(333, 251)]
-    expected = by_device(images, decoder)
     with monkeypatch.context() as patch:
-        patch.setattr(*((decoder, "_call") if where == "decoding" else (gpu_decode, "interpolate")), full)
+        patch.setattr(torch, "empty", full)
         for _ in range(2 * gpu_decode.AT_ONCE):
-            assert same(list(rows_of(images, decoder)), [exact(data) for data in images])
-    assert all(row is not None for row in expected)
-    assert same(by_device(images, decoder), expected), "and takes the next ones again"
+            assert by_device(images, decoder) == [None, None]
+    assert all(row is not None for row in by_device(images, decoder)), "and takes the next ones again"
 
 
-def on_cards(images: Sequence[Any], *, mode: str, device: Any) -> Any:
-    """As torchcodec decodes on a card."""
-    from torchcodec.decoders import decode_jpeg
-
-    return [image.to(device) for image in decode_jpeg(images, mode=mode)]
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_decode, "NvJpeg", Engines)
 
 
-def test_everything_is_done_on_the_card_that_is_named_and_on_streams_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(gpu_decode, "_torchcodec", lambda: on_cards)
-    images = [photograph(160, 120), data_of(FAILING), photograph(90, 70)]
-    expected = by_device(images, GpuDecoder(torch.device("cpu")))
-    with fake_cuda.installed() as cards:
+def test_everything_is_done_on_the_card_that_is_named_and_on_streams_of_its_own(simulated: None) -> None:
+    images = [photograph(160, 120), damaged(), photograph(90, 70)]
+    with fake_cuda.installed([{}, {}]) as cards:
         decoder = GpuDecoder(torch.device("cuda:1"))
         cards.records.clear()
-        assert same(by_device(images, decoder), expected)
+        assert by_device(images, decoder)[0] is not None
         fake_cuda.assert_only_on(1, kinds=["allocation", "kernel", "copy"])
         assert torch.cuda.default_stream("cuda:1").queue.added == 0, "which is the stream of the passes"
-        assert cards.cards[1].used == 0, "nothing is left on the card"
 
 
-def test_a_card_that_breaks_is_told_from_a_damaged_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchcodec reports both as a RuntimeError of its own."""
-    monkeypatch.setattr(gpu_decode, "_torchcodec", lambda: on_cards)
+def test_a_card_that_breaks_is_told_from_a_damaged_image(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     images = [photograph(160, 120), photograph(90, 70)]
 
-    def failing(sources: Sequence[Any]) -> Any:
-        raise RuntimeError("nvjpegDecode failed: 8")
-
-    def breaking(sources: Sequence[Any]) -> Any:
+    def breaking(*_: Any) -> int:
         fake_cuda.break_device()
-        failing(sources)
+        return 8
 
-    with fake_cuda.installed():
+    with fake_cuda.installed([{}, {}]):
         decoder = GpuDecoder(torch.device("cuda:1"))
-        monkeypatch.setattr(decoder, "_call", failing)
+        monkeypatch.setattr(Engines, "decode", lambda *_: 8)
         assert by_device(images, decoder) == [None, None]
-        monkeypatch.setattr(decoder, "_call", breaking)
+        monkeypatch.setattr(Engines, "decode", breaking)
         for _ in range(2):  # while it decodes, and from then on
             with pytest.raises(DeviceError, match="illegal memory access"):
                 by_device(images, decoder)
 
 
-def test_a_card_without_room_for_a_chunk_leaves_it_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_decode, "_torchcodec", lambda: on_cards)
+def test_a_card_without_room_for_a_chunk_leaves_it_to_the_cpu(simulated: None) -> None:
     images = [photograph(640, 480), photograph(160, 120)]
-    with fake_cuda.installed([{"bytes": 3_000_000}]):
+    with fake_cuda.installed([{"bytes": 2_000_000}]):
         found = by_device(images, GpuDecoder(torch.device("cuda:0")))
     assert [row is None for row in found] == [True, True]
 
@@ -318,17 +333,17 @@ def test_rows_of_both_ways_are_in_order_and_a_damaged_image_harms_no_other(
     decoder: GpuDecoder, everywhere: str
 ) -> None:
     rows = ImageBatcher(preprocess_of(USUAL), GPU, torch.device(everywhere))
-    names = ["jpeg 4:2:0", "png rgb", "jpeg cut in the middle", "jpeg gray", FAILING, "jpeg progressive", "jpeg 4:4:4"]
+    names = ["jpeg 4:2:0", "png rgb", "jpeg cut in the middle", "jpeg gray", "jpeg progressive", "jpeg 4:4:4"]
     (found,) = image_rows(samples_of([data_of(name) for name in names]), [rows])
     kept = {name: row for name, row in zip(names, found, strict=True) if not isinstance(row, SampleError)}
     failed = {name: row.code for name, row in zip(names, found, strict=True) if isinstance(row, SampleError)}
-    assert failed == {"jpeg cut in the middle": "truncated", FAILING: "corrupt"}
+    assert failed == {"jpeg cut in the middle": "truncated"}
     numbers = rows.batch(list(kept.values()), torch.float32)
     black = rows.batch([rows.black()], torch.float32)
     white = (numbers - black).cpu() / (1 / torch.tensor(usual(224).std)).view(1, 3, 1, 1)
     for name, image in zip(kept, white, strict=True):
         pixels = (image.permute(1, 2, 0) * 255).round().numpy()
-        assert psnr(pixels, reference(data_of(name), USUAL)) >= LEAST, name
+        assert psnr(pixels, reference(data_of(name), USUAL)) >= 55, name
 
 
 def test_a_run_of_mixed_and_damaged_images_has_the_rows_and_failures_of_the_exact_path(
@@ -381,7 +396,7 @@ def test_several_models_that_read_the_same_pixels_have_an_image_decoded_once(
     together: Any = load(config, everywhere)
     calls.clear()
     ready = together.prepare(samples)
-    assert calls == [2, 2], "once for each of two sizes"
+    assert calls == [2], "once for all sizes"
     assert [type(one) for one in ready] == [dict, SampleError, SampleError, dict]
     for name, side in sides.items():
         pixels = ready[0][name]["image"].pixels
@@ -395,23 +410,22 @@ def test_a_cpu_is_refused() -> None:
     assert "--decode cpu-exact" in str(caught.value.next_step)
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
-    with pytest.raises(ModelError, match="needs torchcodec") as caught:
-        GpuDecoder(torch.device("cpu"))
-    assert "embq[gpu-decode]" in str(caught.value.next_step)
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_cuda.installed():
+        monkeypatch.setattr(torch.version, "cuda", "99.0")
+        with pytest.raises(ModelError, match="needs nvJPEG") as caught:
+            GpuDecoder(torch.device("cuda:0"))
+        assert caught.value.next_step == "pip install nvidia-nvjpeg-cu99"
+        monkeypatch.setattr(gpu_decode, "native", lambda: None)
+        with pytest.raises(ModelError, match="needs embq-native"):
+            GpuDecoder(torch.device("cuda:0"))
 
 
-@pytest.mark.parametrize(("error", "kind"), [("not compiled with nvJPEG", ModelError), ("CUDA error", DeviceError)])
-def test_a_build_that_does_not_decode_on_the_device_is_found_before_the_first_image(
-    error: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refusing(*args: Any, **options: Any) -> Any:
-        raise RuntimeError(error)
-
-    monkeypatch.setattr(gpu_decode, "_torchcodec", lambda: refusing)
-    with pytest.raises(kind, match=error):
-        GpuDecoder(torch.device("cpu"))
+def test_a_card_without_engines_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvjpeg, "_library", lambda: SimpleNamespace(nvjpegCreateEx=lambda *_: 7))
+    with fake_cuda.installed(), pytest.raises(ModelError, match="no JPEG engine") as caught:
+        GpuDecoder(torch.device("cuda:0"))
+    assert caught.value.next_step == "use --decode cpu-exact"
 
 
 def test_a_stub_that_decodes_is_refused() -> None:

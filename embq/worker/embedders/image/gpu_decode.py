@@ -1,139 +1,132 @@
-"""Plain JPEGs decoded and resized by the GPU that embeds them, many in one call: by torchcodec, that is by nvJPEG and
-the JPEG engines that some GPUs have.
+"""Plain JPEGs decoded by the JPEG engines that some GPUs have, many in one call; the CPU resizes them as all others.
 
-Pixels come back to host memory before the model reads them, 150 kB for an image of 224x224. So a damaged image fails
-before it is in a batch with others, images that the GPU does not decode take the path `cpu-exact`, and a pass is the
-same as on the other paths.
-
-No GPU has run this file, and its speed is not measured. It is called from `embq.worker.embedders.image.pixels` only.
+An engine's pixels are those of libjpeg but for a few bytes that are off by 1. They come back to the host before they
+are resized, so a damaged image fails before it is in a batch with others, all models' sizes are made of one decoded
+image, and a pass is the same as on the other paths. What the engines do not decode takes the path `cpu-exact`, and so
+does a chunk that comes while all calls are taken: they and the CPU's threads empty the same queue.
 """
 
 from __future__ import annotations
 
-import io
 import queue
-import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
-from torch.nn.functional import interpolate
 
-from embq.core.errors import DeviceFullError, ModelError, SampleError
-from embq.core.units import Sample
+from embq.core.errors import DeviceFullError, ModelError
 from embq.worker.embedders.device.errors import using
-from embq.worker.embedders.image.headers import check_file
-from embq.worker.embedders.image.jpeg import Frame
-from embq.worker.embedders.image.preprocess import Fit, placed
+from embq.worker.embedders.image.native import FITS_MAX, Native, native
+from embq.worker.embedders.image.nvjpeg import NvJpeg
+from embq.worker.embedders.image.preprocess import Fit
 
-AT_ONCE = 4
-"""Calls on the device at the same time, whatever the number of threads: it bounds the memory. Not measured."""
+AT_ONCE = 3
+"""Calls at the same time: an H100's engines are busy with two."""
 
 MAX_PIXELS = 12_500_000
-"""Most pixels of one call; a larger image is decoded by the CPU. In a call, all images take about 6 bytes per pixel
-(3 decoded, 3 in the decoder), and the one that is resized 14 more (12 as float32, 2 with one side made smaller): with
-`AT_ONCE` 1.0 GB where images are as large as this, 370 MB where they have 1.2 megapixels."""
-
-END = b"\xff\xd9"
-"""Last bytes of a whole JPEG. A GPU's decoder may fill up what is cut off without an error, so a file that ends
-otherwise is for the CPU."""
-
-FRAME = re.compile(rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf]")
-"""Begin of a frame. Of a JPEG with a second one nvJPEG decodes the first, where libjpeg refuses the file."""
-
-STORED_RGB = re.compile(rb"Adobe.{6}\0", re.DOTALL)
-"""Segment of a JPEG whose colours are stored as red, green and blue; no document says that nvJPEG looks at it."""
-
-EXIF = re.compile(rb"\xff\xe1(..Exif\0\0)", re.DOTALL)
-"""Begin of a segment with an orientation, which torchcodec applies and embq does not."""
-
-COMMENT = b"\xff\xfe\\1"
-"""The same as the begin of a comment."""
-
-Suited = tuple[int, bytes, Frame]
+"""Most pixels of one call; a larger image is decoded by the CPU. A call takes 7 bytes of the device and 4 page-locked
+ones for each of its pixels."""
 
 
 class GpuDecoder:
-    """Decodes and resizes plain JPEGs on one device. Safe to use from any thread.
+    """Decodes plain JPEGs on one device. Safe to use from any thread.
 
-    Raises ModelError where torchcodec is not installed or does not decode on the device.
+    Raises ModelError where nvJPEG or embq-native is missing, or the device has no JPEG engine.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._decode_jpeg = _torchcodec()
-        self._idle: queue.LifoQueue[Any] = queue.LifoQueue()
-        example = io.BytesIO()
-        Image.new("RGB", (64, 64)).save(example, "JPEG")
-        try:
-            with using(device):
-                for _ in range(AT_ONCE):
-                    stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-                    self._idle.put(stream)
-            with self._stream():
-                self._call([_source(example.getvalue(), 0)])
-        except RuntimeError as error:
-            raise ModelError(
-                f"torchcodec does not decode JPEGs on {device}: {error}",
-                next_step="install the torchcodec of torch's CUDA version, or use another --decode",
-            ) from error
+        library = native()
+        if library is None:
+            raise ModelError("--decode gpu needs embq-native", next_step="pip install embq-native")
+        self._idle: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        with using(device):
+            engines = NvJpeg()
+            for _ in range(AT_ONCE):
+                self._idle.put(_Call(engines, library, device))
+        self._native = library
 
-    def decoded(self, samples: Sequence[Sample], fit: Fit) -> Iterator[tuple[int, np.ndarray]]:
-        """(place, pixels that `fit` wants) of each image that it decodes: uint8 of shape (height, width, 3).
+    def decoded(
+        self, images: Sequence[bytes | memoryview | None], fits: Sequence[Fit], rows: Sequence[np.ndarray]
+    ) -> list[bool]:
+        """Write the pixels of the images that the engines decode now to rows, for all models; whether each is done.
 
-        Images that are not of a kind for this are left out, and those that the device cannot decode or has no room for
-        now. Raises DeviceError where the device is broken.
+        Raises DeviceError where the device is broken.
+
+        Args:
+            rows: for each fit, uint8 of shape (len(images), height, width, 3), contiguous.
         """
-        for group in _groups(samples):
-            try:
-                made = self._made(group, fit)
-            except DeviceFullError:
-                continue
-            yield from made
-
-    def _made(self, group: Sequence[Suited], fit: Fit) -> list[tuple[int, np.ndarray]]:
-        sources = [_source(data, frame.scan_at) for _, data, frame in group]
-        with self._stream():
-            decoded = self._decoded(sources)
-            rows = torch.empty((len(group), fit.height, fit.width, 3), dtype=torch.uint8, device=self._device)
-            made = []
-            for at, (pixels, (place, _, frame)) in enumerate(zip(decoded, group, strict=True)):
-                if pixels is not None and pixels.shape == (3, frame.height, frame.width):
-                    placed(_resized(pixels, fit), fit, rows[at])
-                    made.append((place, at))
-            # Waits for the copy, so nothing of these images is on the device when the stream takes the next ones. It
-            # raises where the device is broken, which torchcodec reports as it reports a damaged image.
-            on_host = rows.cpu().numpy()
-        return [(place, on_host[at]) for place, at in made]
-
-    def _decoded(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Decode each image to uint8 of shape (3, height, width) on the device; None where it cannot be decoded.
-
-        An image that fails, fails the whole call. Then each is decoded by itself, so that what is made of an image does
-        not depend on those beside it.
-        """
+        done = [False] * len(images)
+        if len(fits) > FITS_MAX:
+            return done
         try:
-            return list(self._call(sources))
-        except RuntimeError:
-            return [None] if len(sources) == 1 else [self._decoded([source])[0] for source in sources]
-
-    def _call(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        made: list[torch.Tensor] = self._decode_jpeg(list(sources), mode="RGB", device=self._device)
-        return made
-
-    @contextmanager
-    def _stream(self) -> Iterator[None]:
-        """Use the device, on one of its idle streams; errors as in `using`."""
-        stream = self._idle.get()
+            call = self._idle.get_nowait()
+        except queue.Empty:
+            return done
         try:
-            with using(self._device), torch.cuda.stream(stream):
-                yield
+            heights, widths = self._native.sides(images)
+            for group in _groups(heights * widths):
+                self._decode(call, images, group, heights, widths, fits, rows, done)
+        except DeviceFullError:
+            pass
         finally:
-            self._idle.put(stream)
+            self._idle.put(call)
+        return done
+
+    def _decode(
+        self,
+        call: _Call,
+        images: Sequence[Any],
+        group: np.ndarray,
+        heights: np.ndarray,
+        widths: np.ndarray,
+        fits: Sequence[Fit],
+        rows: Sequence[np.ndarray],
+        done: list[bool],
+    ) -> None:
+        """A call for a group of images; where it fails, one for each, so that no image depends on those beside it."""
+        pixels = call.pixels([images[place] for place in group], heights[group], widths[group])
+        if pixels is not None:
+            for place in self._native.resize_all(pixels, heights[group], widths[group], group, fits, rows):
+                done[place] = True
+        elif len(group) > 1:
+            for place in range(len(group)):
+                self._decode(call, images, group[place : place + 1], heights, widths, fits, rows, done)
+
+
+class _Call:
+    """What one call needs of a device: a stream and memory, which grows to the largest."""
+
+    def __init__(self, engines: NvJpeg, library: Native, device: torch.device) -> None:
+        self._engines, self._native, self._device = engines, library, device
+        self._state = engines.state()
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._rgb = self._rgbx = self._host = torch.empty(0, dtype=torch.uint8)
+
+    def pixels(self, images: Sequence[Any], heights: np.ndarray, widths: np.ndarray) -> np.ndarray | None:
+        """The decoded images one behind the other: uint8 of shape (all pixels, 4), of which the last channel means
+        nothing, until the next call. None where an image among them cannot be decoded.
+
+        Raises DeviceError where the device is broken, and DeviceFullError where it has no room.
+        """
+        lengths = np.multiply(heights, widths, dtype=np.int64)
+        ends = np.cumsum(lengths)
+        count = int(ends[-1])
+        with using(self._device), torch.cuda.stream(self._stream), torch.inference_mode(False):
+            if len(self._rgb) < 3 * count:
+                self._rgb = torch.empty(3 * count, dtype=torch.uint8, device=self._device)
+                self._rgbx = torch.empty(4 * count, dtype=torch.uint8, device=self._device)
+                self._host = torch.empty(4 * count, dtype=torch.uint8, pin_memory=True)
+            buffers = self._native.buffers(images)
+            status = self._engines.decode(self._state, *buffers, self._rgb, 3 * (ends - lengths), widths)
+            if not status:
+                rgbx = self._rgbx[: 4 * count].view(-1, 4)
+                rgbx[:, :3] = self._rgb[: 3 * count].view(-1, 3)
+                self._host[: 4 * count].copy_(rgbx.view(-1), non_blocking=True)
+            # Raises where the device is broken, which nvJPEG may report as it reports a damaged image.
+            self._stream.synchronize()
+        return None if status else self._host[: 4 * count].view(-1, 4).numpy()
 
 
 def gpu_decoder(device: torch.device) -> GpuDecoder:
@@ -149,73 +142,15 @@ def _shared(device: torch.device) -> GpuDecoder:
     return GpuDecoder(device)
 
 
-def suits(data: bytes, frame: Frame) -> bool:
-    """Whether an image is decoded by the device: a whole, plain JPEG of one scan that is not too large."""
-    return (
-        frame.is_plain
-        and frame.has_one_scan
-        and frame.height * frame.width <= MAX_PIXELS
-        and data.endswith(END)
-        and FRAME.search(data, frame.scan_at) is None
-        and STORED_RGB.search(data, 0, frame.scan_at) is None
-    )
-
-
-def _groups(samples: Sequence[Sample]) -> Iterator[list[Suited]]:
-    """The images that suit the device, in order, at most `MAX_PIXELS` together."""
-    group: list[Suited] = []
+def _groups(pixels: np.ndarray) -> Iterator[np.ndarray]:
+    """Places of images for one call each: those with 1 to `MAX_PIXELS` pixels, as many together."""
+    group: list[int] = []
     total = 0
-    for place, sample in enumerate(samples):
-        if sample.image is None or sample.error is not None:
-            continue
-        data = bytes(sample.image)
-        try:
-            frame = check_file(data)
-        except SampleError:  # raised again where Pillow is asked
-            continue
-        if frame is None or not suits(data, frame):
-            continue
-        size = frame.height * frame.width
-        if group and total + size > MAX_PIXELS:
-            yield group
+    for place in np.flatnonzero((pixels > 0) & (pixels <= MAX_PIXELS)):
+        if total + pixels[place] > MAX_PIXELS:
+            yield np.array(group, np.int32)
             group, total = [], 0
-        group.append((place, data, frame))
-        total += size
+        group.append(int(place))
+        total += int(pixels[place])
     if group:
-        yield group
-
-
-def _source(data: bytes, scan_at: int) -> torch.Tensor:
-    """A JPEG for torchcodec: a copy, which torch can write to, without its orientation."""
-    copy = bytearray(data)
-    copy[:scan_at] = EXIF.sub(COMMENT, copy[:scan_at])
-    return torch.frombuffer(copy, dtype=torch.uint8)
-
-
-def _resized(pixels: torch.Tensor, fit: Fit) -> torch.Tensor:
-    """`pixels` of shape (3, height, width) as large as before the cut: uint8 of shape (height, width, 3).
-
-    Computed in float32, because torch resizes bytes on CPUs only. Rounded and kept within bytes after each of the two
-    steps, as kernels for bytes do it: a bicubic filter goes beyond both ends at an edge, and where only the end result
-    is kept within, up to 9 of 255 are left of that.
-    """
-    height, width = pixels.shape[1:]
-    wanted = fit.resized(height, width)
-    middle = (wanted[0], width) if fit.columns_first(height, width) else (height, wanted[1])
-    numbers = pixels[None].float()
-    for size in (middle, wanted):
-        if numbers.shape[2:] != size:
-            numbers = interpolate(numbers, size=size, mode=fit.interpolation, antialias=True).round_().clamp_(0, 255)
-    return numbers[0].permute(1, 2, 0).to(torch.uint8)
-
-
-def _torchcodec() -> Any:
-    """Its function that decodes JPEGs, many in one call."""
-    try:
-        from torchcodec.decoders import decode_jpeg
-    except (ImportError, OSError, RuntimeError) as error:  # the latter two of a library that does not fit torch
-        raise ModelError(
-            f"--decode gpu needs torchcodec: {error}",
-            next_step="pip install 'embq[gpu-decode]', or use another --decode",
-        ) from error
-    return decode_jpeg
+        yield np.array(group, np.int32)

@@ -72,17 +72,46 @@ class Native:
             others = self.prepare(images, fits[FITS_MAX:], rows[FITS_MAX:], fast=fast)
             return list(map(max, first, others))
         statuses = (ctypes.c_int32 * count)()
-        self._library.embq_prepare(
-            (ctypes.c_void_p * count)(*[None if image is None else py_buffer(image).address for image in images]),
-            (ctypes.c_int64 * count)(*[0 if image is None else len(image) for image in images]),
-            count,
-            (_Fit * len(fits))(*map(_of, fits)),
-            len(fits),
-            (ctypes.c_void_p * len(fits))(*(pixels.ctypes.data for pixels in rows)),
-            fast,
-            statuses,
-        )
+        addresses, sizes = self.buffers(images)
+        to = _pointers(fits, rows)
+        self._library.embq_prepare(_at(addresses), _at(sizes), count, *to, fast, statuses)
         return list(statuses)
+
+    def buffers(self, images: Sequence[bytes | memoryview | None]) -> tuple[np.ndarray, np.ndarray]:
+        """(addresses, sizes) of encoded images, uint64; 0 for None."""
+        return (
+            np.array([0 if image is None else py_buffer(image).address for image in images], np.uint64),
+            np.array([0 if image is None else len(image) for image in images], np.uint64),
+        )
+
+    def sides(self, images: Sequence[bytes | memoryview | None]) -> tuple[np.ndarray, np.ndarray]:
+        """(heights, widths) of the images that a JPEG engine may decode, int32; 0 for all others."""
+        addresses, sizes = self.buffers(images)
+        heights, widths = np.zeros((2, len(images)), np.int32)
+        self._library.embq_sides(_at(addresses), _at(sizes), len(images), _at(heights), _at(widths))
+        return heights, widths
+
+    def resize_all(
+        self,
+        pixels: np.ndarray,
+        heights: np.ndarray,
+        widths: np.ndarray,
+        places: np.ndarray,
+        fits: Sequence[Fit],
+        rows: Sequence[np.ndarray],
+    ) -> list[int]:
+        """Resize decoded images for all models at once; the places of those that have a height and a width then.
+
+        Args:
+            pixels: uint8 of shape (all pixels, 4), contiguous: the images one behind the other; see `resize`.
+            heights, widths, places: of each image, int32; the last are those of its pixels in each of `rows`.
+            rows: as of `prepare`.
+        """
+        statuses = np.ones(len(rows[0]), np.int32)
+        sides, count = (_at(heights), _at(widths), _at(places)), len(places)
+        to = _pointers(fits, rows)
+        self._library.embq_resize_all(_at(pixels), *sides, count, *to, _at(statuses))
+        return [int(place) for place in places if not statuses[place]]
 
     def resize(self, pixels: np.ndarray, fit: Fit, row: np.ndarray) -> bool:
         """Resize one decoded image; False where it would have no height or width.
@@ -92,10 +121,17 @@ class Native:
             row: uint8 of shape (fit.height, fit.width, 3), contiguous.
         """
         height, width, _ = pixels.shape
-        to = ctypes.c_void_p(row.ctypes.data)
-        return not self._library.embq_resize(
-            ctypes.c_void_p(pixels.ctypes.data), height, width, ctypes.byref(_of(fit)), to
-        )
+        return not self._library.embq_resize(_at(pixels), height, width, ctypes.byref(_of(fit)), _at(row))
+
+
+def _at(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def _pointers(fits: Sequence[Fit], rows: Sequence[np.ndarray]) -> tuple[ctypes.Array[_Fit], int, Any]:
+    """(the fits, how many there are, where the rows of each begin)."""
+    count = len(fits)
+    return (_Fit * count)(*map(_of, fits)), count, (ctypes.c_void_p * count)(*(pixels.ctypes.data for pixels in rows))
 
 
 @cache

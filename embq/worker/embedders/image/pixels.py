@@ -2,8 +2,8 @@
 
 Four paths to the same picture. `reference` is what the model's own library does with Pillow. `cpu-exact` decodes plain
 JPEGs and resizes all images by a library of our own, where it is installed: three times as fast, and off by at most 2
-of 255. `cpu-fast` has the decoder make large JPEGs smaller, where at least twice the wanted size is left. `gpu` has a
-GPU decode and resize plain JPEGs, many at a time, and takes `cpu-exact` for all other images. What these do not know
+of 255. `cpu-fast` has the decoder make large JPEGs smaller, where at least twice the wanted size is left. `gpu` has the
+JPEG engines of a GPU decode plain JPEGs, many at a time, and is `cpu-exact` but for that. What these do not know
 (palettes, alpha, 16 bits, CMYK) takes the first path, bit by bit.
 """
 
@@ -108,20 +108,20 @@ def prepared(samples: Sequence[Sample], paths: Sequence[Pixels], rows: Sequence[
         looked at again.
     """
     waiting = [[True] * len(samples) for _ in paths]
-    has_gpu = any(path.gpu is not None for path in paths)
-    if has_gpu:
-        _by_gpu(samples, paths, rows, waiting)
     chunks = [at for at, path in enumerate(paths) if path.native is not None]
     if chunks:
         images = [sample.image if sample.error is None else None for sample in samples]
-        if has_gpu:
-            images = [image if any(waiting[at][i] for at in chunks) else None for i, image in enumerate(images)]
         path = paths[chunks[0]]
         assert path.native is not None
-        fits = [paths[at].fit for at in chunks]
-        statuses = path.native.prepare(images, fits, [rows[at] for at in chunks], fast=path.is_fast)
+        fits, of_chunks = [paths[at].fit for at in chunks], [rows[at] for at in chunks]
+        if path.gpu is not None:
+            done = path.gpu.decoded(images, fits, of_chunks)
+            images = [None if is_done else image for image, is_done in zip(images, done, strict=True)]
+        statuses = path.native.prepare(images, fits, of_chunks, fast=path.is_fast)
+        if path.gpu is not None:
+            statuses = [0 if is_done else status for status, is_done in zip(statuses, done, strict=True)]
         for at in chunks:
-            waiting[at] = [status != 0 and waits for status, waits in zip(statuses, waiting[at], strict=True)]
+            waiting[at] = [status != 0 for status in statuses]
     answers: list[Answers] = [[None] * len(samples) for _ in paths]
     for i, waits in enumerate(zip(*waiting, strict=True)):
         if True in waits:
@@ -144,21 +144,6 @@ def _by_pillow(
                     error = problem.with_traceback(None)  # whose frames hold the samples, and this answer
             answers.append(error)
     return answers
-
-
-def _by_gpu(
-    samples: Sequence[Sample], paths: Sequence[Pixels], rows: Sequence[np.ndarray], waiting: Sequence[list[bool]]
-) -> None:
-    """What a GPU decodes of them. Raises DeviceError where the device is broken."""
-    by_fit: dict[Fit, list[tuple[int, np.ndarray]]] = {}
-    for path, pixels, of_path in zip(paths, rows, waiting, strict=True):
-        if path.gpu is None:
-            continue
-        if path.fit not in by_fit:
-            by_fit[path.fit] = list(path.gpu.decoded(samples, path.fit))
-        for i, made in by_fit[path.fit]:
-            pixels[i] = made
-            of_path[i] = False
 
 
 def pixels_of(size: int, decode: str) -> Pixels:

@@ -1,0 +1,97 @@
+"""nvJPEG's decoder for the JPEG engines of a GPU, called by ctypes: a chunk of images in one call, without the
+interpreter's lock.
+
+Declared as in nvjpeg.h of CUDA 12 and 13.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from embq.core.errors import ModelError
+
+HARDWARE = 3
+"""NVJPEG_BACKEND_HARDWARE: the engines. The decoders that run on the GPU's own cores take them from the model."""
+INTERPOLATES = 1 << 5
+"""NVJPEG_FLAGS_UPSAMPLING_WITH_INTERPOLATION: chroma as libjpeg makes it."""
+RGB = 5
+"""NVJPEG_OUTPUT_RGBI: bytes of shape (height, width, 3)."""
+COMPONENTS = 4
+"""NVJPEG_MAX_COMPONENT."""
+
+IMAGE = np.dtype([("channel", np.uint64, COMPONENTS), ("pitch", np.uint64, COMPONENTS)])
+"""nvjpegImage_t: an address and the bytes of a row for each plane."""
+
+
+class NvJpeg:
+    """The engines of the current CUDA device. States are for one thread at a time, all else for any.
+
+    Attributes:
+        engines: how many there are; 0 where the driver does not say.
+
+    Raises ModelError where the library is missing, or the device has no engine.
+    """
+
+    def __init__(self) -> None:
+        self._library = _library()
+        self._handle = ctypes.c_void_p()
+        status = self._library.nvjpegCreateEx(HARDWARE, None, None, INTERPOLATES, ctypes.byref(self._handle))
+        if status:
+            raise ModelError(
+                f"this GPU has no JPEG engine, says nvJPEG (status {status})",
+                next_step="use --decode cpu-exact",
+            )
+        engines, cores = ctypes.c_uint(), ctypes.c_uint()
+        self._library.nvjpegGetHardwareDecoderInfo(self._handle, ctypes.byref(engines), ctypes.byref(cores))
+        self.engines = engines.value
+
+    def state(self) -> ctypes.c_void_p:
+        """Memory for the calls of one thread."""
+        state = ctypes.c_void_p()
+        status = self._library.nvjpegJpegStateCreate(self._handle, ctypes.byref(state))
+        if status:
+            raise torch.OutOfMemoryError(f"nvjpegJpegStateCreate: {status}")
+        return state
+
+    def decode(
+        self,
+        state: ctypes.c_void_p,
+        addresses: np.ndarray,
+        sizes: np.ndarray,
+        pixels: torch.Tensor,
+        starts: np.ndarray,
+        widths: np.ndarray,
+    ) -> int:
+        """Begin to decode encoded images on the current stream; gives 0, or why nothing can be said of any of them.
+
+        Args:
+            addresses, sizes: of the encoded images, uint64; they may go when the stream is done.
+            pixels: uint8 on the device; those of an image go to `starts`, of shape (height, its width, 3).
+        """
+        images = np.zeros(len(addresses), IMAGE)
+        images["channel"][:, 0] = pixels.data_ptr() + starts
+        images["pitch"][:, 0] = 3 * widths
+        status: int = self._library.nvjpegDecodeBatchedInitialize(self._handle, state, len(images), 1, RGB)
+        if not status:
+            pointers = (ctypes.c_void_p(one.ctypes.data) for one in (addresses, sizes, images))
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            status = self._library.nvjpegDecodeBatched(self._handle, state, *pointers, stream)
+        return status
+
+
+def _library() -> Any:
+    """The library of torch's CUDA version: the one that torchvision brings, of its wheel, or of the system."""
+    version = str(torch.version.cuda).partition(".")[0]
+    patterns = ("torchvision.libs/libnvjpeg*", "nvidia/cu13/lib/libnvjpeg*", "nvidia/nvjpeg/lib/libnvjpeg*")
+    brought = [path for pattern in patterns for path in Path(torch.__file__).parents[1].glob(pattern)]
+    found = [str(path) for path in brought if f".so.{version}" in path.name]
+    try:
+        return ctypes.CDLL((found or [f"libnvjpeg.so.{version}"])[0])
+    except OSError as error:
+        wheel = "nvidia-nvjpeg" if version == "13" else f"nvidia-nvjpeg-cu{version}"
+        raise ModelError(f"--decode gpu needs nvJPEG: {error}", next_step=f"pip install {wheel}") from error
