@@ -76,6 +76,15 @@ for number in range(int(sys.argv[3])):
         off = np.abs(made[0].astype(int) - expected).max()
         assert off <= 2, (width, height, kind, side, bicubic, off)
         assert np.array_equal(made, plain), "the kernels differ"
+    for_engines = native().sides([b"", data, None])
+    assert [one[1] for one in for_engines] == ([0, 0] if kind == "progressive" else [height, width])
+    decoded = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).reshape(-1, 3)
+    pixels = np.concatenate([np.pad(decoded, ((0, 0), (0, 1)))] * 2)
+    both = [np.full((3, *one.shape[1:]), 99, np.uint8) for one in rows]
+    heights, widths, places = np.array([[height] * 2, [width] * 2, [2, 0]], np.int32)
+    assert native().resize_all(pixels, heights, widths, places, fits, both) == [2, 0]
+    assert all(np.array_equal(one[place], made[0]) for one, made in zip(both, rows) for place in (0, 2))
+    assert all((one[1] == 99).all() for one in both)
     prepared([data], fits, fast=True)
     mode = ("longest", "squash", "shortest")[number % 3]
     other = Fit(height=90, width=130, mode=mode, interpolation="bilinear", fill=7)
@@ -114,6 +123,8 @@ for number in range(int(sys.argv[3])):
     else:
         assert np.abs(found - expected).max() <= 2
     prepared([bytes(data), None, b"", b"\\xff\\xd8\\xff"], [paths[0].fit], fast=True)
+    is_for_engines = native().sides([bytes(data)])[0][0] > 0
+    assert not is_for_engines or not isinstance(found, str) or found == "corrupt"
 assert refused > 10
 """
 
