@@ -109,9 +109,9 @@ def calls(decoder: GpuDecoder, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
     plain = gpu_decode._Call.pixels
 
-    def call(self: Any, images: Sequence[Any], *sides: Any) -> Any:
-        counted.append(len(images))
-        return plain(self, images, *sides)
+    def call(self: Any, addresses: Any, *others: Any) -> Any:
+        counted.append(len(addresses))
+        return plain(self, addresses, *others)
 
     monkeypatch.setattr(gpu_decode._Call, "pixels", call)
     return counted
@@ -132,7 +132,7 @@ def taken(data: bytes) -> bool:
     """True if the device is asked to decode the file."""
     library = native()
     assert library is not None
-    return bool(library.sides([data])[0][0])
+    return bool(library.sides(*library.buffers([data]))[0][0])
 
 
 def rows_of(images: Sequence[bytes], decoder: GpuDecoder) -> Iterator[np.ndarray | str]:
@@ -239,9 +239,9 @@ def test_an_image_that_fails_costs_its_neighbours_nothing(decoder: GpuDecoder, m
     bad, plain, tried = damaged(), gpu_decode._Call.pixels, []
     assert taken(bad)
 
-    def call(self: Any, images: Sequence[Any], *sides: Any) -> Any:
-        tried.append(len(images))
-        return None if bad in images else plain(self, images, *sides)
+    def call(self: Any, addresses: Any, sizes: Any, *sides: Any) -> Any:
+        tried.append(len(sizes))
+        return None if len(bad) in sizes else plain(self, addresses, sizes, *sides)
 
     monkeypatch.setattr(gpu_decode._Call, "pixels", call)
     found = by_device([*good[:2], bad, *good[2:]], decoder)

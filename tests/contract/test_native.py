@@ -76,7 +76,7 @@ for number in range(int(sys.argv[3])):
         off = np.abs(made[0].astype(int) - expected).max()
         assert off <= 2, (width, height, kind, side, bicubic, off)
         assert np.array_equal(made, plain), "the kernels differ"
-    for_engines = native().sides([b"", data, None])
+    for_engines = native().sides(*native().buffers([b"", data, None]))
     assert [one[1] for one in for_engines] == ([0, 0] if kind == "progressive" else [height, width])
     decoded = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).reshape(-1, 3)
     pixels = np.concatenate([np.pad(decoded, ((0, 0), (0, 1)))] * 2)
@@ -123,7 +123,8 @@ for number in range(int(sys.argv[3])):
     else:
         assert np.abs(found - expected).max() <= 2
     prepared([bytes(data), None, b"", b"\\xff\\xd8\\xff"], [paths[0].fit], fast=True)
-    is_for_engines = native().sides([bytes(data)])[0][0] > 0
+    held = bytes(data)
+    is_for_engines = native().sides(*native().buffers([held]))[0][0] > 0
     assert not is_for_engines or not isinstance(found, str) or found == "corrupt"
 assert refused > 10
 """

@@ -18,7 +18,7 @@ import torch
 
 from embq.core.errors import DeviceFullError, ModelError
 from embq.worker.embedders.device.errors import using
-from embq.worker.embedders.image.native import FITS_MAX, Native, native
+from embq.worker.embedders.image.native import FITS_MAX, native
 from embq.worker.embedders.image.nvjpeg import NvJpeg
 from embq.worker.embedders.image.preprocess import Fit
 
@@ -28,6 +28,10 @@ AT_ONCE = 3
 MAX_PIXELS = 12_500_000
 """Most pixels of one call; a larger image is decoded by the CPU. A call takes 7 bytes of the device and 4 page-locked
 ones for each of its pixels."""
+
+
+Pair = tuple[np.ndarray, np.ndarray]
+"""(addresses, sizes) of encoded images, or (heights, widths)."""
 
 
 class GpuDecoder:
@@ -44,7 +48,7 @@ class GpuDecoder:
         with using(device):
             engines = NvJpeg()
             for _ in range(AT_ONCE):
-                self._idle.put(_Call(engines, library, device))
+                self._idle.put(_Call(engines, device))
         self._native = library
 
     def decoded(
@@ -65,9 +69,11 @@ class GpuDecoder:
         except queue.Empty:
             return done
         try:
-            heights, widths = self._native.sides(images)
-            for group in _groups(heights * widths):
-                self._decode(call, images, group, heights, widths, fits, rows, done)
+            files = self._native.buffers(images)
+            sides = self._native.sides(*files)
+            for group in _groups(np.multiply(*sides, dtype=np.int64)):
+                for place in self._decode(call, files, sides, group, fits, rows):
+                    done[place] = True
         except DeviceFullError:
             pass
         finally:
@@ -75,36 +81,38 @@ class GpuDecoder:
         return done
 
     def _decode(
-        self,
-        call: _Call,
-        images: Sequence[Any],
-        group: np.ndarray,
-        heights: np.ndarray,
-        widths: np.ndarray,
-        fits: Sequence[Fit],
-        rows: Sequence[np.ndarray],
-        done: list[bool],
-    ) -> None:
-        """A call for a group of images; where it fails, one for each, so that no image depends on those beside it."""
-        pixels = call.pixels([images[place] for place in group], heights[group], widths[group])
+        self, call: _Call, files: Pair, sides: Pair, group: np.ndarray, fits: Sequence[Fit], rows: Sequence[np.ndarray]
+    ) -> list[int]:
+        """A call for a group of images; where it fails, one for each, so that no image depends on those beside it.
+
+        Gives the places of those that are done.
+        """
+        heights, widths = (side[group] for side in sides)
+        addresses, sizes = (of_all[group] for of_all in files)
+        pixels = call.pixels(addresses, sizes, heights, widths)
         if pixels is not None:
-            for place in self._native.resize_all(pixels, heights[group], widths[group], group, fits, rows):
-                done[place] = True
-        elif len(group) > 1:
-            for place in range(len(group)):
-                self._decode(call, images, group[place : place + 1], heights, widths, fits, rows, done)
+            return self._native.resize_all(pixels, heights, widths, group, fits, rows)
+        if len(group) == 1:
+            return []
+        return [
+            done
+            for at in range(len(group))
+            for done in self._decode(call, files, sides, group[at : at + 1], fits, rows)
+        ]
 
 
 class _Call:
     """What one call needs of a device: a stream and memory, which grows to the largest."""
 
-    def __init__(self, engines: NvJpeg, library: Native, device: torch.device) -> None:
-        self._engines, self._native, self._device = engines, library, device
+    def __init__(self, engines: NvJpeg, device: torch.device) -> None:
+        self._engines, self._device = engines, device
         self._state = engines.state()
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._rgb = self._rgbx = self._host = torch.empty(0, dtype=torch.uint8)
 
-    def pixels(self, images: Sequence[Any], heights: np.ndarray, widths: np.ndarray) -> np.ndarray | None:
+    def pixels(
+        self, addresses: np.ndarray, sizes: np.ndarray, heights: np.ndarray, widths: np.ndarray
+    ) -> np.ndarray | None:
         """The decoded images one behind the other: uint8 of shape (all pixels, 4), of which the last channel means
         nothing, until the next call. None where an image among them cannot be decoded.
 
@@ -118,8 +126,8 @@ class _Call:
                 self._rgb = torch.empty(3 * count, dtype=torch.uint8, device=self._device)
                 self._rgbx = torch.empty(4 * count, dtype=torch.uint8, device=self._device)
                 self._host = torch.empty(4 * count, dtype=torch.uint8, pin_memory=True)
-            buffers = self._native.buffers(images)
-            status = self._engines.decode(self._state, *buffers, self._rgb, 3 * (ends - lengths), widths)
+            starts = 3 * (ends - lengths)
+            status = self._engines.decode(self._state, addresses, sizes, self._rgb, starts, widths)
             if not status:
                 rgbx = self._rgbx[: 4 * count].view(-1, 4)
                 rgbx[:, :3] = self._rgb[: 3 * count].view(-1, 3)

@@ -77,18 +77,18 @@ class Native:
         self._library.embq_prepare(_at(addresses), _at(sizes), count, *to, fast, statuses)
         return list(statuses)
 
-    def buffers(self, images: Sequence[bytes | memoryview | None]) -> tuple[np.ndarray, np.ndarray]:
-        """(addresses, sizes) of encoded images, uint64; 0 for None."""
+    @staticmethod
+    def buffers(images: Sequence[bytes | memoryview | None]) -> tuple[np.ndarray, np.ndarray]:
+        """(addresses, sizes) of encoded images, uint64; 0 for None. Good for as long as the images are held."""
         return (
             np.array([0 if image is None else py_buffer(image).address for image in images], np.uint64),
             np.array([0 if image is None else len(image) for image in images], np.uint64),
         )
 
-    def sides(self, images: Sequence[bytes | memoryview | None]) -> tuple[np.ndarray, np.ndarray]:
-        """(heights, widths) of the images that a JPEG engine may decode, int32; 0 for all others."""
-        addresses, sizes = self.buffers(images)
-        heights, widths = np.zeros((2, len(images)), np.int32)
-        self._library.embq_sides(_at(addresses), _at(sizes), len(images), _at(heights), _at(widths))
+    def sides(self, addresses: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(heights, widths) of the images that a JPEG engine may decode, int32; 0 for all others. See `buffers`."""
+        heights, widths = np.zeros((2, len(sizes)), np.int32)
+        self._library.embq_sides(_at(addresses), _at(sizes), len(sizes), _at(heights), _at(widths))
         return heights, widths
 
     def resize_all(

@@ -28,6 +28,19 @@ IMAGE = np.dtype([("channel", np.uint64, COMPONENTS), ("pitch", np.uint64, COMPO
 """nvjpegImage_t: an address and the bytes of a row for each plane."""
 
 
+class State:
+    """Memory for the calls of one thread.
+
+    Attributes:
+        handle: of the library.
+        images: of one call that it is set up for; setting up may wait for all of the device.
+    """
+
+    def __init__(self, handle: ctypes.c_void_p) -> None:
+        self.handle = handle
+        self.images = 0
+
+
 class NvJpeg:
     """The engines of the current CUDA device. States are for one thread at a time, all else for any.
 
@@ -50,17 +63,17 @@ class NvJpeg:
         self._library.nvjpegGetHardwareDecoderInfo(self._handle, ctypes.byref(engines), ctypes.byref(cores))
         self.engines = engines.value
 
-    def state(self) -> ctypes.c_void_p:
-        """Memory for the calls of one thread."""
+    def state(self) -> State:
+        """A new one."""
         state = ctypes.c_void_p()
         status = self._library.nvjpegJpegStateCreate(self._handle, ctypes.byref(state))
         if status:
             raise torch.OutOfMemoryError(f"nvjpegJpegStateCreate: {status}")
-        return state
+        return State(state)
 
     def decode(
         self,
-        state: ctypes.c_void_p,
+        state: State,
         addresses: np.ndarray,
         sizes: np.ndarray,
         pixels: torch.Tensor,
@@ -76,11 +89,16 @@ class NvJpeg:
         images = np.zeros(len(addresses), IMAGE)
         images["channel"][:, 0] = pixels.data_ptr() + starts
         images["pitch"][:, 0] = 3 * widths
-        status: int = self._library.nvjpegDecodeBatchedInitialize(self._handle, state, len(images), 1, RGB)
+        status: int = 0
+        if state.images != len(images):
+            state.images = len(images)
+            status = self._library.nvjpegDecodeBatchedInitialize(self._handle, state.handle, len(images), 1, RGB)
         if not status:
             pointers = (ctypes.c_void_p(one.ctypes.data) for one in (addresses, sizes, images))
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-            status = self._library.nvjpegDecodeBatched(self._handle, state, *pointers, stream)
+            status = self._library.nvjpegDecodeBatched(self._handle, state.handle, *pointers, stream)
+        if status:
+            state.images = 0
         return status
 
 
