@@ -28,7 +28,7 @@ from embq.worker.stages.batching import (
     Batcher,
     MemoryBudget,
 )
-from embq.worker.stages.embed import EmbedStage
+from embq.worker.stages.embed import EmbedStage, can_wait
 from embq.worker.stages.read import Chunk, EndOfUnit
 from tests.support.fakes.clock import FakeClock
 
@@ -236,6 +236,33 @@ def test_each_row_comes_back_to_its_sample_however_the_passes_were_formed(
     assert embedder.most_on_device == (2 if under_way else 1)
     assert stages.stats.tokens == sum(map(sum, lengths)) == sum(work.tokens for work in works)
     assert stages.stats.processed == sum(len(batch) * batch[0] for batch in embedder.passes)
+
+
+def test_the_next_window_comes_together_pass_by_pass(stages: SimpleNamespace) -> None:  # noqa: F811
+    class Small(Lengths):
+        batch_size, token_budget, window = 2, 0, 6
+
+        def embed(self, batch: Sequence[tuple[int, int]]) -> Mapping[str, np.ndarray]:
+            left.append(len(coming))
+            return super().embed(batch)
+
+    work = make_work(stages, texts(stages, "a.txt", ["x"]), "t")
+    samples = [Sample(ordinal=number, key=str(number), text="t") for number in range(14)]
+    chunks = []
+    for part in (samples[:6], *([sample] for sample in samples[6:])):
+        prepared: Future[Any] = Future()
+        prepared.set_result((part, [(sample.ordinal, 1) for sample in part]))
+        chunks.append(Chunk(work, part, prepared))
+    first, *coming = [*chunks, EndOfUnit(work, 14, SourceError("cut", code="shard_truncated"))]
+    left: list[int] = []
+    stage = stage_of(stages, Small())
+    stage.more = lambda: coming.pop(0) if can_wait(coming[0]) else None
+    stage.take(first)
+    assert left == [9, 7, 5, 3, 1, 1]
+    assert len(coming) == 1, "what drops samples in hand has to wait"
+    assert len(stage.batcher) == 2
+    not_prepared = Chunk(work, samples[:1], Future())
+    assert not can_wait(not_prepared)
 
 
 def test_a_device_is_at_work_until_its_pass_is_over_whenever_that_is_asked_for(

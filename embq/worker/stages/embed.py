@@ -46,6 +46,7 @@ class EmbedStage:
 
     Args:
         hand_on: takes each complete unit.
+        more: gives the next item in order, if there is one for which `can_wait` holds.
     """
 
     def __init__(
@@ -54,10 +55,12 @@ class EmbedStage:
         meter: Meter,
         *,
         hand_on: Callable[[LeasedUnit], None],
+        more: Callable[[], Chunk | EndOfUnit | None] = lambda: None,
     ) -> None:
         self.embedder = embedder
         self.meter = meter
         self.hand_on = hand_on
+        self.more = more
         self.log = Events("worker")
         self.batcher = Batcher(embedder, meter.throughput, threads=meter.times.threads)
         self._in_flight: list[InFlight] = []
@@ -79,6 +82,24 @@ class EmbedStage:
 
     def take(self, item: Chunk | EndOfUnit) -> None:
         """Take the next item in order; embeds whenever there is a window."""
+        self._gather(item)
+        while self.batcher.is_full:
+            for embedded in self._passes():
+                self._gather_as_many(embedded)
+        if isinstance(item, Chunk) and item.lease.careful:
+            self.flush()
+
+    def _gather_as_many(self, embedded: int) -> None:
+        """Let as many samples wait for the next window as a pass of this one took, so that as many more are prepared.
+
+        If all were taken behind the window, all threads would prepare at once while this one begins its next passes,
+        which took up to ten times as long then, for want of the interpreter's lock; later they would all be idle.
+        """
+        count = len(self.batcher) + embedded
+        while len(self.batcher) < count and (item := self.more()) is not None:
+            self._gather(item)
+
+    def _gather(self, item: Chunk | EndOfUnit) -> None:
         if isinstance(item, EndOfUnit):
             self._end(item)
             return
@@ -93,15 +114,12 @@ class EmbedStage:
         item.lease.truncated += sum(isinstance(prepared, Truncated) for prepared in answers)
         tokens = [self.embedder.length(prepared) for prepared in answers]
         self.batcher.add(Batch([item.lease] * len(samples), samples, answers, tokens))
-        while self.batcher.is_full:
-            self._embed_window()
-        if item.lease.careful:
-            self.flush()
 
     def flush(self) -> None:
         """Embed what waits, however little it is."""
         while self.has_waiting:
-            self._embed_window()
+            for _ in self._passes():
+                pass
             self._settle()
 
     def _end(self, item: EndOfUnit) -> None:
@@ -120,10 +138,12 @@ class EmbedStage:
                 self.meter.throughput.unit_read(item.samples)
         self._finish_if_complete(item.lease)
 
-    def _embed_window(self) -> None:
+    def _passes(self) -> Iterator[int]:
+        """Embed the next window; gives the number of samples of each pass that was begun."""
         for batch in self.batcher.batches():
             if kept := self._still_ours(batch):
                 self._embed(kept)
+            yield len(batch)
 
     def _still_ours(self, batch: Batch) -> Batch:
         """The samples whose units are not lost. Asked for each pass, because a window takes seconds."""
@@ -249,6 +269,13 @@ class EmbedStage:
         elif lease.complete:
             self.meter.throughput.unit_done(lease)
             self.hand_on(lease)
+
+
+def can_wait(item: Chunk | EndOfUnit) -> bool:
+    """Whether an item may be taken between two passes: it is prepared, and nothing in hand has to be dropped for it."""
+    if isinstance(item, EndOfUnit):
+        return item.error is None
+    return item.prepared.done() and not item.lease.careful
 
 
 def _parts(batches: Iterable[Batch]) -> list[Part]:

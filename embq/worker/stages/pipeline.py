@@ -22,7 +22,7 @@ from embq.core.service.log import Events
 from embq.worker.claim.lease import LeasedUnit, Leases
 from embq.worker.embedders.base import Embedder
 from embq.worker.meter.meter import Meter
-from embq.worker.stages.embed import EmbedStage
+from embq.worker.stages.embed import EmbedStage, can_wait
 from embq.worker.stages.read import Chunk, EndOfUnit, ReadStage, Source
 
 BYTES_AHEAD = 256 * 1024 * 1024
@@ -62,6 +62,11 @@ class BoundedQueue(Generic[Item]):
         with self._changed:
             return [item for item, _ in self._waiting]
 
+    def get_if(self, suits: Callable[[Item], bool]) -> Item | None:
+        """The first item, if there is one and it suits; without waiting."""
+        with self._changed:
+            return self._first() if self._waiting and suits(self._waiting[0][0]) else None
+
     def get(self, timeout_s: float) -> Item | None:
         """The first item; None where none came within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
@@ -70,11 +75,14 @@ class BoundedQueue(Generic[Item]):
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     return None
-            item, share = self._waiting.popleft()
-            # Rounding must not add up over millions of items.
-            self._taken = self._taken - share if self._waiting else 0.0
-            self._changed.notify_all()
-            return item
+            return self._first()
+
+    def _first(self) -> Item:
+        item, share = self._waiting.popleft()
+        # Rounding must not add up over millions of items.
+        self._taken = self._taken - share if self._waiting else 0.0
+        self._changed.notify_all()
+        return item
 
 
 class Publisher(Protocol):
@@ -125,7 +133,7 @@ class Pipeline:
             hand_on=self._put_chunk,
             upcoming=self._units.waiting,
         )
-        self.embed = EmbedStage(embedder, meter, hand_on=self._put_result)
+        self.embed = EmbedStage(embedder, meter, hand_on=self._put_result, more=self._next_chunk)
         self._publish = publish
         self._threads = [
             threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
@@ -185,6 +193,9 @@ class Pipeline:
             share = max(item.expected / self.embed.batcher.samples_ahead, item.size / BYTES_AHEAD)
         with self._times.at("read", "blocked"):
             self._put(self._chunks, item, share)
+
+    def _next_chunk(self) -> Chunk | EndOfUnit | None:
+        return self._chunks.get_if(can_wait) if self.running else None
 
     def _put_result(self, lease: LeasedUnit) -> None:
         with self._times.at("embed", "blocked"):
