@@ -235,6 +235,7 @@ class TextEmbedder:
         self._flat = None
         self._flat = self._flat_path(kernel)
         self.cost = padded_tokens if self._flat is None else sum
+        self.window = text_window_of(self._device, flat=self._flat is not None)
 
     def _flat_path(self, kernel: Kernel | None) -> FlatForward | None:
         trunk, head = self._trunk_and_head()
