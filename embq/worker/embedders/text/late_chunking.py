@@ -150,7 +150,7 @@ class Windower:
         at = 0
         while at < len(spans):
             begin, stop, encoding = self._widest(text, spans, at)
-            row = self._tokens.row_of(encoding)
+            [row] = self._tokens.rows_of([encoding])
             if len(row["input_ids"]) > self._longest:
                 yield SampleError("chunk_too_long", f"the chunk makes more than {self._longest} tokens")
                 at += 1
