@@ -1,10 +1,10 @@
-"""Profile of `embq run` over photographs on a GPU: threads, interpreter lock, device, kernels.
+"""Profile of `embq run` on a GPU: threads, interpreter lock, device, kernels.
 
-    python -m bench.gpu_profile [--device cuda:0] [--quick] [--workers 1x16,2x8,4x4] [--rows 300000] [--decode HOW]
-        [--output FILE]
+    python -m bench.gpu_profile [--device cuda:0] [--quick] [--model ViT-B-32] [--workers 1x16,2x8,4x4] [--rows 300000]
+        [--decode HOW] [--output FILE]
 
-In at most nine minutes: for each number of workers on the device x threads that prepare, `embq run` with ViT-B/32 in
-bf16 over so many JPEGs of 256 pixels. While it embeds, for `WINDOW_S` seconds and of one worker process:
+In at most nine minutes: for each number of workers on the device x threads that prepare, `embq run` with a model of
+`bench.gpu` in bf16 over so many of its JPEGs or texts. While it embeds, for `WINDOW_S` seconds and of one worker process:
 
 - the CPU time of each thread, as `top -H` shows it;
 - the share of the time for which the interpreter's lock is held, and by which threads and functions, where the command
@@ -44,6 +44,7 @@ from bench.gpu import (
     precision_of,
     run,
     say,
+    text_source,
 )
 from bench.report import table
 from embq.core.models import CPU_DECODES
@@ -68,15 +69,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_profile", description="embq run on a GPU, in detail.")
     add_options(parser)
     parser.add_argument("--workers", default="", metavar="WxT,WxT", help=f"workers x threads  [{WORKERS}]")
-    parser.add_argument("--rows", type=int, default=0, help=f"images of each run  [{ROWS}]")
+    parser.add_argument("--model", default=MODEL, metavar="NAME", help=f"one of bench.gpu's  [{MODEL}]")
+    parser.add_argument("--rows", type=int, default=0, help=f"of each run  [{ROWS}]")
     parser.add_argument("--decode", default=CPU_DECODES[0], metavar="HOW", help="as of `embq run`")
     asked = parser.parse_args(arguments)
     if why := lacks(asked):
         print(why, file=sys.stderr)
         return 2
-    from bench.gpu_models import QUICK, TINY, ImageCase, Scale
+    from bench.gpu_models import CASES, QUICK, TINY, Scale
 
-    case: Case = TINY[0] if asked.quick else ImageCase(MODEL)
+    models = {one.name: one for one in (TINY if asked.quick else CASES)}
+    if asked.model not in models and not asked.quick:
+        print(f"no such model: {asked.model}; there are {', '.join(models)}", file=sys.stderr)
+        return 2
+    case: Case = models.get(asked.model, TINY[0])
     scale = QUICK if asked.quick else Scale()
     rows = asked.rows or (QUICK_ROWS if asked.quick else ROWS)
     precision = precision_of(asked.device)
@@ -86,9 +92,10 @@ def main(arguments: list[str] | None = None) -> int:
     figures["runs"] = runs
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        say("making photographs")
-        make_pictures(folder, scale)
-        source = image_source(folder, rows, scale)
+        if case.kind == "images":
+            say("making photographs")
+            make_pictures(folder, scale)
+        source = (image_source if case.kind == "images" else text_source)(folder, rows, scale)
         for pair in (asked.workers or (QUICK_WORKERS if asked.quick else WORKERS)).split(","):
             workers, threads = map(int, pair.split("x"))
             say(f"embq run, {workers} workers x {threads} threads")
@@ -102,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
                 MOST_RUN_S,
                 options=(
                     *("--workers", str(workers), "--threads", str(threads)),
-                    *("--decode", asked.decode),
+                    *(("--decode", asked.decode) if case.kind == "images" else ()),
                 ),
                 watch=watch.start,
             )
@@ -312,7 +319,7 @@ def show(figures: Mapping[str, Any]) -> None:
         gpu = one.get("gpu", {})
         cells += [gpu.get("busy"), gpu.get("received_gb_per_s"), gpu.get("memory_gib")]
         rows.append([f"{one['workers']}x{one['threads']}", *("-" if cell is None else cell for cell in cells)])
-    table(["run", "images/s", "cores of a process", "lock held", "GPU busy", "GB/s to it", "GiB on it"], rows)
+    table(["run", "rows/s", "cores of a process", "lock held", "GPU busy", "GB/s to it", "GiB on it"], rows)
     for one in figures["runs"]:
         if "failed" in one:
             print(f"{one['workers']}x{one['threads']}: {one['failed']}")

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import PIL
 import pytest
 from PIL import Image, ImageCms
 
@@ -311,7 +312,8 @@ def tiffs() -> Iterator[tuple[str, bytes, str]]:
     yield "tiff 1 bit as a fax", encoded(rgb.convert("1"), "TIFF", compression="group4"), EQUAL
     yield "tiff palette", encoded(rgb.convert("P"), "TIFF", compression="tiff_lzw"), EQUAL
     yield "tiff cmyk", encoded(rgb.convert("CMYK"), "TIFF", compression="tiff_lzw"), EQUAL
-    yield "tiff ycbcr", encoded(rgb.convert("YCbCr"), "TIFF"), EQUAL
+    if int(PIL.__version__.partition(".")[0]) >= 13:  # older ones cannot read what they write
+        yield "tiff ycbcr", encoded(rgb.convert("YCbCr"), "TIFF"), EQUAL
     yield "tiff lab", encoded(rgb_to_lab(rgb), "TIFF"), EQUAL
     yield "tiff gray and alpha", encoded(merged("LA", gray, gray.rotate(90).resize(SIZE)), "TIFF"), EQUAL
     yield "tiff of samples without a mode", tiled_tiff(pixels, bits=7), "unsupported_mode"
