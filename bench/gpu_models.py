@@ -169,13 +169,23 @@ SPECIAL = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "cls_token_i
 NOMIC = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 """Sizes of nomic-embed-text-v1.5."""
 GEMMA = {
-    **{"hidden_size": 768, "num_hidden_layers": 24, "num_attention_heads": 3, "num_key_value_heads": 1},
-    **{"head_dim": 256, "intermediate_size": 1152, "sliding_window": 512, "use_bidirectional_attention": True},
+    "hidden_size": 768,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "intermediate_size": 1152,
+    "sliding_window": 512,
+    "use_bidirectional_attention": True,
 }
 """Sizes of EmbeddingGemma-300m."""
 QWEN3 = {
-    **{"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8},
-    **{"head_dim": 128, "intermediate_size": 3072},
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
 }
 """Sizes of Qwen3-Embedding-0.6B."""
 
@@ -198,8 +208,13 @@ TINY: tuple[Case, ...] = (
         "tiny",
         "qwen3",
         {
-            **{"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1},
-            **{"head_dim": 16, "intermediate_size": 64, **SPECIAL},
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "intermediate_size": 64,
+            **SPECIAL,
         },
     ),
 )
@@ -243,7 +258,7 @@ def alone(
             if figures["loop_mixed"]["path"] == "flat":
                 embedder.flatten(None)
                 figures["loop_mixed_padded"] = loop(embedder, mixed, scale.loop_s)
-            with unittest.mock.patch.object(forward, "kernels_for_any_shape", lambda _device: nullcontext()):
+            with unittest.mock.patch.object(forward, "kernels_for_any_shape", return_value=nullcontext()):
                 figures["loop_mixed_cudnn"] = loop(embedder, mixed, scale.loop_s)
     except (RuntimeError, ValueError, EmbqError) as error:
         raise RuntimeError(f"{type(error).__name__}: {error}"[:2000]) from None

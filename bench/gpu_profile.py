@@ -4,7 +4,7 @@
         [--decode HOW] [--output FILE]
 
 In at most nine minutes: for each number of workers on the device x threads that prepare, `embq run` with a model of
-`bench.gpu` in bf16 over so many of its JPEGs or texts. While it embeds, for `WINDOW_S` seconds and of one worker process:
+`bench.gpu` in bf16 over so many of its JPEGs or texts. While it embeds, for `WINDOW_S` seconds and of one worker:
 
 - the CPU time of each thread, as `top -H` shows it;
 - the share of the time for which the interpreter's lock is held, and by which threads and functions, where the command
