@@ -60,7 +60,6 @@ class Engines:
     """Pillow in place of the engines, on the card of the stream. `calls` has the number of images of each call."""
 
     def __init__(self) -> None:
-        self.engines = 1
         self.calls: list[int] = []
 
     def state(self) -> None:

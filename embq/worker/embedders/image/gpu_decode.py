@@ -29,7 +29,6 @@ MAX_PIXELS = 12_500_000
 """Most pixels of one call; a larger image is decoded by the CPU. A call takes 7 bytes of the device and 4 page-locked
 ones for each of its pixels."""
 
-
 Pair = tuple[np.ndarray, np.ndarray]
 """(addresses, sizes) of encoded images, or (heights, widths)."""
 
@@ -123,9 +122,10 @@ class _Call:
         count = int(ends[-1])
         with using(self._device), torch.cuda.stream(self._stream), torch.inference_mode(False):
             if len(self._rgb) < 3 * count:
-                self._rgb = torch.empty(3 * count, dtype=torch.uint8, device=self._device)
-                self._rgbx = torch.empty(4 * count, dtype=torch.uint8, device=self._device)
-                self._host = torch.empty(4 * count, dtype=torch.uint8, pin_memory=True)
+                rgb = torch.empty(3 * count, dtype=torch.uint8, device=self._device)
+                rgbx = torch.empty(4 * count, dtype=torch.uint8, device=self._device)
+                host = torch.empty(4 * count, dtype=torch.uint8, pin_memory=True)
+                self._rgb, self._rgbx, self._host = rgb, rgbx, host  # all of them, or none where there is no room
             starts = 3 * (ends - lengths)
             status = self._engines.decode(self._state, addresses, sizes, self._rgb, starts, widths)
             if not status:

@@ -44,9 +44,6 @@ class State:
 class NvJpeg:
     """The engines of the current CUDA device. States are for one thread at a time, all else for any.
 
-    Attributes:
-        engines: how many there are; 0 where the driver does not say.
-
     Raises ModelError where the library is missing, or the device has no engine.
     """
 
@@ -59,9 +56,6 @@ class NvJpeg:
                 f"this GPU has no JPEG engine, says nvJPEG (status {status})",
                 next_step="use --decode cpu-exact",
             )
-        engines, cores = ctypes.c_uint(), ctypes.c_uint()
-        self._library.nvjpegGetHardwareDecoderInfo(self._handle, ctypes.byref(engines), ctypes.byref(cores))
-        self.engines = engines.value
 
     def state(self) -> State:
         """A new one."""
