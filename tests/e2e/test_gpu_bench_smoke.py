@@ -20,10 +20,10 @@ from torch.nn.modules.module import register_module_forward_hook  # noqa: E402
 from bench import gpu, gpu_profile  # noqa: E402
 from bench.gpu_models import (  # noqa: E402
     CASES,
-    MINILM,
     QUICK,
     TINY,
     TOKENS,
+    VOCABULARY,
     alone,
     mixed_lengths,
     texts_of,
@@ -120,7 +120,7 @@ def test_every_batch_is_computed_in_inference_mode(tmp_path: Path) -> None:
 
 def test_each_word_of_its_texts_is_a_token() -> None:
     tokenizer = word_pieces()
-    assert len(tokenizer) == MINILM.vocab_size
+    assert len(tokenizer) == VOCABULARY
     ids = tokenizer(texts_of([TOKENS, 5]))["input_ids"]
     assert [len(row) for row in ids] == [TOKENS, 5]
     assert tokenizer.unk_token_id not in ids[0]
