@@ -121,7 +121,7 @@ bench-images: install .venv-bench/installed   ## photographs: paths to pixels, a
 	$(BIN)/python -m bench.image_memory
 	.venv-bench/bin/python -m bench.image_readers
 
-bench-text: install .venv-bench/installed   ## texts on a CPU beside sentence-transformers and Ray Data, ten minutes; then 22 architectures, an hour
+bench-text: install .venv-bench/installed   ## texts on a CPU beside sentence-transformers and Ray Data, ten minutes; then 21 architectures, 25 minutes
 	$(BIN)/python -m bench.text
 	$(BIN)/python -m bench.text_models
 
