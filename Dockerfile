@@ -64,7 +64,7 @@ ARG TORCH_INDEX=""
 RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX" --no-deps} "torch==$TORCH" "torchvision==$TORCHVISION"
 COPY constraints.txt pyproject.toml ./
 COPY deploy/requirements.py deploy/
-# faiss for the GPU or for the CPU: index-gpu or index; further extras of embq: gpu-decode, int8.
+# faiss for the GPU or for the CPU: index-gpu or index; further extras of embq: int8.
 ARG FAISS=index-gpu
 ARG EXTRAS=""
 RUN python deploy/requirements.py broker gcs http minilm s3 serve webhdfs worker writer "$FAISS" ${EXTRAS} > requirements.txt \
