@@ -42,7 +42,10 @@ class GpuDecoder:
     def __init__(self, device: torch.device) -> None:
         library = native()
         if library is None:
-            raise ModelError("--decode gpu needs embq-native", next_step="pip install embq-native")
+            raise ModelError(
+                "--decode gpu needs embq-native",
+                next_step="install it: pip install ./native in a copy of embq's repository",
+            )
         self._idle: queue.SimpleQueue[_Call] = queue.SimpleQueue()
         with using(device):
             engines = NvJpeg()
