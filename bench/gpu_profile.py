@@ -1,7 +1,7 @@
 """Profile of `embq run` on a GPU: threads, interpreter lock, device, kernels.
 
     python -m bench.gpu_profile [--device cuda:0] [--quick] [--model ViT-B-32] [--workers 1x16,2x8,4x4] [--rows 300000]
-        [--decode HOW] [--output FILE]
+        [--decode HOW] [--cores N] [--output FILE]
 
 In at most nine minutes: for each number of workers on the device x threads that prepare, `embq run` with a model of
 `bench.gpu` in bf16 over so many of its JPEGs or texts. While it embeds, for `WINDOW_S` seconds and of one worker:
@@ -71,6 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workers", default="", metavar="WxT,WxT", help=f"workers x threads  [{WORKERS}]")
     parser.add_argument("--model", default=MODEL, metavar="NAME", help=f"one of bench.gpu's  [{MODEL}]")
     parser.add_argument("--rows", type=int, default=0, help=f"of each run  [{ROWS}]")
+    parser.add_argument("--cores", type=int, default=0, metavar="N", help="only so many of them for the runs")
     parser.add_argument("--decode", default=CPU_DECODES[0], metavar="HOW", help="as of `embq run`")
     asked = parser.parse_args(arguments)
     if why := lacks(asked):
@@ -89,12 +90,15 @@ def main(arguments: list[str] | None = None) -> int:
     keep = keeper("gpu_profile", asked)
     runs: list[dict[str, Any]] = []
     figures: dict[str, Any] = {"model": case.name, "precision": precision, "decode": asked.decode, "rows": rows}
+    figures["cores"] = asked.cores or len(os.sched_getaffinity(0))
     figures["runs"] = runs
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         if case.kind == "images":
             say("making photographs")
             make_pictures(folder, scale)
+        if asked.cores:
+            os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[: asked.cores]))
         source = (image_source if case.kind == "images" else text_source)(folder, rows, scale)
         for pair in (asked.workers or (QUICK_WORKERS if asked.quick else WORKERS)).split(","):
             workers, threads = map(int, pair.split("x"))

@@ -82,6 +82,14 @@ def test_a_slow_device_is_not_kept_from_its_work(clock: FakeClock) -> None:
     assert clock.now - began < PROBE_S
 
 
+def test_a_fast_device_that_is_as_long_over_one_text_as_over_many_is_not_taken_for_a_slow_one(clock: FakeClock) -> None:
+    embedder: Any = Timed(clock, {0: 8_000.0, 1024: FAST})
+    embedder.token_budget = 16_384
+    assert len(speeds_of_budgets(embedder, clock)) > 1
+    pictures: Any = Looks(clock, {0: 125.0, 16: 20_000.0})
+    assert len(speeds_of_sizes(pictures, ("image",), clock)) > 1
+
+
 def test_no_pass_has_more_texts_than_a_batch(clock: FakeClock) -> None:
     embedder: Any = Timed(clock, {0: FAST})
     embedder.batch_size = 64
