@@ -82,6 +82,18 @@ def read(form: type[T], data: bytes | str, *, what: str, most_bytes: int = MOST_
     return convert(form, _parsed(data, what, most_bytes), what=what)
 
 
+def read_part(form: type[T], data: bytes, *, what: str) -> T:
+    """As `read`, for a form of a few fields out of many, in a tenth of the time; the others are not looked at.
+
+    Integers may have more than 64 bits where `form` does not say.
+    """
+    prepare(form)
+    try:
+        return msgspec.json.decode(data, type=form)
+    except (ValueError, RecursionError, OverflowError):
+        return read(form, data, what=what)  # which takes lone surrogates, or says what is wrong
+
+
 def convert(form: type[T], value: object, *, what: str) -> T:
     """`value`, made of plain JSON values, as type `form`; MalformedError where it does not fit."""
     prepare(form)

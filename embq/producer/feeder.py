@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import redis
 
 from embq.core import wire
-from embq.core.broker.client import reach
+from embq.core.broker.client import now_ms, reach
 from embq.core.errors import EmbqError
 from embq.core.queue import hints
-from embq.core.queue.heartbeats import WORKER_REPORTS, live_workers
+from embq.core.queue.heartbeats import BRIEF_REPORTS, WORKER_REPORTS, BriefReport
 from embq.core.queue.hints import Hint
 from embq.core.queue.index_builds import forget_abandoned
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.outage_detector import OutageDetector
 from embq.core.queue.runs import RunRecord, register_again, registered
 from embq.core.queue.scripts import Loader, load_scripts
+from embq.core.queue.worker_speeds import SUM_S, keep_sum
 from embq.core.run.control import Control
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
@@ -35,6 +36,9 @@ from embq.producer.feed_policy import Claimant, Shares, Window
 TICK_S = 0.2
 
 SWEEP_S = 60.0
+
+LOOKS = 20
+"""A look at all workers is followed by so many times as long without one, up to `SUM_S`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,8 @@ class Feeder:
         self._shares: dict[str, Shares] = defaultdict(Shares)
         self._windows: dict[str, Window] = defaultdict(Window)
         self._last_sweep = clock()
+        self._workers: dict[str, list[tuple[BriefReport, float]]] = defaultdict(list)
+        self._look_at = clock()
 
     def tick(self) -> int:
         """One round over all runs; gives the number of hints pushed."""
@@ -126,6 +132,7 @@ class Feeder:
         queues: dict[str, list[RunRecord]] = defaultdict(list)
         for record in records:
             queues[record.model.queue_key].append(record)
+        self._look_at_workers(queues)
         pushed = sum(self._feed_queue(key, runs) for key, runs in queues.items())
         if self._clock() - self._last_sweep > SWEEP_S:
             self._last_sweep = self._clock()
@@ -137,6 +144,19 @@ class Feeder:
                     hints.sweep(self.client, hints.hint_queue(self.client, key))
         self.outages.rest()
         return pushed
+
+    def _look_at_workers(self, queues: Mapping[str, Sequence[RunRecord]]) -> None:
+        """Read the workers' reports and keep the sum of their speeds, as often as takes a small part of the time."""
+        if (began := self._clock()) < self._look_at:
+            return
+        with self.outages.answered():
+            now = now_ms(self.client)
+            self._workers.clear()
+            for report, _, age_s in BRIEF_REPORTS.heard(self.client):
+                self._workers[report.model].append((report, age_s))
+            for key, runs in queues.items():
+                keep_sum(self.client, key, self._workers[runs[0].model.spec], now)
+        self._look_at = began + min(SUM_S, LOOKS * (self._clock() - began))
 
     def _records(self) -> list[RunRecord]:
         """The registered runs.
@@ -157,9 +177,9 @@ class Feeder:
         shares, window = self._shares[queue_key], self._windows[queue_key]
         with self.outages.answered():
             waiting = self.client.llen(queue.key)
-            workers = [worker for worker in live_workers(self.client) if worker.get("model") == runs[0].model.spec]
-        idle = [worker for worker in workers if worker.get("held") == 0]
-        unit_s = min((worker["unit_s"] for worker in idle if "unit_s" in worker), default=0.0)
+        workers = [worker for worker, _ in self._workers[runs[0].model.spec]]
+        idle = [worker for worker in workers if worker.held == 0]
+        unit_s = min((worker.unit_s for worker in idle if worker.unit_s is not None), default=0.0)
         most = window.size(waiting, workers=len(workers), now=self._clock())
         room = max(0, most - waiting)
         shares.look(waiting)

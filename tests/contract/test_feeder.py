@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from embq.core.queue import hints
 from embq.core.queue import outage_detector as outages
+from embq.core.queue.heartbeats import BriefReport
 from embq.core.queue.keys import RUNS, run_key
 from embq.core.queue.runs import RunRecord, register
 from embq.producer import feed_policy
@@ -92,11 +94,11 @@ def test_the_mark_grows_with_the_workers_and_is_bounded(make_run: MakeRun, monke
     run.build()
     monkeypatch.setattr(feed_policy, "HINTS_PER_WORKER", 3)
     model = run.record.model.spec
-    alive = [{"name": f"w{n}", "model": model} for n in range(4)]
-    monkeypatch.setattr(module, "live_workers", lambda _: alive)
+    alive = [(BriefReport(name=f"w{n}", model=model), 0, 0.0) for n in range(4)]
+    monkeypatch.setattr(module, "BRIEF_REPORTS", SimpleNamespace(heard=lambda _: alive))
     assert run.feeder().tick() == 12
     monkeypatch.setattr(feed_policy, "MAX_HINTS", 13)
-    alive.extend({"name": f"w{n}", "model": model} for n in range(4, 100))
+    alive.extend((BriefReport(name=f"w{n}", model=model), 0, 0.0) for n in range(4, 100))
     assert run.feeder().tick() == 1
     assert MAX_HINTS == 5_000
 
@@ -242,7 +244,7 @@ def test_a_short_pause_ends_no_lease_and_so_delays_nothing(run: RunCase, clock: 
     assert any(after_a_pause(u) for u in range(3))
 
 
-@pytest.mark.parametrize("call", ["registered", "now_ms", "live_workers", "Ledger.meta", "Ledger.next_units"])
+@pytest.mark.parametrize("call", ["registered", "now_ms", "BRIEF_REPORTS.heard", "Ledger.meta", "Ledger.next_units"])
 def test_after_an_answer_that_took_long_leases_are_left_alone(
     run: RunCase, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:

@@ -11,11 +11,13 @@ from typing import Any, cast
 import pytest
 import redis
 
-from embq.core.queue.heartbeats import WORKER_REPORTS
+from embq.core.queue.heartbeats import WORKER_REPORTS, BriefReport
 from embq.core.queue.hints import Hint
-from embq.core.queue.keys import WORKERS
+from embq.core.queue.keys import WORKERS, speeds_key
 from embq.core.queue.scripts import load_scripts
+from embq.core.queue.worker_speeds import SILENT_S, WorkerSpeed, keep_sum, makespan, others
 from embq.core.units import Sample, Unit
+from embq.producer.feeder import Feeder
 from embq.worker.claim.claim_policy import (
     AHEAD_S,
     FETCH_AHEAD_S,
@@ -25,7 +27,6 @@ from embq.worker.claim.claim_policy import (
     REST_LEAST_S,
     REST_MOST_S,
     RESTS,
-    SILENT_S,
     SORTED_AHEAD_S,
     UNITS_AHEAD,
     ClaimPolicy,
@@ -110,9 +111,10 @@ def make_holder(own_client: redis.Redis, tmp_path: Path, clock: FakeClock) -> Ma
 
 
 def other(client: redis.Redis, run: RunCase, *, unit_s: float, ahead_s: float = 0.0, name: str = "other") -> None:
-    """Another worker of the same model has reported."""
+    """Another worker of the same model has reported, and the producer has seen it."""
     said = {"name": name, "model": run.record.model.spec, "unit_s": unit_s, "ahead_s": ahead_s}
     WORKER_REPORTS.report(client, said, life_s=60, scripts=load_scripts(client))
+    Feeder(client, lease_s=30.0).tick()
 
 
 def test_until_its_speed_is_known_a_worker_holds_one_unit(make_holder: MakeHolder) -> None:
@@ -246,6 +248,7 @@ def test_units_that_were_left_to_another_are_taken_where_that_one(
     assert holder.hold.room() == 0
     if how == "falls silent":
         own_client.zincrby(WORKERS, -1000 * (SILENT_S + 1), "other")
+        Feeder(own_client, lease_s=30.0).tick()
         holder.clock.advance(1.0)
     else:
         for _ in range(10):
@@ -274,9 +277,29 @@ def test_only_workers_of_the_same_model_that_take_units_count(make_holder: MakeH
     holder.known_as(unit_s=10.0)
     scripts = load_scripts(own_client)
     for name, said in (
-        ("another model", {"model": "stub:9", "unit_s": 0.1, "ahead_s": 0.0}),
-        ("about to leave", {"model": holder.run.record.model.spec}),
+        ("another-model", {"model": "stub:9", "unit_s": 0.1, "ahead_s": 0.0}),
+        ("about-to-leave", {"model": holder.run.record.model.spec}),
         ("me", {"model": holder.run.record.model.spec, "unit_s": 0.1, "ahead_s": 0.0}),
     ):
         WORKER_REPORTS.report(own_client, {"name": name, **said}, life_s=60, scripts=scripts)
+    Feeder(own_client, lease_s=30.0).tick()
     assert holder.hold.room() >= 1
+
+
+def test_a_look_at_a_thousand_workers_is_one_small_answer(make_holder: MakeHolder, own_client: redis.Redis) -> None:
+    key = speeds_key(make_holder().run.record.model.queue_key)
+    workers = [WorkerSpeed(ahead_s=n % 7 / 3, unit_s=10.0 if n % 10 else 1.0, mark=n + 1) for n in range(1_000)]
+    reports = [BriefReport(name=f"w{n}", ahead_s=one.ahead_s, unit_s=one.unit_s) for n, one in enumerate(workers)]
+    keep_sum(own_client, key.rpartition(":")[2], [(report, 0.0) for report in reports], at_ms=5_000)
+    text = own_client.get(key)
+    assert len(text) <= 2_000
+    found = others(text, 5_000, "w7")
+    assert sum(one.workers for one in found) == 1_000
+    for left in (10, 500, 5_000, 100_000):
+        assert makespan(left, found) == pytest.approx(makespan(left, workers), rel=0.05, abs=1.0)
+    few = reports[:40]
+    keep_sum(own_client, key.rpartition(":")[2], [(report, 0.5) for report in few], at_ms=5_000)
+    assert [one.workers for one in others(own_client.get(key), 6_000, "w7")] == [1] * 39
+    assert others(own_client.get(key), 9_000, "w7") == [], "it is too old"
+    own_client.set(key, b"{}")
+    assert others(own_client.get(key), 5_000, "w7") == []

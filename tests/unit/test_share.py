@@ -7,7 +7,7 @@ import heapq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embq.worker.claim.claim_policy import WorkerSpeed, makespan
+from embq.core.queue.worker_speeds import WorkerSpeed, makespan
 
 SPEEDS = st.lists(
     st.builds(WorkerSpeed, ahead_s=st.integers(0, 8).map(float), unit_s=st.sampled_from([0.25, 1.0, 2.5, 10.0])),

@@ -29,6 +29,7 @@ from embq.core.queue.keys import (
     WORKERS,
     run_key,
     service_key,
+    speeds_key,
     upload_key,
     worker_key,
 )
@@ -106,7 +107,7 @@ _LOOK = (
     # No command that reads results: their number is enough.
     Grant(
         commands="get mget hget hmget hgetall hvals hlen zrange zcard xlen",
-        keys=[*_RUNS, RUNS, *_OF_WORKERS, *_SERVICES, RATES, TURNS, INDEXING],
+        keys=[*_RUNS, RUNS, *_OF_WORKERS, *_SERVICES, RATES, TURNS, INDEXING, speeds_key("*")],
         access="R",
     ),
     Grant(commands="llen", keys=_QUEUES, access="R"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Annotated, Any, Generic, NotRequired, Required, TypedDict, TypeVar, cast
 
+import msgspec
 import redis
 from msgspec import Meta
 
@@ -34,6 +35,8 @@ REPORT_S = 5.0
 LIFE_S = 20.0
 """A service that has not reported for so long is forgotten."""
 
+UnitSeconds = Annotated[float, Meta(ge=1e-6, le=1e9)]
+
 _NAME = re.compile(rb"[A-Za-z0-9._-]{1,200}")
 
 
@@ -46,11 +49,20 @@ class Heartbeats(Generic[T]):
         what: noun for messages.
         members: key of the sorted set: name -> ms of its last report, by the broker's clock.
         key: of the report of one name.
+        read: makes a report of its text, as `wire.read` does.
     """
 
     def __init__(
-        self, form: type[T], name_of: Callable[[T], str], *, what: str, members: str, key: Callable[[str], str]
+        self,
+        form: type[T],
+        name_of: Callable[[T], str],
+        *,
+        what: str,
+        members: str,
+        key: Callable[[str], str],
+        read: Callable[..., Any] = wire.read,
     ) -> None:
+        self._read = read
         self._form = form
         self._name_of = name_of
         self._what = what
@@ -93,7 +105,7 @@ class Heartbeats(Generic[T]):
             if text is None:
                 continue
             try:
-                report = wire.read(self._form, text, what=self._what)
+                report: T = self._read(self._form, text, what=self._what)
                 if self._name_of(report) != name:
                     raise wire.malformed(self._what, f"it is of another name, {self._name_of(report)}")
                 found[name] = report
@@ -197,7 +209,7 @@ class WorkerReport(TypedDict, total=False):
     load_s: Seconds
     embed_s: Seconds
     ahead_s: Seconds
-    unit_s: Annotated[float, Meta(ge=1e-6, le=1e9)]
+    unit_s: UnitSeconds
     rows: Count
     units: Count
     rows_per_s: wire.Rate
@@ -216,6 +228,26 @@ class WorkerReport(TypedDict, total=False):
 
 WORKER_REPORTS = Heartbeats(
     WorkerReport, lambda report: report["name"], what="worker report", members=WORKERS, key=worker_key
+)
+
+
+class BriefReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What claiming and feeding need of a worker's report. Of thousands a second, nothing else is looked at."""
+
+    name: WorkerName
+    model: Annotated[str, Meta(max_length=16_000)] = ""
+    ahead_s: Seconds | None = None
+    unit_s: UnitSeconds | None = None
+    held: Count | None = None
+
+
+BRIEF_REPORTS = Heartbeats(
+    BriefReport,
+    lambda report: report.name,
+    what="worker report",
+    members=WORKERS,
+    key=worker_key,
+    read=wire.read_part,
 )
 
 

@@ -15,6 +15,8 @@ embq:services             zset    name of a producer, writer or supervisor -> ms
                                   last report                                           writer finds it silent
 embq:service:<name>       string  last report of one of them (JSON)                     20 s
 embq:rates                hash    model config and device -> measured speed (JSON)      256 fields
+embq:speeds:<key>         string  the workers of a model by speed (JSON), summed up     3 s
+                                  by a producer once a second
 embq:turns                string  virtual times of the models that share workers (JSON) models with recent work
 embq:indexing             hash    queue of an index build -> its stage in progress      30 s, renewed; then removed
                                   (JSON): index folder, stage, the stage's run id       with what it names
@@ -97,6 +99,11 @@ def worker_key(name: str) -> str:
 def service_key(name: str) -> str:
     """Key of one service's report."""
     return f"embq:service:{name}"
+
+
+def speeds_key(queue_key: str) -> str:
+    """Key of the sum of the speeds of the workers that a queue of hints is for."""
+    return f"embq:speeds:{queue_key}"
 
 
 def upload_key(name: str, part: str) -> str:

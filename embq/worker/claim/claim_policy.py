@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import redis
 
 from embq.core.models import ModelConfig
 from embq.core.queue import hints
-from embq.core.queue.heartbeats import WORKER_REPORTS
+from embq.core.queue.keys import speeds_key
 from embq.core.queue.runs import units_unclaimed
+from embq.core.queue.worker_speeds import WorkerSpeed, makespan, others
 from embq.core.units import Unit
 from embq.worker.claim.lease import Leases
 from embq.worker.embedders.base import Embedder
@@ -38,8 +39,6 @@ PULL = 32
 LOOK_LEAST_S, LOOK_IDLE_S, LOOK_MOST_S, LOOKS = 0.1, 0.5, 2.0, 20
 """A worker looks at what is left, and at the others, so often in the time that is left, and within these bounds; less
 often where nothing is left."""
-SILENT_S = 3.0
-"""A worker that has not reported for so long is not counted upon."""
 REST_LEAST_S, REST_MOST_S, RESTS = 0.01, 0.1, 20
 """A worker that holds enough asks itself again after such a share of the seconds that it has in hand, within these
 bounds: a request to stop is seen no earlier."""
@@ -175,17 +174,18 @@ class ClaimPolicy:
         """Seconds until every unclaimed unit is done; where there is none, until one that may yet come is done."""
         now = self._clock()
         if now >= self._look_at:
-            self.left = self.client.llen(self._queue.key) + units_unclaimed(self.client, self.runs())
-            self._others = [
-                WorkerSpeed(ahead_s=max(0.0, report["ahead_s"] - age_s), unit_s=report["unit_s"])
-                for report, _, age_s in WORKER_REPORTS.heard(self.client, within_s=SILENT_S)
-                if report["name"] != self.name and report.get("model") == self.model.spec
-                if "ahead_s" in report and "unit_s" in report
-            ]
+            with self.client.pipeline(transaction=False) as pipe:
+                pipe.time()
+                pipe.get(speeds_key(self.model.queue_key))
+                pipe.llen(self._queue.key)
+                (seconds, micros), speeds, waiting = pipe.execute()
+            self.left = waiting + units_unclaimed(self.client, self.runs())
+            self._others = others(speeds, seconds * 1000 + micros // 1000, self.name)
             self._looked_at = now
         since_s = now - self._looked_at
-        others = [WorkerSpeed(ahead_s=max(0.0, one.ahead_s - since_s), unit_s=one.unit_s) for one in self._others]
-        end_s = makespan(max(1, self.left), [own, *others])
+        # Own work in hand is as of now.
+        own = replace(own, ahead_s=own.ahead_s + since_s)
+        end_s = makespan(max(1, self.left), [own, *self._others], since_s=since_s)
         if since_s == 0.0:
             least_s = LOOK_LEAST_S if self.left else LOOK_IDLE_S
             self._look_at = now + min(LOOK_MOST_S, max(least_s, end_s / LOOKS))
@@ -203,41 +203,3 @@ class ClaimPolicy:
             self._due_at = None
             return 1
         return 0
-
-
-STEPS = 50
-"""Steps of the bisection: the result is exact to far below a millisecond, whatever the run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSpeed:
-    """Work in hand and speed of one worker.
-
-    Attributes:
-        ahead_s: seconds until it is through with what it holds.
-        unit_s: seconds that it needs for one more unit; above 0.
-    """
-
-    ahead_s: float
-    unit_s: float
-
-    def units_by(self, end_s: float) -> int:
-        """Further units that it gets done until `end_s` seconds from now."""
-        # A unit that ends exactly then counts, whatever rounding says.
-        return max(0, math.floor((end_s - self.ahead_s) / self.unit_s + 1e-6))
-
-
-def makespan(left: int, workers: Sequence[WorkerSpeed]) -> float:
-    """Seconds until `left` unclaimed units can be done, where each goes to the worker that finishes it first.
-
-    The earliest time by which the workers, of which there is one at least, get so many further units done.
-    """
-    low = 0.0
-    high = min(worker.ahead_s + left * worker.unit_s for worker in workers)
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        if sum(worker.units_by(middle) for worker in workers) >= left:
-            high = middle
-        else:
-            low = middle
-    return high
