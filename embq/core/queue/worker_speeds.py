@@ -79,7 +79,9 @@ def keep_sum(client: redis.Redis, queue_key: str, reports: Iterable[tuple[BriefR
     count = min(MOST_GROUPS, len(speeds))
     for at in range(count):
         some = speeds[at * len(speeds) // count : (at + 1) * len(speeds) // count]
-        unit_s, ahead_s = (sum(one[place] for one in some) / len(some) for place in (0, 1))
+        # As fast together as they are.
+        unit_s = len(some) / sum(1 / one[0] for one in some)
+        ahead_s = sum(one[1] for one in some) / len(some)
         groups.append((len(some), round(ahead_s, 3), float(f"{unit_s:.5g}"), some[0][2] if len(some) == 1 else 0))
     client.set(speeds_key(queue_key), wire.write(_Sum(at_ms=at_ms, groups=groups)), px=int(SILENT_S * 1000))
 
