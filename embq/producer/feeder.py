@@ -23,7 +23,7 @@ from embq.core.queue.hints import Hint
 from embq.core.queue.index_builds import forget_abandoned
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.outage_detector import OutageDetector
-from embq.core.queue.runs import RunRecord, register_again, registered
+from embq.core.queue.runs import RunRecord, active, register_again
 from embq.core.queue.scripts import Loader, load_scripts
 from embq.core.queue.worker_speeds import SUM_S, keep_sum
 from embq.core.run.control import Control
@@ -159,17 +159,21 @@ class Feeder:
         self._look_at = began + min(SUM_S, LOOKS * (self._clock() - began))
 
     def _records(self) -> list[RunRecord]:
-        """The registered runs.
+        """The runs that are not over.
 
         A run that was being fed and is not registered was lost with the broker's data: it is registered again, so that
         its writer rebuilds its queue.
         """
         with self.outages.answered():
-            known = registered(self.client)
-        for run, record in self._unfinished.items():
-            if run not in known and register_again(self.client, record):
+            known = active(self.client)
+        for run, record in list(self._unfinished.items()):
+            if run in known:
+                continue
+            if register_again(self.client, record):
                 self.log.warning("run_announced_again", run=run)
                 known[run] = record
+            else:
+                del self._unfinished[run]  # it is over
         return list(known.values())
 
     def _feed_queue(self, queue_key: str, runs: list[RunRecord]) -> int:

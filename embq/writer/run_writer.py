@@ -139,6 +139,8 @@ class RunWriter:
             self._rebuild()
         self.queue.grow(len(self.manifest))
         self.ledger.restore(self.control)
+        if self.finished:  # its last writer was killed before it said so, or the broker has forgotten it
+            self.queue.end(len(self.manifest))
         self.log.info(
             "run_opened", run=self.record.run, epoch=self.committer.epoch, units=len(self.manifest), done=state.count
         )
@@ -282,6 +284,7 @@ class RunWriter:
             self.committer.close(self.queue.timing())
             self.finished = True
             staging.sweep(self.layout, unfinished=False)
+            self.queue.end(len(self.manifest))
             self.log.info("run_closed", run=self.record.run, **state.totals())
 
     def drain(self) -> None:

@@ -9,7 +9,7 @@ import redis
 
 from embq.core.errors import EmbqError, InputError, TryLaterError
 from embq.core.queue.ledger import Ledger
-from embq.core.queue.runs import RunRecord, registered
+from embq.core.queue.runs import RunRecord, active
 from embq.core.queue.scripts import Loader, load_scripts
 from embq.core.service.log import Events
 from embq.core.storage.durable import output_error
@@ -64,7 +64,6 @@ class WriterService:
         if add is not None and not only:
             self._receiver = Receiver(client, add, self._keeper.moved, outputs)
         self._opened: set[str] = set()
-        self._finished: dict[str, int] = {}  # run -> the units that it had then
         self._cancelled: set[str] = set()
         self._retry_at: dict[str, float] = {}
         self._held_since: dict[str, float] = {}
@@ -119,20 +118,18 @@ class WriterService:
             return
         if self.only:
             return
-        if writer.finished:
-            self._finished[run] = writer.info.units
-        elif writer.cancelled:
+        if writer.cancelled:
             self._cancelled.add(run)
-        else:
+        elif not writer.finished:
             return
         self.runs.pop(run).release()
 
     def _open_new_runs(self) -> None:
         now = time.monotonic()
-        records = registered(self.client)
+        records = active(self.client)
         self._known = frozenset(records)
         for record in records.values():
-            wanted = self.only in ("", record.run) and record.units > self._finished.get(record.run, -1)
+            wanted = self.only in ("", record.run)
             if record.run in self._cancelled:
                 wanted = wanted and bool(Ledger(self.client, record.run, scripts={}).asked())
             wanted = wanted and record.run not in self.runs and self._retry_at.get(record.run, now) <= now

@@ -56,7 +56,7 @@ def same_queue(make_run: MakeRun, *units: int) -> list[RunCase]:
 def feeder_of(runs: list[RunCase], monkeypatch: pytest.MonkeyPatch) -> Feeder:
     """A feeder of exactly these runs, though the server is shared."""
     mine = {run.info.run: run.record for run in runs}
-    monkeypatch.setattr(module, "registered", lambda client: mine)
+    monkeypatch.setattr(module, "active", lambda client: mine)
     return Feeder(runs[0].client, lease_s=0.0)
 
 
@@ -244,7 +244,7 @@ def test_a_short_pause_ends_no_lease_and_so_delays_nothing(run: RunCase, clock: 
     assert any(after_a_pause(u) for u in range(3))
 
 
-@pytest.mark.parametrize("call", ["registered", "now_ms", "BRIEF_REPORTS.heard", "Ledger.meta", "Ledger.next_units"])
+@pytest.mark.parametrize("call", ["active", "now_ms", "BRIEF_REPORTS.heard", "Ledger.meta", "Ledger.next_units"])
 def test_after_an_answer_that_took_long_leases_are_left_alone(
     run: RunCase, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:

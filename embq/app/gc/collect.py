@@ -14,7 +14,7 @@ from embq.core.broker.client import connect, reach
 from embq.core.broker.embedded import EmbeddedServer, kept_off
 from embq.core.errors import BrokerError, ConfigError
 from embq.core.queue.hints import HintJob, hint_queue
-from embq.core.queue.keys import RUN_PARTS, RUNS, run_key
+from embq.core.queue.keys import ACTIVE, RUN_PARTS, RUNS, run_key
 from embq.core.queue.runs import registered
 from embq.core.run.commit_log import CommitLog
 from embq.core.run.layout import Layout
@@ -55,6 +55,7 @@ def remove_run_keys(client: redis.Redis, info: RunInfo, *, dry_run: bool) -> Rem
     hints |= {as_text(raw).removeprefix(HintJob.redis_job_namespace_prefix) for raw in jobs}
     if not dry_run:
         client.hdel(RUNS, info.run)
+        client.srem(ACTIVE, info.run)
         with client.pipeline() as pipe:
             pipe.delete(*keys, *(HintJob.key_for(job_id) for job_id in hints))
             for job_id in hints:

@@ -19,6 +19,7 @@ import redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from embq.core.queue.keys import (
+    ACTIVE,
     GROUP,
     INDEXING,
     RATES,
@@ -111,6 +112,7 @@ _LOOK = (
         access="R",
     ),
     Grant(commands="llen", keys=_QUEUES, access="R"),
+    Grant(commands="smembers", keys=[ACTIVE], access="R"),
     # What is under way, and not the pieces themselves.
     Grant(commands="hget hgetall hkeys hexists hlen", keys=[UPLOADS, upload_key("*", "state")], access="R"),
 )
@@ -121,6 +123,7 @@ ROLES = {
         grants=(
             *_LOOK,
             Grant(commands="hset", keys=[RUNS], access="W"),
+            Grant(commands="sadd", keys=[ACTIVE], access="W"),
             Grant(commands="hset hexists", keys=[UPLOADS, upload_key("*", "pieces")], access="RW"),
             Grant(commands="unlink", keys=[upload_key("*", "pieces")], access="W"),
             Grant(commands="hset del", keys=[upload_key("*", "state")], access="W"),
@@ -171,7 +174,7 @@ ROLES = {
                 commands="exists get mget set del unlink expire evalsha "
                 "hget hmget hgetall hlen hexists hkeys hvals hset hsetnx hdel hincrby "
                 "zrange zrangebyscore zcard zscore zadd zrem setbit getbit bitcount bitpos "
-                "xadd xlen xrange xack xdel xreadgroup xgroup|create xpending memory|usage",
+                "smembers sadd srem xadd xlen xrange xack xdel xreadgroup xgroup|create xpending memory|usage",
                 keys=["embq:*"],
                 access="RW",
             ),

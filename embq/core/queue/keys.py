@@ -9,6 +9,8 @@ keeps its data; a finished run leaves a few hundred bytes and its bitmap.
 key                       type    content                                               lifetime, bound
 ========================  ======  ====================================================  ==========================
 embq:runs                 hash    run id -> run record (JSON)                           run
+embq:active               set     ids of the runs that are not over, and of some that   run, until its writer
+                                  have ended just now                                   has written the end
 embq:workers              zset    worker name -> ms of its last report, for people      until found silent
 embq:worker:<name>        string  last report of one worker (JSON)                      three leases
 embq:services             zset    name of a producer, writer or supervisor -> ms of its until a producer or a
@@ -70,6 +72,7 @@ VERSION = 3
 other's hints; records, queues and results of another version are not read."""
 
 RUNS = "embq:runs"
+ACTIVE = "embq:active"
 WORKERS = "embq:workers"
 SERVICES = "embq:services"
 RATES = "embq:rates"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Annotated, ClassVar, cast
 
@@ -15,7 +17,7 @@ from embq.core import wire
 from embq.core.errors import EmbqError, MalformedError
 from embq.core.models import ModelConfig
 from embq.core.queue import keys
-from embq.core.queue.keys import RUNS, run_key
+from embq.core.queue.keys import ACTIVE, RUNS, run_key
 from embq.core.rows.spec import RowSpec
 from embq.core.run.control import LEAST_PRIORITY, MOST_PRIORITY, PRIORITY
 from embq.core.run.layout import INPUTS
@@ -25,6 +27,8 @@ from embq.core.wire import Count, PathText, RunId, ShortText, UnitCount, Word
 
 RECORD = "run record"
 """Noun for messages."""
+
+_RUN_ID = re.compile(rb"[0-9a-f]{16}")
 
 _Value = bytes | None
 
@@ -90,11 +94,43 @@ class RunRecord:
 def register(client: redis.Redis, record: RunRecord) -> None:
     """Make a run known to the resident services; repeating it changes nothing."""
     client.hset(RUNS, record.run, record.to_json())
+    client.sadd(ACTIVE, record.run)
 
 
 def register_again(client: redis.Redis, record: RunRecord) -> bool:
-    """Announce a run that the broker has lost; False where it is there: another version of embq has announced it."""
-    return bool(client.hsetnx(RUNS, record.run, record.to_json()))
+    """Announce a run that the broker has lost; False where it is there: it is over, or another version's."""
+    is_lost = bool(client.hsetnx(RUNS, record.run, record.to_json()))
+    if is_lost:
+        client.sadd(ACTIVE, record.run)
+    return is_lost
+
+
+def end(client: redis.Redis, run: str, units: int) -> None:
+    """Have the services look at a run no more, of which so many units, all of them, are written."""
+    client.srem(ACTIVE, run)
+    # Who adds units registers the run again first, and then makes it active: one of both sees the other.
+    raw = cast("bytes | None", client.hget(RUNS, run))
+    record = records_of({run.encode(): raw}).get(run) if raw is not None else None
+    if record is not None and record.units > units:
+        client.sadd(ACTIVE, run)
+
+
+def is_over(client: redis.Redis, run: str) -> bool:
+    """Whether all units of a run are done, as the broker knows it."""
+    return cast("bytes | None", client.hget(run_key(run, "meta"), "state")) == b"done"
+
+
+def active(client: redis.Redis) -> dict[str, RunRecord]:
+    """The runs that are not over, by id; some that have just ended may be among them. Malformed records are skipped.
+
+    The cost is that of these runs alone, however many have ended.
+    """
+    members = cast("set[bytes]", client.smembers(ACTIVE))
+    runs = sorted(run for run in members if _RUN_ID.fullmatch(run))
+    if not runs:
+        return {}
+    texts = cast("list[bytes | None]", client.hmget(RUNS, runs))
+    return records_of({run: text for run, text in zip(runs, texts, strict=True) if text is not None})
 
 
 def registered(client: redis.Redis) -> dict[str, RunRecord]:
@@ -107,13 +143,19 @@ def records_of(raw: Mapping[bytes, bytes]) -> dict[str, RunRecord]:
     found = {}
     for run, text in raw.items():
         try:
-            if (record := RunRecord.from_json(text)) is not None:
+            if (record := _record(text)) is not None:
                 if record.run.encode() != run:
                     raise wire.malformed(RECORD, f"it stands under another id than its own, {record.run}")
                 found[record.run] = record
         except MalformedError as error:
             wire.skipped(RECORD, run, error)
     return found
+
+
+@lru_cache(maxsize=1_024)
+def _record(text: bytes) -> RunRecord | None:
+    """`RunRecord.from_json` of a text that is read again and again."""
+    return RunRecord.from_json(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from embq.core.models import ModelConfig
 from embq.core.queue import hints
 from embq.core.queue.hints import Hint
 from embq.core.queue.ledger import Ledger, new_token
-from embq.core.queue.runs import RunRecord, registered
+from embq.core.queue.runs import RunRecord, active
 from embq.core.queue.scripts import load_scripts
 from embq.core.service.log import Events
 from embq.sources.unit_reader import fetchable
@@ -152,8 +152,8 @@ class Claimer:
         return [run for run, record in self._records().items() if record.model == self.model and only in ("", run)]
 
     def _records(self, run: str = "") -> dict[str, RunRecord]:
-        """The announced runs, read anew where they are old or lack `run`."""
+        """The runs that are not over, read anew where they are old or lack `run`."""
         if (run and run not in self._registered) or time.monotonic() - self._read_at > RECORDS_MAX_AGE_S:
-            self._registered = registered(self.client)
+            self._registered = active(self.client)
             self._read_at = time.monotonic()
         return self._registered

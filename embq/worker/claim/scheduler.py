@@ -20,7 +20,7 @@ from embq.core.queue import hints
 from embq.core.queue.fair_queue import VirtualTimes
 from embq.core.queue.index_builds import IndexBuild, IndexStage, announced
 from embq.core.queue.keys import TURNS, run_key
-from embq.core.queue.runs import Backlog, registered
+from embq.core.queue.runs import Backlog, active, is_over
 from embq.core.queue.scripts import load_scripts
 from embq.core.run.run_info import WorkerDefaults
 from embq.core.service.log import Events
@@ -192,7 +192,7 @@ class Scheduler:
                 return result
 
     def _look(self) -> _Look:
-        records = [record for record in registered(self.client).values() if self.run in ("", record.run)]
+        records = [record for record in active(self.client).values() if self.run in ("", record.run)]
         served: list[tuple[str, Work]] = [(record.run, record.model) for record in records]
         served += [(stage.run, stage.build) for stage in self._stages()]
         keys = list({work.queue_key for _, work in served})
@@ -214,6 +214,8 @@ class Scheduler:
         count = len(served)
         hints_of = dict(zip(keys, answers[3 * count :], strict=True))
         look = _Look()
+        if self.run and not records and is_over(self.client, self.run):
+            look.done.add(self.run)
         for (run, work), values, hinted, results in zip(
             served, answers[: 3 * count : 3], answers[1 : 3 * count : 3], answers[2 : 3 * count : 3], strict=True
         ):
