@@ -8,7 +8,7 @@ from embq.core.queue.heartbeats import live_workers
 from embq.core.queue.keys import VERSION
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.result_stream import LIMIT_BYTES, LIMIT_ENTRIES
-from embq.core.queue.runs import RunRecord, end, register
+from embq.core.queue.runs import RunRecord, end, go_on, register
 from embq.core.run.control import Control
 from embq.core.service.log import Events
 from embq.writer.commit import Committer
@@ -75,9 +75,12 @@ class RunQueue:
         """Raise the number of units to `total`, where it is lower."""
         self._ledger.grow(self._committer.generation, total)
 
-    def end(self, total: int) -> None:
-        """All of `total` units are written, and the log is closed: no service looks at the run any more."""
-        end(self._ledger.client, self._record.run, total)
+    def tell(self, *, is_over: bool) -> None:
+        """Tell whether all units are written and the log is closed: then no service looks at the run any more."""
+        if is_over:
+            end(self._ledger.client, self._record.run, self._committer.state.count)
+        else:
+            go_on(self._ledger.client, self._record.run)
 
     def mark(self, pairs: Sequence[tuple[str, int | None]]) -> None:
         """Acknowledge (stream id or "", u or None) after the last record, see `Ledger.commit`."""

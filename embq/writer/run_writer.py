@@ -139,8 +139,8 @@ class RunWriter:
             self._rebuild()
         self.queue.grow(len(self.manifest))
         self.ledger.restore(self.control)
-        if self.finished:  # its last writer was killed before it said so, or the broker has forgotten it
-            self.queue.end(len(self.manifest))
+        # The last writer may have been killed before it said so, and the broker may come from before that.
+        self.queue.tell(is_over=self.finished)
         self.log.info(
             "run_opened", run=self.record.run, epoch=self.committer.epoch, units=len(self.manifest), done=state.count
         )
@@ -211,6 +211,7 @@ class RunWriter:
         self.finished = False
         self.workload.count(self.manifest, self.committer.state)
         self.queue.grow(len(self.manifest))
+        self.queue.tell(is_over=False)
         self.log.info("run_grew", run=self.record.run, units=len(self.manifest), done=self.committer.state.count)
 
     # --- results ---
@@ -284,7 +285,7 @@ class RunWriter:
             self.committer.close(self.queue.timing())
             self.finished = True
             staging.sweep(self.layout, unfinished=False)
-            self.queue.end(len(self.manifest))
+            self.queue.tell(is_over=True)
             self.log.info("run_closed", run=self.record.run, **state.totals())
 
     def drain(self) -> None:

@@ -105,6 +105,11 @@ def register_again(client: redis.Redis, record: RunRecord) -> bool:
     return is_lost
 
 
+def go_on(client: redis.Redis, run: str) -> None:
+    """Have the services look at a run that is registered."""
+    client.sadd(ACTIVE, run)
+
+
 def end(client: redis.Redis, run: str, units: int) -> None:
     """Have the services look at a run no more, of which so many units, all of them, are written."""
     client.srem(ACTIVE, run)
