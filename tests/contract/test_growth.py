@@ -8,7 +8,7 @@ import pytest
 
 from embq.app.status.run_monitor import RunMonitor
 from embq.app.verify.verification import verify
-from embq.core.queue.runs import active, register
+from embq.core.queue.runs import active, go_on, register
 from embq.core.run.commit_log import CommitLog
 from embq.core.run.generations import Generation, append
 from embq.core.run.manifest import SegmentWriter
@@ -154,6 +154,32 @@ def test_a_resident_writer_opens_a_finished_run_again_when_it_is_announced_with_
 
     register(case.client, case.record)
     daemon.serve(done)
+    case.assert_exact()
+
+
+def test_a_broker_from_before_the_end_of_a_run_learns_that_it_is_over(make_run: MakeRun) -> None:
+    case = make_run(4)
+    daemon, feeder = WriterService(case.client, version="test"), case.feeder()
+
+    times_over: list[str] = []
+
+    def done() -> bool:
+        feeder.tick()
+        case.work_off_hints()
+        if case.info.run in active(case.client):
+            return False
+        times_over.append(case.ledger.gen())
+        if len(times_over) == 1:
+            first = b"\x80"  # of four units
+            case.ledger.rebuild(gen=times_over[0], total=4, done=first, counters={"rows": 3, "failures": 0})
+            go_on(case.client, case.info.run)
+        return len(times_over) == 2
+
+    register(case.client, case.record)
+    daemon.serve(done)
+    meta = case.ledger.meta()
+    assert (meta["state"], meta["done"], meta["rows"]) == ("done", "4", "12")
+    assert kinds(case).count("close") == 1
     case.assert_exact()
 
 
