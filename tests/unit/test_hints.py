@@ -66,6 +66,20 @@ def test_pushing_nothing_is_nothing(run: RunCase) -> None:
     assert run.client.llen(run.queue.key) == 0
 
 
+def test_a_worker_of_one_run_leaves_the_hints_of_others_where_they_are(run: RunCase, make_run: MakeRun) -> None:
+    other = make_run(4)
+    foreign = [Hint(run=other.info.run, gen="1-0", u=u, unit=other.units[u]) for u in range(4)]
+    mixed = [foreign[0], hint(run, 0), foreign[1], foreign[2], hint(run, 1), hint(run, 2), foreign[3]]
+    push(run.queue, mixed, at_front=False)
+    worker = HintReceiver(run.queue, name="w", client=run.client, read=Hint.from_job)
+    with worker.receive(2, run=run.info.run) as found:
+        assert found == [hint(run, 0), hint(run, 1)]
+    with worker.receive(5, lambda _: 0, run=run.info.run) as found:
+        assert found == []
+    assert run.client.llen(run.queue.intermediate_queue.key) == 0
+    assert [run.pop() for _ in range(6)] == [hint(run, 2), *foreign, None]
+
+
 def test_a_dropped_hint_leaves_nothing_behind(run: RunCase) -> None:
     push(run.queue, [hint(run)], at_front=False)
     run.pop()

@@ -30,6 +30,9 @@ from embq.core.wire import Generation, LedgerId, UnitNumber
 
 T = TypeVar("T")
 
+FRONT = 256
+"""Hints of a queue among which those of one run are looked for first; most queues have no more."""
+
 STALE_S = 600
 """Age at which a hint that is still listed as popped is taken for one of a dead worker."""
 
@@ -188,27 +191,51 @@ def push(queue: Queue, hints: Sequence[AnyHint], *, at_front: bool) -> None:
     )
 
 
-def pop(queue: Queue, most: int) -> list[HintJob]:
+def pop(queue: Queue, most: int, *, run: str = "") -> list[HintJob]:
     """Pop up to `most` waiting hints, as RQ pops one: each is listed as popped until it is dropped.
 
     One whose data is missing or malformed is left to `sweep`.
+
+    Args:
+        run: of this run alone; "" for all.
     """
     if most < 1:
         return []
     client = queue.connection
+    popped = _popped_of(queue, run, most) if run else _popped(queue, most)
+    found = []
     with client.pipeline(transaction=False) as pipe:
-        for _ in range(most):
-            pipe.lmove(queue.key, queue.intermediate_queue.key, "LEFT", "RIGHT")
-        popped = _ids(raw for raw in pipe.execute() if raw is not None)
         for job_id in popped:
             pipe.hgetall(HintJob.key_for(job_id))
-        found = []
         for job_id, raw_data in zip(popped, pipe.execute() if popped else [], strict=True):
             job = HintJob(job_id, connection=client, serializer=JSONSerializer)
             with suppress(NoSuchJobError):
                 job.restore(raw_data)
                 found.append(job)
-        return found
+    return found
+
+
+def _popped(queue: Queue, most: int) -> list[str]:
+    with queue.connection.pipeline(transaction=False) as pipe:
+        for _ in range(most):
+            pipe.lmove(queue.key, queue.intermediate_queue.key, "LEFT", "RIGHT")
+        return _ids(raw for raw in pipe.execute() if raw is not None)
+
+
+def _popped_of(queue: Queue, run: str, most: int) -> list[str]:
+    """Ids of popped hints of one run; those of others stay where they are."""
+    client = queue.connection
+    for last in (FRONT - 1, -1):
+        wanted = [one for one in _ids(client.lrange(queue.key, 0, last)) if one.startswith(f"{run}-")][:most]
+        if wanted:
+            break
+    with client.pipeline(transaction=False) as pipe:
+        for job_id in wanted:
+            pipe.lpush(queue.intermediate_queue.key, job_id)
+            pipe.lrem(queue.key, 1, job_id)
+        answers = pipe.execute() if wanted else []
+    # Of two processes that remove a hint one does.
+    return [job_id for job_id, removed in zip(wanted, answers[1::2], strict=True) if removed]
 
 
 def put_back(queue: Queue, job_ids: Sequence[str]) -> None:

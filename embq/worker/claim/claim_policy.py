@@ -16,7 +16,7 @@ import redis
 
 from embq.core.models import ModelConfig
 from embq.core.queue import hints
-from embq.core.queue.keys import speeds_key
+from embq.core.queue.keys import run_key, speeds_key
 from embq.core.queue.runs import units_unclaimed
 from embq.core.queue.worker_speeds import WorkerSpeed, makespan, others
 from embq.core.units import Unit
@@ -52,6 +52,7 @@ class ClaimPolicy:
     Args:
         client: used by the thread that claims, and by no other.
         name: of this worker; its own report is not one of another.
+        run: the one run that it serves; "" for all.
         runs: ids of the runs that it may serve with the loaded model.
         prefetch: units that wait to be read, where their files come from far.
         embedder: its batch size and window bound the samples in hand.
@@ -68,6 +69,7 @@ class ClaimPolicy:
         model: ModelConfig,
         *,
         name: str,
+        run: str = "",
         runs: Callable[[], Iterable[str]],
         prefetch: int,
         embedder: Embedder,
@@ -78,6 +80,7 @@ class ClaimPolicy:
         self.throughput = throughput
         self.model = model
         self.name = name
+        self.run = run
         self.runs = runs
         self.prefetch = prefetch
         self.embedder = embedder
@@ -177,7 +180,8 @@ class ClaimPolicy:
             with self.client.pipeline(transaction=False) as pipe:
                 pipe.time()
                 pipe.get(speeds_key(self.model.queue_key))
-                pipe.llen(self._queue.key)
+                # Of the one run that it serves: hints that wait for others are not left to do.
+                pipe.zcard(run_key(self.run, "hinted")) if self.run else pipe.llen(self._queue.key)
                 (seconds, micros), speeds, waiting = pipe.execute()
             self.left = waiting + units_unclaimed(self.client, self.runs())
             self._others = others(speeds, seconds * 1000 + micros // 1000, self.name)

@@ -75,6 +75,7 @@ class Claimer:
             meter.throughput,
             model,
             name=context.options.name,
+            run=context.options.run,
             runs=self._served,
             prefetch=context.options.prefetch,
             embedder=embedder,
@@ -101,7 +102,9 @@ class Claimer:
         if not wanted:
             time.sleep(self.policy.rest_s)
             return
-        with self.receiver.receive(wanted, lambda hints: self.policy.fits([hint.unit for hint in hints])) as found:
+        with self.receiver.receive(
+            wanted, lambda hints: self.policy.fits([hint.unit for hint in hints]), run=self.context.options.run
+        ) as found:
             for hint in found:
                 if (unit := self._claim(hint)) is not None:
                     yield unit

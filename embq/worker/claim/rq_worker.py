@@ -62,15 +62,20 @@ class HintReceiver(SimpleWorker, Generic[H]):
         self.register_death()  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def receive(self, most: int, fits: Callable[[Sequence[H]], int] = len) -> Iterator[list[H]]:
+    def receive(self, most: int, fits: Callable[[Sequence[H]], int] = len, *, run: str = "") -> Iterator[list[H]]:
         """Up to `most` hints, none where none comes within `BLOCK_S`; they are dropped when the block ends in order.
 
         Args:
             fits: how many of those that were popped to take; the others are put back.
+            run: take those of this run alone; "" takes all.
         """
         queue = self.queues[0]
-        first = self._pop_first()
-        jobs = [] if first is None else [first, *hints.pop(queue, most - 1)]
+        if run:
+            if not (jobs := hints.pop(queue, most, run=run)):
+                time.sleep(BLOCK_S)
+        else:
+            first = self._pop_first()
+            jobs = [] if first is None else [first, *hints.pop(queue, most - 1)]
         found = [(job, hint) for job in jobs if (hint := self._read(job)) is not None]
         fit = fits([hint for _, hint in found]) if found else 0
         back = [job.id for job, _ in found[fit:]]
