@@ -104,8 +104,22 @@ class ModelService:
             board=context.board,
             trace=Trace(context.settings.trace, worker=self.options.name, device=self.options.device),
         )
+        publish = PublishStage(
+            self.meter,
+            fingerprint=embedder.fingerprint,
+            dims=embedder.dims,
+            transport=self.options.transport,
+            finished=context.report.finished,
+        )
         self.claimer = Claimer(
-            context, self._connect(), self._connect(RESULT_S), model, embedder, self.leases, self.meter
+            context,
+            self._connect(),
+            self._connect(RESULT_S),
+            model,
+            embedder,
+            self.leases,
+            self.meter,
+            full_runs=publish.full_runs,
         )
         self.heartbeat = Heartbeat(
             self._connect(),
@@ -117,13 +131,6 @@ class ModelService:
             tail=lambda: self.claimer.policy.tail,
             measured=self._keep_rate,
             bottleneck=Bottleneck(self.meter, modalities=model.modalities, decode=model.decode),
-        )
-        publish = PublishStage(
-            self.meter,
-            fingerprint=embedder.fingerprint,
-            dims=embedder.dims,
-            transport=self.options.transport,
-            finished=context.report.finished,
         )
         self.pipeline = Pipeline(
             embedder, self.leases, self.meter, publish, prefetch=MOST_AHEAD, roots=context.settings.roots

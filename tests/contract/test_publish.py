@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 
@@ -18,6 +19,7 @@ from embq.core.rows.vectors import STORED_DTYPES
 from embq.worker.claim.lease import LeasedUnit, Leases
 from embq.worker.embedders.stub import StubEmbedder
 from embq.worker.meter.meter import Meter
+from embq.worker.stages import publish as module
 from embq.worker.stages.embed import EmbedStage
 from embq.worker.stages.publish import PublishStage
 from embq.worker.stages.read import Chunk, EndOfUnit
@@ -75,17 +77,71 @@ def test_a_full_disk_is_waited_out_with_the_result_in_hand(
     run: RunCase, stage: PublishStage, leases: Leases, on_full: list[logging.LogRecord]
 ) -> None:
     writer = run.writer()
-    stage.meter.times.begin()
     for u in (0, 1):
         work = embedded_unit(run, leases, u)
         lead_its_file_to(run, work, "/dev/full")
         stage.run(work)
         assert len(on_full) == u + 1, "said once for each time that it fills up"
+        assert stage.full_runs() == {run.info.run}
+        assert leases.snapshot() == [work]
+        wait_for_room(stage)
     writer.drain()
     run.assert_exact([0, 1])
-    spent = stage.meter.times.spent()
-    assert spent.stages["publish"]["blocked"] > 0
-    assert spent.causes["writer"] == spent.stages["publish"]["blocked"]
+
+
+def wait_for_room(stage: PublishStage) -> None:
+    """Offer what was set aside until nothing is."""
+    deadline = time.monotonic() + 10
+    while stage.full_runs() and time.monotonic() < deadline:
+        time.sleep(0.01)
+        stage.again()
+    assert stage.full_runs() == frozenset()
+
+
+def test_a_run_without_room_holds_up_no_other(make_run: MakeRun, stage: PublishStage, leases: Leases) -> None:
+    full, other = make_run(3), make_run(2)
+    writers = [run.writer() for run in (full, other)]
+    first = embedded_unit(full, leases, 0)
+    stage.run(first)
+    full.client.hset(full.key("meta"), "limit_entries", 1)
+    held = [embedded_unit(full, leases, u) for u in (1, 2)]
+    for work in held:
+        stage.run(work)
+    stage.again()
+    assert stage.full_runs() == {full.info.run}
+    for u in (0, 1):
+        stage.run(embedded_unit(other, leases, u))
+    assert leases.snapshot() == held
+    writers[1].drain()
+    other.assert_exact([0, 1])
+    writers[0].drain()  # which makes room for one at a time
+    deadline = time.monotonic() + 10
+    while stage.full_runs() and time.monotonic() < deadline:
+        time.sleep(0.01)
+        stage.again()
+        writers[0].drain()
+    full.assert_exact([0, 1, 2])
+    assert leases.snapshot() == []
+
+
+def test_what_there_is_no_memory_for_is_given_back_uncharged(
+    run: RunCase, stage: PublishStage, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = run.writer()
+    stage.run(embedded_unit(run, leases, 0))
+    run.client.hset(run.key("meta"), "limit_entries", 1)
+    monkeypatch.setattr(module, "ASIDE_BYTES", 3_000)
+    held = [embedded_unit(run, leases, u) for u in (1, 2)]
+    for work in held:
+        stage.run(work)
+    assert held[0].lost
+    assert leases.snapshot() == held[1:]
+    assert run.client.zscore(run.key("hinted"), "1") == 0, "it is hinted at once"
+    assert run.client.hlen(run.key("att")) == 0
+    writer.drain()
+    wait_for_room(stage)
+    writer.drain()
+    run.assert_exact([0, 2])
 
 
 def test_a_full_disk_is_waited_for_only_as_long_as_the_lease_is_ours(
@@ -103,6 +159,7 @@ def test_a_full_disk_is_waited_for_only_as_long_as_the_lease_is_ours(
     logging.getLogger("worker").addHandler(losing)
     try:
         stage.run(work)
+        wait_for_room(stage)
     finally:
         logging.getLogger("worker").removeHandler(losing)
     assert len(on_full) == 1

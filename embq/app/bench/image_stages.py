@@ -24,7 +24,7 @@ from embq.worker.claim.lease import LeasedUnit, Leases
 from embq.worker.embedders.base import PendingVectors, Prepared
 from embq.worker.meter.bottleneck import Bottleneck
 from embq.worker.meter.meter import Meter
-from embq.worker.stages.pipeline import Pipeline
+from embq.worker.stages.pipeline import Pipeline, Publisher
 
 if TYPE_CHECKING:
     from embq.core.models import ModelConfig
@@ -46,7 +46,7 @@ class _Granting:
         return True
 
 
-class _Discard:
+class _Discard(Publisher):
     """A publish stage that discards complete units."""
 
     def run(self, work: LeasedUnit) -> None:

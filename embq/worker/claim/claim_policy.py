@@ -20,7 +20,7 @@ from embq.core.queue.keys import run_key, speeds_key
 from embq.core.queue.runs import units_unclaimed
 from embq.core.queue.worker_speeds import WorkerSpeed, makespan, others
 from embq.core.units import Unit
-from embq.worker.claim.lease import Leases
+from embq.worker.claim.lease import ASIDE, Leases
 from embq.worker.embedders.base import Embedder
 from embq.worker.meter.meter import Throughput
 from embq.worker.stages.batching import WINDOW_S
@@ -109,7 +109,7 @@ class ClaimPolicy:
 
     def room(self) -> int:
         """Units to claim now; 0 where this worker holds enough, or the others finish what is left before it would."""
-        held = self.leases.snapshot()
+        held = [unit for unit in self.leases.snapshot() if unit.stage != ASIDE]
         ahead_s, unit_s = self.throughput.ahead_s(held), self.throughput.unit_s
         self._ahead_s = ahead_s or 0.0
         self.enough = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 
 import redis
 
@@ -50,6 +50,7 @@ class Claimer:
         client: a patient client.
         bulk: one that waits longer for an answer, because it sends results.
         model: the loaded model's config; hints of other models are dropped.
+        full_runs: those that have no room for results now; their hints are left where they are.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class Claimer:
         embedder: Embedder,
         leases: Leases,
         meter: Meter,
+        full_runs: Callable[[], Set[str]],
     ) -> None:
         self.context = context
+        self.full_runs = full_runs
         self.client = client
         self.bulk = bulk
         self.model = model
@@ -103,7 +106,10 @@ class Claimer:
             time.sleep(self.policy.rest_s)
             return
         with self.receiver.receive(
-            wanted, lambda hints: self.policy.fits([hint.unit for hint in hints]), run=self.context.options.run
+            wanted,
+            lambda hints: self.policy.fits([hint.unit for hint in hints]),
+            run=self.context.options.run,
+            leave=self.full_runs(),
         ) as found:
             for hint in found:
                 if (unit := self._claim(hint)) is not None:

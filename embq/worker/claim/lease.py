@@ -69,6 +69,10 @@ class Lease:
             self.held_in.remove(self)
 
 
+ASIDE = "aside"
+"""Stage of a unit whose result waits for room: nothing is left to do for it."""
+
+
 class Part(NamedTuple):
     """Samples of one unit that a stage has in hand. A tuple, because one is made for each unit of each batch.
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from embq.core.service.log import Events
 from embq.worker.claim.lease import LeasedUnit, Leases
@@ -85,11 +85,19 @@ class BoundedQueue(Generic[Item]):
         return item
 
 
-class Publisher(Protocol):
+class Publisher:
     """The last stage."""
 
     def run(self, lease: LeasedUnit) -> None:
-        """Publish one complete unit and end its lease."""
+        """Publish one complete unit and end its lease, or keep both until there is room."""
+        raise NotImplementedError
+
+    def full_runs(self) -> frozenset[str]:
+        """The runs that have no room for results now."""
+        return frozenset()
+
+    def again(self) -> None:
+        """Publish what was kept, as far as there is room now."""
 
 
 class Pipeline:
@@ -241,7 +249,8 @@ class Pipeline:
 
     def _publish_loop(self) -> None:
         while self.running:
-            with self._times.at("publish", "starved"):
+            with self._times.at("publish", "blocked" if self._publish.full_runs() else "starved"):
                 lease = self._results.get(POLL_S)
             if lease is not None:
                 self._publish.run(lease)
+            self._publish.again()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +21,9 @@ from embq.core.storage.beneath import read_bytes
 from embq.core.storage.durable import drop, output_error
 from embq.core.storage.paths import place
 from embq.core.units import Sample
-from embq.worker.claim.lease import LeasedUnit, Part
+from embq.worker.claim.lease import ASIDE, LeasedUnit, Part
 from embq.worker.meter.meter import Meter
+from embq.worker.stages.pipeline import Publisher
 
 INLINE_BYTES = 256 * 1024
 """Results up to this size travel in the stream: a staging file would cost more than the broker's memory is worth."""
@@ -30,8 +33,35 @@ PIECE_BYTES = 8 * 1024 * 1024
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 1.0
 
+ASIDE_BYTES = 256 * 1024 * 1024
+"""Results without room that are kept, of all runs. Beyond that the oldest unit is given back, for any worker to do it
+again."""
 
-class PublishStage:
+
+@dataclass(slots=True)
+class _Result:
+    """The encoded result of a unit, on its way to the writer.
+
+    Attributes:
+        staged: its file, once it is written.
+    """
+
+    lease: LeasedUnit
+    data: bytes
+    fields: dict[str, str | bytes | int]
+    staged: Path | None = None
+
+
+@dataclass(slots=True)
+class _Full:
+    """A run whose stream or disk is full, with the results that wait for room, oldest first."""
+
+    waiting: deque[_Result] = field(default_factory=deque)
+    wait_s: float = FIRST_WAIT_S
+    again_at: float = 0.0
+
+
+class PublishStage(Publisher):
     """Encodes results and hands them to the writer.
 
     Args:
@@ -57,10 +87,14 @@ class PublishStage:
         self.finished = finished
         self.log = Events("worker")
         self._shared: dict[tuple[str, str], bool] = {}
-        self._staging_is_full = False
+        self._full: dict[str, _Full] = {}
+
+    def full_runs(self) -> frozenset[str]:
+        """The runs that have no room for results now: what is claimed of them could not be published."""
+        return frozenset(self._full)
 
     def run(self, lease: LeasedUnit) -> None:
-        """Publish one complete unit; the lease ends here, whatever the answer is."""
+        """Publish one complete unit, or set its result aside where its run has no room for it."""
         with self.meter.times.at("publish", "busy"):
             with self.meter.stage("publish", [Part(lease)]):
                 data = self._encode(lease)
@@ -73,35 +107,68 @@ class PublishStage:
                 "tokens": lease.tokens,
                 "fingerprint": self.fingerprint,
             }
-            staged = self._stage_when_it_fits(lease, data) if self._use_file(lease, len(data)) else None
-            if staged is None:
-                fields["data"] = data
-            else:
-                fields |= {"ref": staged.name, "sha256": hashlib.sha256(data).hexdigest()}
-            accepted = self._hand_over(lease, fields, len(data))
-            if accepted == 1:
-                self.meter.unit_done(len(lease.failures))
-                self.finished()
-            else:
-                # Another attempt's result stands, or the lease is gone: only our own file goes.
-                if staged is not None:
-                    drop(staged)
-                self.log.info("result_not_taken", run=lease.run, u=lease.u, answer=accepted)
-            lease.end()
+            result = _Result(lease, data, fields)
+            if lease.run not in self._full and self._offer(result):
+                return
+            full = self._full.setdefault(lease.run, _Full(again_at=time.monotonic() + FIRST_WAIT_S))
+            full.waiting.append(result)
+            lease.stage = ASIDE
+            self._make_room()
 
-    def _hand_over(self, lease: LeasedUnit, fields: Mapping[str, str | bytes | int], size: int) -> int:
-        wait_s = FIRST_WAIT_S
-        while True:
-            if lease.lost:
-                return 0
+    def again(self) -> None:
+        """Offer what was set aside, as far as it is time to; a run that is full holds up no other."""
+        for run, full in list(self._full.items()):
+            while full.waiting and full.again_at <= time.monotonic():
+                with self.meter.times.at("publish", "busy"):
+                    if not self._offer(full.waiting[0]):
+                        full.wait_s = min(LONGEST_WAIT_S, full.wait_s * 2)
+                        full.again_at = time.monotonic() + full.wait_s
+                        break
+                    full.waiting.popleft()
+                    full.wait_s = FIRST_WAIT_S
+            if not full.waiting:
+                del self._full[run]
+
+    def _make_room(self) -> None:
+        """Give back the oldest units while more is set aside than there is memory for."""
+        while sum(len(one.data) for full in self._full.values() for one in full.waiting) > ASIDE_BYTES:
+            run, full = next(iter(self._full.items()))
+            given_up = full.waiting.popleft()
+            self.log.warning("result_given_up", run=run, u=given_up.lease.u, why="its run has no room for it")
+            if given_up.staged is not None:
+                drop(given_up.staged)
+            given_up.lease.release()
+            if not full.waiting:
+                del self._full[run]
+
+    def _offer(self, result: _Result) -> bool:
+        """Hand a result to the writer, whatever the answer is; False where there is no room for it now."""
+        lease, size = result.lease, len(result.data)
+        if lease.lost:
+            accepted = 0
+        else:
+            if result.staged is None and self._use_file(lease, size):
+                result.staged = self._staged(lease, result.data)
+                if result.staged is None:
+                    return False
+                result.fields |= {"ref": result.staged.name, "sha256": hashlib.sha256(result.data).hexdigest()}
             # A large result is not sent only to find that there is no room for it.
-            if size <= INLINE_BYTES or lease.ledger.results.has_room():
-                answer = lease.publish(fields, size=size)
-                if answer >= 0:
-                    return answer
-            with self.meter.times.at("publish", "blocked"):
-                time.sleep(wait_s)
-            wait_s = min(LONGEST_WAIT_S, wait_s * 2)
+            if size > INLINE_BYTES and not lease.ledger.results.has_room():
+                return False
+            fields = result.fields if result.staged is not None else {**result.fields, "data": result.data}
+            accepted = lease.publish(fields, size=size)
+            if accepted < 0:
+                return False
+        if accepted == 1:
+            self.meter.unit_done(len(lease.failures))
+            self.finished()
+        else:
+            # Another attempt's result stands, or the lease is gone: only our own file goes.
+            if result.staged is not None:
+                drop(result.staged)
+            self.log.info("result_not_taken", run=lease.run, u=lease.u, answer=accepted)
+        lease.end()
+        return True
 
     def _encode(self, lease: LeasedUnit) -> bytes:
         model, rows = lease.record.model, lease.record.rows
@@ -130,30 +197,22 @@ class PublishStage:
             self._shared[key] = shares_storage(lease.record.output, lease.ledger.meta().get("nonce", ""))
         return self._shared[key]
 
-    def _stage_when_it_fits(self, lease: LeasedUnit, data: bytes) -> Path | None:
-        """The staging file of a result; None where the lease was lost while the disk was full.
+    def _staged(self, lease: LeasedUnit, data: bytes) -> Path | None:
+        """The staging file of a result; None where the disk is full.
 
         A full disk is full for every worker of the output, so none could do better with the unit: the result is kept
         and the lease with it. Any other error is this machine's own, and ends the process, which gives its units back.
         """
-        wait_s = FIRST_WAIT_S
-        while not lease.lost:
-            try:
-                # Without naming the unit: storage that hangs is not its fault.
-                with self.meter.stage("publish"):
-                    staged = self._stage(lease, data)
-                self._staging_is_full = False
-                return staged
-            except OutputError as error:
-                if error.code != "no_space":
-                    raise
-                if not self._staging_is_full:
-                    self._staging_is_full = True
-                    self.log.warning("staging_full", run=lease.run, why=error.message, bytes=len(data))
-            with self.meter.times.at("publish", "blocked"):
-                time.sleep(wait_s)
-            wait_s = min(LONGEST_WAIT_S, wait_s * 2)
-        return None
+        try:
+            # Without naming the unit: storage that hangs is not its fault.
+            with self.meter.stage("publish"):
+                return self._stage(lease, data)
+        except OutputError as error:
+            if error.code != "no_space":
+                raise
+            if lease.run not in self._full:
+                self.log.warning("staging_full", run=lease.run, why=error.message, bytes=len(data))
+            return None
 
     def _stage(self, lease: LeasedUnit, data: bytes) -> Path:
         # Not synced: a staging file that a power loss destroys fails its hash and the unit is only computed again.
