@@ -91,11 +91,16 @@ MOST_MESSAGE = 1_000
 
 
 class Rejected(Exception):
-    """A result that cannot be used; its unit runs again. `code` and the message go into the unit's account."""
+    """A result that cannot be used; its unit runs again. `code` and the message go into the unit's account.
 
-    def __init__(self, code: str, message: str) -> None:
+    Attributes:
+        may_come: whether what is missing may only be seen later here, as on a network's file system.
+    """
+
+    def __init__(self, code: str, message: str, *, may_come: bool = False) -> None:
         super().__init__(message)
         self.code = code
+        self.may_come = may_come
 
 
 class Acceptor:
@@ -223,7 +228,8 @@ class Acceptor:
             except OutsideError as error:
                 raise Rejected("bad_result", error.message) from error
             except OSError as error:
-                raise Rejected("lost_result", f"staging file {ref} is gone: {error.strerror}") from error
+                gone = isinstance(error, FileNotFoundError)
+                raise Rejected("lost_result", f"staging file {ref} is gone: {error.strerror}", may_come=gone) from error
             # Workers do not fsync staging files (a lost one is only computed again), so the hash decides.
             if digest != header.sha256:
                 raise Rejected("lost_result", f"staging file {ref} is damaged")

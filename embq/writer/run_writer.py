@@ -44,6 +44,9 @@ through all entries, and one before each read was a tenth of the writer's time w
 
 RECONCILE_S = 2.0
 
+LATE_S, LATE_LOOK_S = 10.0, 0.5
+"""A staging file that is not there is looked for so long, and so often: a network's file system may show a name late."""
+
 ASKED_S = 0.5
 """A user who pauses a run waits until that is noted in the output folder."""
 
@@ -83,6 +86,8 @@ class RunWriter:
         self.ledger = Ledger(client, record.run, scripts=load_scripts(client))
         self.id = secrets.token_hex(8)
         self._clock = clock
+        self._late: dict[str, tuple[float, Entry]] = {}
+        self._late_at = clock()
         self._keeper = keeper
         self.counts = counts or Counts()
         self._lock = RunLock(self.ledger, self.id, output=self.layout.root, keeper=keeper, clock=clock)
@@ -177,6 +182,7 @@ class RunWriter:
         self.buffer.take()
         self.acceptor.fingerprint, self.acceptor.widths = state.fingerprint, state.widths
         self.queue.rebuild(len(self.manifest), self.control)
+        self._late.clear()
         self.inbox.start_empty()
 
     def _housekeep(self) -> None:
@@ -219,7 +225,7 @@ class RunWriter:
     def step(self) -> int:
         """Read and take what is there, commit what is due; gives the number of results read."""
         self._housekeep()
-        entries = self.inbox.read()
+        entries = [*self._late_entries(), *self.inbox.read()]
         sent, others = self.ledger.sent(entries, len(self.manifest))
         if others:
             self.queue.mark([(id_, None) for id_ in others])
@@ -231,6 +237,7 @@ class RunWriter:
 
     def _take(self, entry: Entry, sender: Sender, *, published: bool) -> None:
         u, unit_id = sender.u, self.manifest.unit_id(sender.u)
+        until, _ = self._late.pop(entry.id, (self._clock() + LATE_S, entry))
         if self.committer.state.is_done(u):
             self.queue.mark([(entry.id, u)])
             staging.drop_staged(self.layout, entry, unit_id)
@@ -249,6 +256,9 @@ class RunWriter:
         try:
             result = self.acceptor.accept(entry)
         except Rejected as error:
+            if error.may_come and self._clock() < until:
+                self._late[entry.id] = until, entry
+                return
             self.counts.rejected[error.code] += 1
             worker = sender.worker
             self.log.warning("result_rejected", run=self.record.run, u=u, worker=worker, code=error.code, why=error)
@@ -258,6 +268,13 @@ class RunWriter:
         if not self.buffer.fits(result):
             self.flush()
         self.buffer.add(result)
+
+    def _late_entries(self) -> list[Entry]:
+        """Results whose files were not there yet, to be looked at again now."""
+        if not self._late or self._clock() < self._late_at:
+            return []
+        self._late_at = self._clock() + LATE_LOOK_S
+        return [entry for _, entry in self._late.values()]
 
     def _nothing_else_outstanding(self) -> bool:
         return not self.finished and self.committer.state.count + len(self.buffer.units) == len(self.manifest)

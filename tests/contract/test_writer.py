@@ -27,7 +27,7 @@ from embq.core.run.commit_log import CommitLog
 from embq.core.units import Failure
 from embq.writer.lock import WEDGED_S, LockKeeper
 from embq.writer.queue import RunQueue
-from embq.writer.run_writer import RECONCILE_S, RunWriter
+from embq.writer.run_writer import LATE_LOOK_S, LATE_S, RECONCILE_S, RunWriter
 from embq.writer.service import WriterService
 from tests.support.outputs.run_case import DIM, FINGERPRINT, MakeRun, RunCase, make_case, sample, unit_of
 from tests.support.waiting import wait_until
@@ -311,6 +311,9 @@ def test_a_result_that_cannot_be_trusted_is_rejected_and_made_again(
     run.work_one(0, **changes)
     with caplog.at_level("WARNING"):
         writer.step()
+        if code == "lost_result":
+            run.clock.advance(LATE_S)
+            writer.step()
     assert f"code={code}" in caplog.text
     assert run.layout.run_json.exists(), "a result names files of the staging folder only"
     assert run.client.hexists(run.key("pub"), "0") == 0
@@ -423,9 +426,26 @@ def test_a_damaged_staging_file_is_removed_and_its_unit_made_again(run: RunCase,
     else:
         path.write_bytes(path.read_bytes()[:-9] if damage == "cut" else b"\0" + path.read_bytes()[1:])
     writer.step()
+    if damage == "gone":
+        run.clock.advance(LATE_S)
+        writer.step()
     assert staged(run) == set()
     run.finish(writer)
     run.assert_exact()
+
+
+def test_a_staging_file_that_is_seen_late_is_waited_for(run: RunCase, tmp_path: Path) -> None:
+    writer = run.writer()
+    path = publish_staged(run, 0, run.data(0))
+    unseen = path.rename(tmp_path / "unseen")
+    for _ in range(3):
+        writer.step()
+        run.clock.advance(LATE_LOOK_S)
+    unseen.rename(path)
+    writer.step()
+    writer.flush()
+    run.assert_exact([0])
+    assert not writer.counts.rejected
 
 
 def test_workers_can_see_that_they_share_storage(run: RunCase) -> None:

@@ -18,7 +18,7 @@ from embq.worker.claim.lease import LeasedUnit, Leases
 from embq.worker.embedders.registry import load
 from embq.worker.meter.meter import Meter
 from embq.worker.stages import pipeline as pipeline_module
-from embq.worker.stages.pipeline import LINGER_S, BoundedQueue, Pipeline
+from embq.worker.stages.pipeline import LINGER_S, BoundedQueue, Pipeline, Publisher
 from embq.worker.stages.read import CHUNK_SAMPLES
 from tests.support.waiting import wait_until
 
@@ -26,7 +26,7 @@ DEADLINE_S = 60.0
 MODEL = ModelConfig(spec="stub:8", modalities=("text",), precision="fp32")
 
 
-class Kept:
+class Kept(Publisher):
     """Stands for the ledger and the publish stage."""
 
     def __init__(self, leases: Leases) -> None:
