@@ -45,7 +45,7 @@ through all entries, and one before each read was a tenth of the writer's time w
 RECONCILE_S = 2.0
 
 LATE_S, LATE_LOOK_S = 10.0, 0.5
-"""A staging file that is not there is looked for so long, and so often: a network's file system may show a name late."""
+"""A staging file that is not there is looked for so long and so often: a network's file system may show a name late."""
 
 ASKED_S = 0.5
 """A user who pauses a run waits until that is noted in the output folder."""

@@ -143,7 +143,7 @@ ROLES = {
             *_LOOK,
             Grant(commands="evalsha", keys=[*_RUNS, *_OF_WORKERS, *_SERVICES, RATES, TURNS], access="RW"),
             # What the scripts from `claim` to `publish` and `abandon` do.
-            Grant(commands="hexists zscore getbit", keys=_RUNS, access="R"),
+            Grant(commands="hexists zscore getbit hscan", keys=_RUNS, access="R"),
             Grant(
                 commands="hset hsetnx hdel hincrby",
                 keys=_of_runs("meta", "owner", "spare", "busy", "att", "poison"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -86,10 +87,16 @@ class Heartbeats(Generic[T]):
         arguments = [name, wire.write(report), int(life_s * 1000)]
         scripts["report"](keys=[self._members, self._key(name)], args=arguments, client=client)
 
-    def heard(self, client: redis.Redis, *, within_s: float = math.inf) -> Iterator[tuple[T, int, float]]:
-        """(report, ms of its time by the broker's clock, its age in seconds), none older than `within_s`."""
+    def heard(
+        self, client: redis.Redis, *, within_s: float = math.inf, of: Callable[[str], bool] = bool
+    ) -> Iterator[tuple[T, int, float]]:
+        """(report, ms of its time by the broker's clock, its age in seconds), none older than `within_s`.
+
+        Args:
+            of: whether the report of a name is wanted.
+        """
         now_ms, listed = self._listed(client)
-        ages = {name: max(0.0, (now_ms - at_ms) / 1000) for name, at_ms in listed.items()}
+        ages = {name: max(0.0, (now_ms - at_ms) / 1000) for name, at_ms in listed.items() if of(name)}
         reports = self.reports(client, [name for name, age_s in ages.items() if age_s <= within_s])
         for name, report in reports.items():
             yield report, int(listed[name]), ages[name]
@@ -296,6 +303,8 @@ def rates_of(model: ModelConfig, kept: Mapping[bytes, bytes]) -> list[Rate]:
 # --- services ---
 
 ROLES = ("producer", "writer", "worker")
+KEEPERS = ("producer", "writer")
+"""Roles of which there are few: each of them sees all services, and all services see them."""
 STATES = ("starting", "idle", "loading", "serving", "given_up", "over")
 """States of a device: its process is being started, waits for work, loads a model, has one, cannot serve, or has
 finished the only run that it was started for."""
@@ -396,11 +405,17 @@ SERVICE_REPORTS = Heartbeats(
 )
 
 
-def services(client: redis.Redis) -> list[Heard]:
-    """The services that report: producers, writers, then supervisors of workers; each by host."""
+def services(client: redis.Redis, *, role: str = "") -> list[Heard]:
+    """The services that report: producers, writers, then supervisors of workers; each by host.
+
+    Args:
+        role: of who asks. The many that are no `KEEPERS` are shown themselves and the keepers; "" shows all.
+    """
+    is_kept = re.compile(rf"\.(?:{'|'.join(KEEPERS)})\.").search
+    wanted = bool if role in ("", *KEEPERS) else lambda name: is_kept(name) is not None
     heard = [
         Heard(service=service, last_ms=last_ms, silent_s=round(age_s, 1))
-        for service, last_ms, age_s in SERVICE_REPORTS.heard(client)
+        for service, last_ms, age_s in SERVICE_REPORTS.heard(client, of=wanted)
     ]
     return sorted(heard, key=_order)
 
@@ -412,13 +427,15 @@ def _order(heard: Heard) -> tuple[int, str, str]:
 
 def competing_services(heard: Iterable[Heard]) -> list[tuple[Service, Service]]:
     """Pairs of producers, and of writers, that serve the same runs at the same time."""
+    alike: dict[tuple[str, str], list[Heard]] = defaultdict(list)
+    for one in heard:
+        if one.service.role in KEEPERS:
+            alike[one.service.role, one.service.run].append(one)
     return [
         (one.service, other.service)
-        for one, other in combinations(heard, 2)
-        if one.service.role == other.service.role
-        and one.service.role in ("producer", "writer")
-        and one.service.run == other.service.run
-        and one.is_beside(other)
+        for some in alike.values()
+        for one, other in combinations(some, 2)
+        if one.is_beside(other)
     ]
 
 

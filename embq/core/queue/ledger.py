@@ -236,7 +236,15 @@ class Ledger:
                 hand, where it was one.
         """
         named = [part for token, ordinal in blame.items() for part in (token, "" if ordinal is None else ordinal)]
-        return int(self._call("abandon", worker, MAX_ATTEMPTS, message[:1000], *named))
+        freed = 0
+        for lane in ("spare", "owner"):
+            cursor = "0"
+            while True:
+                count, after = self._call("abandon", worker, MAX_ATTEMPTS, message[:1000], lane, cursor, *named)
+                freed, cursor = freed + int(count), _text(after)
+                if cursor == "0":
+                    break
+        return freed
 
     def next_units(
         self,

@@ -18,6 +18,7 @@ from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, T
 
 from embq.core.errors import EmbqError
 from embq.core.queue.heartbeats import (
+    KEEPERS,
     REPORT_S,
     SERVICE_REPORTS,
     Heard,
@@ -72,9 +73,8 @@ class FleetWarnings:
             self._log.warning("clock_differs", ahead_s=round(ahead_s, 1), next=CLOCK_NEXT)
 
     def others(self, own: Service, heard: list[Heard]) -> None:
-        """Check the services that report, this one among them."""
-        mine = next((one for one in heard if one.service.name == own.name), None)
-        for other in [one.service for one in heard if mine is not None and one is not mine and one.is_beside(mine)]:
+        """Check the services that report."""
+        for other in [one.service for one in heard if one.service.name != own.name and one.last_ms > own.began_ms]:
             same = (other.version, other.protocol) == (own.version, own.protocol)
             if not same and self._first("versions", other.role, other.host, other.speaks):
                 self._log.warning(
@@ -103,8 +103,6 @@ class FleetWarnings:
 
 LOGS_AS = {"worker": "supervisor"}
 """Role -> name of its log, where that differs."""
-KEEPERS = ("producer", "writer")
-"""Roles that remove silent services from the list; others may lack the right to."""
 STOP_S = 3.0
 """Time-out of signing off at the end; the report expires by itself as well."""
 
@@ -211,8 +209,8 @@ class Reporter(threading.Thread):
         began_ms = self.service.began_ms or round((time.time() - ahead_s) * 1000)
         self.service = self._look(replace(self.service, began_ms=began_ms, clock_s=round(ahead_s, 3) + 0.0))
         SERVICE_REPORTS.report(client, self.service, scripts=self._scripts)
-        if self.service.role in KEEPERS:
+        if self.service.role in KEEPERS:  # others may lack the right to
             SERVICE_REPORTS.forget_silent(client)
         self._notices.clock(ahead_s)
-        self._notices.others(self.service, services(client))
+        self._notices.others(self.service, services(client, role=self.service.role))
         self._notices.runs(foreign_runs(client))

@@ -166,7 +166,11 @@ def _opened(root: Path, name: str | PurePath, part: str, flags: int, mode: int, 
 
 
 def _refuse_link(root: Path, name: str | PurePath, part: str, above: int) -> None:
-    if stat.S_ISLNK(os.stat(part, dir_fd=above, follow_symlinks=False).st_mode):
+    try:
+        is_link = stat.S_ISLNK(os.stat(part, dir_fd=above, follow_symlinks=False).st_mode)
+    except FileNotFoundError:  # it could not be made: the caller knows why
+        return
+    if is_link:
         raise _link(root, name, part)
 
 

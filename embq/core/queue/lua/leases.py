@@ -111,23 +111,24 @@ if not end_lease(u, token) then lapse(u, mode == 'fail', tonumber(ARGV[6]), ARGV
 return 1
 """
 
-# abandon(worker name, max_attempts, message, token, ordinal or '', ...) -> number of leases freed. Sent by the
-# supervisor of a worker that died. The tokens are those of the units in hand; the begun ones among them are charged.
+# abandon(worker name, max_attempts, message, lane, cursor, token, ordinal or '', ...) -> {leases freed, next cursor}:
+# of a thousand leases, so that nobody waits for long. Sent by the supervisor of a worker that died, for the lanes
+# 'spare' and 'owner', until the cursor is '0'. The tokens are those of the units in hand; the begun ones among them are
+# charged.
 ABANDON = """
-if not get('gen') then return 0 end
+if not get('gen') then return {0, '0'} end
 local freed, blamed = 0, {}
-for i = 4, #ARGV, 2 do blamed[ARGV[i]] = ARGV[i + 1] end
-for _, lane in ipairs({spare, owner}) do
-  local held = redis.call('HGETALL', lane)
-  for i = 1, #held, 2 do
-    local u, token = held[i], held[i + 1]
-    if string.find(token, ':' .. ARGV[1] .. ':', 1, true) then
-      local charged = begun(token) and blamed[token] ~= nil
-      if begun(token) and not charged then charge(u, -1) end
-      if not end_lease(u, token) then lapse(u, charged, tonumber(ARGV[2]), 'crash', ARGV[3], blamed[token]) end
-      freed = freed + 1
-    end
+for i = 6, #ARGV, 2 do blamed[ARGV[i]] = ARGV[i + 1] end
+local found = redis.call('HSCAN', ARGV[4] == 'spare' and spare or owner, ARGV[5], 'COUNT', 1000)
+local held = found[2]
+for i = 1, #held, 2 do
+  local u, token = held[i], held[i + 1]
+  if string.find(token, ':' .. ARGV[1] .. ':', 1, true) then
+    local charged = begun(token) and blamed[token] ~= nil
+    if begun(token) and not charged then charge(u, -1) end
+    if not end_lease(u, token) then lapse(u, charged, tonumber(ARGV[2]), 'crash', ARGV[3], blamed[token]) end
+    freed = freed + 1
   end
 end
-return freed
+return {freed, found[1]}
 """
