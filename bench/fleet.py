@@ -1,0 +1,400 @@
+"""A thousand simulated devices on the real queue: what they cost broker, producer and writer; and exact rows.
+
+    python -m bench.fleet [--devices 100,1000] [--seconds 60] [--unit-s 10]
+
+Broker, producer and writer are those of `embq`, in processes of their own; the units are planned by `embq enqueue`. A
+device is a task that speaks the protocol of a worker through its own classes (`ClaimPolicy`, `Ledger`, `PublishStage`),
+and only waits where a worker would compute: the fastest ones are ten times as fast as the slowest, and a unit takes the
+mean of them UNIT_S seconds. A tenth of the devices is killed at a third of the time, as many come at a half, and the
+server is killed and started again at two thirds, from data up to a second old.
+
+At the end `embq verify` looks at every row. Figures: CPU time of broker, producer and writer as shares of a core while
+all devices work; CPU time and bytes of a device's look; seconds from the first idle device to the last commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+
+from bench.report import table, write
+from bench.runs import until, write_texts
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.queue import hints
+from embq.core.queue.heartbeats import WORKER_REPORTS
+from embq.core.queue.hints import Hint
+from embq.core.queue.keys import speeds_key
+from embq.core.queue.ledger import Ledger, new_token
+from embq.core.queue.runs import active
+from embq.core.queue.scripts import load_scripts
+from embq.core.units import Unit
+from embq.sources.unit_reader import read
+from embq.worker.claim.claim_policy import ClaimPolicy
+from embq.worker.claim.lease import LeasedUnit, Leases
+from embq.worker.embedders.registry import load
+from embq.worker.meter.meter import Meter
+from embq.worker.stages.publish import PublishStage
+
+ROWS = 10
+"""Rows of a unit: the writer takes them without being the limit."""
+PROCESSES = 4
+SPEEDS = 10
+"""Kinds of devices, from 1 to as many times as fast."""
+LEASE_S, BEAT_S, REPORT_S = 30.0, 5.0, 1.0
+AGAIN_S = 0.5
+"""After which a device with enough in hand asks itself again. A worker does so up to a hundred times a second, on its
+own machine."""
+FILLER = {"attribution": {f"part{n}": {"seconds": 1.25, "causes": {"device": 0.5}} for n in range(24)}}
+"""Makes a report as long as that of a worker."""
+
+
+class Speed:
+    """What a device knows of its speed, which is exact here; in place of `Throughput`."""
+
+    unit_samples = float(ROWS)
+
+    def __init__(self, unit_s: float) -> None:
+        self.unit_s = unit_s
+        self.ends = 0.0
+
+    def ahead_s(self, held: list[LeasedUnit]) -> float:
+        """Seconds until what is held is done."""
+        rest = max(0.0, self.ends - time.monotonic())
+        return rest + self.unit_s * max(0, len(held) - 1)
+
+    def seconds_of(self, unit: Unit) -> float:
+        """Seconds for a unit; all are alike."""
+        return self.unit_s
+
+    def unit_claimed(self, unit: Unit) -> None:
+        """All are alike."""
+
+
+class Device:
+    """One device and its worker process, without the waiting."""
+
+    def __init__(self, name: str, unit_s: float, world: World) -> None:
+        self.name, self.world = name, world
+        self.leases, self.speed = Leases(), Speed(unit_s)
+        self.waiting: deque[LeasedUnit] = deque()
+        self.current: LeasedUnit | None = None
+        self.idle_since: float | None = None
+        self.policy = ClaimPolicy(
+            world.client,
+            self.leases,
+            self.speed,  # type: ignore[arg-type]
+            world.record.model,
+            name=name,
+            runs=lambda: [world.record.run],
+            prefetch=2,
+            embedder=SimpleNamespace(batch_size=1, window=1),  # type: ignore[arg-type]
+        )
+
+    def claim(self) -> float:
+        """Claim what there is room for; gives seconds until the next time."""
+        with self.world.timed("room"):
+            room = self.policy.room()
+        if room:
+            queue = self.policy._queue
+            with self.world.timed("claim"):
+                jobs = hints.pop(queue, room)
+                found = [(job, Hint.from_job(job)) for job in jobs]
+                fit = self.policy.fits([hint.unit for _, hint in found]) if found else 0
+                hints.put_back(queue, [job.id for job, _ in found[fit:]])
+                for _, hint in found[:fit]:
+                    self._claim(hint)
+                with self.world.client.pipeline() as pipe:
+                    for job, _ in found[:fit]:
+                        hints.drop(pipe, queue, job.id)
+                    pipe.execute()
+        if not self.waiting and self.current is None and self.idle_since is None:
+            self.idle_since = time.monotonic()
+        return AGAIN_S
+
+    def _claim(self, hint: Hint) -> None:
+        ledger, token = self.world.ledger, new_token(hint.gen, self.name)
+        claim = ledger.claim(
+            *(hint.u, token),
+            lease_s=LEASE_S,
+            fingerprint=self.world.embedder.fingerprint,
+            idle=not self.leases.snapshot(),
+            unit_s=self.speed.unit_s,
+        )
+        if claim.granted:
+            unit = LeasedUnit(hint, self.world.record, ledger, token, attempts=claim.attempts, poison=claim.poison)
+            self.policy.claimed(hint.unit, from_far=False)
+            self.leases.add(unit)
+            self.waiting.append(unit)
+
+    def begin(self) -> float | None:
+        """Begin the next unit; gives the seconds that it takes, None where there is none."""
+        while self.current is None and self.waiting:
+            unit = self.waiting.popleft()
+            with self.world.timed("start"):
+                if not unit.lost and unit.begin():
+                    self.current, self.idle_since = unit, None
+                    self.speed.ends = time.monotonic() + self.speed.unit_s
+                    return self.speed.unit_s
+            unit.drop()
+        return None
+
+    def end(self) -> None:
+        """The unit in hand is computed: publish it."""
+        unit, self.current = self.current, None
+        if unit is None or unit.lost:
+            return
+        samples = list(read(unit.unit, ()))
+        embedder = self.world.embedder
+        vectors = embedder.embed(embedder.prepare(samples))
+        unit.add_rows(samples, {name: np.asarray(rows, np.float16) for name, rows in vectors.items()})
+        unit.end_of_read(len(samples))
+        with self.world.timed("publish"):
+            self.world.publish.run(unit)
+
+    def report(self) -> None:
+        """Say what it does, as a worker does each second."""
+        held = self.leases.snapshot()
+        fields = {
+            "name": self.name,
+            "model": self.world.record.model.spec,
+            "held": len(held),
+            "device": "cuda:0",
+            **self.policy.describe(),
+            **FILLER,
+        }
+        with self.world.timed("report"):
+            WORKER_REPORTS.report(self.world.client, fields, life_s=3 * LEASE_S, scripts=self.world.scripts)
+
+    def beat(self) -> None:
+        """Extend its leases."""
+        if held := self.leases.snapshot():
+            with self.world.timed("beat"):
+                _, lost = self.world.ledger.beat(held[0].gen, [(one.u, one.token) for one in held], lease_s=LEASE_S)
+            for unit in held:
+                if unit.token in lost and not unit.publishing:
+                    unit.lost = True
+                    unit.end()
+
+
+class World:
+    """What the devices of one process share: a connection, and the clock of events."""
+
+    def __init__(self, url: str) -> None:
+        self.client = connect(url, patient=True)
+        self.scripts = load_scripts(self.client)
+        (self.record,) = active(self.client).values()
+        self.ledger = Ledger(self.client, self.record.run, scripts=self.scripts)
+        self.embedder: Any = load(self.record.model, "cpu")
+        self.publish = PublishStage(
+            Meter(), fingerprint=self.embedder.fingerprint, dims=self.embedder.dims, transport="payload"
+        )
+        self.spent: dict[str, list[float]] = {}
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
+        self._number = 0
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Count the CPU time of a step of a device."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self.spent.setdefault(what, []).append(time.thread_time() - began)
+
+    def after(self, seconds: float, do: Callable[[], object]) -> None:
+        """Do something later."""
+        self._number += 1
+        heapq.heappush(self._events, (time.monotonic() + seconds, self._number, do))
+
+    def add(self, device: Device, alive: Callable[[], bool]) -> None:
+        """Have a device work for as long as it is alive."""
+
+        def work() -> None:
+            if alive() and (seconds := device.begin()) is not None:
+                self.after(seconds, ended)
+
+        def ended() -> None:
+            if alive():
+                device.end()
+                work()
+
+        def claim() -> None:
+            if alive():
+                seconds = device.claim()
+                if device.current is None:
+                    work()
+                self.after(seconds, claim)
+
+        def every(seconds: float, do: Callable[[], object]) -> None:
+            if alive():
+                do()
+                self.after(seconds, lambda: every(seconds, do))
+
+        delay = self._number % 997 / 997
+        self.after(delay, claim)
+        self.after(delay, lambda: every(REPORT_S, device.report))
+        self.after(delay * BEAT_S, lambda: every(BEAT_S, device.beat))
+
+    def run(self, over: Callable[[], bool]) -> None:
+        """Let time pass until it is over."""
+        looked = 0.0
+        while True:
+            now = time.monotonic()
+            if now - looked > 0.2:
+                looked = now
+                if over():
+                    return
+            while self._events and self._events[0][0] <= now:
+                heapq.heappop(self._events)[2]()
+                self.publish.again()
+            time.sleep(min(0.05, max(0.0, self._events[0][0] - time.monotonic())) if self._events else 0.05)
+
+
+def devices(url: str, numbers: range, unit_s: float, schedule: dict[str, float], found: Any) -> None:
+    """The devices of one process."""
+    os.environ["EMBQ_LOG"] = "error"
+    world, began = World(url), time.monotonic()
+
+    def unit_s_of(number: int) -> float:
+        mean = sum(range(1, SPEEDS + 1)) / SPEEDS
+        return unit_s * mean / (1 + number % SPEEDS)
+
+    made: list[Device] = []
+
+    def add(number: int) -> None:
+        device = Device(f"d{number}", unit_s_of(number), world)
+        dies = schedule["kill"] if number % 10 == 3 and number in numbers else float("inf")
+        world.add(device, lambda: time.monotonic() - began < dies)
+        made.append(device)
+
+    for number in numbers:
+        add(number)
+    for number in numbers:
+        if number % 10 == 3:
+            world.after(schedule["join"], lambda number=number: add(number + 1_000_000))  # type: ignore[misc]
+    world.run(lambda: world.record.run not in active(world.client))
+    idle = [one.idle_since for one in made if one.idle_since is not None]
+    found.put((world.spent, min(idle, default=time.monotonic())))
+
+
+def measure(folder: Path, count: int, seconds: float, unit_s: float) -> dict[str, Any]:
+    """One run on so many devices, of about so many seconds."""
+    server = EmbeddedServer(folder / "broker")
+    url = server.start()
+    environment = {**os.environ, "EMBQ_BROKER_URL": url, "EMBQ_LEASE_S": f"{LEASE_S:g}"}
+    units = int(count * seconds / unit_s)
+    source, output = write_texts(folder / f"{count}.jsonl", units * ROWS), folder / "out"
+    command = [sys.executable, "-m", "embq"]
+    services = {}
+    try:
+        for service in ("producer", "writer"):
+            log = (folder / f"{service}.log").open("w")
+            services[service] = psutil.Popen([*command, service], env=environment, stdout=log, stderr=log)
+        enqueue = ["enqueue", str(source), "--output", str(output), "--model", "stub:16", "--unit-size", str(ROWS)]
+        subprocess.run([*command, *enqueue], env=environment, check=True, stdout=subprocess.DEVNULL)
+        client = connect(url, patient=True)
+        until(lambda: any(Ledger(client, run).gen() for run in active(client)))
+        return watch(client, server, services, count, seconds, unit_s) | verified(command, output, environment)
+    finally:
+        for process in services.values():
+            process.terminate()
+        for process in services.values():
+            process.wait(30)
+        server.stop()
+
+
+def watch(
+    client: Any, server: EmbeddedServer, services: dict[str, Any], count: int, seconds: float, unit_s: float
+) -> dict[str, Any]:
+    """Let the devices work, with what goes wrong on the way; the figures."""
+    (record,) = active(client).values()
+    context = multiprocessing.get_context("spawn")
+    found = context.Queue()
+    schedule = {"kill": seconds / 3, "join": seconds / 2}
+    share = -(-count // PROCESSES)
+    url = server.url
+    processes = [
+        context.Process(
+            target=devices, args=(url, range(at, min(count, at + share)), unit_s, schedule, found), daemon=True
+        )
+        for at in range(0, count, share)
+    ]
+    began = time.monotonic()
+    for process in processes:
+        process.start()
+    time.sleep(min(10.0, seconds / 4))
+    assert server.process is not None
+    parts = {"broker": psutil.Process(server.process.pid), **services}
+    before = {name: sum(part.cpu_times()[:2]) for name, part in parts.items()}
+    sent, looked = int(client.info("stats")["total_net_output_bytes"]), time.monotonic()
+    time.sleep(max(0.0, began + 0.6 * seconds - time.monotonic()))
+    taken = time.monotonic() - looked
+    shares = {name: (sum(part.cpu_times()[:2]) - before[name]) / taken for name, part in parts.items()}
+    sent = int(client.info("stats")["total_net_output_bytes"]) - sent
+    look_bytes = len(client.get(speeds_key(record.model.queue_key)) or b"")
+    server.process.kill()
+    server.process.wait()
+    server.start()
+    answers = [found.get(timeout=20 * seconds + 120) for _ in processes]
+    ended = time.monotonic()
+    spent: dict[str, list[float]] = {}
+    for one, _ in answers:
+        for what, times in one.items():
+            spent.setdefault(what, []).extend(times)
+    return {
+        "devices": count,
+        **{f"{name}_share": round(value, 3) for name, value in shares.items()},
+        "sent_mb_per_s": round(sent / taken / 1e6, 2),
+        "look_bytes": look_bytes,
+        **{f"{what}_us": round(1e6 * sum(times) / len(times)) for what, times in sorted(spent.items())},
+        "took_s": round(ended - began, 1),
+        "idle_tail_s": round(ended - min(first for _, first in answers), 1),
+        "slowest_unit_s": round(unit_s * sum(range(1, SPEEDS + 1)) / SPEEDS, 1),
+    }
+
+
+def verified(command: list[str], output: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """What `embq verify` says of the rows."""
+    done = subprocess.run(
+        [*command, "verify", str(output), "--json"], env=environment, capture_output=True, text=True, check=False
+    )
+    said = json.loads(done.stdout) if done.stdout.startswith("{") else {"stderr": done.stderr[-500:]}
+    return {"verified": done.returncode == 0, "said": {name: said[name] for name in list(said)[:12]}}
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(prog="python -m bench.fleet", description="A simulated fleet on the real queue.")
+    parser.add_argument("--devices", default="100,300,1000")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--unit-s", type=float, default=10.0)
+    asked = parser.parse_args()
+    rows = []
+    for count in map(int, asked.devices.split(",")):
+        with tempfile.TemporaryDirectory(prefix="embq-bench-") as folder:
+            rows.append(measure(Path(folder), count, asked.seconds, asked.unit_s))
+        print(json.dumps(rows[-1]), flush=True)
+    shown = [name for name in rows[0] if name != "said"]
+    table(["", *(str(row["devices"]) for row in rows)], [[name, *(row[name] for row in rows)] for name in shown])
+    print("wrote", write("fleet", {"seconds": asked.seconds, "unit_s": asked.unit_s, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
