@@ -24,7 +24,8 @@ from embq.worker.claim.lease import LeasedUnit, Leases
 from embq.worker.embedders.base import PendingVectors, Prepared
 from embq.worker.meter.bottleneck import Bottleneck
 from embq.worker.meter.meter import Meter
-from embq.worker.stages.pipeline import Pipeline, Publisher
+from embq.worker.stages.pipeline import Pipeline
+from embq.worker.stages.publish import Publisher
 
 if TYPE_CHECKING:
     from embq.core.models import ModelConfig

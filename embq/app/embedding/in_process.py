@@ -27,7 +27,8 @@ from embq.worker.embedders.device.tuning import tune
 from embq.worker.embedders.device.warm_up import warm_up
 from embq.worker.embedders.registry import load
 from embq.worker.meter.meter import Meter
-from embq.worker.stages.pipeline import POLL_S, Pipeline, Publisher
+from embq.worker.stages.pipeline import POLL_S, Pipeline
+from embq.worker.stages.publish import Publisher
 from embq.worker.supervisor.slot import KEPT_MEMORY
 
 UNIT_SAMPLES = 1_000

@@ -23,6 +23,7 @@ from embq.worker.claim.lease import LeasedUnit, Leases
 from embq.worker.embedders.base import Embedder
 from embq.worker.meter.meter import Meter
 from embq.worker.stages.embed import EmbedStage, can_wait
+from embq.worker.stages.publish import Publisher
 from embq.worker.stages.read import Chunk, EndOfUnit, ReadStage, Source
 
 BYTES_AHEAD = 256 * 1024 * 1024
@@ -83,21 +84,6 @@ class BoundedQueue(Generic[Item]):
         self._taken = self._taken - share if self._waiting else 0.0
         self._changed.notify_all()
         return item
-
-
-class Publisher:
-    """The last stage."""
-
-    def run(self, lease: LeasedUnit) -> None:
-        """Publish one complete unit and end its lease, or keep both until there is room."""
-        raise NotImplementedError
-
-    def full_runs(self) -> frozenset[str]:
-        """The runs that have no room for results now."""
-        return frozenset()
-
-    def again(self) -> None:
-        """Publish what was kept, as far as there is room now."""
 
 
 class Pipeline:

@@ -23,7 +23,6 @@ from embq.core.storage.paths import place
 from embq.core.units import Sample
 from embq.worker.claim.lease import ASIDE, LeasedUnit, Part
 from embq.worker.meter.meter import Meter
-from embq.worker.stages.pipeline import Publisher
 
 INLINE_BYTES = 256 * 1024
 """Results up to this size travel in the stream: a staging file would cost more than the broker's memory is worth."""
@@ -59,6 +58,21 @@ class _Full:
     waiting: deque[_Result] = field(default_factory=deque)
     wait_s: float = FIRST_WAIT_S
     again_at: float = 0.0
+
+
+class Publisher:
+    """The last stage."""
+
+    def run(self, lease: LeasedUnit) -> None:
+        """Publish one complete unit and end its lease, or keep both until there is room."""
+        raise NotImplementedError
+
+    def full_runs(self) -> frozenset[str]:
+        """The runs that have no room for results now."""
+        return frozenset()
+
+    def again(self) -> None:
+        """Publish what was kept, as far as there is room now."""
 
 
 class PublishStage(Publisher):
