@@ -109,6 +109,7 @@ class ModelService:
             fingerprint=embedder.fingerprint,
             dims=embedder.dims,
             transport=self.options.transport,
+            version=self.options.version,
             finished=context.report.finished,
         )
         self.claimer = Claimer(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
@@ -13,14 +14,18 @@ import pyarrow.compute as pc
 from msgspec import Meta
 
 from embq.core.errors import MalformedError, OutputError, OutsideError
+from embq.core.formats.base import FORMAT_ERRORS
+from embq.core.formats.part import UNIT_FORMATS, read_unit
 from embq.core.process.limits import memory_bytes
 from embq.core.queue.keys import VERSION
-from embq.core.queue.result_stream import LIMIT_BYTES, QUARANTINE, Entry, Sender, read_fields
+from embq.core.queue.result_stream import LIMIT_BYTES, PART_SUFFIX, QUARANTINE, Entry, Sender, read_fields
 from embq.core.rows.results import Result, ResultDecoder, failure_batch, row_schema, vector_widths
+from embq.core.run.commits import CommittedFile
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
 from embq.core.run.run_info import RunInfo
 from embq.core.run.standing_failures import failed_keys, record_failures
+from embq.core.storage.beneath import reader
 from embq.core.storage.hashing import read_hashed
 from embq.core.units import DAMAGED_REST, Failure, Retry, Unit
 from embq.core.wire import Count, ShortText, UnitId, Word
@@ -37,7 +42,9 @@ class Accepted:
         u: unit index.
         unit_id: unit id, checked against the manifest.
         token: attempt that made it.
-        rows: rows without id and unit_id.
+        rows: rows without id and unit_id; none where a part has them.
+        part: the file of its rows, where the worker has written them, without its final name.
+        widths: lengths of its vectors by column; empty without rows.
         failures: its failures.
         quarantined: code of the failure that stands for the whole unit, or "".
         staged: name of its staging file, or "".
@@ -59,6 +66,30 @@ class Accepted:
     truncated: int = 0
     tokens: int = 0
     retry: Retry | None = None
+    part: CommittedFile | None = None
+    widths: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def row_count(self) -> int:
+        """Number of its rows."""
+        return self.rows.num_rows if self.part is None else self.part.rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """What a result says.
+
+    Attributes:
+        result: its rows and failures; of rows in a part only the columns that tell which samples they are.
+        schema: of its rows.
+        bytes: what it takes in memory until it is committed.
+        part: see `Accepted`.
+    """
+
+    result: Result
+    schema: pa.Schema
+    bytes: int
+    part: CommittedFile | None = None
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -66,7 +97,10 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 class _Published(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a result, besides `data`. Either that is there, or `ref` and `sha256` of a staging file."""
+    """The fields of a result, besides `data`. Either that is there, or `ref` and `sha256` of a staging file.
+
+    Where the staging file is a part, `data` holds the failures alone.
+    """
 
     unit_id: UnitId
     rows: Count
@@ -127,6 +161,8 @@ class Acceptor:
         chunked = info.model.chunking is not None
         self._most_bytes = max(LIMIT_BYTES, memory_bytes() // 4)
         schema = row_schema(outputs, lengths, info.rows, compared=compared, chunked=chunked)
+        self._format = info.format
+        self._schema = schema.append(pa.field("unit_id", pa.string()))
         self._decoder = ResultDecoder(schema)
 
     def accept(self, entry: Entry) -> Accepted:
@@ -148,9 +184,10 @@ class Acceptor:
             raise Rejected("wrong_version", f"the result is of protocol version {version}, this writer's is {VERSION}")
         header = read_fields(_Published, entry)
         self._check_origin(u, unit_id, header)
-        data, result = self._decode(entry, header, unit_id)
+        decoded = self._decode(entry, header, unit_id)
+        result = decoded.result
         self._check_counts(result, unit, u, header)
-        widths = self._check_widths(result)
+        widths = self._check_widths(decoded)
         self.fingerprint, self.widths = header.fingerprint, widths
         failures = self._by_sample(result.failures, retry)
         whole_unit = failures["ordinal"].null_count
@@ -159,11 +196,13 @@ class Acceptor:
             u=u,
             unit_id=unit_id,
             token=sender.token,
-            rows=result.rows,
+            rows=result.rows if decoded.part is None else pa.table({}),
+            part=decoded.part,
+            widths=widths if result.rows.num_rows else {},
             failures=failures,
             quarantined=str(failures["code"][0]) if whole_unit else "",
             staged=header.ref,
-            bytes=len(data),
+            bytes=decoded.bytes,
             truncated=header.truncated,
             tokens=header.tokens,
             retry=retry,
@@ -218,33 +257,53 @@ class Acceptor:
         ]
         return pa.Table.from_batches([failure_batch(each)])
 
-    def _decode(self, entry: Entry, header: _Published, unit_id: str) -> tuple[bytes | memoryview, Result]:
-        data: bytes | memoryview
-        if ref := header.ref:
-            if not is_staged(ref, unit_id):
-                raise Rejected("bad_result", f"{ref!r} is no staging file of unit {unit_id}")
-            try:
-                data, digest = read_hashed(self.layout.staging, ref, self._most_bytes)
-            except OutsideError as error:
-                raise Rejected("bad_result", error.message) from error
-            except OSError as error:
-                gone = isinstance(error, FileNotFoundError)
-                raise Rejected("lost_result", f"staging file {ref} is gone: {error.strerror}", may_come=gone) from error
-            # Workers do not fsync staging files (a lost one is only computed again), so the hash decides.
-            if digest != header.sha256:
-                raise Rejected("lost_result", f"staging file {ref} is damaged")
-        else:
-            data = entry.fields.get("data", b"")
+    def _decode(self, entry: Entry, header: _Published, unit_id: str) -> _Decoded:
+        ref, data = header.ref, entry.fields.get("data", b"")
+        if ref and not is_staged(ref, unit_id):
+            raise Rejected("bad_result", f"{ref!r} is no staging file of unit {unit_id}")
         try:
-            return data, self._decoder.decode(data)
+            if ref.endswith(PART_SUFFIX):
+                return self._look_into(header, self._decoder.decode_failures(data))
+            whole = self._read(header) if ref else data
+            result = self._decoder.decode(whole)
+            return _Decoded(result, result.rows.schema, len(whole))
+        except OutsideError as error:
+            raise Rejected("bad_result", error.message) from error
         except OutputError as error:
             raise Rejected(error.code, error.message) from error
+        except OSError as error:
+            gone = isinstance(error, FileNotFoundError)
+            raise Rejected("lost_result", f"staging file {ref} is gone: {error.strerror}", may_come=gone) from error
 
-    def _check_widths(self, result: Result) -> Mapping[str, int]:
+    def _read(self, header: _Published) -> memoryview:
+        """The bytes of a staging file with an encoded result."""
+        data, digest = read_hashed(self.layout.staging, header.ref, self._most_bytes)
+        # Workers do not fsync these files (a lost one is only computed again), so the hash decides.
+        if digest != header.sha256:
+            raise Rejected("lost_result", f"staging file {header.ref} is damaged")
+        return data
+
+    def _look_into(self, header: _Published, failures: pa.Table) -> _Decoded:
+        """What a part says without its vectors, keys and texts being read: they are as good as the worker.
+
+        The worker has synced it, so its hash is not compared here but by `embq verify`.
+        """
+        if self._format not in UNIT_FORMATS or not self.layout.takes_parts:
+            raise Rejected("bad_result", f"a worker writes no part of this run, whose format is {self._format}")
+        with reader(self.layout.staging.parent, f"{self.layout.staging.name}/{header.ref}") as file:
+            size = os.fstat(file.fileno()).st_size
+            try:
+                schema, rows = read_unit(self._format, file, self._schema, most_rows=header.rows)
+            except FORMAT_ERRORS as error:
+                raise Rejected("bad_result", f"part {header.ref} is not readable: {error}"[:300]) from error
+        part = CommittedFile(path=header.ref, kind="rows", rows=rows.num_rows, bytes=size, sha256=header.sha256)
+        return _Decoded(Result(rows, failures), schema, 0, part)
+
+    def _check_widths(self, decoded: _Decoded) -> Mapping[str, int]:
         """The lengths of the run's vectors, which these rows may be the first to tell."""
-        if not result.rows.num_rows:
+        if not decoded.result.rows.num_rows:
             return self.widths
-        widths = vector_widths(result.rows.schema)
+        widths = vector_widths(decoded.schema)
         if self.widths and widths != self.widths:
             raise Rejected(
                 "wrong_schema",

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -22,13 +23,13 @@ from embq.core.formats.files import row_folders
 from embq.core.formats.parquet import write_failures
 from embq.core.formats.part import check_writable, join_parts, write_part
 from embq.core.queue.result_stream import LIMIT_BYTES
-from embq.core.rows.results import FAILURE_SCHEMA, vector_widths
+from embq.core.rows.results import FAILURE_SCHEMA
 from embq.core.run import checkpoint
 from embq.core.run.commit_log import CommitLog, LogState, row_files
 from embq.core.run.commits import Commit, CommittedFile, CommittedUnit
 from embq.core.run.layout import PLANNED, Layout, record_number
 from embq.core.run.run_info import RunInfo
-from embq.core.storage.durable import claim, drop, drop_in, fsync_folder, names_in, output_error, publish
+from embq.core.storage.durable import claim, drop, drop_in, fsync_folder, link, names_in, output_error, publish
 from embq.core.storage.objects import ObjectPath, unfinished
 from embq.writer.accept import Accepted
 
@@ -58,8 +59,8 @@ class Buffer:
         self.bytes = 0
 
     def fits(self, result: Accepted) -> bool:
-        """True if the result still belongs into the part that is being gathered."""
-        if not self.results:
+        """True if the result still belongs into the part that is being gathered. One with a part of its own does."""
+        if not self.results or result.part is not None:
             return True
         return self.rows + result.rows.num_rows <= self.part_rows and self.bytes + result.bytes <= MAX_BYTES
 
@@ -192,7 +193,11 @@ class Committer:
                     upload.abort()
 
     def commit(self, results: Sequence[Accepted]) -> Commit:
-        """Write the results as one part and one record; TryLaterError where a later writer has taken over."""
+        """Commit the results by one record; TryLaterError where a later writer has taken over.
+
+        Parts that workers have written come first, then the rows of all other results as one part.
+        """
+        results = sorted(results, key=lambda result: result.part is None)
         units: list[CommittedUnit] = []
         first = 0
         for result in results:
@@ -202,7 +207,7 @@ class Committer:
                     unit_id=result.unit_id,
                     token=result.token,
                     first_row=first,
-                    rows=result.rows.num_rows,
+                    rows=result.row_count,
                     failures=result.failures.num_rows,
                     quarantined=result.quarantined,
                     truncated=result.truncated,
@@ -211,10 +216,11 @@ class Committer:
                     lifts=0 if result.retry is None else result.retry.lifts,
                 )
             )
-            first += result.rows.num_rows
+            first += result.row_count
         files: list[CommittedFile] = []
         with self._unless_taken_over(files):
             rows = [result.rows for result in results if result.rows.num_rows]
+            files += self._link_parts(results)
             drafts = self._drafts_of_rows(results, rows) if rows else []
             with self._dropped_on_error(drafts):
                 if any(result.failures.num_rows for result in results):
@@ -222,7 +228,7 @@ class Committer:
                 for draft in drafts:
                     self._publish(draft)
                     files.append(draft.file)
-            widths = vector_widths(rows[0].schema) if rows else {}
+            widths = next((dict(result.widths) for result in results if result.widths), {})
             return self._append("data", files=tuple(files), units=tuple(units), widths=widths)
 
     def close(self, timing: dict[str, float]) -> None:
@@ -300,10 +306,29 @@ class Committer:
 
     def _drafts_of_rows(self, results: Sequence[Accepted], rows: list[pa.Table]) -> list[Draft]:
         table = pa.concat_tables(rows)
-        first_id = self.state.next_id
+        first_id = self.state.next_id + sum(result.part.rows for result in results if result.part is not None)
         ids = pa.array(np.arange(first_id, first_id + table.num_rows, dtype=np.int64))
         table = table.add_column(0, "id", ids).append_column("unit_id", _repeat_ids(results, "rows"))
         return write_part(self.info, table, self._name(first_id), self._notes())
+
+    def _link_parts(self, results: Sequence[Accepted]) -> Iterator[CommittedFile]:
+        """Give the parts that workers have written their final names, durably.
+
+        In the order of names, all parts are in that of their ids. Those in the staging folder stay until the record is there: another writer may have to take them again.
+        """
+        first_id = self.state.next_id
+        parts = [result.part for result in results if result.part is not None]
+        for part in parts:
+            name = f"part-{self.state.n + 1:08d}.{first_id:012d}.{self.info.format}"
+            path = self.layout.home / self.layout.parts.name / name
+            try:
+                link(self.layout.staging / part.path, path)
+            except OSError as error:
+                raise output_error(error, path) from error
+            yield replace(part, path=self.layout.relative(path), first_id=first_id)
+            first_id += part.rows
+        if parts:
+            fsync_folder(self.layout.parts)
 
     def _drafts_of_failures(self, results: Sequence[Accepted]) -> list[Draft]:
         table = pa.concat_tables([r.failures for r in results if r.failures.num_rows])

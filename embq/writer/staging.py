@@ -6,14 +6,14 @@ import os
 import re
 import secrets
 
-from embq.core.queue.result_stream import Entry
+from embq.core.queue.result_stream import PART_SUFFIX, RESULT_SUFFIX, Entry
 from embq.core.run.layout import Layout
 from embq.core.storage.beneath import folder
 from embq.core.storage.durable import drop_in, names_in, output_error
 
 _NONCE = ".shared."
 """Begin of the name of a nonce that is being written."""
-_STAGED = re.compile(r"[!-.0-~]{1,240}\.arrow")
+_STAGED = re.compile(rf"[!-.0-~]{{1,240}}(?:{re.escape(RESULT_SUFFIX)}|{re.escape(PART_SUFFIX)})")
 """Names that workers give: printable ASCII without a slash. They begin with the id of the unit."""
 
 

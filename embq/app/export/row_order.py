@@ -8,9 +8,11 @@ roughly in the order of the manifest, so that a part has rows in one window or t
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
@@ -41,16 +43,15 @@ class Places:
 
     def take(self, commit: Commit, manifest: Manifest) -> None:
         """Add the rows of one record."""
-        files = tuple(file for file in commit.files if file.of_rows)
-        if not files:
-            return
+        starts = list(accumulate((files[0].rows for files in commit.parts), initial=0))
         for unit in commit.units:
             if unit.rows:
+                part = bisect_right(starts, unit.first_row) - 1
                 self.unit.append(_planned_first(unit.u, unit.supersedes, manifest))
-                self.part.append(len(self.parts))
-                self.first.append(unit.first_row)
+                self.part.append(len(self.parts) + part)
+                self.first.append(unit.first_row - starts[part])
                 self.rows.append(unit.rows)
-        self.parts.append(files)
+        self.parts += commit.parts
 
     def only_parts_with(self, ids: np.ndarray) -> Places:
         """The places in the parts that have a row with one of the ids, which ascend."""

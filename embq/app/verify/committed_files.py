@@ -215,8 +215,7 @@ class Files:
 
 def _parts(commit: Commit) -> tuple[list[list[CommittedFile]], list[list[CommittedFile]]]:
     """The files of a record, grouped by what is opened together: of rows, and of failures."""
-    rows = [file for file in commit.files if file.of_rows]
-    return [rows] if rows else [], [[file] for file in commit.files if file.kind == "failures"]
+    return list(map(list, commit.parts)), [[file] for file in commit.files if file.kind == "failures"]
 
 
 def read_failed(findings: Findings, commit: Commit, error: OutputError) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 
@@ -64,9 +65,7 @@ def write_arrow(table: pa.Table, name: PartName, notes: Mapping[str, str]) -> li
     noted = with_notes(table, notes)
     with whole_or_none([temporary], name.layout.root / path), open(temporary, "wb") as raw:
         file = HashingFile(raw)
-        with pa.ipc.new_file(pa.PythonFile(file, mode="w"), noted.schema) as writer:
-            for piece in slices(noted, BATCH_ROWS):
-                writer.write_table(piece.combine_chunks())
+        write_batches(noted, file)
     written = CommittedFile(
         path=path,
         kind="rows",
@@ -76,3 +75,20 @@ def write_arrow(table: pa.Table, name: PartName, notes: Mapping[str, str]) -> li
         first_id=name.first_id,
     )
     return [Draft(temporary=temporary, file=written)]
+
+
+def unit_of_arrow(file: IO[bytes], names: Sequence[str], most_rows: int) -> tuple[pa.Schema, pa.Table]:
+    """See `embq.core.formats.part.read_unit`."""
+    schema = pa.ipc.open_file(file).schema
+    options = pa.ipc.IpcReadOptions(included_fields=sorted(schema.get_field_index(name) for name in names))
+    table = pa.ipc.open_file(file, options=options).read_all()
+    if table.num_rows > most_rows:
+        raise ValueError(f"it has {table.num_rows} rows, and {most_rows} were announced")
+    return schema, table.select(list(names))
+
+
+def write_batches(table: pa.Table, file: HashingFile) -> None:
+    """Write a table as one Arrow IPC file; OSError where that fails."""
+    with pa.ipc.new_file(pa.PythonFile(file, mode="w"), table.schema) as writer:
+        for piece in slices(table, BATCH_ROWS):
+            writer.write_table(piece.combine_chunks())

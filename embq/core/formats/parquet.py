@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +24,9 @@ BATCH_NUMBERS = 2_000_000
 
 ROW_GROUP_ROWS = 65_536
 """Rows of one row group: 50 MB of 384-dimensional float16, enough to read fast and small enough to skip."""
+
+MOST_FOOTER_BYTES = 1 << 22
+"""Limit of the footer of a unit's part: it has a row group for every `ROW_GROUP_ROWS` rows."""
 
 CHUNK_ROWS = 1_000
 """Rows that pyarrow is given at once: it makes twelve bytes of levels and pointers for each number of them."""
@@ -88,6 +93,18 @@ def rows_within(
                 break
 
 
+def unit_of_parquet(file: IO[bytes], names: Sequence[str], most_rows: int) -> tuple[pa.Schema, pa.Table]:
+    """See `embq.core.formats.part.read_unit`."""
+    file.seek(-8, os.SEEK_END)
+    length, mark = struct.unpack("<I4s", file.read(8))
+    if mark != b"PAR1" or length > MOST_FOOTER_BYTES:
+        raise ValueError(f"its footer has {length} bytes, or is none")
+    parquet = pq.ParquetFile(file)
+    if (rows := parquet.metadata.num_rows) > most_rows:
+        raise ValueError(f"it has {rows} rows, and {most_rows} were announced")
+    return parquet.schema_arrow, parquet.read(columns=list(names))
+
+
 def write_rows(table: pa.Table, name: PartName, notes: Mapping[str, str]) -> list[Draft]:
     """Write rows as `parts/part-N.parquet`; see `embq.core.formats.part.write_part`."""
     temporary, path = name.unfinished("rows"), f"parts/part-{name.number:08d}.parquet"
@@ -115,14 +132,19 @@ def write_parquet(
         options: of `pyarrow.parquet.write_table`.
         path, kind, first_id: what the record will say of it.
     """
-    chunked = pa.Table.from_batches(table.to_batches(max_chunksize=CHUNK_ROWS), table.schema)
     with open(temporary, "wb") as raw:
         file = HashingFile(raw)
-        pq.write_table(chunked, pa.PythonFile(file, mode="w"), **options)
+        write_table(table, file, options)
     written = CommittedFile(
         path=path, kind=kind, rows=table.num_rows, bytes=file.size, sha256=file.hexdigest(), first_id=first_id
     )
     return Draft(temporary=temporary, file=written)
+
+
+def write_table(table: pa.Table, file: HashingFile, options: Mapping[str, Any]) -> None:
+    """Write a table as one parquet file; OSError where that fails. See `write_parquet`."""
+    chunked = pa.Table.from_batches(table.to_batches(max_chunksize=CHUNK_ROWS), table.schema)
+    pq.write_table(chunked, pa.PythonFile(file, mode="w"), **options)
 
 
 def encoding(schema: pa.Schema) -> dict[str, Any]:

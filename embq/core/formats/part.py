@@ -7,23 +7,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import IO
 
+import numpy as np
 import pyarrow as pa
 
 from embq.core.errors import OutputError
-from embq.core.formats.arrow import ArrowPart, write_arrow
+from embq.core.formats.arrow import ArrowPart, unit_of_arrow, write_arrow, write_batches
 from embq.core.formats.base import COLUMNS, FORMAT_ERRORS, Draft, PartFile, PartName
 from embq.core.formats.hdf5 import Hdf5Part, h5py_module, write_hdf5
 from embq.core.formats.hdf5_dataset import join_parts as join_hdf5
 from embq.core.formats.npy import NpyPart, write_npy
-from embq.core.formats.parquet import ParquetPart, write_rows
+from embq.core.formats.parquet import ParquetPart, encoding, unit_of_parquet, with_notes, write_rows, write_table
+from embq.core.rows.results import unlike
 from embq.core.rows.spec import FORMATS
 from embq.core.run.commits import CommittedFile
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import RunInfo
 from embq.core.settings import spool_folder
+from embq.core.storage.hashing import HashingFile
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place
+
+ID = pa.field("id", pa.int64())
 
 OPENERS: dict[str, Callable[[Path], PartFile]] = {".parquet": ParquetPart, ".h5": Hdf5Part, ".arrow": ArrowPart}
 """Suffix of a file of rows or failures -> its reader."""
@@ -59,7 +65,10 @@ class Cursor:
 
 
 class Part:
-    """The open files of one record, in the order in which the record names them.
+    """The open files of one part, in the order in which the record names them.
+
+    Rows of a part that a worker has written have no ids in the file, because only their commit gives them: they count
+    up from the file's first id.
 
     Attributes:
         rows: number of rows in each file.
@@ -75,11 +84,14 @@ class Part:
         fields = {field.name: field for _, opened in files for field in opened.schema}
         notes: dict[bytes, bytes] = first.metadata or {}
         names = json.loads(notes[COLUMNS.encode()]) if COLUMNS.encode() in notes else list(fields)
+        self._first_id = files[0][0].first_id if "id" not in names else -1
+        if self._first_id >= 0:
+            fields, names = {**fields, "id": ID}, ["id", *names]
         self.schema = pa.schema([fields[name] for name in names], metadata=notes)
 
     def ids(self) -> list[tuple[int, tuple[int, int]]]:
-        """See `embq.core.formats.base.PartFile`; of the first file."""
-        return self._files[0][1].ids()
+        """See `embq.core.formats.base.PartFile`; of the first file. Empty where ids are in none of them."""
+        return [] if self._first_id >= 0 else self._files[0][1].ids()
 
     def tables(
         self, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
@@ -102,8 +114,12 @@ class Part:
             for (_, opened), mine in zip(others, wanted[1:], strict=True)
             if mine
         ]
+        next_id = self._first_id + start
         for table in first.tables(wanted[0], start, stop):
             merged = dict(zip(table.column_names, table.columns, strict=True))
+            if self._first_id >= 0:
+                merged["id"] = pa.array(np.arange(next_id, next_id + table.num_rows, dtype=np.int64))
+                next_id += table.num_rows
             for cursor in beside:
                 more = cursor.take(table.num_rows)
                 if more.num_rows != table.num_rows:
@@ -186,6 +202,42 @@ def write_part(info: RunInfo, table: pa.Table, name: PartName, notes: Mapping[st
         case "arrow":
             return write_arrow(table, name, notes)
     raise _unknown(info.format)
+
+
+SAMPLE_COLUMNS = ("ordinal", "chunk", "chunks")
+"""Columns that tell which sample, and which piece of it, a row is of."""
+
+UNIT_FORMATS = ("parquet", "arrow")
+"""Formats of which a worker may write the part of a unit."""
+
+
+def write_unit(format_: str, table: pa.Table, file: HashingFile, notes: Mapping[str, str]) -> None:
+    """Write the rows of one unit as a part in one of `UNIT_FORMATS`, without ids; see `write_part`."""
+    noted = with_notes(table, notes)
+    if format_ == "parquet":
+        write_table(noted, file, encoding(noted.schema))
+    else:
+        write_batches(noted, file)
+
+
+def read_unit(format_: str, file: IO[bytes], wanted: pa.Schema, *, most_rows: int) -> tuple[pa.Schema, pa.Table]:
+    """The schema of a part of one unit, and the columns of it that tell which samples its rows are.
+
+    Args:
+        file: an open part in one of `UNIT_FORMATS`, as `write_unit` makes it.
+        wanted: its schema; lengths of vectors are not compared.
+        most_rows: columns are not read where it has more.
+
+    Raises one of `FORMAT_ERRORS` where the file is damaged, has other columns, or more rows.
+    """
+    names = [name for name in SAMPLE_COLUMNS if name in wanted.names]
+    schema, table = (unit_of_parquet if format_ == "parquet" else unit_of_arrow)(file, names, most_rows)
+    if differing := unlike(schema.remove_metadata(), wanted):
+        raise ValueError(f"its columns are not those of the run: {', '.join(differing)[:200]}")
+    table.validate(full=True)
+    if any(table[name].null_count for name in names):
+        raise ValueError("it has rows without an ordinal")
+    return schema, table
 
 
 def join_parts(info: RunInfo, layout: Layout, files: Iterable[CommittedFile]) -> None:

@@ -21,7 +21,11 @@ from embq.core.wire import UnitNumber
 T = TypeVar("T", bound=msgspec.Struct)
 
 LIMIT_BYTES = 512 * 1024 * 1024
-"""Most bytes of results waiting for the writer, in the broker and in staging files together."""
+"""Most bytes of results waiting for the writer, in the broker and in staging files together. Parts that workers write
+are not counted: the output will hold them anyway."""
+
+RESULT_SUFFIX, PART_SUFFIX = ".arrow", ".part"
+"""Of the staging files: of an encoded result, and of a unit's rows as a part of the output in the run's format."""
 
 LIMIT_ENTRIES = 20_000
 """Most results waiting for the writer."""

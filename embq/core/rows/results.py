@@ -154,18 +154,24 @@ def encode_result(
         schema: from `row_schema`.
         columns: the run's columns of metadata.
     """
-    rows = _row_batch(samples, vectors, schema, columns) if samples else pa.RecordBatch.from_pylist([], schema)
+    return encode_batches(row_batch(samples, vectors, schema, columns), failure_batch(failures))
+
+
+def encode_batches(*batches: pa.RecordBatch) -> bytes:
+    """Each batch as an Arrow IPC stream, one behind the other."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(rows)
-    with pa.ipc.new_stream(sink, FAILURE_SCHEMA) as writer:
-        writer.write_batch(failure_batch(failures))
+    for batch in batches:
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
     return bytes(sink.getvalue())
 
 
-def _row_batch(
-    samples: Sequence[Sample], vectors: Mapping[str, np.ndarray], schema: pa.Schema, columns: tuple[Column, ...]
+def row_batch(
+    samples: Sequence[Sample], vectors: Mapping[str, np.ndarray], schema: pa.Schema, columns: tuple[Column, ...] = ()
 ) -> pa.RecordBatch:
+    """The rows of one unit as a batch of the schema; see `encode_result`."""
+    if not samples:
+        return pa.RecordBatch.from_pylist([], schema)
     metadata = metadata_arrays(samples, columns)
     arrays: list[pa.Array] = []
     for field in schema:
@@ -256,16 +262,25 @@ class ResultDecoder:
 
     def decode(self, data: Any) -> Result:
         """The result in a bytes-like object, without copying it; OutputError where it is not one."""
-        try:
-            view = memoryview(data).cast("B")
-            stream = pa.BufferReader(data)
-            rows = self._rows.read(stream, view)
-            failures = self._failures.read(stream, view)
-            if stream.tell() != len(view):
-                raise _bad("there are bytes behind its end")
-        except (pa.ArrowException, ValueError, TypeError, OSError, EOFError, struct.error) as error:
-            raise _bad(error) from error
-        return Result(rows, failures)
+        return Result(*_tables(data, self._rows, self._failures))
+
+    def decode_failures(self, data: Any) -> pa.Table:
+        """The failures of a result whose rows are elsewhere; OutputError as `decode`."""
+        (failures,) = _tables(data, self._failures)
+        return failures
+
+
+def _tables(data: Any, *readers: _TableReader) -> list[pa.Table]:
+    """The tables in a bytes-like object, one for each reader."""
+    try:
+        view = memoryview(data).cast("B")
+        stream = pa.BufferReader(data)
+        tables = [reader.read(stream, view) for reader in readers]
+        if stream.tell() != len(view):
+            raise _bad("there are bytes behind its end")
+    except (pa.ArrowException, ValueError, TypeError, OSError, EOFError, struct.error) as error:
+        raise _bad(error) from error
+    return tables
 
 
 def _bad(why: object, code: str = "bad_result") -> OutputError:

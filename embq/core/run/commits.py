@@ -67,7 +67,7 @@ class CommittedUnit:
         u: index in the manifest.
         unit_id: content id, equal to the manifest's.
         token: attempt whose result was taken.
-        first_row: its first row within the record's rows file.
+        first_row: its first row among the record's rows, those of all its parts.
         rows: number of its rows, which follow each other.
         failures: number of its failures.
         quarantined: code of the failure that stands for the whole unit, or "".
@@ -124,6 +124,17 @@ class Commit:
     timing: dict[str, float] = field(default_factory=dict)
     created_at: ShortText = ""
     sha256: Word = ""
+
+    @property
+    def parts(self) -> tuple[tuple[CommittedFile, ...], ...]:
+        """Its files of rows by part, in order of their ids: a file of rows and those of vectors beside it."""
+        parts: list[list[CommittedFile]] = []
+        for file in self.files:
+            if file.of_rows:
+                if file.kind == "rows" or not parts:
+                    parts.append([])
+                parts[-1].append(file)
+        return tuple(map(tuple, parts))
 
     def seal(self) -> tuple[bytes, str]:
         """The record's file content and its hash."""

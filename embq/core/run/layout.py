@@ -112,6 +112,11 @@ class Layout:
         return self.home / "_staging" if apart is None else apart / f"embq-{_hashed(self.root)}"
 
     @property
+    def takes_parts(self) -> bool:
+        """Whether workers may write parts: it is a folder, and what they leave can be linked into it."""
+        return isinstance(self.root, Path) and self.staging.parent == self.root
+
+    @property
     def temporary(self) -> Path:
         """Folder of unfinished files; for an object store those that are sent later."""
         spool = None if isinstance(self.root, Path) else spool_folder()

@@ -30,8 +30,7 @@ def committed_parts(root: Place) -> Iterator[tuple[CommittedFile, ...]]:
     log, state = CommitLog(Layout(root)), LogState(units=load_run(root).units)
     for commit in log.read():
         log.advance(state, commit)
-        if part := tuple(file for file in commit.files if file.of_rows):
-            yield part
+        yield from commit.parts
     log.ends_with(state.n)
 
 

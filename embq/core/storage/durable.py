@@ -168,6 +168,16 @@ def publish(temporary: Path, path: Place, moved: Callable[[], None] = lambda: No
     fsync_folder(path.parent)
 
 
+def link(staged: Path, path: Path) -> None:
+    """Give a finished file a second name; an orphan of that name, left by a dead writer, is replaced. Not durable yet:
+    the folder must be synced."""
+    try:
+        os.link(staged, path, follow_symlinks=False)
+    except FileExistsError:
+        os.unlink(path)
+        os.link(staged, path, follow_symlinks=False)
+
+
 def try_lock(file: int | IO[Any]) -> bool:
     """Lock an open file or folder until it is closed, or this process ends; False where another process has the lock.
 

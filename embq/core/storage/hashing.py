@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -49,12 +50,16 @@ def read_hashed(folder: Path, name: str, most_bytes: int) -> tuple[memoryview, s
 class HashingFile:
     """A file object that hashes what it writes, so that a part is read by nobody to be hashed. Also one for pyarrow.
 
+    Args:
+        moved: called after each write.
+
     Attributes:
         size: bytes written so far.
     """
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], moved: Callable[[], object] = lambda: None) -> None:
         self._file = file
+        self._moved = moved
         self._digest = hashlib.sha256()
         self._pending: deque[Future[None]] = deque()
         self.size = 0
@@ -74,6 +79,7 @@ class HashingFile:
             self._pending.popleft().result()
         written = self._file.write(view)
         self.size += written
+        self._moved()
         return written
 
     def tell(self) -> int:

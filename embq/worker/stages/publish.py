@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections import deque
@@ -11,14 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from embq.core.errors import EmbqError, OutputError
+from embq.core.formats.part import UNIT_FORMATS, write_unit
 from embq.core.queue.keys import VERSION
-from embq.core.rows.results import embedding_columns, encode_result, row_schema
+from embq.core.queue.result_stream import PART_SUFFIX, RESULT_SUFFIX
+from embq.core.rows.results import embedding_columns, encode_batches, failure_batch, row_batch, row_schema
 from embq.core.run.layout import Layout
+from embq.core.run.run_info import RunInfo, load_run
 from embq.core.service.log import Events
 from embq.core.storage.beneath import read_bytes
 from embq.core.storage.durable import drop, output_error
+from embq.core.storage.hashing import HashingFile
 from embq.core.storage.paths import place
 from embq.core.units import Sample
 from embq.worker.claim.lease import ASIDE, LeasedUnit, Part
@@ -32,6 +36,9 @@ PIECE_BYTES = 8 * 1024 * 1024
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 1.0
 
+PART_BYTES = 16 * 1024 * 1024
+"""Rows of that size are written as a part of the output by the worker, where it may; the writer only names the file."""
+
 ASIDE_BYTES = 256 * 1024 * 1024
 """Results without room that are kept, of all runs. Beyond that the oldest unit is given back, for any worker to do it
 again."""
@@ -39,16 +46,24 @@ again."""
 
 @dataclass(slots=True)
 class _Result:
-    """The encoded result of a unit, on its way to the writer.
+    """The result of a unit, on its way to the writer.
 
     Attributes:
+        data: its rows and failures, encoded; of one with a part its failures.
+        part: its rows, until they are written as a part.
         staged: its file, once it is written.
     """
 
     lease: LeasedUnit
     data: bytes
     fields: dict[str, str | bytes | int]
+    part: pa.Table | None = None
     staged: Path | None = None
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in memory."""
+        return len(self.data) + (0 if self.part is None else int(self.part.nbytes))
 
 
 @dataclass(slots=True)
@@ -82,6 +97,7 @@ class PublishStage(Publisher):
         transport: "payload" (through the broker), "staging" (a file in the output folder) or "auto": a file where the
             result is large and this machine sees the writer's folder.
         dims: output of the model -> vector length.
+        version: of embq, for what is written as a part.
         finished: called for each unit whose result was taken.
     """
 
@@ -92,15 +108,18 @@ class PublishStage(Publisher):
         fingerprint: str,
         dims: Mapping[str, int],
         transport: str,
+        version: str = "",
         finished: Callable[[], None] = lambda: None,
     ) -> None:
         self.meter = meter
         self.fingerprint = fingerprint
         self.dims = dims
         self.transport = transport
+        self.version = version
         self.finished = finished
         self.log = Events("worker")
         self._shared: dict[tuple[str, str], bool] = {}
+        self._infos: dict[str, RunInfo] = {}
         self._full: dict[str, _Full] = {}
 
     def full_runs(self) -> frozenset[str]:
@@ -111,7 +130,12 @@ class PublishStage(Publisher):
         """Publish one complete unit, or set its result aside where its run has no room for it."""
         with self.meter.times.at("publish", "busy"):
             with self.meter.stage("publish", [Part(lease)]):
-                data = self._encode(lease)
+                rows, failures = self._rows(lease), failure_batch(lease.failures)
+                part = None
+                if rows.nbytes >= PART_BYTES and self._may_write_part(lease):
+                    unit_ids = pa.repeat(pa.scalar(lease.unit_id), rows.num_rows)
+                    part = pa.Table.from_batches([rows]).append_column("unit_id", unit_ids)
+                data = encode_batches(rows, failures) if part is None else encode_batches(failures)
             fields: dict[str, str | bytes | int] = {
                 "v": VERSION,
                 "unit_id": lease.unit_id,
@@ -121,7 +145,7 @@ class PublishStage(Publisher):
                 "tokens": lease.tokens,
                 "fingerprint": self.fingerprint,
             }
-            result = _Result(lease, data, fields)
+            result = _Result(lease, data, fields, part)
             if lease.run not in self._full and self._offer(result):
                 return
             full = self._full.setdefault(lease.run, _Full(again_at=time.monotonic() + FIRST_WAIT_S))
@@ -145,7 +169,7 @@ class PublishStage(Publisher):
 
     def _make_room(self) -> None:
         """Give back the oldest units while more is set aside than there is memory for."""
-        while sum(len(one.data) for full in self._full.values() for one in full.waiting) > ASIDE_BYTES:
+        while sum(one.bytes for full in self._full.values() for one in full.waiting) > ASIDE_BYTES:
             run, full = next(iter(self._full.items()))
             given_up = full.waiting.popleft()
             self.log.warning("result_given_up", run=run, u=given_up.lease.u, why="its run has no room for it")
@@ -161,15 +185,15 @@ class PublishStage(Publisher):
         if lease.lost:
             accepted = 0
         else:
-            if result.staged is None and self._use_file(lease, size):
-                result.staged = self._staged(lease, result.data)
+            if result.staged is None and (result.part is not None or self._use_file(lease, size)):
+                result.staged = self._staged(result)
                 if result.staged is None:
                     return False
-                result.fields |= {"ref": result.staged.name, "sha256": hashlib.sha256(result.data).hexdigest()}
             # A large result is not sent only to find that there is no room for it.
             if size > INLINE_BYTES and not lease.ledger.results.has_room():
                 return False
-            fields = result.fields if result.staged is not None else {**result.fields, "data": result.data}
+            has_data = result.staged is None or result.staged.suffix == PART_SUFFIX
+            fields = {**result.fields, "data": result.data} if has_data else result.fields
             accepted = lease.publish(fields, size=size)
             if accepted < 0:
                 return False
@@ -184,7 +208,7 @@ class PublishStage(Publisher):
         lease.end()
         return True
 
-    def _encode(self, lease: LeasedUnit) -> bytes:
+    def _rows(self, lease: LeasedUnit) -> pa.RecordBatch:
         model, rows = lease.record.model, lease.record.rows
         outputs = model.output_names
         compared = model.compared if rows.similarity else {}
@@ -197,12 +221,20 @@ class PublishStage(Publisher):
         for column, name in columns.items() if samples else ():
             joined = np.concatenate(lease.vectors[name])
             vectors[column] = joined if in_order else joined[order]
-        return encode_result(samples, vectors, lease.failures, schema, lease.record.rows.columns)
+        return row_batch(samples, vectors, schema, lease.record.rows.columns)
 
     def _use_file(self, lease: LeasedUnit, size: int) -> bool:
         if self.transport == "payload":
             return False
         return self.transport == "staging" or (size > INLINE_BYTES and self._shares_storage(lease))
+
+    def _may_write_part(self, lease: LeasedUnit) -> bool:
+        """Whether the worker may write rows as a part of the output."""
+        if self.transport == "payload" or not self._shares_storage(lease):
+            return False
+        if lease.run not in self._infos:
+            self._infos[lease.run] = load_run(place(lease.record.output))
+        return self._infos[lease.run].format in UNIT_FORMATS and Layout(place(lease.record.output)).takes_parts
 
     def _shares_storage(self, lease: LeasedUnit) -> bool:
         """Whether files can be left for the writer; looked at once per generation of a run."""
@@ -211,8 +243,8 @@ class PublishStage(Publisher):
             self._shared[key] = shares_storage(lease.record.output, lease.ledger.meta().get("nonce", ""))
         return self._shared[key]
 
-    def _staged(self, lease: LeasedUnit, data: bytes) -> Path | None:
-        """The staging file of a result; None where the disk is full.
+    def _staged(self, result: _Result) -> Path | None:
+        """The staging file of a result, which its fields name then; None where the disk is full.
 
         A full disk is full for every worker of the output, so none could do better with the unit: the result is kept
         and the lease with it. Any other error is this machine's own, and ends the process, which gives its units back.
@@ -220,28 +252,39 @@ class PublishStage(Publisher):
         try:
             # Without naming the unit: storage that hangs is not its fault.
             with self.meter.stage("publish"):
-                return self._stage(lease, data)
+                return self._stage(result)
         except OutputError as error:
             if error.code != "no_space":
                 raise
-            if lease.run not in self._full:
-                self.log.warning("staging_full", run=lease.run, why=error.message, bytes=len(data))
+            if result.lease.run not in self._full:
+                self.log.warning("staging_full", run=result.lease.run, why=error.message, bytes=result.bytes)
             return None
 
-    def _stage(self, lease: LeasedUnit, data: bytes) -> Path:
-        # Not synced: a staging file that a power loss destroys fails its hash and the unit is only computed again.
-        name = f"{lease.unit_id}.{lease.token.replace(':', '_')}.arrow"
+    def _stage(self, result: _Result) -> Path:
+        lease, part = result.lease, result.part
+        suffix = RESULT_SUFFIX if part is None else PART_SUFFIX
+        name = f"{lease.unit_id}.{lease.token.replace(':', '_')}{suffix}"
         folder = Layout(place(lease.record.output)).staging
         temporary = folder / f".{name}"
         try:
-            with open(temporary, "wb") as file:
-                for start in range(0, len(data), PIECE_BYTES):
-                    file.write(data[start : start + PIECE_BYTES])
-                    self.meter.board.advance()
+            with open(temporary, "wb") as raw:
+                file = HashingFile(raw, self.meter.board.advance)
+                if part is None:
+                    # Not synced: a result that a power loss destroys fails its hash and is only computed again.
+                    for start in range(0, len(result.data), PIECE_BYTES):
+                        file.write(memoryview(result.data)[start : start + PIECE_BYTES])
+                else:
+                    info = self._infos[lease.run]
+                    notes = info.notes(fingerprint=self.fingerprint, version=self.version)
+                    write_unit(info.format, part, file, notes)
+                    raw.flush()
+                    os.fsync(raw.fileno())
             os.rename(temporary, folder / name)
         except OSError as error:
             drop(temporary)
             raise output_error(error, temporary) from error
+        result.fields |= {"ref": name, "sha256": file.hexdigest()}
+        result.part = None
         return folder / name
 
 

@@ -1,0 +1,219 @@
+"""Parts that workers write: committed as they are, whatever happens around the commit."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from embq.app.export.export import ExportOptions, export
+from embq.app.output.output import open_output
+from embq.app.verify.verification import verify
+from embq.core.queue.hints import Hint
+from embq.core.queue.result_stream import PART_SUFFIX
+from embq.core.run.commit_log import CommitLog
+from embq.indexer.collection.run import describe_run
+from embq.worker.claim.lease import LeasedUnit, Leases
+from embq.worker.meter.meter import Meter
+from embq.worker.stages import publish as module
+from embq.worker.stages.publish import PublishStage
+from tests.support.outputs.run_case import DIM, FINGERPRINT, MakeRun, RunCase, sample, vector
+
+FORMATS = ("parquet", "arrow")
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> PublishStage:
+    """A worker that writes parts, however small."""
+    monkeypatch.setattr(module, "PART_BYTES", 1)
+    return PublishStage(Meter(), fingerprint=FINGERPRINT, dims={"text": DIM}, transport="auto", version="test")
+
+
+def publish(
+    run: RunCase, stage: PublishStage, u: int, failed: tuple[int, ...] = (), *, token: str | None = None
+) -> None:
+    """Publish a unit of 3 samples, of which some have failed."""
+    hint = Hint(run=run.info.run, gen=run.gen, u=u, unit=run.units[u])
+    work = LeasedUnit(hint, run.record, run.ledger, token or run.claim(u), attempts=0, poison=frozenset())
+    samples = [sample(u, ordinal) for ordinal in range(3) if ordinal not in failed]
+    if samples:
+        work.add_rows(samples, {"text": np.array([vector(u, s.ordinal) for s in samples], run.record.rows.dtype)})
+    for ordinal in failed:
+        work.add_failure(sample(u, ordinal), "decode", "no image")
+    work.end_of_read(3)
+    Leases().add(work)
+    stage.run(work)
+
+
+def staged(run: RunCase) -> list[Path]:
+    return sorted(path for path in run.layout.staging.iterdir() if path.suffix == PART_SUFFIX)
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_parts_of_workers_and_small_results_are_one_record(
+    make_run: MakeRun, stage: PublishStage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, format_: str
+) -> None:
+    run = make_run(5, format=format_)
+    writer = run.writer()
+    publish(run, stage, 3)
+    publish(run, stage, 1, failed=(1,))
+    monkeypatch.setattr(module, "PART_BYTES", 1 << 30)
+    publish(run, stage, 0)
+    publish(run, stage, 4, failed=(0, 1, 2))
+    assert len(staged(run)) == 2
+    monkeypatch.setattr(module, "PART_BYTES", 1)
+    publish(run, stage, 2)
+    writer.drain()
+    assert writer.finished
+    assert staged(run) == []
+    failures = [("1:1", "decode"), *((f"4:{i}", "decode") for i in range(3))]
+    run.assert_exact(failures=failures)
+    (record,) = [commit for commit in CommitLog(run.layout).read() if commit.kind == "data"]
+    names = [file.path for file in record.files if file.kind == "rows"]
+    assert [file.first_id for file in record.files if file.kind == "rows"] == [0, 3, 5, 8]
+    assert sorted(names) == names, "in order of their ids"
+    assert [f"{first:012d}" in name for name, first in zip(names[:3], (0, 3, 5), strict=True)] == [True] * 3
+    assert [unit.u for unit in record.units] == [3, 1, 2, 0, 4]
+    for mode in ("quick", "full"):
+        found = verify(run.layout.root, mode=mode).violations  # type: ignore[arg-type]
+        assert {one.invariant for one in found} <= {"source_changed"}, "its input is nowhere"
+    assert len(open_output(run.layout.root)) == 11
+    parts = describe_run(run.layout.root, output=None, column=None)["parts"]
+    assert [part.first_id for part in parts] == [0, 3, 5, 8]
+    export(run.layout.root, tmp_path / "sorted", ExportOptions(format="parquet", order="manifest"))
+    table = pq.read_table(tmp_path / "sorted" / "parts")
+    assert table["key"].to_pylist() == [f"{u}:{i}" for u in range(4) for i in range(3) if (u, i) != (1, 1)]
+    assert dict(zip(table["key"].to_pylist(), table["id"].to_pylist(), strict=True)) == {
+        key: id_ for id_, key, _ in run.rows()
+    }
+
+
+def test_a_part_is_the_writers_but_for_its_ids(
+    run: RunCase, stage: PublishStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = run.writer()
+    publish(run, stage, 0)
+    monkeypatch.setattr(module, "PART_BYTES", 1 << 30)
+    publish(run, stage, 1)
+    writer.drain()
+    (record,) = [commit for commit in CommitLog(run.layout).read() if commit.kind == "data"]
+    of_worker, of_writer = (pq.read_schema(run.layout.root / file.path) for file in record.files)
+    assert of_writer.names[1:] == of_worker.names
+    assert of_writer.remove(0).equals(of_worker)
+    assert {**of_writer.metadata, b"ARROW:schema": b""} == {**of_worker.metadata, b"ARROW:schema": b""}
+
+
+@pytest.mark.parametrize(
+    "when",
+    ["embq.writer.commit.link", "embq.writer.commit.CommitLog.append", "embq.writer.queue.RunQueue.mark"],
+    ids=["before the parts", "between parts and record", "before the broker knows"],
+)
+def test_a_writer_that_dies_in_a_commit_leaves_nothing_twice(
+    run: RunCase, stage: PublishStage, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    writer = run.writer()
+    publish(run, stage, 0)
+    publish(run, stage, 1)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(when, killed)
+        with pytest.raises(Killed):
+            writer.drain()
+    assert len(staged(run)) == 2
+    publish(run, stage, 2)
+    successor = run.writer()
+    successor.drain()
+    run.assert_exact([0, 1, 2])
+    assert staged(run) == []
+
+
+def test_two_workers_with_one_unit(run: RunCase, stage: PublishStage) -> None:
+    writer = run.writer()
+    publish(run, stage, 0)
+    late = run.layout.staging / f"{run.units[0].unit_id}.late{PART_SUFFIX}"
+    late.write_bytes(staged(run)[0].read_bytes())
+    writer.drain()
+    run.assert_exact([0])
+    assert late.exists(), "it may be of a worker that is at work"
+    run.finish(writer)
+    assert not late.exists()
+    run.assert_exact()
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        ("gone", "lost_result"),
+        ("cut", "bad_result"),
+        ("rows", "wrong_count"),
+        ("columns", "bad_result"),
+        ("twice", "wrong_count"),
+    ],
+)
+def test_a_part_that_is_not_what_was_announced_is_refused(
+    make_run: MakeRun, stage: PublishStage, format_: str, damage: str, code: str
+) -> None:
+    run = make_run(2, format=format_)
+    writer = run.writer()
+    publish(run, stage, 0)
+    (path,) = staged(run)
+    table = pq.read_table(path) if format_ == "parquet" else pa.ipc.open_file(path).read_all()
+    if damage == "gone":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:-20])
+    else:
+        changed = {
+            "rows": table.slice(1),
+            "columns": table.drop_columns(["caption"]),
+            "twice": pa.concat_tables([table.slice(0, 2), table.slice(0, 1)]),
+        }[damage]
+        if format_ == "parquet":
+            pq.write_table(changed, path)
+        else:
+            with pa.ipc.new_file(path, changed.schema) as file:
+                file.write_table(changed)
+    writer.step()
+    run.clock.advance(20)
+    writer.step()
+    assert writer.counts.rejected == {code: 1}
+    run.finish(writer)
+    run.assert_exact()
+
+
+def test_no_part_is_taken_where_the_staging_folder_is_apart(
+    run: RunCase, stage: PublishStage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EMBQ_STAGING", str(tmp_path / "apart"))
+    (tmp_path / "apart").mkdir()
+    writer = run.writer()
+    publish(run, stage, 0)
+    assert staged(run) == []
+    writer.drain()
+    run.assert_exact([0])
+
+
+def test_a_full_disk_keeps_the_rows(run: RunCase, stage: PublishStage) -> None:
+    writer = run.writer()
+    token = run.claim(0)
+    name = f".{run.units[0].unit_id}.{token.replace(':', '_')}{PART_SUFFIX}"
+    (run.layout.staging / name).symlink_to("/dev/full")
+    publish(run, stage, 0, token=token)
+    assert stage.full_runs() == {run.info.run}
+    deadline = time.monotonic() + 10
+    while stage.full_runs() and time.monotonic() < deadline:
+        time.sleep(0.01)
+        stage.again()
+    writer.drain()
+    run.assert_exact([0])
