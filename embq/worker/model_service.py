@@ -182,7 +182,7 @@ class ModelService:
                     self._wait_until_held_at_most(len(suspects))
                 if time.monotonic() >= idle_at:
                     idle_at += IDLE_S
-                    if not self.leases.snapshot():
+                    if not self.leases.at_work():
                         self.turns.idle()
 
     def _over(self) -> bool:

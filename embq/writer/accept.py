@@ -44,7 +44,7 @@ class Accepted:
         token: attempt that made it.
         rows: rows without id and unit_id; none where a part has them.
         part: the file of its rows, where the worker has written them, without its final name.
-        widths: lengths of its vectors by column; empty without rows.
+        widths: lengths of its vectors by column, of a part.
         failures: its failures.
         quarantined: code of the failure that stands for the whole unit, or "".
         staged: name of its staging file, or "".
@@ -198,7 +198,7 @@ class Acceptor:
             token=sender.token,
             rows=result.rows if decoded.part is None else pa.table({}),
             part=decoded.part,
-            widths=widths if result.rows.num_rows else {},
+            widths=widths,
             failures=failures,
             quarantined=str(failures["code"][0]) if whole_unit else "",
             staged=header.ref,

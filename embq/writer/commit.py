@@ -23,7 +23,7 @@ from embq.core.formats.files import row_folders
 from embq.core.formats.parquet import write_failures
 from embq.core.formats.part import check_writable, join_parts, write_part
 from embq.core.queue.result_stream import LIMIT_BYTES
-from embq.core.rows.results import FAILURE_SCHEMA
+from embq.core.rows.results import FAILURE_SCHEMA, vector_widths
 from embq.core.run import checkpoint
 from embq.core.run.commit_log import CommitLog, LogState, row_files
 from embq.core.run.commits import Commit, CommittedFile, CommittedUnit
@@ -228,7 +228,8 @@ class Committer:
                 for draft in drafts:
                     self._publish(draft)
                     files.append(draft.file)
-            widths = next((dict(result.widths) for result in results if result.widths), {})
+            of_parts = (dict(result.widths) for result in results if result.part is not None)
+            widths = vector_widths(rows[0].schema) if rows else next(of_parts, {})
             return self._append("data", files=tuple(files), units=tuple(units), widths=widths)
 
     def close(self, timing: dict[str, float]) -> None:
@@ -314,7 +315,8 @@ class Committer:
     def _link_parts(self, results: Sequence[Accepted]) -> Iterator[CommittedFile]:
         """Give the parts that workers have written their final names, durably.
 
-        In the order of names, all parts are in that of their ids. Those in the staging folder stay until the record is there: another writer may have to take them again.
+        In the order of names, all parts are in that of their ids. The names in the staging folder stay until the record
+        is there: another writer may have to take them again.
         """
         first_id = self.state.next_id
         parts = [result.part for result in results if result.part is not None]

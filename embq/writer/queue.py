@@ -116,6 +116,8 @@ class RunQueue:
             "limit_entries": LIMIT_ENTRIES,
             **known,
         }
+        if not self._committer.state.closed:
+            go_on(self._ledger.client, self._record.run)
         if wrong := self._ledger.mend(settings):
             self._log.warning("queue_mended", run=self._record.run, fields=",".join(wrong)[:200])
 

@@ -200,7 +200,7 @@ class RunWriter:
                 self._rebuild()
             elif not self.buffer.results and self.queue.differs() and not self._adopt():
                 self._rebuild()
-            elif self.inbox.has_lost(held=len(self.buffer.results)):
+            elif self.inbox.has_lost(held=len(self.buffer.results) + len(self._late)):
                 self.inbox.read_again()
             else:
                 self.queue.mend(len(self.manifest), self.acceptor.fingerprint, self.control)

@@ -9,7 +9,7 @@ import redis
 
 from embq.core.errors import EmbqError, InputError, TryLaterError
 from embq.core.queue.ledger import Ledger
-from embq.core.queue.runs import RunRecord, active
+from embq.core.queue.runs import RunRecord, active, restore_active
 from embq.core.queue.scripts import Loader, load_scripts
 from embq.core.service.log import Events
 from embq.core.storage.durable import output_error
@@ -22,6 +22,9 @@ IDLE_S = 0.02
 LOOK_S = 1.0
 RETRY_S = 10.0
 """A run that could not be written (its folder is not mounted, its disk is full) is tried again after this long."""
+RESTORE_S = 60.0
+"""A run that the broker has lost from those that are not over, or that was announced before these were noted, is found
+after this long."""
 HELD_S = 15.0
 """A run that another writer holds for longer than a dead one could is worth a line in the log."""
 
@@ -63,6 +66,7 @@ class WriterService:
         self._receiver: Receiver | None = None
         if add is not None and not only:
             self._receiver = Receiver(client, add, self._keeper.moved, outputs)
+        self._restore_at = float("-inf")
         self._opened: set[str] = set()
         self._cancelled: set[str] = set()
         self._retry_at: dict[str, float] = {}
@@ -126,6 +130,9 @@ class WriterService:
 
     def _open_new_runs(self) -> None:
         now = time.monotonic()
+        if not self.only and now >= self._restore_at:
+            self._restore_at = now + RESTORE_S
+            restore_active(self.client)
         records = active(self.client)
         self._known = frozenset(records)
         for record in records.values():

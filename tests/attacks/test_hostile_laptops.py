@@ -57,7 +57,7 @@ NOT_JSON = (
     b'{"a":' * 50_000,
     b"NaN",
     b"9" * 9_999,
-    '{"v":3}'.encode("utf-16"),
+    '{"v":4}'.encode("utf-16"),
 )
 NO_OBJECT = (b"null", b"[]", b"7", b'"text"', b"true", b"1e999", b"[[[]]]")
 
@@ -71,7 +71,7 @@ RECORDS = (
     *NOT_JSON,
     *NO_OBJECT,
     b"{}",
-    b'{"v":3}',
+    b'{"v":4}',
     *(record_text(v=v) for v in ("3", True, 3.5, None, [], 10**30, -1)),
     *(record_text(run=run) for run in (..., None, 7, "", "x/../../..", "E" * 16, RUN + "\n", ["e"], "f" * 16)),
     *(
@@ -118,7 +118,7 @@ UPLOADS_TEXTS = (
     *NOT_JSON,
     *NO_OBJECT,
     b"{}",
-    b'{"v":3}',
+    b'{"v":4}',
     *(upload_text(run=run) for run in (..., None, "../../../x", 7)),
     *(upload_text(output=output) for output in (..., None, "", "s3://bucket/x", 7, "/out/\ud800")),
     *(upload_text(record=record) for record in (..., None, "{", "{}", 7, "[" * 99_999)),
@@ -189,7 +189,7 @@ def poison_names(client: redis.Redis) -> None:
 
 
 def test_what_is_no_record_is_skipped_and_the_others_are_read(own_client: redis.Redis) -> None:
-    """Finding 4: one `HSET embq:runs evil '{"v":3}'` stopped every service."""
+    """Finding 4: one `HSET embq:runs evil '{"v":4}'` stopped every service."""
     honest = RunRecord(run="0123456789abcdef", output="/data/out", model=MODEL, units=7)
     own_client.hset(RUNS, honest.run, honest.to_json())
     for text in RECORDS:

@@ -8,7 +8,8 @@ import pytest
 
 from embq.app.status.run_monitor import RunMonitor
 from embq.app.verify.verification import verify
-from embq.core.queue.runs import active, go_on, register
+from embq.core.queue.keys import ACTIVE
+from embq.core.queue.runs import active, go_on, register, restore_active
 from embq.core.run.commit_log import CommitLog
 from embq.core.run.generations import Generation, append
 from embq.core.run.manifest import SegmentWriter
@@ -181,6 +182,24 @@ def test_a_broker_from_before_the_end_of_a_run_learns_that_it_is_over(make_run: 
     assert (meta["state"], meta["done"], meta["rows"]) == ("done", "4", "12")
     assert kinds(case).count("close") == 1
     case.assert_exact()
+
+
+def test_a_broker_that_lost_which_runs_are_not_over_learns_it_again(make_run: MakeRun) -> None:
+    open_, waiting, over = (make_run(2) for _ in range(3))
+    for run in (open_, waiting, over):
+        register(run.client, run.record)
+    closed = over.writer()
+    over.finish(closed)
+    writer = open_.writer()
+    open_.client.delete(ACTIVE)
+    open_.clock.advance(10)
+    writer.step()
+    assert set(active(open_.client)) == {open_.info.run}, "its writer says so"
+    open_.client.delete(ACTIVE)
+    restore_active(open_.client)
+    known = active(open_.client)
+    assert {open_.info.run, waiting.info.run} <= set(known)
+    assert over.info.run not in known
 
 
 def test_status_counts_what_was_added(grown: RunCase) -> None:

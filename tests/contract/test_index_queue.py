@@ -138,7 +138,7 @@ def test_a_unit_of_anything_but_words_and_numbers_is_no_hint(
     own_client: redis.Redis, build: IndexBuild, unit: object
 ) -> None:
     queue = hint_queue(own_client, build.queue_key)
-    body = {"v": 3, "run": RUN, "gen": "g", "u": 0, "unit": unit}
+    body = {"v": 4, "run": RUN, "gen": "g", "u": 0, "unit": unit}
     queue.enqueue(IndexHint.function, args=(body,), job_id="x-0-1")
     (job,) = pop(queue, 1)
     assert isinstance(job, HintJob)

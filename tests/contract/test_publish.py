@@ -124,18 +124,46 @@ def test_a_run_without_room_holds_up_no_other(make_run: MakeRun, stage: PublishS
     assert leases.snapshot() == []
 
 
+def test_a_run_without_room_gets_no_hints_until_it_has(run: RunCase) -> None:
+    writer, feeder = run.writer(), run.feeder()
+    feeder.tick()
+    popped = run.pop()
+    assert popped is not None
+    run.work_one(0 if popped.u else 1)
+    run.client.hset(run.key("meta"), "limit_entries", 1)
+    run.ledger.hint_again(popped.u)
+
+    def hinted() -> tuple[list[int], list[int]]:
+        return run.ledger.next_units(run.gen, 5, queue_empty=True, reap_at=0)
+
+    assert hinted() == ([], [])
+    writer.drain()
+    assert hinted()[0] == [popped.u], "at once, in front of others"
+
+
+def test_what_is_set_aside_is_not_at_work(run: RunCase, stage: PublishStage, leases: Leases) -> None:
+    run.writer()
+    stage.run(embedded_unit(run, leases, 0))
+    run.client.hset(run.key("meta"), "limit_entries", 1)
+    stage.run(held := embedded_unit(run, leases, 1))
+    assert leases.snapshot() == [held]
+    assert leases.at_work() == []
+    assert leases.wait_until_at_most(0, timeout_s=0.0)
+    assert held.samples == [], "they are encoded"
+
+
 def test_what_there_is_no_memory_for_is_given_back_uncharged(
     run: RunCase, stage: PublishStage, leases: Leases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = run.writer()
     stage.run(embedded_unit(run, leases, 0))
     run.client.hset(run.key("meta"), "limit_entries", 1)
-    monkeypatch.setattr(module, "ASIDE_BYTES", 3_000)
+    monkeypatch.setattr(module, "ASIDE_BYTES", 1)
     held = [embedded_unit(run, leases, u) for u in (1, 2)]
     for work in held:
         stage.run(work)
     assert held[0].lost
-    assert leases.snapshot() == held[1:]
+    assert leases.snapshot() == held[1:], "the last one stays, however large it is"
     assert run.client.zscore(run.key("hinted"), "1") == 0, "it is hinted at once"
     assert run.client.hget(run.key("att"), "1") in (None, b"0")
     writer.drain()

@@ -467,7 +467,7 @@ def test_a_retry_that_its_workers_gave_up_is_a_failure_of_each_key(tmp_path: Pat
     again(out)
     manifest = Manifest(Layout(out))
     u, unit = next(manifest.retries())
-    fields = {"u": u, "token": "quarantine", "v": 3, "code": "crash", "message": "gone", "attempts": 3}
+    fields = {"u": u, "token": "quarantine", "v": 4, "code": "crash", "message": "gone", "attempts": 3}
     acceptor = Acceptor(Layout(out), manifest, load_run(out), fingerprint="", widths={})
 
     result = acceptor.accept(Entry("1-1", {name: str(value).encode() for name, value in fields.items()}))

@@ -274,6 +274,7 @@ def test_a_failover_to_an_empty_server_and_back(cluster: Cluster, recovery: Reco
 
 OTHER_KEYS = (
     "embq:runs",
+    "embq:active",
     "embq:workers",
     "worker",
     "writer",

@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 from e2e.session import ended, write_tar
 
+from embq.core.queue.result_stream import PART_SUFFIX, RESULT_SUFFIX
 from faults.kit.cluster import DEADLINE_S, QUICK_LEASES, Cluster, Service
 from faults.kit.disk import DiskError, SmallDisk
 from faults.kit.strace import attached, calls_in, unavailable
 from faults.kit.table import Recovery
+
+WRITES_PARTS = {"set": "embq.worker.stages.publish:PART_BYTES", "to": 1}
+"""Workers write the rows of every unit as a part."""
 
 SOON = {"set": "embq.writer.service:RETRY_S", "to": 1.0}
 """A writer tries a run again after a second instead of half a minute."""
@@ -248,7 +252,8 @@ def test_a_writer_whose_disk_syncs_nothing_goes_on_when_it_does(
 
 
 @pytest.mark.fault("I7", "workers die between writing a result and publishing it, and the litter is collected")
-def test_gc_leaves_no_litter(cluster: Cluster, recovery: Recovery, short_tmp: Path) -> None:
+@pytest.mark.parametrize("suffix", [RESULT_SUFFIX, PART_SUFFIX])
+def test_gc_leaves_no_litter(cluster: Cluster, recovery: Recovery, short_tmp: Path, suffix: str) -> None:
     cluster.write_texts(60)
     cluster.enqueue("stub:16?ms_per_sample=5")
     cluster.writer()
@@ -260,7 +265,9 @@ def test_gc_leaves_no_litter(cluster: Cluster, recovery: Recovery, short_tmp: Pa
 
     marks = short_tmp / "marks"
     marks.mkdir()
-    sabotage = [killed("embq.worker.stages.publish:PublishStage._hand_over", 3), killed("os:rename", 5, match=".arrow")]
+    sabotage = [killed("embq.worker.claim.lease:Lease.publish", 3), killed("os:rename", 5, match=suffix)]
+    if suffix == PART_SUFFIX:
+        sabotage.append(WRITES_PARTS)
     workers = cluster.workers("--transport", "staging", count=2, sabotage=sabotage)
     cluster.until(lambda: workers.said_times("worker_died") >= 2)
     staged = {path.name for path in (cluster.root / "_staging").iterdir()}
@@ -270,7 +277,9 @@ def test_gc_leaves_no_litter(cluster: Cluster, recovery: Recovery, short_tmp: Pa
     cluster.until(lambda: len(list(marks.iterdir())) == 2 * kills)
     recovery.injected(2 * kills)
     cluster.until_closed()
-    cluster.assert_exact()
+    output = cluster.assert_exact()
+    named = {file["path"].count(".") for record in output.records for file in record["files"]}
+    assert (2 in named) == (suffix == PART_SUFFIX)
 
     assert {path.name for path in (cluster.root / "_staging").iterdir()} == {".shared"}
     assert list((cluster.root / "_tmp").iterdir()) == []

@@ -15,8 +15,10 @@ import pytest
 from e2e.check import read_output
 from e2e.session import ended
 
+from embq.core.queue.result_stream import PART_SUFFIX
 from faults.kit.cluster import QUICK_LEASES, SAMPLES, Cluster, Service, let_go
 from faults.kit.table import Recovery
+from faults.test_storage import WRITES_PARTS
 
 QUICK = "stub:16?ms_per_sample=5&batch_size=10"
 """One batch is one unit: 50 ms."""
@@ -178,13 +180,29 @@ def test_sigkill_at_every_point_in_one_run(cluster: Cluster, recovery: Recovery,
 @pytest.mark.fault("W2", "SIGKILL at one point of the pipeline, three times")
 @pytest.mark.parametrize(
     ("point", "transport"),
-    [*((point, "payload") for point in POINTS), *((point, "staging") for point in POINTS | STAGING_POINTS)],
+    [
+        *((point, "payload") for point in POINTS),
+        *((point, "staging") for point in POINTS | STAGING_POINTS),
+        *((point, "part") for point in ("result sent", "published", *STAGING_POINTS)),
+    ],
 )
 def test_sigkill_at_a_point(cluster: Cluster, recovery: Recovery, tmp_path: Path, point: str, transport: str) -> None:
     # So many units that the third process has enough of them, whatever the first two held.
     cluster.begin(200, "stub:16?ms_per_sample=2&batch_size=10")
-    sabotage = {"count": COUNT, **(POINTS | STAGING_POINTS)[point], "do": "kill", "marker": str(tmp_path / "m")}
-    machine = cluster.workers("--transport", transport, sabotage={**sabotage, "times": 3})
+    chosen = {
+        "count": COUNT,
+        **(POINTS | STAGING_POINTS)[point],
+        "do": "kill",
+        "marker": str(tmp_path / "m"),
+        "times": 3,
+    }
+    sabotage = [chosen]
+    if transport == "part":
+        transport, sabotage = (
+            "staging",
+            [WRITES_PARTS, {**chosen, **({"match": PART_SUFFIX} if "match" in chosen else {})}],
+        )
+    machine = cluster.workers("--transport", transport, sabotage=sabotage)
     for death in range(1, 4):
         cluster.until(lambda death=death: machine.said_times("worker_died") == death)
         recovery.injected()

@@ -20,6 +20,7 @@ from e2e.session import LOOK_S
 
 from embq.app.verify.verification import verify
 from embq.core.broker.embedded import EmbeddedServer
+from embq.core.formats.part import UNIT_FORMATS
 from embq.core.rows.spec import FORMATS
 from embq.core.run.commit_log import CommitLog
 from faults.kit.cluster import QUICK_LEASES, Cluster, Service, held_after, let_go
@@ -44,7 +45,8 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 class Sweep:
     """A small run with everything in it, published and waiting for a writer; as often as asked for.
 
-    Unit 0 is in a staging file, unit 1 has a failure, unit 2 is quarantined, unit 3 is plain. The stream also holds a
+    Unit 0 is in a staging file, unit 1 has a failure, unit 2 is quarantined, unit 3 is a part that a worker has written,
+    where the format allows it. The stream also holds a
     second result of unit 0 and one of a fingerprint that is refused. Each unit becomes a part of its own.
 
     Attributes:
@@ -88,7 +90,8 @@ class Sweep:
             first = run.writer()
             first.step()
             assert 0 < first.committer.state.count < 3
-        assert run.publish(3, tokens[3]) == 1
+        publish = run.publish_part if self.format in UNIT_FORMATS else run.publish
+        assert publish(3, tokens[3]) == 1
         if self.second:
             assert len(run.ledger.results.read(">", count=9, block_ms=None)) == 1
             number = first.committer.state.n + 1

@@ -23,7 +23,7 @@ from embq.core.queue.hints import Hint
 from embq.core.queue.keys import VERSION
 from embq.core.queue.result_stream import Entry
 from embq.core.queue.runs import RunRecord
-from embq.core.rows.results import ResultDecoder, encode_result, row_schema
+from embq.core.rows.results import ResultDecoder, encode_batches, encode_result, failure_batch, row_schema
 from embq.core.rows.spec import RowSpec
 from embq.core.run.layout import Layout
 from embq.core.units import Failure, Passage, Retry, Sample, Unit, key_without_chunks
@@ -101,7 +101,7 @@ class Harness:
     def result(self, work: LeasedUnit) -> pa.Table:
         model, rows = work.record.model, work.record.rows
         schema = row_schema(model.output_names, self.publish.dims, rows, chunked=model.chunking is not None)
-        return ResultDecoder(schema).decode(self.publish._encode(work)).rows
+        return ResultDecoder(schema).decode(encode_batches(self.publish._rows(work), failure_batch(work.failures))).rows
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def accept(
         unit=lambda u: Unit(kind="lines", source="f", retry=retry),
     )
     model = SimpleNamespace(output_names=("text",), chunking=Chunking(tokens=16, overlap=0))
-    info: Any = SimpleNamespace(model=model, rows=RowSpec())
+    info: Any = SimpleNamespace(model=model, rows=RowSpec(), format="parquet")
     acceptor = Acceptor(Layout(folder), manifest, info, fingerprint="", widths={})
     entry = Entry(id="0-1", fields={name: str(value).encode() for name, value in fields.items()} | {"data": data})
     return acceptor.accept(entry)

@@ -160,7 +160,7 @@ ROLES = {
             Grant(commands="set", keys=[TURNS], access="W"),
             # Hints are taken, put back and dropped; the data of one is never written.
             # `worker --check` looks at one that waits.
-            Grant(commands="blmove lmove lrem lpush rpush lrange", keys=_QUEUES, access="RW"),
+            Grant(commands="blmove lmove lrem lpush lrange", keys=_QUEUES, access="RW"),
             Grant(commands="hgetall del", keys=_JOBS, access="RW"),
             Grant(commands="exists hget hgetall hexists hset hdel expire del", keys=["rq:worker:*"], access="RW"),
             Grant(commands="sadd srem", keys=["rq:workers", "rq:workers:embq.*"], access="W"),
@@ -237,11 +237,14 @@ PERMISSIONS = {
         "see runs, workers and how far they are",
         _ALL,
         f"HGETALL {RUNS}",
+        f"SMEMBERS {ACTIVE}",
         f"HGETALL {_META}",
         f"XLEN {_RES}",
         f"HKEYS {UPLOADS}",
     ),
-    "hand_over": _may("hand runs over (`enqueue`, `retry`, `resume`)", "laptop writer admin", f"HSET {RUNS} r x"),
+    "hand_over": _may(
+        "hand runs over (`enqueue`, `retry`, `resume`)", "laptop writer admin", f"HSET {RUNS} r x", f"SADD {ACTIVE} r"
+    ),
     "send": _may(
         "send runs and inputs (`--upload`, `--inline`)",
         "laptop writer admin",

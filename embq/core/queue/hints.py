@@ -238,14 +238,14 @@ def _popped_of(queue: Queue, run: str, most: int) -> list[str]:
     return [job_id for job_id, removed in zip(wanted, answers[1::2], strict=True) if removed]
 
 
-def put_back(queue: Queue, job_ids: Sequence[str], *, at_front: bool = True) -> None:
-    """Return popped hints to the front of the queue, or behind all others, in their order."""
+def put_back(queue: Queue, job_ids: Sequence[str]) -> None:
+    """Return popped hints to the front of the queue, in their order."""
     if not job_ids:
         return
     with queue.connection.pipeline() as pipe:
-        for job_id in reversed(job_ids) if at_front else job_ids:
+        for job_id in reversed(job_ids):
             pipe.lrem(queue.intermediate_queue.key, 1, job_id)
-            (pipe.lpush if at_front else pipe.rpush)(queue.key, job_id)
+            pipe.lpush(queue.key, job_id)
         pipe.execute()
 
 

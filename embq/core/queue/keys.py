@@ -67,7 +67,7 @@ Every script may be sent twice (after a lost reply): the second call changes not
 
 from __future__ import annotations
 
-VERSION = 3
+VERSION = 4
 """Version of keys, hints and results. It is in the name of the RQ queue, so that workers of two versions never see each
 other's hints; records, queues and results of another version are not read."""
 

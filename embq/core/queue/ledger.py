@@ -196,6 +196,10 @@ class Ledger:
         parts = (part for pair in fields.items() for part in pair)
         return int(self._call("publish", u, token, size, *parts, client=client))
 
+    def hint_again(self, u: int) -> None:
+        """Have a unit whose hint was popped, and that was not claimed, hinted again as soon as its run has room."""
+        self.client.zadd(run_key(self.run, "hinted"), {str(u): 0}, xx=True)
+
     def release(self, u: int, token: str, *, failed: tuple[str, str] | None = None) -> bool:
         """Give a lease back: uncharged, or charged with (code, message). False where it was lost already."""
         code, message = failed or ("", "")

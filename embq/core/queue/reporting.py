@@ -27,9 +27,13 @@ from embq.core.queue.heartbeats import (
     hosts_of,
     services,
 )
+from embq.core.queue.keys import RUNS
 from embq.core.queue.runs import ForeignRun, foreign_runs
 from embq.core.queue.scripts import Script, load_scripts
 from embq.core.service.log import Events
+
+FOREIGN_S = 60.0
+"""Records of other versions are looked for so often, and where the number of runs has changed."""
 
 CLOCK_OFFSET_S = 5.0
 """Largest difference of clocks without a warning. Leases and ages depend on the broker's clock alone, but logs are
@@ -162,6 +166,7 @@ class Reporter(threading.Thread):
         self._over = threading.Event()
         self._scripts: dict[str, Script] = {}
         self._log = Events(LOGS_AS.get(service.role, service.role))
+        self._seen = (0, 0)
         self._notices = FleetWarnings(self._log)
         self._refused = ""
 
@@ -213,4 +218,6 @@ class Reporter(threading.Thread):
             SERVICE_REPORTS.forget_silent(client)
         self._notices.clock(ahead_s)
         self._notices.others(self.service, services(client, role=self.service.role))
-        self._notices.runs(foreign_runs(client))
+        if (seen := (int(client.hlen(RUNS)), int(time.monotonic() // FOREIGN_S))) != self._seen:
+            self._seen = seen
+            self._notices.runs(foreign_runs(client))

@@ -93,8 +93,10 @@ class RunRecord:
 
 def register(client: redis.Redis, record: RunRecord) -> None:
     """Make a run known to the resident services; repeating it changes nothing."""
-    client.hset(RUNS, record.run, record.to_json())
-    client.sadd(ACTIVE, record.run)
+    with client.pipeline() as pipe:
+        pipe.hset(RUNS, record.run, record.to_json())
+        pipe.sadd(ACTIVE, record.run)
+        pipe.execute()
 
 
 def register_again(client: redis.Redis, record: RunRecord) -> bool:
@@ -108,6 +110,20 @@ def register_again(client: redis.Redis, record: RunRecord) -> bool:
 def go_on(client: redis.Redis, run: str) -> None:
     """Have the services look at a run that is registered."""
     client.sadd(ACTIVE, run)
+
+
+def restore_active(client: redis.Redis) -> None:
+    """Have the services look at every registered run that is not done: the broker may have lost which these are.
+
+    Its cost grows with the runs that have ended; so it is for one service, and now and then.
+    """
+    runs = [run.decode() for run in cast("list[bytes]", client.hkeys(RUNS)) if _RUN_ID.fullmatch(run)]
+    with client.pipeline(transaction=False) as pipe:
+        for run in runs:
+            pipe.hget(run_key(run, "meta"), "state")
+        states = pipe.execute() if runs else []
+    if missing := [run for run, state in zip(runs, states, strict=True) if state != b"done"]:
+        client.sadd(ACTIVE, *missing)
 
 
 def end(client: redis.Redis, run: str, units: int) -> None:

@@ -50,7 +50,7 @@ class Claimer:
         client: a patient client.
         bulk: one that waits longer for an answer, because it sends results.
         model: the loaded model's config; hints of other models are dropped.
-        full_runs: those that have no room for results now; their hints are left where they are.
+        full_runs: those that have no room for results now; their units are hinted again when they have.
     """
 
     def __init__(
@@ -109,10 +109,12 @@ class Claimer:
             wanted,
             lambda hints: self.policy.fits([hint.unit for hint in hints]),
             run=self.context.options.run,
-            leave=self.full_runs(),
         ) as found:
+            full = self.full_runs()
             for hint in found:
-                if (unit := self._claim(hint)) is not None:
+                if hint.run in full:
+                    Ledger(self.client, hint.run, scripts=self._scripts).hint_again(hint.u)
+                elif (unit := self._claim(hint)) is not None:
                     yield unit
 
     def _claim(self, hint: Hint) -> LeasedUnit | None:
@@ -133,7 +135,7 @@ class Claimer:
             token,
             lease_s=self.context.settings.lease_s,
             fingerprint=self.embedder.fingerprint,
-            idle=not self.leases.snapshot(),
+            idle=not self.leases.at_work(),
             unit_s=self.meter.throughput.seconds_of(hint.unit) or 0.0,
         )
         if claim.word == "fingerprint":

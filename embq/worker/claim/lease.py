@@ -143,10 +143,14 @@ class LeasedUnit(Lease):
         self.truncated = self.tokens = 0
         self._announced = self.planned = self.handled = 1
 
+    def forget_rows(self) -> None:
+        """Let go of the rows, which are encoded."""
+        self.samples, self.vectors = [], {}
+
     def drop(self) -> None:
         """Forget the rows of a unit whose lease is lost or given back, and the lease."""
         self.lost = True
-        self.samples, self.vectors = [], {}
+        self.forget_rows()
         self.end()
 
     def end_of_read(self, samples: int) -> None:
@@ -203,12 +207,18 @@ class Leases:
         with self._changed:
             return list(self._held.values())
 
+    def at_work(self) -> list[LeasedUnit]:
+        """The units held now but for those whose results wait for room."""
+        return [unit for unit in self.snapshot() if unit.stage != ASIDE]
+
     def release_all(self) -> None:
         """Give every lease back, uncharged."""
         for unit in self.snapshot():
             unit.release()
 
     def wait_until_at_most(self, count: int, *, timeout_s: float) -> bool:
-        """Wait until no more than `count` units are held; False where that took too long."""
+        """Wait until no more than `count` units are at work; False where that took too long."""
         with self._changed:
-            return self._changed.wait_for(lambda: len(self._held) <= count, timeout_s)
+            return self._changed.wait_for(
+                lambda: sum(unit.stage != ASIDE for unit in self._held.values()) <= count, timeout_s
+            )

@@ -7,7 +7,7 @@ heartbeats, timeouts, retries and registries are not used: only its queues, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -68,14 +68,12 @@ class HintReceiver(SimpleWorker, Generic[H]):
         fits: Callable[[Sequence[H]], int] = len,
         *,
         run: str = "",
-        leave: Set[str] = frozenset(),
     ) -> Iterator[list[H]]:
         """Up to `most` hints, none where none comes within `BLOCK_S`; they are dropped when the block ends in order.
 
         Args:
             fits: how many of those that were popped to take; the others are put back.
             run: take those of this run alone; "" takes all.
-            leave: runs whose hints are left to later, behind all others.
         """
         queue = self.queues[0]
         if run:
@@ -84,19 +82,16 @@ class HintReceiver(SimpleWorker, Generic[H]):
             first = self._pop_first()
             jobs = [] if first is None else [first, *hints.pop(queue, most - 1)]
         found = [(job, hint) for job in jobs if (hint := self._read(job)) is not None]
-        last = [job.id for job, hint in found if hint.run in leave]
-        found = [(job, hint) for job, hint in found if hint.run not in leave]
         fit = fits([hint for _, hint in found]) if found else 0
         back = [job.id for job, _ in found[fit:]]
         hints.put_back(queue, back)
-        hints.put_back(queue, last, at_front=False)
-        if not found and (run or last):
+        if run and not found:
             time.sleep(BLOCK_S)
         yield [hint for _, hint in found[:fit]]
         if jobs:
             with self.connection.pipeline() as pipe:
                 for job in jobs:
-                    if job.id not in back and job.id not in last:
+                    if job.id not in back:
                         hints.drop(pipe, queue, job.id)
                 pipe.execute()
 

@@ -145,6 +145,7 @@ class PublishStage(Publisher):
                 "tokens": lease.tokens,
                 "fingerprint": self.fingerprint,
             }
+            lease.forget_rows()
             result = _Result(lease, data, fields, part)
             if lease.run not in self._full and self._offer(result):
                 return
@@ -168,8 +169,10 @@ class PublishStage(Publisher):
                 del self._full[run]
 
     def _make_room(self) -> None:
-        """Give back the oldest units while more is set aside than there is memory for."""
-        while sum(one.bytes for full in self._full.values() for one in full.waiting) > ASIDE_BYTES:
+        """Give back the oldest units while more is set aside than there is memory for, but for the last one."""
+        while len(waiting := [one for full in self._full.values() for one in full.waiting]) > 1:
+            if sum(one.bytes for one in waiting) <= ASIDE_BYTES:
+                return
             run, full = next(iter(self._full.items()))
             given_up = full.waiting.popleft()
             self.log.warning("result_given_up", run=run, u=given_up.lease.u, why="its run has no room for it")

@@ -16,7 +16,7 @@ from embq.core.errors import EmbqError, Exit
 from embq.core.queue.heartbeats import WORKER_REPORTS
 from embq.core.queue.index_builds import announced
 from embq.core.queue.ledger import Ledger
-from embq.core.queue.runs import registered
+from embq.core.queue.runs import active
 from embq.core.queue.scripts import load_scripts
 from embq.core.service.log import Events
 from embq.core.service.stopping import StopFlag
@@ -243,7 +243,7 @@ class LeaseFreer(threading.Thread):
                 scripts = load_scripts(self.client)
                 freed = sum(
                     Ledger(self.client, run, scripts=scripts).abandon(death.worker, death.message, blame=death.blame)
-                    for run in (*registered(self.client), *_stages(self.client))
+                    for run in (*active(self.client), *_stages(self.client))
                 )
                 WORKER_REPORTS.sign_off(self.client, death.worker)
                 self.log.info("leases_freed", worker=death.worker, units=freed)

@@ -14,19 +14,22 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from embq.core.formats.files import row_folders
+from embq.core.formats.part import write_unit
 from embq.core.models import ModelConfig
 from embq.core.queue.hints import Hint, HintJob, drop, hint_queue
 from embq.core.queue.keys import VERSION
 from embq.core.queue.ledger import Ledger, new_token
+from embq.core.queue.result_stream import PART_SUFFIX
 from embq.core.queue.runs import RunRecord, register
 from embq.core.queue.scripts import load_scripts
-from embq.core.rows.results import encode_result, row_schema
+from embq.core.rows.results import encode_batches, failure_batch, row_batch, row_schema
 from embq.core.rows.spec import RowSpec
 from embq.core.run.commit_log import CommitLog
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import first_segment_writer
 from embq.core.run.reader import row_tables
 from embq.core.run.run_info import RunInfo, run_id
+from embq.core.storage.hashing import HashingFile
 from embq.core.storage.paths import Place
 from embq.core.units import Failure, Sample, Unit
 from embq.producer.feeder import Feeder
@@ -113,13 +116,20 @@ class RunCase:
 
     def data(self, u: int, failed: Sequence[int] = (), samples: int | None = None) -> bytes:
         """The result of a unit in which the samples with the ordinals `failed` have no embedding."""
+        return encode_batches(*self._batches(u, failed, samples))
+
+    def _batches(
+        self, u: int, failed: Sequence[int] = (), samples: int | None = None
+    ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """Its rows and failures."""
         count = self.units[u].samples if samples is None else samples
         assert count is not None
         good = [sample(u, i) for i in range(count) if i not in failed]
         vectors = np.array([vector(u, s.ordinal) for s in good], dtype=self.record.rows.dtype).reshape(len(good), DIM)
         failures = [Failure(ordinal=i, key=f"{u}:{i}", code="decode", message="no image") for i in failed]
         schema = row_schema(("text",), {"text": DIM}, self.record.rows)
-        return encode_result(good, {"embedding": vectors}, failures, schema, self.record.rows.columns)
+        rows = row_batch(good, {"embedding": vectors}, schema, self.record.rows.columns)
+        return rows, failure_batch(failures)
 
     def fields(self, u: int, failed: Sequence[int] = (), **changes: str | bytes | int) -> dict[str, str | bytes | int]:
         """Fields of the entry that a worker publishes for a unit."""
@@ -135,6 +145,18 @@ class RunCase:
 
     def publish(self, u: int, token: str, failed: Sequence[int] = (), **changes: str | bytes | int) -> int:
         return self.ledger.publish(u, token, self.fields(u, failed, **changes), size=100)
+
+    def publish_part(self, u: int, token: str, failed: Sequence[int] = ()) -> int:
+        """Publish a unit whose rows the worker has written as a part."""
+        rows, failures = self._batches(u, failed)
+        unit_id = self.units[u].unit_id
+        table = pa.Table.from_batches([rows]).append_column("unit_id", pa.repeat(pa.scalar(unit_id), rows.num_rows))
+        name = f"{unit_id}.{token.replace(':', '_')}{PART_SUFFIX}"
+        with open(self.layout.staging / name, "wb") as raw:
+            file = HashingFile(raw)
+            write_unit(self.info.format, table, file, self.info.notes(fingerprint=FINGERPRINT, version="test"))
+        data = encode_batches(failures)
+        return self.publish(u, token, failed, ref=name, sha256=file.hexdigest(), data=data)
 
     def work_one(self, u: int, failed: Sequence[int] = (), worker: str = "alive", **changes: str | bytes | int) -> None:
         """One unit from claim to publish."""

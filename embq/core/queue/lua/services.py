@@ -47,6 +47,15 @@ for _, u in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, 500
     lapse(u, begun(held), max_attempts, 'crash', 'the worker was not heard of for one lease')
   end
 end
+-- A run whose results find no room gets no hints: its units could not be published, and its hints would take the place
+-- of other runs'.
+local results = redis.call('XLEN', res)
+if results > 0 then
+  local waiting = num('bytes', 0)
+  if waiting + waiting / results > num('limit_bytes', waiting * 2) or results >= num('limit_entries', results + 1) then
+    return {0}
+  end
+end
 -- These were in hand and are urgent: they do not wait for room in the queue.
 local units = redis.call('ZRANGEBYSCORE', hinted, 0, 0, 'LIMIT', 0, 500)
 units = units_among(units)
