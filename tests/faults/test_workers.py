@@ -15,7 +15,6 @@ import pytest
 from e2e.check import read_output
 from e2e.session import ended
 
-from embq.core.queue.result_stream import PART_SUFFIX
 from faults.kit.cluster import QUICK_LEASES, SAMPLES, Cluster, Service, let_go
 from faults.kit.table import Recovery
 from faults.test_storage import WRITES_PARTS
@@ -154,8 +153,8 @@ POINTS: dict[str, dict[str, Any]] = {
 }
 STAGING_POINTS: dict[str, dict[str, Any]] = {
     "before the staging file": {"at": "embq.worker.stages.publish:PublishStage._stage", "when": "before", "count": 3},
-    "before the rename": {"at": "os:rename", "match": ".arrow", "count": 3},
-    "renamed": {"at": "os:rename", "match": ".arrow", "when": "after", "count": 3},
+    "before the rename": {"at": "os:rename", "match": "_staging", "count": 3},
+    "renamed": {"at": "os:rename", "match": "_staging", "when": "after", "count": 3},
 }
 COUNT = 6
 """Each point strikes a process that has done some units before, so that no unit is blamed twice."""
@@ -189,19 +188,10 @@ def test_sigkill_at_every_point_in_one_run(cluster: Cluster, recovery: Recovery,
 def test_sigkill_at_a_point(cluster: Cluster, recovery: Recovery, tmp_path: Path, point: str, transport: str) -> None:
     # So many units that the third process has enough of them, whatever the first two held.
     cluster.begin(200, "stub:16?ms_per_sample=2&batch_size=10")
-    chosen = {
-        "count": COUNT,
-        **(POINTS | STAGING_POINTS)[point],
-        "do": "kill",
-        "marker": str(tmp_path / "m"),
-        "times": 3,
-    }
-    sabotage = [chosen]
+    chosen = {"count": COUNT, **(POINTS | STAGING_POINTS)[point], "do": "kill", "marker": str(tmp_path / "m")}
+    sabotage = [{**chosen, "times": 3}]
     if transport == "part":
-        transport, sabotage = (
-            "staging",
-            [WRITES_PARTS, {**chosen, **({"match": PART_SUFFIX} if "match" in chosen else {})}],
-        )
+        transport, sabotage = "staging", [WRITES_PARTS, *sabotage]
     machine = cluster.workers("--transport", transport, sabotage=sabotage)
     for death in range(1, 4):
         cluster.until(lambda death=death: machine.said_times("worker_died") == death)

@@ -45,9 +45,9 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 class Sweep:
     """A small run with everything in it, published and waiting for a writer; as often as asked for.
 
-    Unit 0 is in a staging file, unit 1 has a failure, unit 2 is quarantined, unit 3 is a part that a worker has written,
-    where the format allows it. The stream also holds a
-    second result of unit 0 and one of a fingerprint that is refused. Each unit becomes a part of its own.
+    Unit 0 is in a staging file, unit 1 has a failure, unit 2 is quarantined, unit 3 is a part that a worker has written
+    where the format allows it. The stream also holds a second result of unit 0 and one of a fingerprint that is
+    refused. Each unit becomes a part of its own.
 
     Attributes:
         format: of its parts.
