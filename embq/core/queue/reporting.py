@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from os import getpid
 from types import TracebackType
+from typing import cast
 
 import redis
 from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, TimeoutError
@@ -31,9 +32,6 @@ from embq.core.queue.keys import RUNS
 from embq.core.queue.runs import ForeignRun, foreign_runs
 from embq.core.queue.scripts import Script, load_scripts
 from embq.core.service.log import Events
-
-FOREIGN_S = 60.0
-"""Records of other versions are looked for so often, and where the number of runs has changed."""
 
 CLOCK_OFFSET_S = 5.0
 """Largest difference of clocks without a warning. Leases and ages depend on the broker's clock alone, but logs are
@@ -105,6 +103,9 @@ class FleetWarnings:
         return new
 
 
+RECORDS_S = 60.0
+"""The records of all runs are read when their number has changed, and after so long: a thousand of them are 0.4 MB, and
+each machine looks each five seconds."""
 LOGS_AS = {"worker": "supervisor"}
 """Role -> name of its log, where that differs."""
 STOP_S = 3.0
@@ -166,9 +167,9 @@ class Reporter(threading.Thread):
         self._over = threading.Event()
         self._scripts: dict[str, Script] = {}
         self._log = Events(LOGS_AS.get(service.role, service.role))
-        self._seen = (0, 0)
         self._notices = FleetWarnings(self._log)
         self._refused = ""
+        self._records, self._records_at = -1, 0.0
 
     def __enter__(self) -> Reporter:
         self.start()
@@ -218,6 +219,7 @@ class Reporter(threading.Thread):
             SERVICE_REPORTS.forget_silent(client)
         self._notices.clock(ahead_s)
         self._notices.others(self.service, services(client, role=self.service.role))
-        if (seen := (int(client.hlen(RUNS)), int(time.monotonic() // FOREIGN_S))) != self._seen:
-            self._seen = seen
+        records, now = cast("int", client.hlen(RUNS)), time.monotonic()
+        if records != self._records or now >= self._records_at:
             self._notices.runs(foreign_runs(client))
+            self._records, self._records_at = records, now + RECORDS_S
