@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from os import getpid
 from types import TracebackType
-from typing import cast
 
 import redis
 from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, TimeoutError
@@ -219,7 +218,7 @@ class Reporter(threading.Thread):
             SERVICE_REPORTS.forget_silent(client)
         self._notices.clock(ahead_s)
         self._notices.others(self.service, services(client, role=self.service.role))
-        records, now = cast("int", client.hlen(RUNS)), time.monotonic()
+        records, now = client.hlen(RUNS), time.monotonic()
         if records != self._records or now >= self._records_at:
             self._notices.runs(foreign_runs(client))
             self._records, self._records_at = records, now + RECORDS_S
