@@ -186,7 +186,12 @@ class Device:
         """Extend its leases."""
         if held := self.leases.snapshot():
             with self.world.timed("beat"):
-                _, lost = self.world.ledger.beat(held[0].gen, [(one.u, one.token) for one in held], lease_s=LEASE_S)
+                _, lost = self.world.ledger.beat(
+                    held[0].gen,
+                    [(one.u, one.token) for one in held],
+                    lease_s=LEASE_S,
+                    outlook={self.current.token: (self.speed.ends - time.monotonic(), 1.0)} if self.current else None,
+                )
             for unit in held:
                 if unit.token in lost and not unit.publishing:
                     unit.lost = True

@@ -101,7 +101,8 @@ def test_a_run_is_told_as_status_tells_it(run: RunCase, own_client: redis.Redis)
     assert seen["embq_worker_rows_per_second"] == {("box.cuda0.abc", "box", "cuda:0", "NVIDIA H100"): 40}
     assert seen["embq_worker_stage_share"]["box.cuda0.abc", "embed", "busy"] == 0.9
 
-    run.client.hset(run.key("busy"), token, int(own_client.time()[0]) * 1000 - 90_000)
+    began_ms = int(own_client.time()[0]) * 1000 - 90_000
+    run.client.hset(run.key("busy"), token, f"{began_ms} {began_ms + 200_000} 100")
     assert 89 < told(meter)["embq_run_oldest_unit_seconds"][name,] < 100
     writer.release()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
+from embq.core.broker.client import now_ms
 from embq.core.queue.heartbeats import WORKER_REPORTS, live_workers
 from embq.core.queue.hints import Hint
 from embq.core.queue.scripts import load_scripts
@@ -110,6 +112,21 @@ def beating(at_work: RunCase) -> Iterator[tuple[Heartbeat, LeasedUnit]]:
     heartbeat.start()
     yield heartbeat, work
     heartbeat.stop()
+
+
+def test_a_worker_tells_the_broker_when_it_expects_to_end_a_unit(
+    at_work: RunCase, beating: tuple[Heartbeat, LeasedUnit]
+) -> None:
+    heartbeat, work = beating
+    heartbeat.meter.throughput.unit_claimed(work.unit)
+    heartbeat.meter.throughput.batch_done(3, 3, since=time.monotonic() - 30.0)
+
+    def told() -> list[bytes]:
+        return at_work.client.hget(at_work.key("busy"), work.token).split()[1:]
+
+    wait_until(told)
+    ends_ms, size = map(int, told())
+    assert (ends_ms, size) == (pytest.approx(now_ms(at_work.client) + 30_000, abs=5_000), 100)
 
 
 def test_a_worker_reports_its_speed_and_what_it_has_done_for_each_run(

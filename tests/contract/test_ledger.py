@@ -445,6 +445,65 @@ def test_a_worker_helps_with_a_unit_that_has_taken_longer_than_it_would_itself_n
     assert [tail.publish(0, token) for token in (fast, slow)] == [1, 2]
 
 
+def hinted_to_idle(tail: RunCase, *, unit_s: float = 0.0) -> list[int]:
+    """Units that an idle worker is told of, to which a usual unit takes so long."""
+    tail.client.hdel(tail.key("meta"), "helped_ms")
+    return feed(tail, queue_empty=True, idle=1, unit_s=unit_s)[1]
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_unit_ten_times_as_large_as_others_is_not_run_a_second_time_by_an_equal_worker(
+    tail: RunCase, told: bool
+) -> None:
+    """It takes either worker 600 s, other units 60 s, and its holder is at it for 190 s."""
+    tail.client.hset(tail.key("meta"), "unit_ms", 60_000)
+    token = tail.claim(0, "holder")
+    tail.client.hset(tail.key("busy"), token, now_ms(tail.client) - 190_000)
+    if told:
+        tail.ledger.beat(tail.gen, [(0, token)], lease_s=LEASE_S, outlook={token: (410.0, 10.0)})
+        assert hinted_to_idle(tail, unit_s=60.0) == []
+        assert hinted_to_idle(tail) == [], "nor by one that does not know its own speed"
+        assert claim(tail, 0, new_token(tail.gen, "new"), idle=True) == "leased"
+        assert hinted_to_idle(tail, unit_s=40.0) == [0], "but by one that ends it in 400 s"
+    assert claim(tail, 0, new_token(tail.gen, "equal"), idle=True, unit_s=600.0) == "leased"
+    if told:
+        assert claim(tail, 0, new_token(tail.gen, "faster"), idle=True, unit_s=400.0) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("left_s", "helps"),
+    [(55.0, False), (65.0, True), (5.0, False), (-5.0, False), (-55.0, False), (-65.0, True)],
+)
+def test_a_worker_helps_where_the_holder_needs_longer_or_is_late_by_more_than_it_would_need(
+    tail: RunCase, left_s: float, helps: bool
+) -> None:
+    token = tail.claim(0, "slow")
+    began_long_ago(tail, token)
+    for _ in range(2):
+        tail.ledger.beat(tail.gen, [(0, token)], lease_s=LEASE_S, outlook={token: (left_s, 1.0)})
+    assert hinted_to_idle(tail, unit_s=60.0) == ([0] if helps else [])
+    fast = new_token(tail.gen, "fast")
+    assert claim(tail, 0, fast, idle=True, unit_s=60.0) == ("ok" if helps else "leased")
+    assert tail.publish(0, token) == 1
+    assert int(tail.ledger.meta()["unit_ms"]) == pytest.approx(100_000 + 202_000 / 8, abs=1_000), "it took 302 s"
+
+
+def test_a_worker_helps_the_holder_that_needs_longest(make_run: MakeRun) -> None:
+    run = make_run(3)
+    run.build()
+    feed(run)
+    for u, left_s in ((0, 30.0), (1, 90.0), (2, 60.0)):
+        token = run.claim(u, "slow")
+        run.ledger.beat(run.gen, [(u, token)], lease_s=LEASE_S, outlook={token: (left_s, 1.0)})
+    assert feed(run, queue_empty=True, idle=2, unit_s=1.0) == ([], [1, 2])
+
+
+def test_what_a_holder_expects_of_a_unit_that_it_has_not_begun_is_not_kept(tail: RunCase) -> None:
+    token = tail.claim(0, "slow", started=False)
+    tail.ledger.beat(tail.gen, [(0, token)], lease_s=LEASE_S, outlook={token: (5.0, 1.0)})
+    assert begun(tail) == set()
+
+
 def test_idle_workers_are_told_of_units_not_begun_and_then_of_those_that_have_taken_longest(make_run: MakeRun) -> None:
     run = make_run(4)
     run.build()
@@ -971,9 +1030,10 @@ class LedgerMachine(RuleBasedStateMachine):
             lost = self.ledger.start(self.held[worker])
         self.held[worker] = [pair for pair in self.held[worker] if pair[1] not in lost]
 
-    @rule(worker=st.sampled_from(["w1", "w2"]))
-    def beat(self, worker: str) -> None:
-        _, lost = self.ledger.beat(self.ledger.gen(), self.held[worker], lease_s=LEASE_S)
+    @rule(worker=st.sampled_from(["w1", "w2"]), left_s=st.sampled_from([None, -1e3, 0.0, 1e3]))
+    def beat(self, worker: str, left_s: float | None) -> None:
+        outlook = None if left_s is None else {token: (left_s, 1.0) for _, token in self.held[worker]}
+        _, lost = self.ledger.beat(self.ledger.gen(), self.held[worker], lease_s=LEASE_S, outlook=outlook)
         self.held[worker] = [pair for pair in self.held[worker] if pair[1] not in lost]
 
     @precondition(lambda self: self.held["w1"] or self.held["w2"])

@@ -16,6 +16,7 @@ from e2e.check import read_output
 from e2e.session import ended
 
 from faults.kit.cluster import QUICK_LEASES, SAMPLES, Cluster, Service, let_go
+from faults.kit.monitor import Attempts
 from faults.kit.table import Recovery
 from faults.test_storage import WRITES_PARTS
 
@@ -544,6 +545,29 @@ def test_the_slower_of_two_attempts_is_told(cluster: Cluster, recovery: Recovery
     cluster.until_closed()
     Path(f"{gate}.open").touch()
     cluster.until(lambda: slow.said_times("result_not_taken") + slow.said_times("lease_lost"))
+    cluster.assert_exact()
+
+
+@pytest.mark.fault("W8", "the last unit is ten times as large as the others: an idle worker leaves it to its holder")
+def test_a_large_unit_at_the_tail_is_begun_once(cluster: Cluster, recovery: Recovery) -> None:
+    small, count, factor = 30, 12, 10
+    cluster.write_texts(count + factor, samples=small)
+    lines = cluster.input.read_text().splitlines(keepends=True)
+    cluster.input = cluster.input.parent / "files"
+    cluster.input.mkdir()
+    for u in range(count):
+        (cluster.input / f"{u:02}.jsonl").write_text("".join(lines[small * u : small * (u + 1)]))
+    (cluster.input / "large.jsonl").write_text("".join(lines[small * count :]))
+    cluster.units = count + 1
+    cluster.enqueue("stub:16?ms_per_sample=20&batch_size=10", "--unit-size", str(small * factor))
+    cluster.writer()
+    cluster.producer()
+    with Attempts(cluster.broker) as attempts:
+        cluster.workers(count=2)
+        cluster.until(lambda: cluster.finished() == count and count in cluster.owners())
+        recovery.injected()
+        cluster.until_closed()
+    assert attempts.begun[count] == 1
     cluster.assert_exact()
 
 

@@ -132,3 +132,38 @@ def test_samples_without_tokens_and_units_without_rows_do_no_harm(throughput: Th
     throughput.batch_done(10, 0, since=began)
     throughput.unit_done(work_of(10, done=10, size=1000))
     assert throughput.ahead_s([work_of(20, size=1000), work_of(0, size=1000)]) == pytest.approx(2.0)
+
+
+def test_the_device_is_expected_to_finish_its_units_one_after_the_other(
+    throughput: Throughput, clock: FakeClock
+) -> None:
+    first, second = work_of(20, done=10), work_of(40)
+    first.token, second.token = "first", "second"
+    first.claimed_at = clock()
+    assert throughput.outlook([first]) == {}, "before the first batch"
+    throughput.unit_claimed(unit(20))
+    batches(throughput, clock, 3, rows=10, seconds=1.0)
+    assert throughput.outlook([]) == {}
+    for late_s in (0.0, 0.5, 7.0):
+        clock.advance(late_s)
+        since_s = {0.0: 0.0, 0.5: 0.5, 7.0: 7.5}[late_s]
+        assert throughput.outlook([first, second]) == {
+            "first": (pytest.approx(1.0 - since_s), pytest.approx(1.0)),
+            "second": (pytest.approx(5.0 - since_s), pytest.approx(2.0)),
+        }
+    first.claimed_at = clock() - 2.0
+    assert throughput.outlook([first])["first"][0] == pytest.approx(-1.0), "it had nothing to do before"
+
+
+def test_a_unit_that_waits_for_nothing_but_to_be_published_is_not_late(
+    throughput: Throughput, clock: FakeClock
+) -> None:
+    done = work_of(10, done=10)
+    done.claimed_at = clock()
+    throughput.unit_claimed(unit(10))
+    batches(throughput, clock, 3, rows=10, seconds=1.0)
+    clock.advance(600.0)
+    assert throughput.outlook([done]) == {"t": (0.0, pytest.approx(1.0))}
+    new = work_of(10)
+    new.token, new.claimed_at = "new", clock()
+    assert throughput.outlook([done, new])["new"][0] == pytest.approx(1.0), "the device waited for it"

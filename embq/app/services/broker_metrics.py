@@ -240,5 +240,6 @@ def put_run(readings: MetricSamples, run: _Run, look: RunProgress, now_ms: int) 
 
 
 def _times(raw: Iterable[bytes]) -> list[int]:
-    """The valid times in ms; anything else that a worker wrote is skipped."""
-    return [int(began) for began in raw if len(began) < 16 and began.isdigit()]
+    """The valid times in ms, each the first word of a value; anything else that a worker wrote is skipped."""
+    words = (value.split(b" ", 1)[0] for value in raw)
+    return [int(began) for began in words if len(began) < 16 and began.isdigit()]

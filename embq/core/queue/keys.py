@@ -32,7 +32,9 @@ embq:{R}:due              zset    u -> server ms when its lease, its delay or it
                                   published result must be checked again                published
 embq:{R}:owner            hash    u -> token of the lease                               leased units
 embq:{R}:spare            hash    u -> token of a second lease, at the tail of a run    leased units
-embq:{R}:busy             hash    token -> server ms, once its samples are being read   leases begun
+embq:{R}:busy             hash    token -> server ms since when its samples are read;   leases begun
+                                  then, once its holder says so, ms of its expected end
+                                  and its size in percent of a usual unit
 embq:{R}:att              hash    u -> attempts charged so far                          units charged, not committed
 embq:{R}:poison           hash    u -> ordinals of samples that ended their worker      units charged, not committed
 embq:{R}:pub              hash    u -> "<token> <stream id>" of the published result    published units
@@ -52,7 +54,7 @@ results alike: what is overdue is hinted again (`next`). Losing or doubling a hi
 of a token may publish and the writer accepts a unit once.
 
 At the tail of a run, when nothing is left to hint, an idle worker may take over a unit that its holder has not begun,
-or get a second lease on one that takes longer than it would itself need, or than is usual. The first to publish wins.
+or get a second lease on one that it is expected to end sooner than its holder. The first to publish wins.
 
 A token is "<gen>:<worker name>:<random>"; it is compared for equality only. `gen` changes whenever the queue is
 rebuilt, so nothing from before a loss of the broker can publish after it. Times are the server's; no decision depends

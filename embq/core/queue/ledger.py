@@ -185,9 +185,23 @@ class Ledger:
         """Charge an attempt to each (u, token) that is now begun; gives the tokens whose lease is lost."""
         return {_text(token) for token in self._call("start", *_flat(held))}
 
-    def beat(self, gen: str, held: Iterable[tuple[int, str]], *, lease_s: float) -> tuple[str, set[str]]:
-        """Extend leases; gives the run's state ("gen" where the queue was rebuilt) and the tokens that are lost."""
-        state, *lost = self._call("beat", gen, int(lease_s * 1000), *_flat(held))
+    def beat(
+        self,
+        gen: str,
+        held: Iterable[tuple[int, str]],
+        *,
+        lease_s: float,
+        outlook: Mapping[str, tuple[float, float]] | None = None,
+    ) -> tuple[str, set[str]]:
+        """Extend leases; gives the run's state ("gen" where the queue was rebuilt) and the tokens that are lost.
+
+        Args:
+            outlook: token -> seconds until the holder ends the unit, below 0 where it is late, and its size in units of
+                the usual size. An idle worker that would end it sooner may help.
+        """
+        told = {token: (round(left_s * 1000), round(size * 100)) for token, (left_s, size) in (outlook or {}).items()}
+        each = [part for u, token in held for part in (u, token, *told.get(token, ("", "")))]
+        state, *lost = self._call("beat", gen, int(lease_s * 1000), *each)
         return _text(state), {_text(token) for token in lost}
 
     def publish(self, u: int, token: str, fields: Mapping[str, str | bytes | int], *, size: int) -> int:

@@ -102,13 +102,14 @@ class Heartbeat(threading.Thread):
 
     def _beat(self, held: list[LeasedUnit]) -> None:
         by_gen: dict[tuple[str, str], list[LeasedUnit]] = defaultdict(list)
+        outlook = self.meter.throughput.outlook(held)
         for unit in held:
             by_gen[unit.run, unit.gen].append(unit)
         for (run, gen), units in by_gen.items():
             if run not in self._ledgers:
                 self._ledgers[run] = Ledger(self.client, run, scripts=self._scripts)
             pairs = [(unit.u, unit.token) for unit in units]
-            _, lost = self._ledgers[run].beat(gen, pairs, lease_s=self.settings.lease_s)
+            _, lost = self._ledgers[run].beat(gen, pairs, lease_s=self.settings.lease_s, outlook=outlook)
             for unit in units:
                 # A unit that was published since the snapshot is no longer ours either, and that is no loss.
                 if unit.token in lost and not unit.publishing and not unit.lost:

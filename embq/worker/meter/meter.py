@@ -304,6 +304,27 @@ class Throughput:
             # The batch in hand is done in part.
             return max(0.0, left / rate - min(self._clock() - self._last_at, self._last_s))
 
+    def outlook(self, held: Sequence[LeasedUnit]) -> dict[str, tuple[float, float]]:
+        """Token -> seconds until a unit is finished, and its size in units of the usual size; empty where not known.
+
+        The device finishes them one after the other, in the given order, that of their claims. The time counts from its
+        last batch, or from the claim where it had nothing to do then: where the next batch never ends, the unit is
+        late, and the seconds are below 0. They are 0 where the unit waits for nothing but to be published.
+        """
+        unit_s, found, left_s = self.unit_s, {}, 0.0
+        with self._lock:
+            rate = self._per_s()
+            if rate is None or unit_s is None or self._last_at is None:
+                return {}
+            now, since = self._clock(), self._last_at
+            for lease in held:
+                tokens = self._tokens_of(lease.extent, lease.planned) or 0.0
+                if not left_s:
+                    since = max(self._last_at, lease.claimed_at)
+                left_s += lease.left_of(tokens) / rate
+                found[lease.token] = (left_s - (now - since) if left_s else 0.0, tokens / rate / unit_s)
+        return found
+
     def _per_s(self) -> float | None:
         return self._tokens / self._seconds if self._rows else None
 

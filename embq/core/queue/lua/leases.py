@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # claim(u, token, gen, lease_ms, fingerprint, idle, own_ms) -> {word, detail, ordinals to leave out}. own_ms: time
-# that a unit takes the worker; 0 where unknown.
+# that u takes the worker; 0 where unknown.
 CLAIM = """
 local u, token, lane = ARGV[1], ARGV[2], owner
 if get('gen') ~= ARGV[3] then return {'gen', '', ''} end
@@ -20,7 +20,7 @@ local held = redis.call('HGET', owner, u)
 if held then
   redis.call('ZREM', hinted, u)
   local theirs, ours = string.match(held, ':(.*):'), string.match(token, ':(.*):')
-  lane = ARGV[6] == '1' and theirs ~= ours and may_help(u, held, tonumber(ARGV[7]))
+  lane = ARGV[6] == '1' and theirs ~= ours and may_help(u, held, tonumber(ARGV[7]), false)
   if not lane then return {'leased', '', ''} end
 else
   local later = redis.call('ZSCORE', due, u)
@@ -54,20 +54,26 @@ end
 return lost
 """
 
-# beat(gen, lease_ms, u, token, ...) -> {state, token of each lost lease ...}
+# beat(gen, lease_ms, u, token, left_ms, size, ...) -> {state, token of each lost lease ...}. left_ms: time until the
+# holder ends the unit, below 0 where it is late, '' where unknown; size: in percent of a unit of usual size.
 BEAT = """
 if get('gen') ~= ARGV[1] then
   local lost = {'gen'}
-  for i = 4, #ARGV, 2 do lost[#lost + 1] = ARGV[i] end
+  for i = 4, #ARGV, 4 do lost[#lost + 1] = ARGV[i] end
   return lost
 end
 local state = get('state') or ''
 local answer = {state}
-for i = 3, #ARGV, 2 do
-  if holds(ARGV[i], ARGV[i + 1]) and not (state ~= 'running' and give_back(ARGV[i], ARGV[i + 1])) then
-    redis.call('ZADD', due, now + tonumber(ARGV[2]), ARGV[i])
+for i = 3, #ARGV, 4 do
+  local u, token, left_ms, size = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])
+  if holds(u, token) and not (state ~= 'running' and give_back(u, token)) then
+    redis.call('ZADD', due, now + tonumber(ARGV[2]), u)
+    if left_ms and size and begun(token) then
+      local since = outlook(token)
+      redis.call('HSET', busy, token, string.format('%.0f %.0f %.0f', since, math.max(0, now + left_ms), size))
+    end
   else
-    answer[#answer + 1] = ARGV[i + 1]
+    answer[#answer + 1] = token
   end
 end
 return answer
@@ -89,8 +95,8 @@ if redis.call('XLEN', res) == 0 then redis.call('HSET', meta, 'bytes', 0, 'token
 local waiting = num('bytes', 0)
 if waiting > 0 and waiting + bytes > num('limit_bytes', 0) then return -1 end
 if redis.call('XLEN', res) >= num('limit_entries', 0) then return -1 end
-local since = plain(redis.call('HGET', busy, token))
-if since then
+if begun(token) then
+  local since = outlook(token)
   -- Moving average of the time of a unit.
   local usual = num('unit_ms', now - since)
   redis.call('HSET', meta, 'unit_ms', math.floor(usual + (now - since - usual) / 8 + 0.5))

@@ -114,18 +114,27 @@ local function give_back(u, token)
   if not end_lease(u, token) then lapse(u, false) end
   return true
 end
+-- Of a begun lease: since when it is busy, when its holder expects to end it, and its size in units of the usual size.
+-- Where the holder has not said so, the end is the begin: nothing is known but that it was not done at once.
+local function outlook(token)
+  local since, ends, size = string.match(redis.call('HGET', busy, token) or '', '^(%d+) ?(%d*) ?(%d*)$')
+  since = plain(since, now)
+  return since, plain(ends, since), plain(size, 100) / 100
+end
 -- Nothing is left to hint, so an idle worker may help with u: take it over where its holder has not begun it, or run it
--- a second time where it takes longer than the idle worker needs (own_ms; 0 where unknown), or three times as long as
--- usual. A unit that was charged before runs once at a time. Gives the lane and since when it is busy.
-local function may_help(u, held, own_ms)
+-- a second time where it ends it sooner than its holder. A holder that is late is expected to need as long again as it
+-- is late. own_ms: time that the idle worker needs for u, or for a unit of usual size; where it is 0, unknown, three
+-- times the usual time of all workers is taken. A unit that was charged before runs once at a time. Gives the lane, and
+-- the time that the holder still needs.
+local function may_help(u, held, own_ms, is_usual)
   if num('cursor', 0) < total() or redis.call('ZCARD', hinted) > 0 then return nil end
   if attempts(u) > (begun(held) and 1 or 0) then return nil end
-  if not begun(held) then return owner, 0 end
-  local since = plain(redis.call('HGET', busy, held), now)
-  local usual = num('unit_ms')
-  local patience = usual and 3 * usual
-  if own_ms > 0 then patience = math.min(own_ms, patience or own_ms) end
-  if patience and redis.call('HEXISTS', spare, u) == 0 and now - since > patience + 1000 then return spare, since end
+  if not begun(held) then return owner, math.huge end
+  local _, ends, size = outlook(held)
+  local left_ms = math.abs(ends - now)
+  if own_ms == 0 then own_ms, is_usual = 3 * num('unit_ms', math.huge), true end
+  if is_usual then own_ms = own_ms * size end
+  if redis.call('HEXISTS', spare, u) == 0 and left_ms > own_ms + 1000 then return spare, left_ms end
   return nil
 end
 """

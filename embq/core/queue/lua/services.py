@@ -88,16 +88,16 @@ for _, u in ipairs(units) do
   answer[#answer + 1] = u
 end
 -- At the tail, once a second, hint units that idle workers may help with: first those that are not begun, then those
--- that have taken longest. own_ms is the time that a unit takes the fastest of the idle workers.
+-- whose holders need longest. own_ms is the time that a usual unit takes the fastest of the idle workers.
 local idle, own_ms = tonumber(ARGV[6]), tonumber(ARGV[8])
 if idle > 0 and #units == 0 and ARGV[3] == '1' and now - num('helped_ms', 0) > 1000 then
   local held, wanting = redis.call('HGETALL', owner), {}
   for i = 1, #held, 2 do
-    local lane, since
-    if is_unit(held[i]) then lane, since = may_help(held[i], held[i + 1], own_ms) end
-    if lane then wanting[#wanting + 1] = {tonumber(since), tonumber(held[i])} end
+    local lane, left_ms
+    if is_unit(held[i]) then lane, left_ms = may_help(held[i], held[i + 1], own_ms, true) end
+    if lane then wanting[#wanting + 1] = {left_ms, tonumber(held[i])} end
   end
-  table.sort(wanting, function(a, b) return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2]) end)
+  table.sort(wanting, function(a, b) return a[1] > b[1] or (a[1] == b[1] and a[2] < b[2]) end)
   for i = 1, math.min(idle, #wanting) do answer[#answer + 1] = tostring(wanting[i][2]) end
   redis.call('HSET', meta, 'helped_ms', now)
 end
