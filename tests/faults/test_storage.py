@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -201,8 +202,9 @@ def test_a_worker_that_cannot_stage_its_result_keeps_it(cluster: Cluster, recove
     disk.fill()
     recovery.injected()
     cluster.until(lambda: workers.said_times("staging_full") == 2)
-    cluster.until(lambda: cluster.finished() + len(cluster.owners()) == cluster.units)
+    time.sleep(2.0)  # what was in hand is embedded by then, and no more is claimed
     held = cluster.owners()
+    assert 2 <= len(held) < cluster.units - cluster.finished()
     processes = [process.pid for process in workers.processes()]
     at_first = {u: age for u, age in leases_until(cluster).items() if u in held}
     cluster.until(lambda: all(leases_until(cluster).get(u, 0) > end + 8000 for u, end in at_first.items()))
