@@ -19,12 +19,14 @@ from embq.app.status import fleet, upload_status
 from embq.app.status.broker_snapshot import BrokerSnapshot, take_snapshots
 from embq.app.status.display import FittedTable, count, panel, plain_line
 from embq.app.status.fleet import FleetStatus, fleet_of
+from embq.app.status.reports import Reports
 from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor, open_monitor
 from embq.app.status.run_progress import RunProgress
 from embq.core.errors import OutputError
 from embq.core.queue.heartbeats import live_workers, services
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.runs import RunRecord, registered
+from embq.core.queue.scripts import Script, load_scripts
 from embq.core.queue.uploads import UploadProgress
 from embq.core.service.progress_line import PLAIN_EVERY_S, duration
 
@@ -100,18 +102,23 @@ class OverviewMonitor:
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
         self.monitors: dict[str, RunMonitor | RemoteRunMonitor] = {}
+        self._scripts: dict[str, Script] = {}
 
     def look(self) -> Overview:
         """The overview now. Raises redis.exceptions.RedisError where the broker is away."""
         records = registered(self.client)
+        # Once for all runs: each time it asks the broker for its version.
+        self._scripts = self._scripts or load_scripts(self.client)
         self.monitors = {
-            run: self.monitors.get(run) or open_monitor(record, self.client) for run, record in records.items()
+            run: self.monitors.get(run) or open_monitor(record, self.client, self._scripts)
+            for run, record in records.items()
         }
         ledgers = {run: self._ledger(record) for run, record in records.items()}
         # Once for all runs: with many workers and many runs, the reports are most of what is read.
         workers, heard = live_workers(self.client), services(self.client)
         asked = [ledger for ledger in ledgers.values() if ledger is not None]
-        seen = {one.run: found for one, found in zip(asked, take_snapshots(asked, workers, heard), strict=True)}
+        found = take_snapshots(asked, Reports(workers), heard)
+        seen = {one.run: snapshot for one, snapshot in zip(asked, found, strict=True)}
         return Overview(
             runs=[monitor.progress(seen.get(run, BrokerSnapshot())) for run, monitor in self.monitors.items()],
             uploads=upload_status.arriving(self.client, ""),
@@ -124,7 +131,7 @@ class OverviewMonitor:
             return self.monitors[record.run].ledger()
         except OutputError as error:
             click.echo(f"warning: {error.message}; the state in the broker is shown", err=True)
-            self.monitors[record.run] = remote = RemoteRunMonitor(record, self.client)
+            self.monitors[record.run] = remote = RemoteRunMonitor(record, self.client, self._scripts)
             return remote.ledger()
 
 
