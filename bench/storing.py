@@ -8,8 +8,11 @@ same rows with the same columns from memory, hash nothing and sync nothing (see 
 one disk, in turns; figures are medians over the rounds. `ratio` is the speed of the writer over that of the plain call,
 `ratio_synced` over that of the plain call and an fsync of what it wrote, which is what the writer gives.
 
-Then, for each format, a run that is larger than memory would let a writer hold: the rate that one writer sustains, and
-its peak memory over the size of its largest part, in a process of its own.
+Then the CPU time of the writer for each unit of 10,000 rows: where it writes them, and where workers have written them
+as parts.
+
+At last, for each format, a run that is larger than memory would let a writer hold: the rate that one writer sustains,
+and its peak memory over the size of its largest part, in a process of its own.
 """
 
 from __future__ import annotations
@@ -29,11 +32,13 @@ from bench.report import RESULTS, table, write
 from bench.storing_plain import PLAIN
 from bench.storing_run import DIM, UNIT_ROWS, StoredRun
 from embq.core.broker.embedded import EmbeddedServer
+from embq.core.formats.part import UNIT_FORMATS
 from embq.core.run.reader import row_tables
 from embq.core.storage.durable import fsync_file
 
 UNITS, ROUNDS = 40, 5
 SUSTAINED_UNITS = 200
+LARGE_ROWS, LARGE_UNITS = 10_000, {"staging": 20, "part": 400}
 BAR, MEMORY_BAR = 0.8, 1.5
 GPU_ROWS_PER_S = (500, 2_000, 10_000)
 """Rows per second of one device for which the number of devices that one writer carries is told."""
@@ -49,11 +54,15 @@ def main() -> None:
     rows = UNITS * UNIT_ROWS
     speed = [_speed(name, who, values, rows, seconds) for (name, who), values in sorted(seconds.items())]
     table(list(speed[0]), [list(figures.values()) for figures in speed])
+    units = [_unit_cost(name, "staging") for name in formats]
+    units += [_unit_cost(name, "part") for name in formats if name in UNIT_FORMATS]
+    table(list(units[0]), [list(figures.values()) for figures in units])
     sustained = [_sustained(name) for name in formats]
     table(list(sustained[0]), [list(figures.values()) for figures in sustained])
     carries = [_carries(one) for one in sustained]
     figures = {
         "speed": speed,
+        "units": units,
         "sustained": sustained,
         "carries": carries,
         "rows": rows,
@@ -107,6 +116,28 @@ def _speed(
         "mb_per_s": round(rows * DIM * 2 / 1e6 / median),
         "ratio": round(bound / median, 2),
         "ratio_synced": round(synced / median, 2),
+    }
+
+
+def _unit_cost(name: str, transport: str) -> dict[str, Any]:
+    """CPU time of the writer for a unit."""
+    count = LARGE_UNITS[transport]
+    with tempfile.TemporaryDirectory(prefix="embq-bench-") as folder:
+        run = StoredRun(Path(folder) / "out", units=count, format=name, unit_rows=LARGE_ROWS)
+        with EmbeddedServer(run.layout.broker) as server:
+            writer, ledger = run.writer(server), run.ledger(server)
+            run.publish_all(ledger, transport)
+            began, began_cpu = time.perf_counter(), time.process_time()
+            while not writer.finished:
+                writer.step()
+            seconds, cpu = time.perf_counter() - began, time.process_time() - began_cpu
+            assert writer.committer.state.rows == run.rows
+    return {
+        "format": name,
+        "rows_of": "workers" if transport == "part" else "the writer",
+        "units": count,
+        "cpu_ms_per_unit": round(cpu / count * 1e3, 3),
+        "ms_per_unit": round(seconds / count * 1e3, 3),
     }
 
 

@@ -8,19 +8,23 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer
+from embq.core.formats.part import write_unit
 from embq.core.models import ModelConfig
 from embq.core.queue.keys import VERSION
 from embq.core.queue.ledger import Ledger
+from embq.core.queue.result_stream import PART_SUFFIX, RESULT_SUFFIX
 from embq.core.queue.runs import RunRecord
 from embq.core.queue.scripts import load_scripts
-from embq.core.rows.results import encode_result, row_schema
+from embq.core.rows.results import encode_batches, failure_batch, row_batch, row_schema
 from embq.core.rows.spec import RowSpec
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import first_segment_writer
 from embq.core.run.run_info import RunInfo
+from embq.core.storage.hashing import HashingFile
 from embq.core.units import Sample, Unit
 from embq.writer.run_writer import RunWriter
 
@@ -35,12 +39,14 @@ class StoredRun:
     Args:
         format: of its parts.
         seed: makes its units other ones than those of another run.
+        unit_rows: rows of each unit.
     """
 
-    def __init__(self, root: Path, *, units: int, format: str, seed: int = 0) -> None:
+    def __init__(self, root: Path, *, units: int, format: str, seed: int = 0, unit_rows: int = UNIT_ROWS) -> None:
+        self.unit_rows = unit_rows
         self.layout = Layout(root)
         self.layout.make()
-        self.units = [Unit(kind="lines", source=f"/{seed}/{i}", samples=UNIT_ROWS) for i in range(units)]
+        self.units = [Unit(kind="lines", source=f"/{seed}/{i}", samples=unit_rows) for i in range(units)]
         summary = first_segment_writer(self.layout).write(self.units)
         self.info = RunInfo(
             run=f"{seed:016x}",
@@ -56,12 +62,12 @@ class StoredRun:
             created="",
         )
         self.info.publish(self.layout)
-        self._vectors = np.random.default_rng(seed).standard_normal((UNIT_ROWS, DIM)).astype(np.float16)
+        self._vectors = np.random.default_rng(seed).standard_normal((unit_rows, DIM)).astype(np.float16)
 
     @property
     def rows(self) -> int:
         """Rows of all units."""
-        return len(self.units) * UNIT_ROWS
+        return len(self.units) * self.unit_rows
 
     @property
     def record(self) -> RunRecord:
@@ -79,15 +85,20 @@ class StoredRun:
 
     def result(self, u: int) -> bytes:
         """The result of one unit: its captions are its own, its vectors those of every other unit."""
-        samples = [Sample(ordinal=i, key=f"{u:03d}-{i:06d}", text=f"caption {i} of unit {u}") for i in range(UNIT_ROWS)]
+        return encode_batches(self._rows(u), failure_batch([]))
+
+    def _rows(self, u: int) -> pa.RecordBatch:
+        samples = [
+            Sample(ordinal=i, key=f"{u:03d}-{i:06d}", text=f"caption {i} of unit {u}") for i in range(self.unit_rows)
+        ]
         schema = row_schema(("text",), {"text": DIM}, RowSpec())
-        return encode_result(samples, {"embedding": self._vectors}, [], schema)
+        return row_batch(samples, {"embedding": self._vectors}, schema)
 
     def publish(self, ledger: Ledger, u: int, data: bytes, transport: str, *, sha256: str = "") -> None:
         """Publish one unit, as soon as there is room in the stream.
 
         Args:
-            transport: "staging" or "payload".
+            transport: "staging", "payload" or "part".
             sha256: of a file `same` among the staging files, which is handed over under another name.
         """
         token = f"{ledger.gen()}:bench:{u}"
@@ -95,13 +106,15 @@ class StoredRun:
         fields: dict[str, str | bytes | int] = {
             "v": VERSION,
             "unit_id": self.units[u].unit_id,
-            "rows": UNIT_ROWS,
+            "rows": self.unit_rows,
             "failures": 0,
             "fingerprint": FINGERPRINT,
         }
-        name = f"{self.units[u].unit_id}.{u}.arrow"
-        if transport == "payload":
+        name = f"{self.units[u].unit_id}.{u}{PART_SUFFIX if transport == 'part' else RESULT_SUFFIX}"
+        if transport != "staging":
             fields["data"] = data
+        if transport == "payload":
+            pass
         elif sha256:
             os.link(self.layout.staging / "same", self.layout.staging / name)
             fields |= {"ref": name, "sha256": sha256}
@@ -112,10 +125,21 @@ class StoredRun:
             time.sleep(0.01)
         assert answer == 1
 
-    def publish_all(self, ledger: Ledger) -> None:
-        """Publish every unit with the rows of the first one, at next to no cost: all staging files are one file."""
+    def publish_all(self, ledger: Ledger, transport: str = "staging") -> None:
+        """Publish every unit with the rows of the first one, at next to no cost: all staging files are one file.
+
+        Args:
+            transport: "staging" or "part".
+        """
         data = self.result(0)
-        (self.layout.staging / "same").write_bytes(data)
-        digest = hashlib.sha256(data).hexdigest()
+        with open(self.layout.staging / "same", "wb") as raw:
+            file = HashingFile(raw)
+            if transport == "part":
+                rows = self._rows(0)
+                unit_ids = pa.repeat(pa.scalar(self.units[0].unit_id), rows.num_rows)
+                write_unit(self.info.format, pa.Table.from_batches([rows]).append_column("unit_id", unit_ids), file, {})
+                data = encode_batches(failure_batch([]))
+            else:
+                file.write(data)
         for u in range(len(self.units)):
-            self.publish(ledger, u, data, "staging", sha256=digest)
+            self.publish(ledger, u, data, transport, sha256=file.hexdigest())

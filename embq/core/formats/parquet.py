@@ -102,7 +102,7 @@ def unit_of_parquet(file: IO[bytes], names: Sequence[str], most_rows: int) -> tu
     parquet = pq.ParquetFile(file)
     if (rows := parquet.metadata.num_rows) > most_rows:
         raise ValueError(f"it has {rows} rows, and {most_rows} were announced")
-    return parquet.schema_arrow, parquet.read(columns=list(names))
+    return parquet.schema_arrow, parquet.read(columns=list(names), use_threads=False)
 
 
 def write_rows(table: pa.Table, name: PartName, notes: Mapping[str, str]) -> list[Draft]:

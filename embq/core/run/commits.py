@@ -6,7 +6,7 @@ A record that does not match its hash stops the run: it is never skipped.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -138,7 +138,7 @@ class Commit:
 
     def seal(self) -> tuple[bytes, str]:
         """The record's file content and its hash."""
-        body: dict[str, Any] = {"schema": SCHEMA, **asdict(replace(self, units=()))}
+        body: dict[str, Any] = {"schema": SCHEMA, **msgspec.to_builtins(replace(self, units=()))}
         body["units"] = [unit.describe() for unit in self.units]
         del body["sha256"]
         digest = hashlib.sha256(canonical_json(body).encode()).hexdigest()
