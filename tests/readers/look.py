@@ -161,6 +161,18 @@ def duckdb_parquet(root):
     return {"ids": list(ids), "keys": list(keys), "vectors": [list(map(float, vector)) for vector in vectors]}
 
 
+def duckdb_parts_of_workers(root):
+    """The query of docs/reference/output-folder.md."""
+    import duckdb
+
+    rows = duckdb.sql(
+        "SELECT coalesce(id, regexp_extract(filename, '\\.(\\d+)\\.parquet$', 1)::BIGINT + file_row_number) AS id, key "
+        f"FROM read_parquet('{root}/parts/*.parquet', union_by_name = true, filename = true, file_row_number = true) "
+        "ORDER BY id"
+    ).fetchall()
+    return {"rows": rows}
+
+
 def pandas_parquet(root):
     """A data frame of all parts."""
     import pandas as pd

@@ -14,6 +14,7 @@ from e2e.session import ended
 
 from embq import build_index
 from embq.core.errors import Exit
+from embq.core.run.reader import row_tables
 from embq.worker.embedders.stub import stub_vector
 from tests.support.outputs.build import write_tar
 
@@ -153,3 +154,16 @@ def test_images_and_their_captions_stand_in_the_same_rows(pairs: Path) -> None:
         vectors = look("embedding_reader_npy", pairs / folder)["vectors"]
         assert np.array_equal(np.array(vectors, np.float32), wanted(found["keys"], content_of))
         assert look("autofaiss_npy", pairs / folder)["neighbours"] == list(range(ROWS))
+
+
+def test_duckdb_gives_parts_of_workers_their_ids(texts: Path, tmp_path: Path) -> None:
+    options = ("-m", "stub:16384", "--dtype", "float32", "--unit-size", "400", "--quiet")  # units of 26 and 13 MB
+    status, stdout, stderr = ended("run", texts, "-o", tmp_path / "out", *options)
+    assert status == Exit.DONE, stdout + stderr
+    names = sorted(path.name.count(".") for path in (tmp_path / "out" / "parts").iterdir())
+    assert names == [1, 2], "one of the writer, one of a worker"
+    rows = [
+        (table["id"].to_pylist(), table["key"].to_pylist()) for table in row_tables(tmp_path / "out", ["id", "key"])
+    ]
+    expected = [list(pair) for ids, keys in rows for pair in zip(ids, keys, strict=True)]
+    assert look("duckdb_parts_of_workers", tmp_path / "out")["rows"] == expected

@@ -233,11 +233,12 @@ class PublishStage(Publisher):
 
     def _may_write_part(self, lease: LeasedUnit) -> bool:
         """Whether the worker may write rows as a part of the output."""
-        if self.transport == "payload" or not self._shares_storage(lease):
+        root = place(lease.record.output)
+        if self.transport == "payload" or not self._shares_storage(lease) or not Layout(root).takes_parts:
             return False
         if lease.run not in self._infos:
-            self._infos[lease.run] = load_run(place(lease.record.output))
-        return self._infos[lease.run].format in UNIT_FORMATS and Layout(place(lease.record.output)).takes_parts
+            self._infos[lease.run] = load_run(root)
+        return self._infos[lease.run].format in UNIT_FORMATS
 
     def _shares_storage(self, lease: LeasedUnit) -> bool:
         """Whether files can be left for the writer; looked at once per generation of a run."""
