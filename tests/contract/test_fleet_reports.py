@@ -249,6 +249,24 @@ def test_a_run_of_another_protocol_version_is_told_of_instead_of_unseen(
     assert len(events(caplog, "run_of_another_version")) == 1
 
 
+def test_the_records_of_runs_are_read_when_their_number_changes_and_after_a_minute(
+    own_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read: list[int] = []
+    monkeypatch.setattr(reporting, "foreign_runs", lambda client: read.append(client.hlen(RUNS)) or [])
+    reporter = Reporter(lambda _stopped: own_client, of("worker"))
+    for _ in range(3):
+        reporter._report(own_client)
+    assert read == [0]
+    make_case(own_client, tmp_path / "out").build()
+    for _ in range(3):
+        reporter._report(own_client)
+    assert read == [0, 1]
+    monkeypatch.setattr(reporter, "_records_at", 0.0)
+    reporter._report(own_client)
+    assert read == [0, 1, 1]
+
+
 @pytest.mark.parametrize("hours", [-3, 5])
 def test_a_clock_that_is_hours_off_is_told_of_once_and_changes_nothing(
     own_client: redis.Redis, report: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hours: int

@@ -27,6 +27,7 @@ from embq.core.queue.heartbeats import (
     hosts_of,
     services,
 )
+from embq.core.queue.keys import RUNS
 from embq.core.queue.runs import ForeignRun, foreign_runs
 from embq.core.queue.scripts import Script, load_scripts
 from embq.core.service.log import Events
@@ -101,6 +102,9 @@ class FleetWarnings:
         return new
 
 
+RECORDS_S = 60.0
+"""The records of all runs are read when their number has changed, and after so long: a thousand of them are 0.4 MB, and
+each machine looks each five seconds."""
 LOGS_AS = {"worker": "supervisor"}
 """Role -> name of its log, where that differs."""
 STOP_S = 3.0
@@ -164,6 +168,7 @@ class Reporter(threading.Thread):
         self._log = Events(LOGS_AS.get(service.role, service.role))
         self._notices = FleetWarnings(self._log)
         self._refused = ""
+        self._records, self._records_at = -1, 0.0
 
     def __enter__(self) -> Reporter:
         self.start()
@@ -213,4 +218,7 @@ class Reporter(threading.Thread):
             SERVICE_REPORTS.forget_silent(client)
         self._notices.clock(ahead_s)
         self._notices.others(self.service, services(client, role=self.service.role))
-        self._notices.runs(foreign_runs(client))
+        records, now = client.hlen(RUNS), time.monotonic()
+        if records != self._records or now >= self._records_at:
+            self._notices.runs(foreign_runs(client))
+            self._records, self._records_at = records, now + RECORDS_S
