@@ -7,7 +7,8 @@ import heapq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embq.core.queue.worker_speeds import WorkerSpeed, makespan
+from embq.core.queue.heartbeats import BriefReport
+from embq.core.queue.worker_speeds import WorkerSpeed, keep_sum, makespan, others
 
 SPEEDS = st.lists(
     st.builds(WorkerSpeed, ahead_s=st.integers(0, 8).map(float), unit_s=st.sampled_from([0.25, 1.0, 2.5, 10.0])),
@@ -45,3 +46,23 @@ def test_a_slow_worker_has_no_share_of_what_a_fast_one_finishes_before_it() -> N
 def test_of_equal_workers_each_may_take_the_last_unit() -> None:
     workers = [WorkerSpeed(ahead_s=0.0, unit_s=1.0)] * 3
     assert [worker.units_by(makespan(1, workers)) for worker in workers] == [1, 1, 1]
+
+
+class Kept:
+    """A broker that keeps one key."""
+
+    text: bytes | None = None
+
+    def set(self, _key: str, text: str, **_: object) -> None:
+        self.text = text.encode()
+
+
+def test_the_sum_of_speeds_is_read_as_it_was_written_and_a_malformed_one_is_none() -> None:
+    kept = Kept()
+    reports = [(BriefReport(name=f"w{n}", ahead_s=1.0, unit_s=2.0 + n, held=1), 0.0) for n in range(3)]
+    keep_sum(kept, "m", reports, at_ms=1_000)  # type: ignore[arg-type]
+    assert [one.unit_s for one in others(kept.text, 1_000, "w1")] == [2.0, 4.0]
+    assert others(kept.text, 1_000 + 4_000, "w1") == []
+    for text in (b"", b"[]", b'{"at_ms": 1000, "groups": [[1, 1e999, 2.0, 0]]}', b'{"at_ms": 1000, "groups": [[1]]}'):
+        assert others(text, 1_000, "w1") == []
+    assert others(b'{"at_ms": 1000, "groups": [[18446744073709551616, 1.0, 2.0, 0]]}', 1_000, "w1") == []

@@ -91,7 +91,7 @@ def others(text: bytes | None, now_ms: int, name: str) -> list[WorkerSpeed]:
     if text is None:
         return []
     try:
-        kept = wire.read(_Sum, text, what="sum of workers' speeds")
+        kept = wire.read_part(_Sum, text, what="sum of workers' speeds")
     except MalformedError as error:
         wire.skipped("sum of workers' speeds", "", error)
         return []
