@@ -40,6 +40,8 @@ def masked(text: str) -> str:
 
 def printable(text: str) -> str:
     """`text` with control characters and what no terminal can show as escapes."""
+    if text.isprintable():
+        return text
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text
     )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.measure import Measurement
 from rich.padding import Padding
+from rich.segment import Segment
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -207,18 +210,16 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The lines; what is too long without any column of `drop` ends with an ellipsis."""
-        rows = [{name: cell(text) for name, text in row.items()} for row in self.rows]
-        widths = {name: max(len(name), *(row[name].cell_len for row in rows)) for name in rows[0]}
+        rows = [{name: printable(text) for name, text in row.items()} for row in self.rows]
+        widths = {name: max(len(name), *(cell_len(row[name]) for row in rows)) for name in rows[0]}
         kept = self._fitting(widths, options.max_width)
-        header = Text(GAP.join(_padded(Text(name), name, widths[name]).plain for name in kept).rstrip(), style="dim")
-        header.truncate(options.max_width, overflow="ellipsis")
-        yield header
+        # Plain lines: with a `Text` for each cell, a thousand rows would take half a second.
+        yield from _line(
+            (_padded(name, name, widths[name]) for name in kept), options.max_width, console.get_style("dim")
+        )
         for row in rows:
-            text = Text(GAP).join(_padded(row[name], name, widths[name]) for name in kept)
-            text.rstrip()
-            text.truncate(options.max_width, overflow="ellipsis")
-            yield text
-            rest = [f"{name} {row[name].plain}" for name in widths if name not in kept and row[name].plain != "-"]
+            yield from _line((_padded(row[name], name, widths[name]) for name in kept), options.max_width)
+            rest = [f"{name} {row[name]}" for name in widths if name not in kept and row[name] != "-"]
             if self.verbose and rest:
                 yield Padding(Text(GAP.join(rest), style="dim"), (0, 0, 0, 2 * len(GAP)))
 
@@ -231,10 +232,17 @@ class FittedTable:
         return kept
 
 
-def _padded(text: Text, name: str, width: int) -> Text:
-    text = text.copy()
-    (text.pad_left if name in NUMBERS else text.pad_right)(width - text.cell_len)
-    return text
+def _line(cells: Iterable[str], columns: int, style: Style | None = None) -> Iterator[Segment]:
+    text = GAP.join(cells).rstrip()
+    if cell_len(text) > columns:
+        text = f"{set_cell_size(text, columns - 1)}…"
+    yield Segment(text, style)
+    yield Segment.line()
+
+
+def _padded(text: str, name: str, width: int) -> str:
+    gap = " " * (width - cell_len(text))
+    return gap + text if name in NUMBERS else text + gap
 
 
 def _workers_table(workers: list[dict[str, Any]], verbose: bool) -> RenderableType:

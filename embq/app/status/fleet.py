@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import redis
@@ -30,6 +30,7 @@ OF_A_SERVICE = (
     *("clock_s", "metrics", "cores", "memory_bytes", "cache_free_bytes", "packages", "refused"),
 )
 """Fields of a service's report that `embq status --json` has."""
+OF_A_SLOT = tuple(one.name for one in fields(Device))
 OF_A_WORKER = ("model", "rows_per_s", "stage", "unit", "age_s")
 OF_A_DEVICE = ("device", "state", "rows/s", "model", "card", "measured", "unit")
 """Columns of a device."""
@@ -132,7 +133,7 @@ class FleetStatus:
         name = str(report.get("device_name") or device.name)
         measured = [{"model": model, "rows_per_s": rate} for model, rate in self.measured.get(name, {}).items()]
         return {
-            **asdict(device),
+            **{name: getattr(device, name) for name in OF_A_SLOT},
             "name": name,
             **{key: report.get(key) for key in OF_A_WORKER},
             "measured": measured,
