@@ -25,6 +25,7 @@ from embq.core.errors import OutputError
 from embq.core.queue.heartbeats import live_workers, services
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.runs import RunRecord, registered
+from embq.core.queue.scripts import Script, load_scripts
 from embq.core.queue.uploads import UploadProgress
 from embq.core.service.progress_line import PLAIN_EVERY_S, duration
 
@@ -100,12 +101,16 @@ class OverviewMonitor:
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
         self.monitors: dict[str, RunMonitor | RemoteRunMonitor] = {}
+        self._scripts: dict[str, Script] = {}
 
     def look(self) -> Overview:
         """The overview now. Raises redis.exceptions.RedisError where the broker is away."""
         records = registered(self.client)
+        # Once for all runs: each time it asks the broker for its version.
+        self._scripts = self._scripts or load_scripts(self.client)
         self.monitors = {
-            run: self.monitors.get(run) or open_monitor(record, self.client) for run, record in records.items()
+            run: self.monitors.get(run) or open_monitor(record, self.client, self._scripts)
+            for run, record in records.items()
         }
         ledgers = {run: self._ledger(record) for run, record in records.items()}
         # Once for all runs: with many workers and many runs, the reports are most of what is read.
@@ -124,7 +129,7 @@ class OverviewMonitor:
             return self.monitors[record.run].ledger()
         except OutputError as error:
             click.echo(f"warning: {error.message}; the state in the broker is shown", err=True)
-            self.monitors[record.run] = remote = RemoteRunMonitor(record, self.client)
+            self.monitors[record.run] = remote = RemoteRunMonitor(record, self.client, self._scripts)
             return remote.ledger()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import click
 import redis
 
@@ -11,13 +13,15 @@ from embq.app.status.run_progress import RunCounts, RunProgress, derive_progress
 from embq.core.errors import EmbqError
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.runs import RunRecord
-from embq.core.queue.scripts import load_scripts
+from embq.core.queue.scripts import Script, load_scripts
 from embq.core.run import checkpoint, generations
 from embq.core.run.commit_log import CommitLog, LogState
 from embq.core.run.control import Control, load_control
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import RunInfo, load_run
 from embq.core.storage.paths import Place, is_folder, place
+
+Scripts = Mapping[str, Script]
 
 
 class RunMonitor:
@@ -26,12 +30,13 @@ class RunMonitor:
     Args:
         root: output folder.
         client: the broker; None for none.
+        scripts: those of the broker, where they were loaded before.
 
     Attributes:
         pace: of the commits.
     """
 
-    def __init__(self, root: Place, client: redis.Redis | None) -> None:
+    def __init__(self, root: Place, client: redis.Redis | None, scripts: Scripts | None = None) -> None:
         self.info: RunInfo = load_run(root)
         self.root = root
         self.client = client
@@ -40,7 +45,7 @@ class RunMonitor:
         self._timing: dict[str, float] = {}
         self._control = Control()
         self.pace = CommitPace()
-        self._scripts = load_scripts(client) if client is not None else {}
+        self._scripts = scripts or (load_scripts(client) if client is not None else {})
         # Once: listing all records on every look would be too slow.
         self._log.ends_with(self.log_state().n)
 
@@ -92,16 +97,17 @@ class RemoteRunMonitor:
 
     Args:
         record: the run as it was announced.
+        scripts: those of the broker, where they were loaded before.
 
     Attributes:
         pace: of the commits, as far as they were looked at.
     """
 
-    def __init__(self, record: RunRecord, client: redis.Redis) -> None:
+    def __init__(self, record: RunRecord, client: redis.Redis, scripts: Scripts | None = None) -> None:
         self.pace = CommitPace()
         self.record = record
         self.client = client
-        self._ledger = Ledger(client, record.run, scripts=load_scripts(client))
+        self._ledger = Ledger(client, record.run, scripts=scripts or load_scripts(client))
 
     def ledger(self) -> Ledger:
         """The ledger of the run."""
@@ -119,15 +125,17 @@ class RemoteRunMonitor:
         return progress
 
 
-def open_monitor(record: RunRecord, client: redis.Redis) -> RunMonitor | RemoteRunMonitor:
+def open_monitor(
+    record: RunRecord, client: redis.Redis, scripts: Scripts | None = None
+) -> RunMonitor | RemoteRunMonitor:
     """Monitors a run through its folder where that can be read here, else through the broker."""
     try:
-        return RunMonitor(place(record.output), client)
+        return RunMonitor(place(record.output), client, scripts)
     except EmbqError as error:
         # A missing folder is normal: output folders of other machines are not here.
         if is_folder(record.output):
             click.echo(f"warning: {error.message}; the state in the broker is shown", err=True)
-        return RemoteRunMonitor(record, client)
+        return RemoteRunMonitor(record, client, scripts)
 
 
 def progress_of(record: RunRecord, seen: BrokerSnapshot) -> RunProgress:
