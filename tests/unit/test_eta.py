@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embq.app.status.eta import NO_ETA, Eta, predict, share_of
+from embq.app.status.eta import NO_ETA, Eta, predict
+from embq.app.status.reports import Reports
 from embq.core.run.unit_sizes import UnitSize, size_of
 from embq.core.units import Retry, Unit
 from embq.worker.meter.meter import WINDOW_S, RunSpeeds
@@ -219,10 +220,10 @@ def test_at_the_end_of_a_run_the_slowest_device_with_work_decides() -> None:
 
 
 def test_workers_that_have_fallen_silent_and_other_runs_do_not_count() -> None:
-    said = [
+    said: list[dict[str, Any]] = [
         {"silent_s": 0.5, "runs": {"r": share(1), "other": share(9)}},
         {"silent_s": 60.0, "runs": {"r": share(2)}},
         {"silent_s": 0.5, "runs": {}},
         {"silent_s": 0.5},
     ]
-    assert share_of(said, "r") == [share(1)]
+    assert Reports(said).shares("r") == [share(1)]

@@ -13,6 +13,7 @@ from embq.app.status.broker_snapshot import BrokerSnapshot
 from embq.app.status.display import panel
 from embq.app.status.fleet import FleetStatus
 from embq.app.status.overview import Overview
+from embq.app.status.reports import Reports
 from embq.app.status.run_progress import RunCounts, RunProgress, derive_progress
 from embq.core.models import ModelConfig
 from embq.core.queue.heartbeats import Device, Heard, Service
@@ -158,7 +159,10 @@ def looked_at(*devices: str, service: str = "running", workers: list[dict[str, o
     slots = tuple(Device(device="cpu", name="", state=state, worker="") for state in devices)
     supervisor = Service(name="s", role="worker", host="h", pid=1, version="1", state=service, devices=slots)
     seen = BrokerSnapshot(
-        received=1, in_flight=2, workers=workers or [], services=[Heard(service=supervisor, last_ms=0, silent_s=0.5)]
+        received=1,
+        in_flight=2,
+        workers=Reports(workers or []),
+        services=[Heard(service=supervisor, last_ms=0, silent_s=0.5)],
     )
     counts = RunCounts(
         rows=200, failures=0, rows_total=1000, rows_total_exact=True, units_total=10, done=2, quarantined=0

@@ -10,7 +10,8 @@ from typing import Any, cast
 import redis
 
 from embq.app.status.broker_snapshot import BrokerSnapshot
-from embq.app.status.eta import done_of, holders_wanted, share_of
+from embq.app.status.eta import done_of, holders_wanted
+from embq.app.status.reports import Reports
 from embq.app.status.run_monitor import progress_of
 from embq.app.status.run_progress import RunProgress
 from embq.core.queue.heartbeats import ROLES, SERVICE_REPORTS, STATES, WORKER_REPORTS, Service, names_of
@@ -141,6 +142,7 @@ class BrokerMetrics:
         self, readings: MetricSamples, first: _First, runs: Sequence[_Run], workers: Sequence[dict[str, Any]]
     ) -> None:
         """Third round trip: queues and units of the shown runs."""
+        reports = Reports(workers)
         queues = {run.record.model.queue_key: run.record.model.spec for run in runs}
         with self._client.pipeline(transaction=False) as pipe:
             for key in queues:
@@ -151,7 +153,7 @@ class BrokerMetrics:
                 pipe.hvals(run_key(run.record.run, "busy"))
                 pipe.xlen(run_key(run.record.run, "res"))
                 # One field more than is wanted, because none may not be asked for.
-                wanted = holders_wanted(share_of(workers, run.record.run))
+                wanted = holders_wanted(reports.shares(run.record.run))
                 pipe.hmget(run_key(run.record.run, "owner"), ["", *map(str, wanted)])
             answers = pipe.execute()
         for spec, waiting in zip(queues.values(), answers, strict=False):
@@ -159,13 +161,13 @@ class BrokerMetrics:
         rest = answers[len(queues) :]
         for at, run in enumerate(runs):
             published, leased, busy, results, holders = rest[5 * at : 5 * at + 5]
-            shares = share_of(workers, run.record.run)
+            shares = reports.shares(run.record.run)
             seen = BrokerSnapshot(
                 meta=run.meta,
                 asked=run.asked,
                 received=published,
                 in_flight=leased,
-                workers=list(workers),
+                workers=reports,
                 begun=done_of(shares, [(token or b"").decode(errors="replace") for token in holders[1:]]),
                 now_ms=first.now_ms,
             )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from embq.app.status.eta import done_of, holders_wanted, share_of
+from embq.app.status.eta import done_of, holders_wanted
+from embq.app.status.reports import Reports, Serving
 from embq.core.queue.heartbeats import Heard, live_workers, services
 from embq.core.queue.keys import run_key
 from embq.core.queue.ledger import Ledger, read_meta
@@ -31,7 +31,7 @@ class BrokerSnapshot:
     asked: dict[str, str] = field(default_factory=dict)
     received: int = 0
     in_flight: int = 0
-    workers: list[dict[str, Any]] = field(default_factory=list)
+    workers: Reports = field(default_factory=Reports)
     services: list[Heard] = field(default_factory=list)
     begun: int = 0
     now_ms: int = 0
@@ -57,11 +57,11 @@ class BrokerSnapshot:
         rows = committed - self.number("rows_before")
         return round(rows * 1000 / (last - first), 2) if first and last > first and rows > 0 else 0.0
 
-    def timing(self, workers: list[dict[str, Any]]) -> dict[str, float]:
-        """Seconds of loading (the slowest of `workers`), of embedding, and in all."""
+    def timing(self, serving: Serving) -> dict[str, float]:
+        """Seconds of loading (the slowest worker), of embedding, and in all."""
         opened, first, last = (self.number(name) for name in ("opened_ms", "began_ms", "last_commit_ms"))
         return {
-            "load_s": max((float(worker.get("load_s", 0)) for worker in workers), default=0.0),
+            "load_s": serving.load_s,
             "embed_s": round(max(0, last - first) / 1000, 3) if first and last else 0.0,
             "wall_s": round((self.now_ms - opened) / 1000, 3) if opened else 0.0,
         }
@@ -69,14 +69,12 @@ class BrokerSnapshot:
 
 def take_snapshot(ledger: Ledger) -> BrokerSnapshot:
     """Read the state of a run. Raises redis.exceptions.RedisError where the broker is away."""
-    workers = live_workers(ledger.client)
-    heard = [] if share_of(workers, ledger.run) else services(ledger.client)
+    workers = Reports(live_workers(ledger.client))
+    heard = [] if workers.shares(ledger.run) else services(ledger.client)
     return take_snapshots([ledger], workers, heard)[0]
 
 
-def take_snapshots(
-    ledgers: Sequence[Ledger], workers: list[dict[str, Any]], heard: list[Heard]
-) -> list[BrokerSnapshot]:
+def take_snapshots(ledgers: Sequence[Ledger], workers: Reports, heard: list[Heard]) -> list[BrokerSnapshot]:
     """Read the states of runs of one broker in one round trip. Raises redis.exceptions.RedisError where it is away.
 
     Args:
@@ -85,7 +83,7 @@ def take_snapshots(
     """
     if not ledgers:
         return []
-    shares = [share_of(workers, ledger.run) for ledger in ledgers]
+    shares = [workers.shares(ledger.run) for ledger in ledgers]
     wanted = [holders_wanted(some) for some in shares]
     with ledgers[0].client.pipeline(transaction=False) as pipe:
         pipe.time()

@@ -34,12 +34,6 @@ class Eta:
 NO_ETA = Eta()
 
 
-def share_of(workers: Sequence[Mapping[str, Any]], run: str) -> list[Mapping[str, Any]]:
-    """The part of each live worker's report on one run."""
-    heard = [worker for worker in workers if worker["silent_s"] <= SILENT_S]
-    return [worker["runs"][run] for worker in heard if run in worker.get("runs", ())]
-
-
 def embedded_in_flight(shares: Sequence[Mapping[str, Any]]) -> int:
     """Samples of units in hand that have become a row or a failure."""
     return sum(int(share.get("handled", 0)) for share in shares)
@@ -88,7 +82,7 @@ def predict(
     """Predict the end of a running run.
 
     Args:
-        shares: see `share_of`.
+        shares: see `Reports.shares`.
         tokens_left: of units that are neither committed nor published.
         begun: finished tokens of units in flight.
         samples_left: of uncommitted units; `exact` tells whether it is counted or estimated from units.

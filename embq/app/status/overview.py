@@ -19,6 +19,7 @@ from embq.app.status import fleet, upload_status
 from embq.app.status.broker_snapshot import BrokerSnapshot, take_snapshots
 from embq.app.status.display import FittedTable, count, panel, plain_line
 from embq.app.status.fleet import FleetStatus, fleet_of
+from embq.app.status.reports import Reports
 from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor, open_monitor
 from embq.app.status.run_progress import RunProgress
 from embq.core.errors import OutputError
@@ -116,7 +117,8 @@ class OverviewMonitor:
         # Once for all runs: with many workers and many runs, the reports are most of what is read.
         workers, heard = live_workers(self.client), services(self.client)
         asked = [ledger for ledger in ledgers.values() if ledger is not None]
-        seen = {one.run: found for one, found in zip(asked, take_snapshots(asked, workers, heard), strict=True)}
+        found = take_snapshots(asked, Reports(workers), heard)
+        seen = {one.run: snapshot for one, snapshot in zip(asked, found, strict=True)}
         return Overview(
             runs=[monitor.progress(seen.get(run, BrokerSnapshot())) for run, monitor in self.monitors.items()],
             uploads=upload_status.arriving(self.client, ""),

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from embq.app.status.bottleneck import Bottleneck, bottleneck_now, bottleneck_so_far
 from embq.app.status.broker_snapshot import BrokerSnapshot
-from embq.app.status.eta import NO_ETA, SILENT_S, Eta, embedded_in_flight, in_hand_s, predict, share_of
+from embq.app.status.eta import NO_ETA, SILENT_S, Eta, embedded_in_flight, in_hand_s, predict
+from embq.app.status.reports import Limits
 from embq.core.models import ModelConfig
 from embq.core.run.control import Control
 
@@ -17,14 +17,6 @@ OF_A_WORKER = (
     *("padding", "memory_full", "recomputed", "limit"),
 )
 """Fields of a worker's report that `embq status --json` has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Bottleneck of a run now, and since its workers have work."""
-
-    now: Bottleneck = field(default_factory=Bottleneck)
-    so_far: Bottleneck = field(default_factory=Bottleneck)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,28 +172,30 @@ def derive_progress(
         timing: as recorded; None takes the broker's counters.
     """
     queued = max(0, counts.units_total - counts.done - counts.quarantined - seen.received - seen.in_flight)
-    workers, others = _by_model(seen.workers, model.spec)
-    waits_for = others if queued and control.state == "running" and not workers else []
+    serving, shares = seen.workers.serving(model.spec), seen.workers.shares(run, model.spec)
+    waits = queued and control.state == "running" and not serving.workers
+    waits_for = seen.workers.other_models(model.spec) if waits else []
+    at_work = bool(serving.workers or waits_for)
     eta = NO_ETA
     if control.state == "running" and not counts.closed:
-        eta = _predicted(run, counts, seen, workers, queued=queued)
+        eta = _predicted(counts, seen, shares, serving.rows_per_s, queued=queued)
     loading_on, about_to = _getting_ready(seen, run, model.spec)
     rows_per_s = seen.committed_per_s(counts.rows) if timing is None else timing.get("rows_per_s", 0.0)
-    timing = seen.timing(workers) if timing is None else timing
-    limits = Limits() if counts.closed else Limits(now=bottleneck_now(workers), so_far=bottleneck_so_far(workers))
+    timing = seen.timing(serving) if timing is None else timing
+    limits = Limits() if counts.closed else serving.limits
     return RunProgress(
         **asdict(counts),
         run=run,
         output=output,
         model=model.spec,
         precision=model.precision,
-        state=_state(control, counts.closed, bool(workers or waits_for), loading=bool(loading_on), about_to=about_to),
+        state=_state(control, counts.closed, at_work, loading=bool(loading_on), about_to=about_to),
         priority=control.priority,
         received=seen.received,
         in_flight=seen.in_flight,
         queued=queued,
         rows_per_s=rows_per_s,
-        embedding_per_s=_rate(workers),
+        embedding_per_s=serving.rows_per_s,
         eta_s=0.0 if counts.closed else eta.seconds,
         eta_basis=eta.basis,
         tokens_total=counts.tokens if counts.closed else _tokens_expected(seen),
@@ -210,54 +204,44 @@ def derive_progress(
         limits=limits,
         waits_for=waits_for,
         loading_on=loading_on,
-        embedded=_embedded(run, counts, seen, workers),
-        finish_s=in_hand_s(workers, run),
-        workers=sorted(workers, key=lambda worker: str(worker.get("name"))),
+        embedded=_embedded(counts, seen, shares),
+        finish_s=in_hand_s(seen.workers.of_run(run, model.spec), run),
+        workers=serving.workers,
         timing={name: value for name, value in timing.items() if name != "rows_per_s"},
     )
 
 
-def _predicted(run: str, counts: RunCounts, seen: BrokerSnapshot, workers: list[dict[str, Any]], *, queued: int) -> Eta:
+def _predicted(
+    counts: RunCounts, seen: BrokerSnapshot, shares: list[Mapping[str, Any]], rows_per_s: float, *, queued: int
+) -> Eta:
     left = None if counts.rows_total is None else max(0, counts.rows_total - counts.rows - counts.failures)
     return predict(
-        share_of(workers, run),
+        shares,
         tokens_left=None if seen.tokens_left is None else seen.tokens_left - seen.number("tokens_waiting"),
         begun=seen.begun,
         samples_left=left,
         exact=counts.rows_total_exact,
-        samples_per_s=_rate(workers),
+        samples_per_s=rows_per_s,
         queued=queued,
         worked_s=seen.worked_s,
     )
 
 
-def _embedded(run: str, counts: RunCounts, seen: BrokerSnapshot, workers: list[dict[str, Any]]) -> int:
+def _embedded(counts: RunCounts, seen: BrokerSnapshot, shares: list[Mapping[str, Any]]) -> int:
     """Samples with a row or failure; those of published units are taken to be as many as those of a mean unit."""
     committed = counts.rows + counts.failures
     if counts.closed or not counts.units_total:
         return committed
     of_unit = (counts.rows_total or 0) / counts.units_total
-    shares = share_of(workers, run)
     # A report may be older than the end of units that it counts as in hand.
     ended = max(0, sum(int(share["units"]) for share in shares) - seen.in_flight)
     in_flight = min(embedded_in_flight(shares) - round(of_unit * ended), round(of_unit * seen.in_flight))
     return committed + round(of_unit * seen.received) + max(0, in_flight)
 
 
-def _rate(workers: list[dict[str, Any]]) -> float:
-    heard = (worker for worker in workers if worker.get("silent_s", 0.0) <= SILENT_S)
-    return sum(float(worker.get("rows_per_s", 0)) for worker in heard)
-
-
 def _tokens_expected(seen: BrokerSnapshot) -> int | None:
     """Tokens of all units, by the writer's estimate of the rest; None without one."""
     return None if seen.tokens_left is None else seen.number("tokens") + seen.tokens_left
-
-
-def _by_model(workers: list[dict[str, Any]], model: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """The workers that serve a model, and the models of the others that can serve it later."""
-    others = {str(w.get("model")) for w in workers if w.get("model") != model and not w.get("serves")}
-    return [w for w in workers if w.get("model") == model], sorted(others)
 
 
 def _getting_ready(seen: BrokerSnapshot, run: str, model: str) -> tuple[list[str], bool]:

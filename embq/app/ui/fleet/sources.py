@@ -15,6 +15,7 @@ from embq.app.status.broker_snapshot import BrokerSnapshot, take_snapshots
 from embq.app.status.commit_pace import CommitPace
 from embq.app.status.fleet import FleetStatus, fleet_of
 from embq.app.status.overview import OverviewMonitor
+from embq.app.status.reports import Reports
 from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
 from embq.app.status.run_progress import RunProgress
 from embq.core.broker.client import connect
@@ -170,7 +171,7 @@ class _FolderRun:
         if ledger is None or self.client is None:
             return _seen(self._monitor, self._monitor.progress(BrokerSnapshot()), None), None
         workers, heard = live_workers(self.client), services(self.client)
-        progress = self._monitor.progress(take_snapshots([ledger], workers, heard)[0])
+        progress = self._monitor.progress(take_snapshots([ledger], Reports(workers), heard)[0])
         fleet = fleet_of(self.client, registered(self.client), workers, heard)
         return _seen(self._monitor, progress, self.client), fleet
 

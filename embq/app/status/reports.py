@@ -1,0 +1,78 @@
+"""Reports of all workers at one moment, sorted once by run and by model, because each of many runs looks at them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from embq.app.status.bottleneck import Bottleneck, bottleneck_now, bottleneck_so_far
+from embq.app.status.eta import SILENT_S
+
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bottleneck of a run now, and since its workers have work."""
+
+    now: Bottleneck = field(default_factory=Bottleneck)
+    so_far: Bottleneck = field(default_factory=Bottleneck)
+
+
+class Serving:
+    """The workers that serve one model.
+
+    Attributes:
+        workers: their reports, by name.
+    """
+
+    def __init__(self, workers: Sequence[Report] = ()) -> None:
+        self.workers = sorted(workers, key=lambda worker: str(worker.get("name")))
+
+    @cached_property
+    def limits(self) -> Limits:
+        """Their bottleneck."""
+        return Limits(now=bottleneck_now(self.workers), so_far=bottleneck_so_far(self.workers))
+
+    @cached_property
+    def rows_per_s(self) -> float:
+        """Of those that are not silent, together."""
+        heard = (worker for worker in self.workers if worker.get("silent_s", 0.0) <= SILENT_S)
+        return sum(float(worker.get("rows_per_s", 0)) for worker in heard)
+
+    @cached_property
+    def load_s(self) -> float:
+        """Seconds of loading, of the slowest."""
+        return max((float(worker.get("load_s", 0)) for worker in self.workers), default=0.0)
+
+
+class Reports:
+    """Reports of all workers, also of those that serve other models."""
+
+    def __init__(self, workers: Sequence[Report] = ()) -> None:
+        by_model: dict[Any, list[Report]] = {}
+        self._of_run: dict[str, list[Report]] = {}
+        for worker in workers:
+            by_model.setdefault(worker.get("model"), []).append(worker)
+            for run in worker.get("runs", ()):
+                self._of_run.setdefault(run, []).append(worker)
+        self._serving = {model: Serving(some) for model, some in by_model.items()}
+        self._free = {str(worker.get("model")) for worker in workers if not worker.get("serves")}
+
+    def serving(self, model: str) -> Serving:
+        """The workers that serve a model."""
+        return self._serving.get(model) or Serving()
+
+    def other_models(self, model: str) -> list[str]:
+        """Models of the workers that can serve this one later."""
+        return sorted(self._free - {model})
+
+    def of_run(self, run: str, model: str = "") -> list[Report]:
+        """The workers with units of a run, of those that serve a model where it is named."""
+        return [one for one in self._of_run.get(run, ()) if not model or one.get("model") == model]
+
+    def shares(self, run: str, model: str = "") -> list[Mapping[str, Any]]:
+        """The part of each live one's report on the run."""
+        return [worker["runs"][run] for worker in self.of_run(run, model) if worker["silent_s"] <= SILENT_S]
