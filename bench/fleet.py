@@ -1,6 +1,8 @@
-"""A thousand simulated devices on the real queue: what they cost broker, producer and writer; and exact rows.
+"""What a thousand devices cost: each operation by the size of the fleet, and simulated fleets with exact rows.
 
-    python -m bench.fleet [--devices 100,1000] [--seconds 60] [--unit-s 10]
+    python -m bench.fleet [--devices 100,300] [--sizes 10,100,300,1000,3000] [--seconds 60] [--unit-s 10] [--quick]
+
+First the operations of `bench.fleet_growth`, alone and beside the reports of so many devices. Then fleets in real time:
 
 Broker, producer and writer are those of `embq`, in processes of their own; the units are planned by `embq enqueue`. A
 device is a task that speaks the protocol of a worker through its own classes (`ClaimPolicy`, `Ledger`, `PublishStage`),
@@ -9,7 +11,9 @@ mean of them UNIT_S seconds. A tenth of the devices is killed at a third of the 
 server is killed and started again at two thirds, from data up to a second old.
 
 At the end `embq verify` looks at every row. Figures: CPU time of broker, producer and writer as shares of a core while
-all devices work; CPU time and bytes of a device's look; seconds from the first idle device to the last commit.
+all devices work; CPU time and bytes of a device's look; seconds from the first idle device to the last commit. The
+share of a fleet that this machine cannot simulate in time (`rate_of_ideal` below 0.9) says nothing; that of 1,000
+devices is computed from the operations. `--quick` does a little of everything in a minute, and writes nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +24,6 @@ import json
 import multiprocessing
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
@@ -33,18 +36,21 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bench.report import table, write
+from bench import fleet_growth, fleet_picture
+from bench.fleet_growth import COMMAND, LEASE_S
+from bench.report import RESULTS, table, write
 from bench.runs import until, write_texts
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.queue import hints
 from embq.core.queue.heartbeats import WORKER_REPORTS
 from embq.core.queue.hints import Hint
-from embq.core.queue.keys import speeds_key
+from embq.core.queue.keys import run_key, speeds_key
 from embq.core.queue.ledger import Ledger, new_token
 from embq.core.queue.runs import active
 from embq.core.queue.scripts import load_scripts
 from embq.core.units import Unit
+from embq.producer.feeder import TICK_S
 from embq.sources.unit_reader import read
 from embq.worker.claim.claim_policy import ClaimPolicy
 from embq.worker.claim.lease import LeasedUnit, Leases
@@ -57,7 +63,7 @@ ROWS = 10
 PROCESSES = 4
 SPEEDS = 10
 """Kinds of devices, from 1 to as many times as fast."""
-LEASE_S, BEAT_S, REPORT_S = 30.0, 5.0, 1.0
+BEAT_S, REPORT_S = 5.0, 1.0
 AGAIN_S = 0.5
 """After which a device with enough in hand asks itself again. A worker does so up to a hundred times a second, on its
 own machine."""
@@ -109,8 +115,10 @@ class Device:
 
     def claim(self) -> float:
         """Claim what there is room for; gives seconds until the next time."""
-        with self.world.timed("room"):
-            room = self.policy.room()
+        looked, began = self.policy._looked_at, time.thread_time()
+        room = self.policy.room()
+        what = "room" if self.policy._looked_at == looked else "look"
+        self.world.spent.setdefault(what, []).append(time.thread_time() - began)
         if room:
             queue = self.policy._queue
             with self.world.timed("claim"):
@@ -267,10 +275,12 @@ class World:
             time.sleep(min(0.05, max(0.0, self._events[0][0] - time.monotonic())) if self._events else 0.05)
 
 
-def devices(url: str, numbers: range, unit_s: float, schedule: dict[str, float], found: Any) -> None:
+def devices(url: str, numbers: range, unit_s: float, schedule: dict[str, float], ready: Any, found: Any) -> None:
     """The devices of one process."""
     os.environ["EMBQ_LOG"] = "error"
-    world, began = World(url), time.monotonic()
+    world = World(url)
+    ready.wait(300)
+    began = time.monotonic()
 
     def unit_s_of(number: int) -> float:
         mean = sum(range(1, SPEEDS + 1)) / SPEEDS
@@ -296,28 +306,19 @@ def devices(url: str, numbers: range, unit_s: float, schedule: dict[str, float],
 
 def measure(folder: Path, count: int, seconds: float, unit_s: float) -> dict[str, Any]:
     """One run on so many devices, of about so many seconds."""
-    server = EmbeddedServer(folder / "broker")
-    url = server.start()
-    environment = {**os.environ, "EMBQ_BROKER_URL": url, "EMBQ_LEASE_S": f"{LEASE_S:g}"}
     units = int(count * seconds / unit_s)
     source, output = write_texts(folder / f"{count}.jsonl", units * ROWS), folder / "out"
-    command = [sys.executable, "-m", "embq"]
-    services = {}
-    try:
-        for service in ("producer", "writer"):
-            log = (folder / f"{service}.log").open("w")
-            services[service] = psutil.Popen([*command, service], env=environment, stdout=log, stderr=log)
-        enqueue = ["enqueue", str(source), "--output", str(output), "--model", "stub:16", "--unit-size", str(ROWS)]
-        subprocess.run([*command, *enqueue], env=environment, check=True, stdout=subprocess.DEVNULL)
-        client = connect(url, patient=True)
+    with (
+        fleet_growth.broker(folder / "broker") as (server, client),
+        fleet_growth.service("producer", url=server.url, log=folder / "producer.log") as producer,
+        fleet_growth.service("writer", url=server.url, log=folder / "writer.log") as writer,
+    ):
+        environment = {**os.environ, "EMBQ_BROKER_URL": server.url}
+        words = ["enqueue", str(source), "--output", str(output), "--model", "stub:16", "--unit-size", str(ROWS)]
+        subprocess.run([*COMMAND, *words], env=environment, check=True, capture_output=True)
         until(lambda: any(Ledger(client, run).gen() for run in active(client)))
-        return watch(client, server, services, count, seconds, unit_s) | verified(command, output, environment)
-    finally:
-        for process in services.values():
-            process.terminate()
-        for process in services.values():
-            process.wait(30)
-        server.stop()
+        services = {"producer": producer, "writer": writer}
+        return watch(client, server, services, count, seconds, unit_s) | verified(output, environment)
 
 
 def watch(
@@ -329,23 +330,26 @@ def watch(
     found = context.Queue()
     schedule = {"kill": seconds / 3, "join": seconds / 2}
     share = -(-count // PROCESSES)
+    ready = context.Barrier(1 + -(-count // share))
     url = server.url
     processes = [
         context.Process(
-            target=devices, args=(url, range(at, min(count, at + share)), unit_s, schedule, found), daemon=True
+            target=devices, args=(url, range(at, min(count, at + share)), unit_s, schedule, ready, found), daemon=True
         )
         for at in range(0, count, share)
     ]
-    began = time.monotonic()
     for process in processes:
         process.start()
+    ready.wait(300)
+    began = time.monotonic()
     time.sleep(min(10.0, seconds / 4))
     assert server.process is not None
     parts = {"broker": psutil.Process(server.process.pid), **services}
     before = {name: sum(part.cpu_times()[:2]) for name, part in parts.items()}
     sent, looked = int(client.info("stats")["total_net_output_bytes"]), time.monotonic()
+    units = finished_units(client, record.run)
     time.sleep(max(0.0, began + 0.6 * seconds - time.monotonic()))
-    taken = time.monotonic() - looked
+    taken, units = time.monotonic() - looked, finished_units(client, record.run) - units
     shares = {name: (sum(part.cpu_times()[:2]) - before[name]) / taken for name, part in parts.items()}
     sent = int(client.info("stats")["total_net_output_bytes"]) - sent
     look_bytes = len(client.get(speeds_key(record.model.queue_key)) or b"")
@@ -360,6 +364,8 @@ def watch(
             spent.setdefault(what, []).extend(times)
     return {
         "devices": count,
+        "rate_of_ideal": round(units / taken * unit_s / count, 2),
+        "looks_per_unit": round(len(spent.get("look", ())) / max(1, len(spent["publish"])), 2),
         **{f"{name}_share": round(value, 3) for name, value in shares.items()},
         "sent_mb_per_s": round(sent / taken / 1e6, 2),
         "look_bytes": look_bytes,
@@ -370,30 +376,102 @@ def watch(
     }
 
 
-def verified(command: list[str], output: Path, environment: dict[str, str]) -> dict[str, Any]:
+def finished_units(client: Any, run: str) -> int:
+    """Units that are published or committed."""
+    return int(client.hlen(run_key(run, "pub"))) + int(client.bitcount(run_key(run, "done")))
+
+
+def verified(output: Path, environment: dict[str, str]) -> dict[str, Any]:
     """What `embq verify` says of the rows."""
     done = subprocess.run(
-        [*command, "verify", str(output), "--json"], env=environment, capture_output=True, text=True, check=False
+        [*COMMAND, "verify", str(output), "--json"], env=environment, capture_output=True, text=True, check=False
     )
     said = json.loads(done.stdout) if done.stdout.startswith("{") else {"stderr": done.stderr[-500:]}
     return {"verified": done.returncode == 0, "said": {name: said[name] for name in list(said)[:12]}}
 
 
+BROKER_BAR = 0.35
+IN_TIME = 0.9
+"""Units per second of those that the devices could do, below which a simulation was not held in real time."""
+
+
+def extrapolated_share(rows: list[dict[str, Any]]) -> float | None:
+    """The server's share for 1,000 devices by the largest fleet that was held in time; None without one."""
+    row = max((row for row in rows if row["rate_of_ideal"] >= IN_TIME), key=lambda row: row["devices"], default=None)
+    return None if row is None else round(row["broker_share"] * 1_000 / row["devices"], 3)
+
+
+def computed_share(costs: dict[str, Any], text: dict[str, float], looks_per_unit: float) -> float:
+    """The server's share of a core for 1,000 devices, from the costs of its operations beside so many.
+
+    Of each device a report a second, a beat in five, and a unit of 10 s with its looks; of each of 125 machines the
+    report of its supervisor each five seconds; of the producer five rounds a second.
+    """
+    ms = {name: told["broker_ms"] for name, told in costs.items()}
+    devices = 1_000 * (ms["report"] / REPORT_S + ms["beat"] / BEAT_S)
+    units = 1_000 / 10 * (text["broker"] + looks_per_unit * ms["look"])
+    machines = 125 * ms["service_round"] / 5
+    return round((devices + units + machines + ms["tick"] / TICK_S) / 1000, 3)
+
+
+def bars(figures: dict[str, Any], rows: list[dict[str, Any]]) -> list[tuple[str, float, float | str, str]]:
+    """(what, figure, bar, whether it is held) of each bar."""
+    at, page = figures["growth"]["1000"], figures["pages"]
+    found: list[tuple[str, float, float]] = [
+        ("look before a claim at 1,000 devices, ms", at["look"]["client_ms"], 1.0),
+        ("the same, bytes", at["look"]["bytes"], 2000),
+        ("producer's round, 1,000 devices and 1,000 runs over, ms", at["tick"]["client_ms"], 10.0),
+        ("idle worker beside 1,000 runs over, share of a core", figures["idle_worker"]["worker"], 0.005),
+        *((f"{name}, 1,000 devices and 100 runs, s", page[name], 0.2) for name in page if "start" not in name),
+        ("all processes, unit of one text, ms", figures["one_text"]["all"], 5.0),
+        ("server for 1,000 devices, computed, share of a core", figures["computed_share"], BROKER_BAR),
+    ]
+    if (share := figures["extrapolated_share"]) is not None:
+        found.append(("the same, by the largest fleet held in time", share, BROKER_BAR))
+    for row in rows:
+        found.append((f"idle tail, {row['devices']} devices, s", row["idle_tail_s"], row["slowest_unit_s"]))
+        found.append((f"rows wrong or missing, {row['devices']} devices", 0 if row["verified"] else 1, 0))
+    return [(what, figure, bar, "held" if figure <= bar else "MISSED") for what, figure, bar in found]
+
+
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(prog="python -m bench.fleet", description="A simulated fleet on the real queue.")
-    parser.add_argument("--devices", default="100,300,1000")
+    parser = argparse.ArgumentParser(prog="python -m bench.fleet", description="What a fleet costs, simulated.")
+    parser.add_argument("--devices", default="100,300")
+    parser.add_argument("--sizes", default="10,100,300,1000,3000")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--unit-s", type=float, default=10.0)
+    parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args()
+    times, texts, idle_s, rounds = (10, 100, 4.0, 1) if asked.quick else (100, 2_000, 30.0, 9)
+    if asked.quick:
+        asked.devices, asked.sizes, asked.seconds, asked.unit_s = "20", "1000", 5.0, 1.0
+    figures: dict[str, Any] = {"load_average": round(os.getloadavg()[0], 1), "growth": {}}
+    with tempfile.TemporaryDirectory(prefix="embq-bench-") as name:
+        folder = Path(name)
+        for size in asked.sizes.split(","):
+            figures["growth"][size] = fleet_growth.operations(folder, int(size), times)
+            print(size, json.dumps(figures["growth"][size]), flush=True)
+        figures["one_text"] = fleet_growth.one_text(folder, texts)
+        figures["idle_worker"] = fleet_growth.idle_worker(folder, idle_s)
+        figures["pages"] = fleet_growth.pages(folder, rounds)
     rows = []
-    for count in map(int, asked.devices.split(",")):
-        with tempfile.TemporaryDirectory(prefix="embq-bench-") as folder:
-            rows.append(measure(Path(folder), count, asked.seconds, asked.unit_s))
+    for count in map(int, filter(None, asked.devices.split(","))):
+        with tempfile.TemporaryDirectory(prefix="embq-bench-") as name:
+            rows.append(measure(Path(name), count, asked.seconds, asked.unit_s))
         print(json.dumps(rows[-1]), flush=True)
-    shown = [name for name in rows[0] if name != "said"]
-    table(["", *(str(row["devices"]) for row in rows)], [[name, *(row[name] for row in rows)] for name in shown])
-    print("wrote", write("fleet", {"seconds": asked.seconds, "unit_s": asked.unit_s, "rows": rows}))
+    looks = max((row["looks_per_unit"] for row in rows), default=2.0)
+    figures["computed_share"] = computed_share(figures["growth"]["1000"], figures["one_text"], looks)
+    figures["extrapolated_share"] = extrapolated_share(rows)
+    if rows:
+        shown = [name for name in rows[0] if name != "said"]
+        table(["", *(str(row["devices"]) for row in rows)], [[name, *(row[name] for row in rows)] for name in shown])
+    table(["", "measured", "bar", ""], bars(figures, rows))
+    if not asked.quick:
+        figures |= {"bars": bars(figures, rows), "seconds": asked.seconds, "unit_s": asked.unit_s, "rows": rows}
+        in_time = [row for row in rows if row["rate_of_ideal"] >= IN_TIME]
+        fleet_picture.draw(RESULTS / "fleet.png", figures["growth"], in_time, figures["computed_share"], BROKER_BAR)
+        print("wrote", write("fleet", figures))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ from embq.core.queue.runs import register
 from embq.core.queue.scripts import load_scripts
 from tests.support.outputs.run_case import RunCase, make_case
 
-MACHINES, DEVICES, RUNS, AT_WORK, VIEWERS, SECONDS = 125, 8, 100, 20, 200, 15
+DEVICES, RUNS, AT_WORK, VIEWERS, SECONDS = 1000, 100, 20, 200, 15
+OF_A_MACHINE = 8
+"""Devices."""
 TIMES = 30
 """Renderings that are measured."""
 LIFE_S = 3600
@@ -53,7 +55,8 @@ def main() -> int:
         connect(server.url) as client,
     ):
         fleet = SimulatedFleet(client, Path(folder))
-        figures = {"machines": MACHINES, "devices": MACHINES * DEVICES, "runs": RUNS, **rendering(server.url, fleet)}
+        machines = DEVICES // OF_A_MACHINE
+        figures = {"machines": machines, "devices": DEVICES, "runs": RUNS, **rendering(server.url, fleet)}
         with fleet.moving():
             for viewers in (1, VIEWERS):
                 figures[f"viewers_{viewers}"] = asyncio.run(watched(server.url, client, viewers))
@@ -63,11 +66,26 @@ def main() -> int:
 
 
 class SimulatedFleet:
-    """Reports of machines, and runs, in a real broker."""
+    """Reports of machines, and runs, in a real broker.
 
-    def __init__(self, client: redis.Redis, folder: Path) -> None:
+    Args:
+        units: of a run.
+        life_s: of a report.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        folder: Path,
+        *,
+        devices: int = DEVICES,
+        runs: int = RUNS,
+        units: int = 40,
+        life_s: float = LIFE_S,
+    ) -> None:
         self._client, self._scripts = client, load_scripts(client)
-        self.runs = [make_case(client, folder / f"run-{number:03d}", 40) for number in range(RUNS)]
+        self._devices, self._life_s = devices, life_s
+        self.runs = [make_case(client, folder / f"run-{number:03d}", units) for number in range(runs)]
         for number, case in enumerate(self.runs):
             register(client, case.record)
             self._progress(case, number)
@@ -85,10 +103,10 @@ class SimulatedFleet:
 
     def report(self) -> None:
         """All services and workers report, as they do every few seconds."""
-        for machine in range(MACHINES):
-            host = f"gpu-{machine:03d}"
+        for first in range(0, self._devices, OF_A_MACHINE):
+            host = f"gpu-{first // OF_A_MACHINE:03d}"
             devices = []
-            for number in range(DEVICES):
+            for number in range(min(OF_A_MACHINE, self._devices - first)):
                 name = f"{host}.cuda{number}.abcdef"
                 devices.append(
                     Device(
@@ -101,15 +119,16 @@ class SimulatedFleet:
                     )
                 )
                 WORKER_REPORTS.report(
-                    self._client, self._worker(name, host, number), life_s=LIFE_S, scripts=self._scripts
+                    self._client, self.worker(name, host, number), life_s=self._life_s, scripts=self._scripts
                 )
             service = this_service("worker", version="0.1.0")
             values = {"name": f"{host}.worker.abcdef", "host": host, "devices": tuple(devices), "cores": 64}
             report = type(service)(**{**_fields(service), **values, "memory_bytes": 10**12})
-            SERVICE_REPORTS.report(self._client, report, life_s=LIFE_S, scripts=self._scripts)
+            SERVICE_REPORTS.report(self._client, report, life_s=self._life_s, scripts=self._scripts)
 
-    def _worker(self, name: str, host: str, number: int) -> dict[str, Any]:
-        run = self.runs[number % AT_WORK]
+    def worker(self, name: str, host: str, number: int) -> dict[str, Any]:
+        """The report of a worker."""
+        run = self.runs[number % min(AT_WORK, len(self.runs))]
         busy = random.uniform(0.5, 1.0)
         late = {
             "causes": {"device": busy},
@@ -127,6 +146,8 @@ class SimulatedFleet:
             "device_name": "NVIDIA H100 80GB HBM3",
             "model": run.record.model.spec,
             "rows_per_s": random.uniform(600, 1100),
+            "ahead_s": random.uniform(0, 5),
+            "unit_s": random.uniform(2, 20),
             "held": 2,
             "unit": "7b02ee" + "0" * 26,
             "stage": "embed",
