@@ -329,7 +329,7 @@ def watch(
     context = multiprocessing.get_context("spawn")
     found = context.Queue()
     schedule = {"kill": seconds / 3, "join": seconds / 2}
-    share = -(-count // PROCESSES)
+    share = max(25, -(-count // PROCESSES))
     ready = context.Barrier(1 + -(-count // share))
     url = server.url
     processes = [
@@ -443,9 +443,9 @@ def main() -> None:
     parser.add_argument("--unit-s", type=float, default=10.0)
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args()
-    times, texts, idle_s, rounds = (10, 100, 4.0, 1) if asked.quick else (100, 2_000, 30.0, 9)
+    times, texts, idle_s, rounds = (10, 60, 3.0, 1) if asked.quick else (100, 2_000, 30.0, 9)
     if asked.quick:
-        asked.devices, asked.sizes, asked.seconds, asked.unit_s = "20", "1000", 5.0, 1.0
+        asked.devices, asked.sizes, asked.seconds, asked.unit_s = "20", "1000", 4.0, 1.0
     figures: dict[str, Any] = {"load_average": round(os.getloadavg()[0], 1), "growth": {}}
     with tempfile.TemporaryDirectory(prefix="embq-bench-") as name:
         folder = Path(name)
@@ -462,7 +462,7 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
     looks = max((row["looks_per_unit"] for row in rows), default=2.0)
     figures["computed_share"] = computed_share(figures["growth"]["1000"], figures["one_text"], looks)
-    figures["extrapolated_share"] = extrapolated_share(rows)
+    figures["extrapolated_share"] = extrapolated_share(rows) if asked.unit_s == 10.0 else None
     if rows:
         shown = [name for name in rows[0] if name != "said"]
         table(["", *(str(row["devices"]) for row in rows)], [[name, *(row[name] for row in rows)] for name in shown])

@@ -50,10 +50,10 @@ def draw(path: Path, growth: Mapping[str, Any], fleets: Sequence[Mapping[str, An
         more = last["broker_share"] * AT / last["devices"]
         right.plot([last["devices"], AT], [last["broker_share"], more], ":", color="#1b6ca8")
         if last["devices"] < AT:
-            _note(right, AT, more, f"in proportion: {more:.2f}", "right")
+            _note(right, AT, more, f"in proportion: {more:.2f}", 9)
         right.plot([], [], "o-", color="#1b6ca8", label="fleets simulated in real time")
     right.plot([AT], [share], "s", color="#1b6ca8", fillstyle="none")
-    _note(right, AT, share, f"from single operations: {share:.2f}", "right")
+    _note(right, AT, share, f"from single operations: {share:.2f}", -18)
     right.axhline(bar, color="black", linestyle="--", linewidth=1)
     right.annotate(f"bar for 1,000 devices: {bar:g}", (0, bar), xytext=(4, -12), textcoords="offset points", fontsize=9)
     right.set(xlabel="devices, units of 10 s", ylabel="cores", xlim=(0, 1.1 * AT), ylim=(0, 1.25 * max(bar, share)))
@@ -67,5 +67,5 @@ def draw(path: Path, growth: Mapping[str, Any], fleets: Sequence[Mapping[str, An
     plt.close(figure)
 
 
-def _note(axes: Axes, x: float, y: float, text: str, side: str) -> None:
-    axes.annotate(text, (x, y), xytext=(0, 9), textcoords="offset points", fontsize=9, ha=side)
+def _note(axes: Axes, x: float, y: float, text: str, above: float) -> None:
+    axes.annotate(text, (x, y), xytext=(0, above), textcoords="offset points", fontsize=9, ha="right")
