@@ -107,7 +107,8 @@ class Scheduler:
             if self.run in look.done:
                 return None
             # Without hints yet, a model may be loaded already while the producer is at it.
-            if turn := self._choose(look.waiting or look.running):
+            weights = look.waiting or look.running
+            if weights and (turn := self._choose(weights)):
                 return turn
             time.sleep(POLL_S)
         return None
