@@ -288,6 +288,8 @@ class Acceptor:
 
         The worker has synced it, so its hash is not compared here but by `embq verify`.
         """
+        if not header.rows:
+            raise Rejected("bad_result", f"part {header.ref} has no rows")  # its name would be that of the next part
         if self._format not in UNIT_FORMATS or not self.layout.takes_parts:
             raise Rejected("bad_result", f"a worker writes no part of this run, whose format is {self._format}")
         with reader(self.layout.staging.parent, f"{self.layout.staging.name}/{header.ref}") as file:
@@ -297,7 +299,7 @@ class Acceptor:
             except FORMAT_ERRORS as error:
                 raise Rejected("bad_result", f"part {header.ref} is not readable: {error}"[:300]) from error
         part = CommittedFile(path=header.ref, kind="rows", rows=rows.num_rows, bytes=size, sha256=header.sha256)
-        return _Decoded(Result(rows, failures), schema, 0, part)
+        return _Decoded(Result(rows, failures), schema, failures.nbytes, part)
 
     def _check_widths(self, decoded: _Decoded) -> Mapping[str, int]:
         """The lengths of the run's vectors, which these rows may be the first to tell."""

@@ -324,7 +324,8 @@ class Committer:
             name = f"part-{self.state.n + 1:08d}.{first_id:012d}.{self.info.format}"
             path = self.layout.home / self.layout.parts.name / name
             try:
-                link(self.layout.staging / part.path, path)
+                link(self.layout.staging / part.path, path, self._name(first_id).unfinished(str(first_id)))
+                self._moved()
             except OSError as error:
                 raise output_error(error, path) from error
             yield replace(part, path=self.layout.relative(path), first_id=first_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections import Counter
@@ -26,7 +27,7 @@ from embq.core.service.metrics import Histogram
 from embq.core.storage.durable import drop_in
 from embq.core.storage.paths import place
 from embq.writer import staging
-from embq.writer.accept import Acceptor, Rejected
+from embq.writer.accept import Accepted, Acceptor, Rejected
 from embq.writer.commit import Buffer, Committer
 from embq.writer.lock import LOCK_PATIENCE_S, LockKeeper, RunLock
 from embq.writer.queue import RunQueue
@@ -281,7 +282,7 @@ class RunWriter:
 
     def flush(self) -> None:
         """Commit what is buffered, then close the log where nothing is left."""
-        results = self.buffer.take()
+        results = [result for result in self.buffer.take() if not self._has_lost_part(result)]
         if results:
             self.committer.fingerprint = self.acceptor.fingerprint
             began = time.monotonic()
@@ -304,6 +305,15 @@ class RunWriter:
             staging.sweep(self.layout, unfinished=False)
             self.queue.tell(is_over=True)
             self.log.info("run_closed", run=self.record.run, **state.totals())
+
+    def _has_lost_part(self, result: Accepted) -> bool:
+        """Whether a part is gone since it was accepted; then its unit runs again, and no other result waits for it."""
+        if result.part is None or os.path.lexists(self.layout.staging / result.part.path):
+            return False
+        self.counts.rejected["lost_result"] += 1
+        self.log.warning("result_rejected", run=self.record.run, u=result.u, code="lost_result", why="its part is gone")
+        self.ledger.reject(result.entry, result.u, result.token, "lost_result", f"part {result.part.path} is gone")
+        return True
 
     def drain(self) -> None:
         """Commit everything that is published now, and note the changes requested until now."""

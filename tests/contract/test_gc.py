@@ -16,6 +16,7 @@ from embq.app.gc.collect import Collected, collect
 from embq.core.broker.embedded import EmbeddedServer, kept_off
 from embq.core.errors import Exit
 from embq.core.queue.keys import RUNS, WORKERS
+from embq.core.queue.result_stream import PART_SUFFIX, RESULT_SUFFIX
 from embq.core.queue.runs import register, registered
 from embq.core.settings import Settings
 from embq.writer.service import WriterService
@@ -43,8 +44,8 @@ def leave(path: Path, age_s: float = 48 * HOUR) -> Path:
     return path
 
 
-def staging_name(run: RunCase, u: int, token: str) -> str:
-    return f"{run.units[u].unit_id}.{token.replace(':', '_')}.arrow"
+def staging_name(run: RunCase, u: int, token: str, suffix: str = RESULT_SUFFIX) -> str:
+    return f"{run.units[u].unit_id}.{token.replace(':', '_')}{suffix}"
 
 
 def removed(collected: Collected) -> set[str]:
@@ -111,22 +112,28 @@ def test_what_the_next_record_may_name_stays_until_there_is_none_to_come(run: Ru
     run.assert_exact()
 
 
-def test_the_results_of_live_leases_and_results_that_wait_stay_and_others_go(run: RunCase, settings: Settings) -> None:
+@pytest.mark.parametrize("suffix", [RESULT_SUFFIX, PART_SUFFIX])
+def test_the_results_of_live_leases_and_results_that_wait_stay_and_others_go(
+    run: RunCase, settings: Settings, suffix: str
+) -> None:
+    def named(u: int, token: str) -> str:
+        return staging_name(run, u, token, suffix)
+
     run.writer()
     holds, waits, ended = run.claim(0), run.claim(1), run.claim(2)
     data = run.data(1)
-    (run.layout.staging / staging_name(run, 1, waits)).write_bytes(data)
-    assert run.publish(1, waits, ref=staging_name(run, 1, waits), sha256="0" * 64) == 1
+    (run.layout.staging / named(1, waits)).write_bytes(data)
+    assert run.publish(1, waits, ref=named(1, waits), sha256="0" * 64) == 1
     run.ledger.release(2, ended)
     kept = {
-        leave(run.layout.staging / staging_name(run, 0, holds)),
-        leave(run.layout.staging / f".{staging_name(run, 0, holds)}"),
-        leave(run.layout.staging / staging_name(run, 1, waits)),
+        leave(run.layout.staging / named(0, holds)),
+        leave(run.layout.staging / f".{named(0, holds)}"),
+        leave(run.layout.staging / named(1, waits)),
         leave(run.layout.staging / ".shared"),
     }
-    leave(run.layout.staging / staging_name(run, 2, ended))
-    leave(run.layout.staging / f".{staging_name(run, 2, ended)}")
-    leave(run.layout.staging / staging_name(run, 0, "1-0:dead:0123456789ab"))
+    leave(run.layout.staging / named(2, ended))
+    leave(run.layout.staging / f".{named(2, ended)}")
+    leave(run.layout.staging / named(0, "1-0:dead:0123456789ab"))
     collected = gc(run, settings, older_than_s=0)
     assert len(removed(collected)) == 3
     assert set(run.layout.staging.iterdir()) == kept

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import time
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 from embq.app.export.export import ExportOptions, export
 from embq.app.output.output import open_output
 from embq.app.verify.verification import verify
+from embq.core.formats.part import read_unit
 from embq.core.queue.hints import Hint
 from embq.core.queue.result_stream import PART_SUFFIX
 from embq.core.run.commit_log import CommitLog
@@ -217,3 +221,79 @@ def test_a_full_disk_keeps_the_rows(run: RunCase, stage: PublishStage) -> None:
         stage.again()
     writer.drain()
     run.assert_exact([0])
+
+
+def test_a_part_without_rows_is_refused(run: RunCase) -> None:
+    """Its name would be that of the next part."""
+    writer = run.writer()
+    assert run.publish_part(0, run.claim(0), failed=[0, 1, 2]) == 1
+    writer.drain()
+    assert writer.counts.rejected == {"bad_result": 1}
+    assert run.publish_part(1, run.claim(1)) == 1
+    writer.drain()
+    run.assert_exact([1])
+
+
+def test_a_part_that_is_gone_before_its_commit_holds_up_no_other(run: RunCase) -> None:
+    writer = run.writer()
+    for u in (0, 1):
+        assert run.publish_part(u, run.claim(u)) == 1
+    writer.step()
+    assert len(writer.buffer.results) == 2
+    (lost,) = [path for path in staged(run) if path.name.startswith(run.units[0].unit_id)]
+    lost.unlink()
+    writer.drain()
+    assert writer.counts.rejected == {"lost_result": 1}
+    run.assert_exact([1])
+    run.finish(writer)
+    run.assert_exact()
+
+
+def test_a_part_that_cannot_be_linked_is_copied(run: RunCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a file of another user where fs.protected_hardlinks is set."""
+    writer = run.writer()
+    assert run.publish_part(0, run.claim(0)) == 1
+    real = os.link
+
+    def link(source: Path, target: Path, **options: object) -> None:
+        if PART_SUFFIX in str(source):
+            raise PermissionError(errno.EPERM, "not permitted")
+        real(source, target, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "link", link)
+    writer.drain()
+    run.assert_exact([0])
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_part_of_another_length_than_announced_is_not_read(tmp_path: Path, format_: str) -> None:
+    fields = [pa.field("ordinal", pa.int32(), nullable=False), pa.field("embedding", pa.list_(pa.float16(), 4))]
+    schema, rows = pa.schema(fields), 200_000
+    table = pa.table([np.zeros(rows, np.int32), pa.nulls(rows, fields[1].type)], schema=schema)
+    path = tmp_path / "part"
+    if format_ == "parquet":
+        pq.write_table(table, path, compression="zstd")
+        assert path.stat().st_size < rows, "a few bytes become many"
+    else:
+        with pa.ipc.new_file(path, schema) as file:
+            file.write_table(table)
+    for most in (rows, rows - 1) if format_ == "parquet" else (rows - 1,):
+        with open(path, "rb") as part, pytest.raises(ValueError, match="rows"):
+            read_unit(format_, part, schema, most_rows=most)
+
+
+def test_a_run_whose_disk_is_full_gets_no_hints(run: RunCase) -> None:
+    run.build()
+    run.ledger.disk_full()
+    assert run.ledger.next_units(run.gen, 5, queue_empty=True, reap_at=0) == ([], [])
+    run.client.hincrby(run.key("meta"), "full_ms", -3_000)
+    assert run.ledger.next_units(run.gen, 5, queue_empty=True, reap_at=0)[1] == [0, 1, 2, 3, 4]
+
+
+def test_a_record_of_several_parts_is_no_older_embqs(run: RunCase) -> None:
+    writer = run.writer()
+    for u in (0, 1):
+        assert run.publish_part(u, run.claim(u)) == 1
+    writer.drain()
+    schemas = [json.loads(path.read_bytes())["schema"] for path in sorted(run.layout.commits.iterdir())]
+    assert schemas == [1, 2]

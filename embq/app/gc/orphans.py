@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embq.core.formats.files import row_folders
+from embq.core.queue.result_stream import PART_SUFFIX, RESULT_SUFFIX
 from embq.core.run.commit_log import CommitLog, LogState
 from embq.core.run.generations import leftovers
 from embq.core.run.layout import PLANNED, Layout, record_number
@@ -201,4 +202,4 @@ def _storage_time(folder: Place) -> float:
 
 def _token_part(name: str) -> str:
     """The token of its lease in the name of a staging file, finished or not."""
-    return name.removeprefix(".").partition(".")[2].removesuffix(".arrow")
+    return name.removeprefix(".").partition(".")[2].removesuffix(RESULT_SUFFIX).removesuffix(PART_SUFFIX)

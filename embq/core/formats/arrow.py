@@ -81,10 +81,12 @@ def unit_of_arrow(file: IO[bytes], names: Sequence[str], most_rows: int) -> tupl
     """See `embq.core.formats.part.read_unit`."""
     schema = pa.ipc.open_file(file).schema
     options = pa.ipc.IpcReadOptions(included_fields=sorted(schema.get_field_index(name) for name in names))
-    table = pa.ipc.open_file(file, options=options).read_all()
-    if table.num_rows > most_rows:
-        raise ValueError(f"it has {table.num_rows} rows, and {most_rows} were announced")
-    return schema, table.select(list(names))
+    reader, batches, rows = pa.ipc.open_file(file, options=options), [], 0
+    for number in range(reader.num_record_batches):
+        batches.append(reader.get_batch(number))
+        if (rows := rows + len(batches[-1])) > most_rows or len(batches[-1]) > BATCH_ROWS:
+            raise ValueError(f"it has {rows} rows, and {most_rows} were announced, or too many in one batch")
+    return schema, pa.Table.from_batches(batches, reader.schema).select(list(names))
 
 
 def write_batches(table: pa.Table, file: HashingFile) -> None:

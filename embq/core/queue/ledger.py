@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import redis
 
+from embq.core.broker.client import now_ms
 from embq.core.queue import keys
 from embq.core.queue.keys import MAX_ATTEMPTS, RUN_PARTS, run_key
 from embq.core.queue.result_stream import LIMIT_BYTES, LIMIT_ENTRIES, Entry, ResultStream, Sender, read_fields
@@ -213,6 +214,10 @@ class Ledger:
     def hint_again(self, u: int) -> None:
         """Have a unit whose hint was popped, and that was not claimed, hinted again as soon as its run has room."""
         self.client.zadd(run_key(self.run, "hinted"), {str(u): 0}, xx=True)
+
+    def disk_full(self) -> None:
+        """Have no unit of the run hinted for two seconds: its disk is full, which workers alone see."""
+        self.client.hset(self.keys[0], "full_ms", now_ms(self.client))
 
     def release(self, u: int, token: str, *, failed: tuple[str, str] | None = None) -> bool:
         """Give a lease back: uncharged, or charged with (code, message). False where it was lost already."""

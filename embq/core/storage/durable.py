@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -168,14 +169,34 @@ def publish(temporary: Path, path: Place, moved: Callable[[], None] = lambda: No
     fsync_folder(path.parent)
 
 
-def link(staged: Path, path: Path) -> None:
+NOT_LINKABLE = (errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP)
+"""Another user's file (Linux with fs.protected_hardlinks), or file systems that do not link between folders."""
+
+
+def link(staged: Path, path: Path, temporary: Path) -> None:
     """Give a finished file a second name; an orphan of that name, left by a dead writer, is replaced. Not durable yet:
-    the folder must be synced."""
+    the folder must be synced.
+
+    Args:
+        temporary: name for a copy, where the file cannot be linked.
+    """
     try:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
         os.link(staged, path, follow_symlinks=False)
-    except FileExistsError:
-        os.unlink(path)
-        os.link(staged, path, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in NOT_LINKABLE:
+            raise
+        try:
+            name = f"{staged.parent.name}/{staged.name}"
+            with beneath.reader(staged.parent.parent, name) as file, open(temporary, "xb") as copy:
+                shutil.copyfileobj(file, copy, 1 << 20)
+                copy.flush()
+                os.fsync(copy.fileno())
+            os.rename(temporary, path)
+        except OSError:
+            drop(temporary)
+            raise
 
 
 def try_lock(file: int | IO[Any]) -> bool:

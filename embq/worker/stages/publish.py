@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +34,9 @@ INLINE_BYTES = 256 * 1024
 
 PIECE_BYTES = 8 * 1024 * 1024
 """Written at once, so that slow storage is not taken for storage that hangs."""
+
+SYNC_BYTES = 32 * 1024 * 1024
+"""Of a part, synced at once: for the same reason."""
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 1.0
 
@@ -131,8 +135,14 @@ class PublishStage(Publisher):
         with self.meter.times.at("publish", "busy"):
             with self.meter.stage("publish", [Part(lease)]):
                 rows, failures = self._rows(lease), failure_batch(lease.failures)
+            is_part = False
+            if rows.nbytes >= PART_BYTES:
+                # Without naming the unit: storage that hangs is not its fault.
+                with self.meter.stage("publish"):
+                    is_part = self._may_write_part(lease)
+            with self.meter.stage("publish", [Part(lease)]):
                 part = None
-                if rows.nbytes >= PART_BYTES and self._may_write_part(lease):
+                if is_part:
                     unit_ids = pa.repeat(pa.scalar(lease.unit_id), rows.num_rows)
                     part = pa.Table.from_batches([rows]).append_column("unit_id", unit_ids)
                 data = encode_batches(rows, failures) if part is None else encode_batches(failures)
@@ -237,7 +247,10 @@ class PublishStage(Publisher):
         if self.transport == "payload" or not self._shares_storage(lease) or not Layout(root).takes_parts:
             return False
         if lease.run not in self._infos:
-            self._infos[lease.run] = load_run(root)
+            try:
+                self._infos[lease.run] = load_run(root)
+            except EmbqError:
+                return False
         return self._infos[lease.run].format in UNIT_FORMATS
 
     def _shares_storage(self, lease: LeasedUnit) -> bool:
@@ -260,6 +273,7 @@ class PublishStage(Publisher):
         except OutputError as error:
             if error.code != "no_space":
                 raise
+            result.lease.ledger.disk_full()
             if result.lease.run not in self._full:
                 self.log.warning("staging_full", run=result.lease.run, why=error.message, bytes=result.bytes)
             return None
@@ -272,7 +286,16 @@ class PublishStage(Publisher):
         temporary = folder / f".{name}"
         try:
             with open(temporary, "wb") as raw:
-                file = HashingFile(raw, self.meter.board.advance)
+                synced = 0
+
+                def moved() -> None:
+                    nonlocal synced
+                    if part is not None and raw.tell() - synced >= SYNC_BYTES:
+                        synced = raw.tell()
+                        _sync(raw)
+                    self.meter.board.advance()
+
+                file = HashingFile(raw, moved)
                 if part is None:
                     # Not synced: a result that a power loss destroys fails its hash and is only computed again.
                     for start in range(0, len(result.data), PIECE_BYTES):
@@ -281,8 +304,7 @@ class PublishStage(Publisher):
                     info = self._infos[lease.run]
                     notes = info.notes(fingerprint=self.fingerprint, version=self.version)
                     write_unit(info.format, part, file, notes)
-                    raw.flush()
-                    os.fsync(raw.fileno())
+                    _sync(raw)
             os.rename(temporary, folder / name)
         except OSError as error:
             drop(temporary)
@@ -290,6 +312,11 @@ class PublishStage(Publisher):
         result.fields |= {"ref": name, "sha256": file.hexdigest()}
         result.part = None
         return folder / name
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def shares_storage(output: str, nonce: str) -> bool:
