@@ -157,7 +157,7 @@ def test_a_record_of_another_schema_says_so(log: CommitLog, layout: Layout, monk
     with monkeypatch.context() as patch:
         patch.setattr("embq.core.run.commits.SCHEMA", 2)
         record(log, LogState(units=UNITS), 0)
-    with pytest.raises(OutputError, match="schema 2, this embq reads 1"):
+    with pytest.raises(OutputError, match="schema 3, this embq reads up to 2"):
         log.replay(UNITS)
 
 
