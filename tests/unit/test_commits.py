@@ -155,7 +155,7 @@ def test_a_log_that_is_damaged_stops_the_run(log: CommitLog, layout: Layout, dam
 
 def test_a_record_of_another_schema_says_so(log: CommitLog, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("embq.core.run.commits.SCHEMA", 2)
+        patch.setattr("embq.core.run.commits.SCHEMA", 3)
         record(log, LogState(units=UNITS), 0)
     with pytest.raises(OutputError, match="schema 3, this embq reads up to 2"):
         log.replay(UNITS)

@@ -19,8 +19,8 @@ from embq.core.storage.paths import Place
 from embq.core.units import canonical_json
 from embq.core.wire import Count, RelativePath, ShortText, UnitNumber, Word
 
-SCHEMAS = (1, 2)
-"""Of a record; 2 names several parts, of which an earlier embq would read one."""
+SCHEMA, SCHEMA_OF_PARTS = 1, 2
+"""Of a record; the second of one that names several parts, of which an earlier embq would read one."""
 
 MOST_BYTES = 1 << 28
 """Limit of one record: more than a million units."""
@@ -139,7 +139,7 @@ class Commit:
 
     def seal(self) -> tuple[bytes, str]:
         """The record's file content and its hash."""
-        schema = 2 if len(self.parts) > 1 else 1
+        schema = SCHEMA if len(self.parts) < 2 else SCHEMA_OF_PARTS
         body: dict[str, Any] = {"schema": schema, **msgspec.to_builtins(replace(self, units=()))}
         body["units"] = [unit.describe() for unit in self.units]
         del body["sha256"]
@@ -154,8 +154,8 @@ class Commit:
             digest = body.pop("sha256", None)
             if hashlib.sha256(canonical_json(body).encode("utf-8", "surrogatepass")).hexdigest() != digest:
                 raise damaged(name, "its hash does not match its content")
-            if body.get("schema") not in SCHEMAS:
-                raise OutputError(f"{name} has schema {body.get('schema')}, this embq reads up to {SCHEMAS[-1]}")
+            if body.get("schema") not in (SCHEMA, SCHEMA_OF_PARTS):
+                raise OutputError(f"{name} has schema {body.get('schema')}, this embq reads up to {SCHEMA_OF_PARTS}")
             return wire.convert(cls, {**body, "sha256": digest}, what=f"commit record {name}")
         except MalformedError as error:
             raise damaged(name, error.message) from error
