@@ -27,6 +27,7 @@ from embq.worker.embedders.registry import load
 from embq.worker.meter.meter import Meter
 from embq.worker.stages.batching import BATCHES_AHEAD
 from embq.worker.stages.pipeline import Pipeline
+from embq.worker.stages.publish import Publisher
 from tests.support.servers.storage import HttpServer, http_server
 from tests.support.waiting import wait_until
 
@@ -76,7 +77,7 @@ def begin(ahead: ReadAhead, unit: Unit) -> bool:
     return ahead.begin(unit, lambda: True)
 
 
-class Publishing:
+class Publishing(Publisher):
     """Takes what is complete."""
 
     def __init__(self, leases: Leases) -> None:

@@ -138,7 +138,7 @@ def test_versions_that_differ_are_told_and_another_protocol_fails(services: Serv
     status, rows = checked(services, "--devices", "sim:1")
     assert status == 0
     assert [row["state"] for row in rows["versions"]] == ["warn"]
-    assert "embq 0.0.1, protocol 3 on old (worker)" in rows["versions"][0]["detail"]
+    assert f"embq 0.0.1, protocol {VERSION} on old (worker)" in rows["versions"][0]["detail"]
     assert "1.0 on old" in rows["libraries"][0]["detail"]
     SERVICE_REPORTS.report(own_client, replace(old, host="strange", protocol=VERSION + 1), scripts=scripts)
     status, rows = checked(services, "--devices", "sim:1")
