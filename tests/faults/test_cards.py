@@ -101,7 +101,7 @@ def test_cards_that_torch_has_no_code_for(cluster: Cluster, recovery: Recovery, 
 @pytest.mark.fault("W9", "a card has no room for the model, at load or in the warm-up: given up alone")
 @pytest.mark.parametrize("at", [LOAD, EMBED])
 def test_a_card_that_is_full(cluster: Cluster, recovery: Recovery, tmp_path: Path, at: str) -> None:
-    cluster.begin(20, QUICK)
+    cluster.begin(100, QUICK)  # so that the other card is there before it is over
     fault = {"at": at, "do": "raise_full", "every": True, "device": "cuda:1"}
     machine = Cards(tmp_path / "cards", H100, L4).machine(cluster, "--run", cluster.run(), sabotage=[fault, SOON])
     cluster.until(lambda: machine.said_times("device_given_up"))

@@ -147,8 +147,8 @@ def test_a_run_whose_enqueue_was_killed_is_worked_off_after_the_next(
     sweep: Sweep, cluster: Cluster, recovery: Recovery
 ) -> None:
     hsets = [call for call in undisturbed(sweep) if "HSET" in call.text and RUNS in call.text]
-    # The check of the user's rights sends an HSET too, of another run.
-    (announces,) = [call for call in hsets if "output" in call.text]
+    # The check of the user's rights sends an HSET too, of a run whose id has one letter instead of 16.
+    (announces,) = [call for call in hsets if "$16" in call.text]
     kill_at(sweep, announces)
     recovery.injected()
     assert sweep.there() != ""
