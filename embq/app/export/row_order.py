@@ -43,6 +43,8 @@ class Places:
 
     def take(self, commit: Commit, manifest: Manifest) -> None:
         """Add the rows of one record."""
+        if not commit.parts:
+            return
         starts = list(accumulate((files[0].rows for files in commit.parts), initial=0))
         for unit in commit.units:
             if unit.rows:
