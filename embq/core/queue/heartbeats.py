@@ -409,7 +409,7 @@ def services(client: redis.Redis, *, role: str = "") -> list[Heard]:
     """The services that report: producers, writers, then supervisors of workers; each by host.
 
     Args:
-        role: of who asks. The many that are no `KEEPERS` are shown themselves and the keepers; "" shows all.
+        role: of who asks. The many that are no `KEEPERS` are shown the keepers alone; "" shows all.
     """
     is_kept = re.compile(rf"\.(?:{'|'.join(KEEPERS)})\.").search
     wanted = bool if role in ("", *KEEPERS) else lambda name: is_kept(name) is not None

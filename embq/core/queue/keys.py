@@ -18,7 +18,7 @@ embq:services             zset    name of a producer, writer or supervisor -> ms
 embq:service:<name>       string  last report of one of them (JSON)                     20 s
 embq:rates                hash    model config and device -> measured speed (JSON)      256 fields
 embq:speeds:<key>         string  the workers of a model by speed (JSON), summed up     3 s
-                                  by a producer once a second
+                                  by a producer each 0.2 to 1 s
 embq:turns                string  virtual times of the models that share workers (JSON) models with recent work
 embq:indexing             hash    queue of an index build -> its stage in progress      30 s, renewed; then removed
                                   (JSON): index folder, stage, the stage's run id       with what it names
@@ -27,6 +27,7 @@ embq:up:{U}:pieces        hash    number -> compressed piece of an upload       
 embq:up:{U}:state         hash    taken, sent, why, end; the end also under the run's   a day after its end
                                   id in place of U
 embq:{R}:meta             hash    gen, state, priority, total, cursor, done, bytes ...  run
+                                  and the ms at which a worker found the disk full
 embq:{R}:hinted           zset    u -> server ms of its last hint; 0 = hint at once     units waiting in RQ
 embq:{R}:due              zset    u -> server ms when its lease, its delay or its       units leased, delayed or
                                   published result must be checked again                published

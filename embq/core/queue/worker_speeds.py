@@ -23,7 +23,7 @@ from embq.core.queue.keys import speeds_key
 from embq.core.wire import Count, Seconds
 
 SUM_S = 1.0
-"""Seconds between two sums."""
+"""Most seconds between two sums."""
 SILENT_S = 3.0
 """A worker that has not reported for so long is not counted upon, and neither is a sum of that age."""
 MOST_GROUPS = 48

@@ -160,7 +160,7 @@ class ClaimPolicy:
         self.left = max(0, self.left - 1)
 
     def describe(self) -> dict[str, Any]:
-        """Fields of the report for other workers: seconds of work in hand, and seconds per unit."""
+        """Fields of the report, which the producer sums up: seconds of work in hand, and seconds per unit."""
         ahead_s, unit_s = self.throughput.ahead_s(self.leases.snapshot()), self.throughput.unit_s
         if ahead_s is None or unit_s is None:
             return {}

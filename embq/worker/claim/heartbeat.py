@@ -35,7 +35,7 @@ class Heartbeat(threading.Thread):
 
     Args:
         client: a patient client that no other thread uses.
-        describe: fields about the process for `embq status`, and for other workers.
+        describe: fields about the process for `embq status`, and for the producer.
         tail: whether nothing of the run is left to claim; then it beats as often as it reports, so that what others
             have done meanwhile is not done here as well.
         measured: takes the client and rows per second, whenever units were in hand for a while.
