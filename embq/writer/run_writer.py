@@ -260,15 +260,19 @@ class RunWriter:
             if error.may_come and self._clock() < until:
                 self._late[entry.id] = until, entry
                 return
-            self.counts.rejected[error.code] += 1
-            worker = sender.worker
-            self.log.warning("result_rejected", run=self.record.run, u=u, worker=worker, code=error.code, why=error)
-            self.ledger.reject(entry.id, u, sender.token, error.code, f"{error} (said by worker {worker})")
+            self._refuse(entry.id, sender, error)
             staging.drop_staged(self.layout, entry, unit_id)
             return
         if not self.buffer.fits(result):
             self.flush()
         self.buffer.add(result)
+
+    def _refuse(self, entry: str, sender: Sender, error: Rejected) -> None:
+        """Have the unit of a result run again, charged."""
+        self.counts.rejected[error.code] += 1
+        worker = sender.worker
+        self.log.warning("result_rejected", run=self.record.run, u=sender.u, worker=worker, code=error.code, why=error)
+        self.ledger.reject(entry, sender.u, sender.token, error.code, f"{error} (said by worker {worker})")
 
     def _late_entries(self) -> list[Entry]:
         """Results whose files were not there yet, to be looked at again now."""
@@ -310,9 +314,8 @@ class RunWriter:
         """Whether a part is gone since it was accepted; then its unit runs again, and no other result waits for it."""
         if result.part is None or os.path.lexists(self.layout.staging / result.part.path):
             return False
-        self.counts.rejected["lost_result"] += 1
-        self.log.warning("result_rejected", run=self.record.run, u=result.u, code="lost_result", why="its part is gone")
-        self.ledger.reject(result.entry, result.u, result.token, "lost_result", f"part {result.part.path} is gone")
+        error = Rejected("lost_result", f"part {result.part.path} is gone")
+        self._refuse(result.entry, Sender(u=result.u, token=result.token), error)
         return True
 
     def drain(self) -> None:
