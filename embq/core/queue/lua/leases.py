@@ -92,9 +92,7 @@ if redis.call('GETBIT', done, u) == 1 then return 2 end
 if not holds(u, token) then return 0 end
 -- An empty stream holds no bytes, also where it was lost with what it held.
 if redis.call('XLEN', res) == 0 then redis.call('HSET', meta, 'bytes', 0, 'tokens_waiting', 0) end
-local waiting = num('bytes', 0)
-if waiting > 0 and waiting + bytes > num('limit_bytes', 0) then return -1 end
-if redis.call('XLEN', res) >= num('limit_entries', 0) then return -1 end
+if not has_room(bytes) then return -1 end
 if begun(token) then
   local since = outlook(token)
   -- Moving average of the time of a unit.

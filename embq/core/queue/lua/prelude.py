@@ -50,6 +50,15 @@ local function end_lease(u, token)
   redis.call('HDEL', owner, u)
   return false
 end
+-- Whether the stream takes a result of so many bytes, or of the mean size of those in it. One alone may be of any size;
+-- a stream that was lost holds no bytes, whatever is counted.
+local function has_room(bytes)
+  local results, waiting = redis.call('XLEN', res), num('bytes', 0)
+  if results > 0 and waiting > 0 and waiting + (bytes or waiting / results) > num('limit_bytes', math.huge) then
+    return false
+  end
+  return results < num('limit_entries', math.huge)
+end
 local function publish_entry(u, token, fields, bytes)
   local entry = {'u', u, 'token', token, 'bytes', bytes}
   for i, value in ipairs(fields) do

@@ -50,13 +50,7 @@ end
 -- A run whose results find no room gets no hints: its units could not be published, and its hints would take the place
 -- of other runs'.
 if math.abs(now - num('full_ms', 0)) < 2000 then return {0} end
-local results = redis.call('XLEN', res)
-if results > 0 then
-  local waiting = num('bytes', 0)
-  if waiting + waiting / results > num('limit_bytes', waiting * 2) or results >= num('limit_entries', results + 1) then
-    return {0}
-  end
-end
+if not has_room() then return {0} end
 -- These were in hand and are urgent: they do not wait for room in the queue.
 local units = redis.call('ZRANGEBYSCORE', hinted, 0, 0, 'LIMIT', 0, 500)
 units = units_among(units)
@@ -89,10 +83,11 @@ for _, u in ipairs(units) do
   answer[#answer + 1] = u
 end
 -- At the tail, once a second, hint units that idle workers may help with: first those that are not begun, then those
--- whose holders need longest. own_ms is the time that a usual unit takes the fastest of the idle workers.
+-- whose holders need longest, among a thousand so that nobody waits for long. own_ms is the time that a usual unit takes
+-- the fastest of the idle workers.
 local idle, own_ms = tonumber(ARGV[6]), tonumber(ARGV[8])
 if idle > 0 and #units == 0 and ARGV[3] == '1' and now - num('helped_ms', 0) > 1000 then
-  local held, wanting = redis.call('HGETALL', owner), {}
+  local held, wanting = redis.call('HRANDFIELD', owner, 1000, 'WITHVALUES'), {}
   for i = 1, #held, 2 do
     local lane, left_ms
     if is_unit(held[i]) then lane, left_ms = may_help(held[i], held[i + 1], own_ms, true) end
