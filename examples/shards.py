@@ -23,7 +23,7 @@ for name in ("astronaut", "chelsea", "coffee", "rocket"):
 
 
 def embq(*command: str) -> None:
-    subprocess.run([sys.executable, "-m", "embq", *command], check=True)
+    subprocess.run([sys.executable, "-P", "-m", "embq", *command], check=True)
 
 
 (out / "shards").mkdir(exist_ok=True)

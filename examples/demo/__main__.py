@@ -95,7 +95,10 @@ def embq(*arguments: str, capture: bool = False) -> str:
     if not capture:
         print(f"     $ {command_line(*arguments)}", flush=True)
     done = subprocess.run(
-        [sys.executable, "-m", "embq", *arguments], stdout=subprocess.PIPE if capture else None, text=True, check=False
+        [sys.executable, "-P", "-m", "embq", *arguments],
+        stdout=subprocess.PIPE if capture else None,
+        text=True,
+        check=False,
     )
     if done.returncode:
         sys.exit(done.returncode)

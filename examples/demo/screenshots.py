@@ -47,7 +47,7 @@ def screenshots(outputs: Path, folder: Path, pages: Mapping[str, str]) -> list[P
 @contextmanager
 def _server(outputs: Path) -> Iterator[str]:
     """The URL of an `embq ui` that runs until the block ends."""
-    command = [sys.executable, "-m", "embq", "ui", str(outputs), "--port", "0"]
+    command = [sys.executable, "-P", "-m", "embq", "ui", str(outputs), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -166,11 +167,12 @@ def test_a_second_request_to_stop_does_not_wait_for_who_does_not_heed_the_first(
 
 def test_a_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path) -> None:
     done = finished(*CPU, "2", "--dry-run", "--max-restarts", "1", "--", str(tmp_path), "a b")
+    member = python_command("embq.training.launch.member", ["launched", str(tmp_path), "a b"])
     assert done.returncode == 0
     assert done.stdout.startswith("env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 ")
     assert done.stdout.endswith(
         "-m embq.training.launch.torchrun --log-dir /dev/null --standalone --local-addr 127.0.0.1 --nproc-per-node 2 "
-        f"--max-restarts 1 -m -- embq.training.launch.member launched {tmp_path} 'a b'\n"
+        f"--max-restarts 1 --no-python -- {shlex.join(member)}\n"
     )
     assert not list(tmp_path.iterdir())
 
@@ -227,7 +229,7 @@ def test_each_launcher_has_its_own_words_before_one_list_of_flags() -> None:
     hosts = torchrun_command("m", flags, processes=4, nodes=2, node_rank=1, rendezvous="a:29500", executable="py")
     torchrun = "py -P -m embq.training.launch.torchrun --log-dir /dev/null --nnodes 2 --node-rank 1"
     torchrun += " --master-addr a --master-port 29500"
-    assert " ".join(hosts) == f"{torchrun} --nproc-per-node 4 -m -- m --logs x"
+    assert " ".join(hosts) == f"{torchrun} --nproc-per-node 4 --no-python -- " + " ".join(one)
     slurm = srun_command("m", flags, nodes=2, processes=4, cpus=6, executable="py")
     assert " ".join(slurm) == "srun --nodes 2 --ntasks-per-node 4 --cpus-per-task 6 " + " ".join(one)
     six = torchrun_command("m", flags, processes=4, nodes=2, node_rank=0, rendezvous="[::1]:29500")

@@ -136,10 +136,13 @@ def test_a_dry_run_prints_a_line_for_each_host_and_asks_none(hosts: Hosts, tmp_p
     done = finished(*hosts.options, *given, "--", str(tmp_path), "it's")
     assert done.returncode == 0
     first, second = done.stdout.splitlines()
-    assert "--nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port 29500 --nproc-per-node 1 -m --" in first
+    assert (
+        "--nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port 29500 --nproc-per-node 1 --no-python --"
+        in first
+    )
     assert "--node-rank 1 " in second
     assert " gone " in second
-    assert "/opt/py -u -m embq.training.launch.ssh_remote" in second
+    assert "/opt/py -P -u -m embq.training.launch.ssh_remote" in second
     assert hosts.log.read_bytes() == before
 
 

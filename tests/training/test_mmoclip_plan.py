@@ -9,8 +9,10 @@ import pytest
 from e2e.session import ended
 
 from embq.core.errors import ConfigError, UsageError
+from embq.training.launch.child_process import MEMBER
+from embq.training.launch.torchrun import python_command
 from embq.training.mmoclip import required
-from embq.training.mmoclip.launch_plan import BenchmarkRequest, Plan, in_allocation, plan, processes_here
+from embq.training.mmoclip.launch_plan import MODULE, BenchmarkRequest, Plan, in_allocation, plan, processes_here
 
 PLACE = Path("/out/now")
 REQUIRED = [
@@ -57,7 +59,7 @@ def test_one_process_is_started_by_python_and_several_by_torchrun() -> None:
     made = planned(4)
     assert made.launcher == "torchrun"
     at = made.command.index("--")
-    assert made.command[at - 1] == "-m"
+    assert made.command[at - 1] == "--no-python"
     assert "--nproc-per-node 4" in shlex.join(made.command[:at])
     assert "--standalone" in made.command[:at]
 
@@ -66,8 +68,7 @@ def test_torchrun_takes_the_flags_for_the_training() -> None:
     run = pytest.importorskip("torch.distributed.run")
     arguments = list(planned(2).command)
     read = run.get_args_parser().parse_args(arguments[arguments.index("embq.training.launch.torchrun") + 1 :])
-    assert read.training_script == "embq.training.launch.member"
-    assert list(planned(2).flags) == read.training_script_args[1:]
+    assert [read.training_script, *read.training_script_args] == python_command(MEMBER, [MODULE, *planned(2).flags])
 
 
 def test_several_nodes_meet_at_the_first() -> None:

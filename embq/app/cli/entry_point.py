@@ -213,11 +213,13 @@ def hide_broker_password(arguments: Sequence[str]) -> None:
             shown[at] = f"{_OPTION}={hidden}"
     if shown == list(arguments):
         return
+    from embq.core.process.children import PYTHON, python
+
     # The rest of the command line of Python: the script, or -m embq, and its own options.
     own = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(sys.executable, [sys.executable, *own, *shown], child_environment(EMBQ_BROKER_URL=url))
+    os.execve(PYTHON, python(*own, *shown), child_environment(EMBQ_BROKER_URL=url))
 
 
 def _hidden(value: str, before: str) -> tuple[str, str]:

@@ -21,6 +21,8 @@ from embq.core.settings import child_environment
 
 _PR_SET_PDEATHSIG = 1
 
+PYTHON = sys.executable
+
 CLOSE_S = 5.0
 """Time that a `JsonChild` gets to end by itself once its standard input is closed."""
 ANSWER_MAX_BYTES = 1 << 26
@@ -42,11 +44,11 @@ def die_with_parent(parent: int = 0) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
-def python(*arguments: str, executable: str = sys.executable) -> list[str]:
+def python(*arguments: str, executable: str = PYTHON) -> list[str]:
     """The command line of a Python process that runs nothing of the current folder, which may hold a `redis.py`.
 
     Every Python process of embq is started by it. What such a process starts itself has PYTHONSAFEPATH
-    (`embq.core.settings.child_environment`) to the same end.
+    (`embq.core.settings.child_environment`) to the same end, and multiprocessing hands -P on.
 
     Args:
         arguments: such as "-m", a module and its own arguments.
@@ -69,7 +71,7 @@ def start(
     """Start a process that the kernel kills when this one ends.
 
     Args:
-        environment: all of its variables, see `embq.core.settings.child_environment`; None for ours.
+        environment: all of its variables, None for `embq.core.settings.child_environment()`.
         own_group: whether it leads a process group, so that Ctrl-C in a terminal reaches the parent only.
         enter: called in the child before the command runs.
     """
@@ -82,7 +84,7 @@ def start(
 
     return subprocess.Popen(
         list(command),
-        env=None if environment is None else dict(environment),
+        env=child_environment() if environment is None else dict(environment),
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,

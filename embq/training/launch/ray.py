@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -175,7 +175,8 @@ def _connect(ray: Any, address: str, settings: Mapping[str, Any]) -> None:
         check_answer(address)
     with tempfile.TemporaryFile() as said:
         try:
-            with _standard_error_in(said.fileno()):
+            # Ray's workers import from the folder that it is called in; in this one only root can put modules.
+            with _standard_error_in(said.fileno()), chdir("/"):
                 ray.init(address=address, logging_level="ERROR", **settings)
         except Exception as error:
             said.seek(0)

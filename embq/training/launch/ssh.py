@@ -8,7 +8,6 @@ import secrets
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ import click
 
 import embq
 from embq.core.errors import AwayError, ConfigError, EmbqError, Exit, InputError
-from embq.core.process.children import python
+from embq.core.process.children import PYTHON, python
 from embq.training.launch.child_process import MEMBER
 from embq.training.launch.devices import thread_share
 from embq.training.launch.launch_options import Where, meeting_point
@@ -237,7 +236,7 @@ def launch_ssh(module: str, arguments: Sequence[str], where: Where, inputs: Sequ
     A dry run asks no host: it shows a port and a number of processes that a real one finds out.
     """
     folder = where.remote_folder or str(Path.cwd())
-    where = replace(where, remote_python=where.remote_python or sys.executable, remote_folder=folder)
+    where = replace(where, remote_python=where.remote_python or PYTHON, remote_folder=folder)
     if where.dry_run:
         named, port = meeting_point(where.rendezvous)
         rendezvous = f"{named or address_of(where, where.hosts[0])}:{port or PORT}"

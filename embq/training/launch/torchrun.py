@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from embq.core.errors import Exit, UsageError
-from embq.core.process.children import python
+from embq.core.process.children import PYTHON, python
 from embq.core.redaction import masked
 from embq.training.launch.outcomes import OUTCOMES, Outcome, killed
 
@@ -34,7 +34,7 @@ find the addresses of processes that have ended, and fail (dynamic_rendezvous.py
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
-def python_command(module: str, arguments: Sequence[str], *, executable: str = sys.executable) -> list[str]:
+def python_command(module: str, arguments: Sequence[str], *, executable: str = PYTHON) -> list[str]:
     """One process, with unbuffered output."""
     return python("-u", "-m", module, *arguments, executable=executable)
 
@@ -49,7 +49,7 @@ def torchrun_command(
     rendezvous: str = "",
     local_address: str = "",
     max_restarts: int = 0,
-    executable: str = sys.executable,
+    executable: str = PYTHON,
 ) -> list[str]:
     """torchrun on one host. Of several hosts, its store listens on all addresses of the first one.
 
@@ -80,7 +80,7 @@ def torchrun_command(
     command += ["--nproc-per-node", str(processes)]
     command += ["--max-restarts", str(max_restarts)] if max_restarts else []
     # Without the dashes torchrun takes flags of ours that begin like its own, such as --logs, for its own.
-    return [*command, "-m", "--", module, *arguments]
+    return [*command, "--no-python", "--", *python_command(module, arguments, executable=executable)]
 
 
 def srun_command(
@@ -90,7 +90,7 @@ def srun_command(
     nodes: int,
     processes: int,
     cpus: int | None,
-    executable: str = sys.executable,
+    executable: str = PYTHON,
 ) -> list[str]:
     """Slurm's srun, with a task for each process; MASTER_ADDR and MASTER_PORT have to be in the environment.
 
@@ -141,7 +141,6 @@ def main(arguments: Sequence[str]) -> int:
     """Run torchrun; returns 0, 130 after a request to stop, or 1 where a process failed."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    os.environ["PYTHONSAFEPATH"] = "1"  # for the processes that torchrun starts; see `children.python`
     level = os.environ.get(_CPP_LOG_LEVEL)
     os.environ[_CPP_LOG_LEVEL] = "FATAL"
     run: Any = importlib.import_module("torch.distributed.run")
@@ -154,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
         os.environ[_CPP_LOG_LEVEL] = level
     asked = run.parse_args(list(arguments))
     given = asked.training_script_args
-    folder = Path(given[given.index(OUTCOMES) + 1]) if OUTCOMES in given[:1] else None
+    folder = Path(given[given.index(OUTCOMES) + 1]) if OUTCOMES in given else None
     if asked.standalone:
         stay_on_loopback()
         _meet_in_memory()
