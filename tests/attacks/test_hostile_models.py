@@ -1,13 +1,16 @@
-"""Models that try to run code, to have something else loaded, or to pass for a model of another kind.
+"""Models that try to run code, to load something else, to pass for a model of another kind, or to end the worker.
 
 Each `Hostile` writes a marker where its code runs.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import pickle
 import shutil
+import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,14 +28,16 @@ open_clip = pytest.importorskip("open_clip")
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer  # noqa: E402
 
 from embq.app.doctor import probes  # noqa: E402
-from embq.core.errors import ModelError  # noqa: E402
-from embq.core.models import ModelConfig, ModelSpec  # noqa: E402
+from embq.core.errors import ModelError, SampleError  # noqa: E402
+from embq.core.models import Chunking, ModelConfig, ModelSpec  # noqa: E402
 from embq.core.units import Sample  # noqa: E402
 from embq.training.export.openclip import tokenizer_of, write_tokenizer  # noqa: E402
 from embq.training.openclip.checkpoints import Arguments  # noqa: E402
 from embq.training.openclip.models import initial_model  # noqa: E402
+from embq.worker.embedders.base import HasChunks  # noqa: E402
 from embq.worker.embedders.lookup import locate  # noqa: E402
 from embq.worker.embedders.query.loading import open_query_model  # noqa: E402
+from embq.worker.embedders.query.sentence import LightSentence  # noqa: E402
 from embq.worker.embedders.registry import load  # noqa: E402
 from tests.support.models.clip import MODEL, PREPROCESS  # noqa: E402
 from tests.support.models.text import WIDTH, save_sentence_model, save_trunk  # noqa: E402
@@ -379,6 +384,294 @@ def test_weights_that_are_a_pickle_are_refused_in_one_sentence(
         spec.format(root=place.root)
     )
     assert not place.marker.exists()
+
+
+# --- what is checked is what is loaded ---
+
+EVIL = {"attn_implementation": "evil/kernel"}
+SENTENCE = "st/sentence_bert_config.json"
+
+
+@pytest.mark.parametrize(
+    ("file", "more", "named"),
+    [
+        (SENTENCE, {"config_args": {"_configuration_file": "evil.json"}}, "_configuration_file"),
+        (SENTENCE, {"config_kwargs": {"_configuration_file": "evil.json"}}, "_configuration_file"),
+        (SENTENCE, {"config_args": {"_attn_implementation": "sdpa"}}, "_attn_implementation"),
+        (SENTENCE, {"model_kwargs": {"variant": "evil"}}, "variant"),
+        (SENTENCE, {"tokenizer_args": {"tokenizer_type": "rag"}}, "tokenizer_type"),
+        (SENTENCE, {"processor_kwargs": {"tokenizer_file": "evil.json"}}, "tokenizer_file"),
+        (SENTENCE, {"transformer_task": "retrieval"}, "retrieval"),
+        ("st/config.json", {"configuration_files": ["config.4.0.0.json"]}, "configuration_files"),
+        ("st/config.json", {"transformers_weights": "evil.safetensors"}, "transformers_weights"),
+        ("st/tokenizer_config.json", {"tokenizer_class": "BertModel"}, "'BertModel' as tokenizer_class"),
+        ("st/tokenizer_config.json", {"tokenizer_class": "AutoTokenizer"}, "AutoTokenizer"),
+        ("st/tokenizer_config.json", {"tokenizer_class": "RagTokenizer"}, "'RagTokenizer' as tokenizer_class"),
+        ("st/tokenizer_config.json", {"processor_class": "AutoModel"}, "AutoModel"),
+        ("st/tokenizer_config.json", {"init_inputs": ["/etc/passwd"]}, "init_inputs"),
+        ("st/preprocessor_config.json", {"image_processor_type": "AutoModel"}, "AutoModel"),
+        (
+            "st/processor_config.json",
+            {"audio_tokenizer": {"audio_tokenizer_name_or_path": "evil"}},
+            "audio_tokenizer_name_or_path, which",
+        ),
+        ("st/decoder_tokenizer/tokenizer_config.json", {"tokenizer_class": "BertModel"}, "decoder_tokenizer"),
+    ],
+)
+def test_no_configuration_points_to_one_that_was_not_looked_at(file: str, more: Any, named: str, place: Place) -> None:
+    """Finding 3: one of another file name, class or folder could name a kernel of the hub, or a pickle."""
+    from safetensors.torch import load_file, save_file
+
+    for name in ("evil.json", "config.4.0.0.json"):
+        shutil.copy(place.root / "st" / "config.json", place.root / "st" / name)
+        place.edit(f"st/{name}", lambda said: said | EVIL)
+    save_file(load_file(place.root / "st/model.safetensors"), place.root / "st/evil.safetensors", {"format": "pt"})
+    (place.root / file).parent.mkdir(exist_ok=True)
+    place.edit(file, lambda said: said | more)
+    assert named in refusal(f"st:{place.root / 'st'}")
+
+
+def test_arguments_that_models_have_are_taken(place: Place) -> None:
+    """Finding 3: what sentence-transformers' own models say is no attack."""
+    more = {
+        "config_args": {"attn_implementation": "eager"},
+        "model_args": {"add_pooling_layer": False},
+        "tokenizer_args": {"model_max_length": 12, "padding_side": "right"},
+        "transformer_task": "feature-extraction",
+    }
+    place.edit(SENTENCE, lambda said: said | more)
+    load(ModelConfig(spec=f"st:{place.root / 'st'}", modalities=("text",), precision="fp32"), "cpu")
+
+
+def test_classes_of_transformers_that_read_texts_and_images_are_taken() -> None:
+    """Finding 3: each class of its tables, and no class of its own that loads anything else."""
+    import transformers
+    from transformers.models.auto import image_processing_auto, processing_auto, tokenization_auto
+
+    from embq.worker.embedders.config_keys import READER
+
+    own = {
+        *tokenization_auto.TOKENIZER_MAPPING_NAMES.values(),
+        *processing_auto.PROCESSOR_MAPPING_NAMES.values(),
+        *(name for names in image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES.values() for name in names.values()),
+    }
+    assert {name for name in own if name and not READER.fullmatch(name)} == {"RagTokenizer"}
+    for name in filter(READER.fullmatch, dir(transformers)):
+        with suppress(ImportError):  # of a package that is not here
+            found = getattr(transformers, name)
+            assert not hasattr(found, "from_pretrained") or not issubclass(found, torch.nn.Module)
+
+
+@pytest.mark.parametrize("kind", ["st", "hf"])
+def test_a_model_of_the_hub_is_loaded_from_the_files_that_were_looked_at(
+    kind: str, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding 3: the hub moves on to another commit after the check, and the model is that of the check."""
+    from embq.worker.embedders import model_files
+
+    repository = place.root / "hub" / "models--org--name"
+    for commit, network in (("a" * 40, "st"), ("b" * 40, "other")):
+        if network == "other":
+            trunk = save_trunk(place.root / "trunk-2", "bert", seed=1)
+            save_sentence_model(place.root / network, [Transformer(str(trunk)), Pooling(WIDTH)])
+        shutil.copytree(place.root / network, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    main = repository / "refs" / "main"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(place.root / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    check = model_files.check_place
+
+    def moves_on(folder: Path, model: object) -> None:
+        check(folder, model)
+        main.write_text("b" * 40)
+
+    def fingerprint(spec: str) -> str:
+        return load(ModelConfig(spec=spec, modalities=("text",), precision="fp32"), "cpu").fingerprint
+
+    wanted = fingerprint(f"{kind}:{place.root / 'st'}?max_length=12")
+    main.write_text("a" * 40)
+    monkeypatch.setattr(model_files, "check_place", moves_on)
+    spec = f"{kind}:org/name?max_length=12" + ("&embeds=text" if kind == "hf" else "")
+    assert fingerprint(spec) == wanted
+
+
+def test_the_configuration_of_a_tower_of_the_hub_is_looked_at(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding 3: open_clip reads that of the repository in `hf_model_name`."""
+    repository = place.root / "hub" / "models--org--tower"
+    shutil.copytree(place.root / "trunk", repository / "snapshots" / ("a" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(place.root / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    place.edit(f"hub/models--org--tower/snapshots/{'a' * 40}/config.json", lambda said: said | EVIL)
+    place.edit("clip/open_clip_config.json", lambda said: _with_text(said, {"hf_model_name": "org/tower"}))
+    assert "'evil/kernel' as attn_implementation" in refusal(f"open_clip:local-dir:{place.root / 'clip'}")
+
+
+@pytest.mark.parametrize(
+    ("folder", "file", "spec"),
+    [
+        ("dense/2_Dense", "pytorch_model.bin", "st:{root}/dense"),
+        ("trunk", "pytorch_model.bin", "hf:{root}/trunk"),
+    ],
+)
+def test_safetensors_that_nothing_loads_hide_no_pickle(folder: str, file: str, spec: str, place: Place) -> None:
+    """Finding 3: the pickle was read beside any file of that suffix, or beside the index that a Dense does not read."""
+    from safetensors.torch import load_file
+
+    weights = place.root / folder / "model.safetensors"
+    torch.save(load_file(weights), place.root / folder / file)
+    weights.rename(weights.with_name("decoy.safetensors"))
+    assert f"a pickle, {(place.root / folder / file).relative_to(place.root).as_posix().split('/', 1)[1]}" in refusal(
+        spec.format(root=place.root)
+    )
+
+
+@pytest.mark.parametrize("kind", ["st", "hf"])
+@pytest.mark.parametrize("shard", ["../trunk/model.safetensors", "{root}/trunk/model.safetensors", "model.bin"])
+def test_weights_are_files_of_the_folder(kind: str, shard: str, place: Place) -> None:
+    """Finding 3: an index may name any path."""
+    from safetensors.torch import load_file
+
+    weights = place.root / "st" / "model.safetensors"
+    map_of = dict.fromkeys(load_file(weights), shard.format(root=place.root))
+    weights.unlink()
+    place.edit("st/model.safetensors.index.json", lambda _: {"metadata": {}, "weight_map": map_of})
+    assert "model.safetensors.index.json names" in refusal(f"{kind}:{place.root / 'st'}")
+
+
+def test_a_checkpoint_in_several_files_is_loaded(place: Place) -> None:
+    """Finding 3: what transformers saves is no attack."""
+    from transformers import BertModel
+
+    spec = f"hf:{place.root / 'trunk'}"
+    model = BertModel.from_pretrained(place.root / "trunk")
+    (place.root / "trunk" / "model.safetensors").unlink()
+    model.save_pretrained(place.root / "trunk", max_shard_size="20KB")
+    assert len([*(place.root / "trunk").glob("*.safetensors")]) > 1
+    load(ModelConfig(spec=spec, modalities=("text",), precision="fp32"), "cpu")
+
+
+# --- bounds ---
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("spec", "file"),
+    [
+        ("st:{root}/st", "st/modules.json"),
+        ("st:{root}/st", "st/config.json"),
+        ("st:{root}/st", "st/tokenizer.json"),
+        ("st:{root}/st", "st/README.md"),
+        ("st:{root}/st", "st/additional_chat_templates/one.jinja"),
+        ("st:{root}/dense", "dense/2_Dense/config.json"),
+        ("st:{root}/dense", "dense/2_Dense/model.safetensors"),
+        ("hf:{root}/trunk", "trunk/model.safetensors"),
+        ("open_clip:local-dir:{root}/clip", "clip/open_clip_config.json"),
+        ("hf:{root}/trunk?lora={root}/lora", "lora/adapter_config.json"),
+    ],
+)
+def test_a_fifo_in_place_of_a_file_is_refused(spec: str, file: str, place: Place) -> None:
+    """Finding 3: a reader of one waits for ever."""
+    (place.root / file).parent.mkdir(exist_ok=True)
+    (place.root / file).unlink(missing_ok=True)
+    os.mkfifo(place.root / file)
+    assert "no regular file" in refusal(spec.format(root=place.root))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("spec", "file", "more"),
+    [
+        ("hf:{root}/trunk", "trunk/config.json", {"num_hidden_layers": 10_000_000}),
+        ("st:{root}/st", "st/config.json", {"num_hidden_layers": 10_000_000}),
+        ("st:{root}/st", "st/1_Pooling/config.json", {"layers": [1] * 100_000}),
+    ],
+)
+def test_a_network_of_ten_million_layers_is_not_made(spec: str, file: str, more: Any, place: Place) -> None:
+    """Finding 3: they are made before the weights are read, which has no end."""
+    place.edit(file, lambda said: said | more)
+    assert "4096 at most" in refusal(spec.format(root=place.root))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("spec", "file"),
+    [
+        ("hf:{root}/trunk", "trunk/model.safetensors"),
+        ("st:{root}/dense", "dense/2_Dense/model.safetensors"),
+        ("open_clip:local-dir:{root}/clip", "clip/open_clip_model.safetensors"),
+    ],
+)
+@pytest.mark.parametrize("count", [150_000, 300_000])
+def test_weights_of_hundreds_of_thousands_of_tensors_are_refused(
+    spec: str, file: str, count: int, place: Place
+) -> None:
+    """Finding 3: each costs the libraries time and memory, whether the network has it or not."""
+    one = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({f"t{number}": one for number in range(count)}).encode()
+    (place.root / file).write_bytes(struct.pack("<Q", len(header)) + header)
+    said = refusal(spec.format(root=place.root))
+    assert "100,000 tensors" in said or "header of at most" in said
+
+
+# --- panics ---
+
+
+def panicking(place: Place, folder: str) -> None:
+    """The tokeniser of a folder panics at each `~`: its table of characters leads out of itself there."""
+    table = [0] * 256
+    table[ord("~")] = 100_000 << 10 | 1 << 8 | ord("~")
+    packed = struct.pack("<257I", 4 * len(table), *table)
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(packed).decode()}
+    place.edit(f"{folder}/tokenizer.json", lambda said: said | {"normalizer": normalizer})
+
+
+@pytest.mark.parametrize("folder", ["st:{root}/st", "hf:{root}/trunk", "open_clip:local-dir:{root}/clip"])
+def test_a_panic_of_the_tokeniser_is_the_failure_of_its_text(folder: str, place: Place) -> None:
+    """Finding 3: a panic is no Exception, and ended the worker."""
+    spec = folder.format(root=place.root)
+    if "clip" in spec:
+        for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+            shutil.copy(place.root / "trunk" / name, place.root / "clip")
+        place.edit("clip/open_clip_config.json", lambda said: _with_text(said, {"hf_tokenizer_name": "some/name"}))
+    panicking(place, spec.rpartition("/")[2])
+    config = ModelConfig(spec=spec, modalities=("text",), precision="fp32")
+    samples = [Sample(ordinal=n, key=str(n), text=text) for n, text in enumerate(["a", "b ~", "c", "~", "d"])]
+    answers = load(config, "cpu").prepare(samples)
+    assert [getattr(answer, "code", "") for answer in answers] == ["", "not_tokenised", "", "not_tokenised", ""]
+    if "clip" not in spec:
+        chunking = Chunking(tokens=20, overlap=0)
+        cutting = load(ModelConfig(spec=spec, modalities=("text",), precision="fp32", chunking=chunking), "cpu")
+        assert isinstance(cutting, HasChunks)
+        with pytest.raises(SampleError) as caught:
+            cutting.chunks(samples[1], lambda: None)
+        assert caught.value.code == "not_tokenised"
+        assert len(cutting.chunks(samples[0], lambda: None)) == 1
+
+
+def test_a_panic_of_the_tokeniser_fails_a_query(place: Place) -> None:
+    """Finding 3: `embq serve` answers it, with torch and without."""
+    panicking(place, "st")
+    rows = ModelConfig(spec=f"st:{place.root / 'st'}", modalities=("text",), precision="fp32")
+    model, _ = open_query_model(rows, rows.outputs[0], "text")
+    for asked in (model, LightSentence(place.root / "st", ModelSpec.parse(rows.spec))):
+        with pytest.raises(SampleError) as caught:
+            asked.text("a ~")
+        assert caught.value.code == "not_tokenised"
+        asked.text("a")
+
+
+def test_a_tokeniser_that_panics_while_the_model_is_loaded_is_an_error_of_the_model(place: Place) -> None:
+    """Finding 3: it is tried with a text where it has token types."""
+    packed = base64.b64encode(struct.pack("<2I", 4, 0)).decode()
+    for kind in ("st", "trunk"):
+        normalizer = {"type": "Precompiled", "precompiled_charsmap": packed}
+        place.edit(f"{kind}/tokenizer.json", lambda said, more=normalizer: said | {"normalizer": more})
+        names = ["input_ids", "token_type_ids", "attention_mask"]
+        place.edit(f"{kind}/tokenizer_config.json", lambda said, more=names: said | {"model_input_names": more})
+    for spec in ("st:{root}/st", "hf:{root}/trunk"):
+        assert "PanicException" in refusal(spec.format(root=place.root))
 
 
 # --- another kind of model ---

@@ -59,7 +59,7 @@ def test_a_model_is_found_in_its_folder_or_in_the_cache_and_only_with_weights(tm
     assert "holds no weights" in empty[1]
     assert "there is no model folder" in nowhere[1]
 
-    (folder / "model.safetensors").touch()
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     cached(home, "org/whole", "config.json", "model.safetensors")
     cached(home, "org/half", "config.json")
     cached(home, "sentence-transformers/short", "model.safetensors")

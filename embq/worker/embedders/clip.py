@@ -50,7 +50,7 @@ def model_factory(spec: ModelSpec) -> tuple[Callable[[], tuple[Any, Any, Any]], 
     create = open_clip.create_model_and_transforms
     if spec.name.startswith("local-dir:"):
         spec.check_params("batch_size", "tokens", "normalize")
-        folder, _ = model_source(spec.name.removeprefix("local-dir:"), spec)
+        folder = model_source(spec.name.removeprefix("local-dir:"), spec)
         # Without weights in the folder, open_clip would go on with random ones.
         if not any(file.suffix in (".safetensors", ".bin", ".pth") for file in Path(folder).iterdir()):
             raise ModelError(f"{spec}: the folder holds no weights", next_step="add open_clip_model.safetensors")

@@ -48,16 +48,38 @@ CODE = frozenset({"auto_map", "code_revision", "custom_generate", "custom_pipeli
 ELSEWHERE = frozenset(
     {
         "adapter_kwargs",
+        "audio_tokenizer_name_or_path",
         "base_model_name_or_path",
         "checkpoint_path",
+        "configuration_files",
         "gguf_file",
+        "init_inputs",
         "pretrained_model_name_or_path",
         "processor_name",
         "tokenizer_name_or_path",
+        "transformers_weights",
         "use_pretrained_backbone",
     }
 )
-"""Keys by which something else than the folder's own safetensors is loaded."""
+"""Keys by which something else than the folder's own configurations and `model.safetensors` is loaded."""
+
+READERS = frozenset(
+    {"tokenizer_class", "processor_class", "image_processor_type", "feature_extractor_type", "video_processor_type"}
+)
+"""Keys that name the class that reads texts or images. transformers takes any name that it exports, models included."""
+
+READER = re.compile(
+    r"(?:sentence_transformers\.(?:\w+\.)*)?(?!Auto|Rag)[A-Z]\w*(?:Tokenizer(?:Fast)?|Processor(?:Fast|Pil)?|FeatureExtractor)"
+    r"|(?:Tokenizers|Python|SentencePiece|MistralCommon)Backend",
+    re.ASCII,
+)
+"""Those that load nothing but themselves: not `Auto...`, and not RAG's, whose parts lie in other folders."""
+
+COUNTS = re.compile(r"(?!.*_(?:size|dim|id)$).*(?:layer|depth|block|stage|group|repeat|attends)")
+"""Keys that say how many parts a network has; each is made before weights are read, and whether there are any."""
+
+MOST_PARTS = 4_096
+"""Layers, and items of a list, of which each may be a part of a network."""
 
 ATTENTIONS = ("eager", "sdpa")
 EXPERTS = ("eager", "batched_mm", "grouped_mm")
@@ -70,6 +92,8 @@ def read_config(path: Path, model: object, name: str) -> Any:
     Not by `embq.core.wire`: numbers of more than 64 bits and Infinity are common in these files.
     """
     try:
+        if path.exists() and not path.is_file():  # opening a FIFO would wait for ever
+            raise ValueError("it is no regular file")
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
@@ -106,9 +130,18 @@ def check_keys(content: Any, file: str, model: object) -> None:
 
 
 def check_plain(content: Any, file: str, model: object) -> None:
-    """Raise ModelError as `check_keys` does, and where a value is no plain word, number or boolean."""
+    """Raise ModelError as `check_keys` does, and where a value is no plain word, number or boolean, or too many."""
     for key, value, is_free in _pairs(content):
         _check_key(key, value, file, model)
+        is_list = isinstance(value, list) and not is_free
+        count = len(value) if is_list else value if isinstance(value, int) and COUNTS.match(key) else 0
+        if count > MOST_PARTS:
+            raise refused(
+                model,
+                file,
+                f"has {count} as {shown(key)}, and embq takes {MOST_PARTS} at most",
+                "use the file as it was",
+            )
         if isinstance(value, str) and not is_free and not WORD.fullmatch(value):
             raise refused(
                 model,
@@ -130,6 +163,10 @@ def _check_key(key: str, value: Any, file: str, model: object) -> None:
         )
     if key in ELSEWHERE:
         raise refused(model, file, f"has {key}, which loads something else", "put everything into the folder")
+    if key in READERS and not READER.fullmatch(str(value)):
+        raise refused(
+            model, file, f"names {shown(value)} as {key}, which is no tokeniser or processor", "name the model's own"
+        )
     if key == "quantization_config":
         raise refused(model, file, "says that the weights are quantised", "use the model in float32, bf16 or fp16")
     if key.endswith(("attn_implementation", "attn_implementation_internal")):

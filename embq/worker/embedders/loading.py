@@ -16,39 +16,58 @@ from embq.core.errors import EmbqError, ModelError
 from embq.core.models import ModelSpec
 from embq.worker.embedders.device.errors import device_error
 from embq.worker.embedders.lookup import repositories
-from embq.worker.embedders.model_files import LOOKED_AT, check_model_folder, check_settings
+from embq.worker.embedders.model_files import (
+    LOOKED_AT,
+    SMALL_FILES,
+    check_model_folder,
+    check_settings,
+    towers_of_hub,
+    weights_of,
+)
+from embq.worker.embedders.sample_fields import is_panic
 
 
-def model_source(name: str, spec: ModelSpec) -> tuple[str, bool]:
-    """(folder or hub id, whether it is a folder here), of a model whose files `model_files` lets pass.
+def model_source(name: str, spec: ModelSpec) -> str:
+    """The folder of a model whose files `model_files` lets pass; one of the hub is fetched to the hub's cache first.
 
-    Raises ModelError where the name can only be a folder and there is none, or its files say what embq does not take.
+    The libraries get that folder, never the name: the hub could have other files for it by then.
+
+    Raises ModelError where there is no such model, or its files say what embq does not take.
     """
     folder = Path(name).expanduser()
-    if folder.is_dir():
-        with translated_model_errors(spec, from_hub=False):
-            check_model_folder(folder, spec, spec.family)
-        return str(folder.resolve()), True
+    is_folder = folder.is_dir()
     looks_like_folder = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
-    if spec.family == "open_clip" or looks_like_folder or folder.exists():
+    if not is_folder and (spec.family == "open_clip" or looks_like_folder or folder.exists()):
         raise ModelError(
             f"{spec}: there is no model folder {name}",
             next_step="check the path; relative paths start at the folder in which the worker was started",
         )
+    with translated_model_errors(spec, from_hub=not is_folder), no_progress_bars():
+        folder = folder.resolve() if is_folder else _snapshot(spec)
+        check_model_folder(folder, spec, spec.family)
     with translated_model_errors(spec, from_hub=True), no_progress_bars():
-        check_settings(_settings_of_hub(spec), spec, spec.family)
-    return name, False
+        for tower in towers_of_hub(folder, spec) if spec.family == "open_clip" else ():
+            check_settings(Path(snapshot_download(tower, allow_patterns=list(LOOKED_AT))), f"{spec}: {tower}", "hf")
+    return str(folder)
 
 
-def _settings_of_hub(spec: ModelSpec) -> Path:
-    """A folder of the hub's cache with the configurations of a model; raises as the hub's client does."""
+def _snapshot(spec: ModelSpec) -> Path:
+    """The folder of the hub's cache with the files that a model is loaded from; raises as the hub's client does."""
     *others, last = repositories(spec)
     for repository in others:
         try:
-            return Path(snapshot_download(repository, allow_patterns=list(LOOKED_AT)))
+            return _fetched(repository, spec)
         except (OSError, ValueError):
             continue  # which is also what is raised for a repository that is not there
-    return Path(snapshot_download(last, allow_patterns=list(LOOKED_AT)))
+    return _fetched(last, spec)
+
+
+def _fetched(repository: str, spec: ModelSpec) -> Path:
+    folder = Path(snapshot_download(repository, allow_patterns=list(SMALL_FILES)))
+    check_settings(folder, spec, spec.family)
+    wanted = [*SMALL_FILES, *weights_of(folder, spec, spec.family)]
+    # Of the same commit, whose name the folder has.
+    return Path(snapshot_download(repository, revision=folder.name, allow_patterns=wanted))
 
 
 @contextmanager
@@ -56,14 +75,16 @@ def translated_model_errors(spec: ModelSpec, *, from_hub: bool) -> Iterator[None
     """Turn what transformers, sentence-transformers and open_clip raise for absent or damaged files into ModelError.
 
     Their exceptions have no common tree, and a folder decides what is raised: UnpicklingError, IndexError, and by
-    tokenizers a plain Exception.
+    tokenizers a plain Exception, or a panic.
     """
     try:
         yield
     except (ImportError, MemoryError, EmbqError):
         raise
-    except Exception as error:
-        if (told := device_error(error)) is not None:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        if isinstance(error, Exception) and (told := device_error(error)) is not None:
             raise told from error
         reason = first_line(error)
         if "trust_remote_code" in str(error):
@@ -158,7 +179,7 @@ def no_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """First line of a foreign exception, short enough for a terminal."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"[:300]

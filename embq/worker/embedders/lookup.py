@@ -183,7 +183,8 @@ def _at_hub(spec: ModelSpec, repositories: list[str]) -> ModelLocation:
     cache = model_cache()
     for repository in repositories:
         try:
-            folder = Path(snapshot_download(repository, local_files_only=True))
+            # No patterns, or what no library needs would have to be there as well.
+            folder = Path(snapshot_download(repository, local_files_only=True, allow_patterns=[]))
         except (LocalEntryNotFoundError, HFValidationError, OSError, ValueError):
             continue
         if has_weights(folder):

@@ -9,6 +9,7 @@ No model library is imported here: queries and `embq doctor` look without them.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
@@ -27,6 +28,7 @@ SETTINGS = (
     "video_preprocessor_config.json",
     "processor_config.json",
     "generation_config.json",
+    "audio_tokenizer_config.json",
 )
 """Configurations of transformers. Words and numbers alone stand in them, but for the keys of `config_keys.FREE`."""
 
@@ -46,14 +48,58 @@ MODULE_SETTINGS = (
 LOOKED_AT = ("modules.json", "*config*.json")
 """Patterns of the files of a repository that are read here."""
 
+SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.codes", "README.md")
+"""Patterns of the files of a repository that a model is loaded from, but for its weights: no code and no pickles."""
+
 MOST_CARD_BYTES = 64 * 1024
 """Beginning of a model card that is looked at."""
 
 REPOSITORY = re.compile(r"(?:\w[\w.\-]*/)?\w[\w.\-]*", re.ASCII)
 """Id of a repository at the hub."""
 
-MODEL_ARGUMENTS = frozenset({"add_pooling_layer", "attn_implementation", "dtype", "torch_dtype", "use_safetensors"})
-"""Arguments that sentence-transformers may hand to transformers from a configuration."""
+_OF_MODELS = frozenset({"add_pooling_layer", "attn_implementation", "dtype", "torch_dtype", "use_safetensors"})
+_OF_CONFIGS = frozenset(
+    {
+        "attn_implementation",
+        "dtype",
+        "is_causal",
+        "is_decoder",
+        "num_labels",
+        "torch_dtype",
+        "use_bidirectional_attention",
+    }
+)
+_OF_TOKENIZERS = frozenset(
+    {
+        "add_bos_token",
+        "add_eos_token",
+        "add_prefix_space",
+        "do_lower_case",
+        "max_pixels",
+        "min_pixels",
+        "model_max_length",
+        "padding_side",
+        "strip_accents",
+        "tokenize_chinese_chars",
+        "truncation_side",
+        "use_fast",
+    }
+)
+ARGUMENTS = {
+    "model_args": _OF_MODELS,
+    "model_kwargs": _OF_MODELS,
+    "config_args": _OF_CONFIGS,
+    "config_kwargs": _OF_CONFIGS,
+    "tokenizer_args": _OF_TOKENIZERS,
+    "processor_kwargs": _OF_TOKENIZERS,
+}
+"""Key of a configuration -> the arguments that sentence-transformers may hand to transformers from there.
+
+Any other could name a file that is not looked at here, as `_configuration_file` does.
+"""
+
+TASK = "feature-extraction"
+"""The only task of a transformer that gives states of tokens; `retrieval` takes any class that a folder names."""
 
 METHOD = re.compile(r"forward|get_[a-z]+_features|encode|encode_[a-z]+")
 """Methods of a model that its configuration may have called."""
@@ -121,6 +167,21 @@ TOKENIZER_ARGUMENTS: dict[str, Callable[[Any], bool]] = {
 OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
 """Files that open_clip takes before any other."""
 
+WEIGHTS = "model.safetensors"
+"""File that transformers and sentence-transformers take before any other."""
+
+INDEX = f"{WEIGHTS}.index.json"
+"""Names the files of weights where these are several; only transformers reads it."""
+
+SHARD = re.compile(r"[\w.\-]+\.safetensors", re.ASCII)
+OF_TRANSFORMERS = ("Transformer", "CLIPModel")
+
+MOST_HEADER_BYTES = 16 << 20
+"""Largest JSON header of a safetensors file; a large model has some hundred kilobytes."""
+
+MOST_TENSORS = 100_000
+"""Tensors of one module; the largest models with experts have 90,000."""
+
 
 def check_model_folder(folder: Path, model: object, family: str) -> None:
     """Raise ModelError where loading the model of a folder could run code, or give another kind of model.
@@ -134,21 +195,82 @@ def check_model_folder(folder: Path, model: object, family: str) -> None:
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pth"))
         if pickles and not any((folder / name).exists() for name in OPEN_CLIP_WEIGHTS):
             raise _pickle(model, pickles[0], OPEN_CLIP_WEIGHTS[0])
+        _check_tensors(folder, [path.name for path in folder.glob("*.safetensors")], model)
         return
-    for part in [folder, *(folder / path for path, _ in _modules(folder, model, family))]:
-        pickles = sorted(path.name for path in part.glob("pytorch_model*.bin*"))
-        if pickles and not any(part.glob("*.safetensors")):
-            raise _pickle(model, (part / pickles[0]).relative_to(folder).as_posix(), "model.safetensors")
+    # Of modules in one folder the first counts: those after it have no weights of their own.
+    for part, kind in {"": "Transformer", **dict(reversed(_modules(folder, model, family)))}.items():
+        _check_weights(folder / part, kind, folder, model)
+
+
+def _check_weights(part: Path, kind: str, folder: Path, model: object) -> None:
+    """The weights that the libraries take for a module: not a pickle, and no file of another folder."""
+    names = [WEIGHTS] if (part / WEIGHTS).is_file() else []
+    if not names and kind in OF_TRANSFORMERS and (index := read_config(part / INDEX, model, INDEX)) is not None:
+        names = sorted({str(name) for name in _values(index, "weight_map")})
+        if other := [name for name in names if not SHARD.fullmatch(name)]:
+            raise refused(model, INDEX, f"names {shown(other[0])} for weights", "put the weights into the folder")
+    pickles = sorted(path.name for path in part.glob("pytorch_model*.bin*"))
+    if pickles and not names:
+        raise _pickle(model, (part / pickles[0]).relative_to(folder).as_posix(), WEIGHTS)
+    _check_tensors(part, names, model)
+
+
+def _values(content: Any, key: str) -> list[Any]:
+    found = content.get(key) if isinstance(content, dict) else None
+    return list(found.values()) if isinstance(found, dict) else []
+
+
+def _check_tensors(part: Path, names: list[str], model: object) -> None:
+    """Raise ModelError where files are no safetensors, or hold more tensors than any model has."""
+    total = 0
+    for name in names:
+        try:
+            total += len(weights_header(part / name)[0])
+        except (OSError, ValueError, RecursionError) as error:
+            why = (error.strerror if isinstance(error, OSError) else "") or str(error)
+            raise refused(model, name, f"cannot be loaded: {why}", "copy the file again") from error
+        if total > MOST_TENSORS:
+            raise refused(model, name, f"makes it more than {MOST_TENSORS:,} tensors", "use another model")
+
+
+def weights_header(path: Path) -> tuple[dict[str, Any], int]:
+    """(name -> description of each tensor of a safetensors file and `__metadata__`, bytes before the numbers).
+
+    The format: 8 bytes with the length of the header, little-endian; the header, JSON; the numbers. Raises OSError,
+    ValueError or RecursionError where it is no such file.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(MOST_HEADER_BYTES, path.stat().st_size - 8):
+            raise ValueError(f"it is no safetensors file with a header of at most {MOST_HEADER_BYTES >> 20} MiB")
+        header = json.loads(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    return header, 8 + length
+
+
+def weights_of(folder: Path, model: object, family: str) -> list[str]:
+    """Patterns of the files of weights of a repository, of which the small files are in a folder."""
+    parts = dict.fromkeys(["", *(path for path, _ in _modules(folder, model, family))])
+    return [(PurePosixPath(part) / name).as_posix() for part in parts for name in (WEIGHTS, "model-*.safetensors")]
 
 
 def check_place(folder: Path, model: object) -> None:
-    """Raise ModelError where a folder holds what others may have uploaded."""
+    """Raise ModelError where a folder holds what others may have uploaded, or what only looks like a file."""
     if INPUTS in folder.resolve().parts:
         raise ModelError(
             f"{model}: the folder is below {INPUTS}, where files lie that came with --upload; no model is loaded from "
             "there",
             next_step="copy the model to a folder that uploads do not write to, and name that",
         )
+    _check_files(folder, model)
+
+
+def _check_files(folder: Path, model: object) -> None:
+    """Raise ModelError for a FIFO, a device or a socket, of which some are never read to their end."""
+    for file in [*folder.glob("*"), *folder.glob("additional_chat_templates/*")]:
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise refused(model, file.name, "is no regular file", "use the file as it was saved")
 
 
 def check_settings(folder: Path, model: object, family: str) -> None:
@@ -173,7 +295,14 @@ def check_settings(folder: Path, model: object, family: str) -> None:
             _check_module(folder, path, kind, model)
     for name in SETTINGS:
         check_plain(without_own_code(read_config(folder / name, model, name)), name, model)
-    check_keys(read_config(folder / TOKENIZER, model, TOKENIZER), TOKENIZER, model)
+    _check_tokenizers(folder, "", model)
+
+
+def _check_tokenizers(folder: Path, path: str, model: object) -> None:
+    """The tokeniser of a folder, and further ones in folders below it, as processors have them."""
+    for file in [folder / path / TOKENIZER, *(folder / path).glob(f"*/{TOKENIZER}")]:
+        where = file.relative_to(folder).as_posix()
+        check_keys(read_config(file, model, where), where, model)
 
 
 def without_own_code(content: Any) -> Any:
@@ -226,6 +355,13 @@ def _check_open_clip(folder: Path, model: object) -> None:
                 )
     check_plain(settings, name, model)
     check_plain(content.get("preprocess_cfg"), name, model)
+
+
+def towers_of_hub(folder: Path, model: object) -> list[str]:
+    """Repositories of which open_clip reads the configuration for a folder that `check_settings` lets pass."""
+    content = read_config(folder / "open_clip_config.json", model, "open_clip_config.json") or {"model_cfg": {}}
+    towers = [content["model_cfg"].get(key, {}) for key in ("text_cfg", "multimodal_cfg")]
+    return [tower["hf_model_name"] for tower in towers if tower.get("hf_model_name")]
 
 
 def _check_kind(folder: Path, model: object, *, has_modules: bool) -> None:
@@ -320,6 +456,7 @@ def _check_module(folder: Path, path: str, kind: str, model: object) -> None:
     """The configurations in the folder of a module."""
     if path not in ("", ".") and (folder / path / "adapter_config.json").exists():
         raise refused(model, f"{path}/adapter_config.json", "makes it an adapter of another model", "merge it")
+    _check_files(folder / path, model)
     for name in (*SETTINGS, *MODULE_SETTINGS):
         where = (PurePosixPath(path) / name).as_posix()
         content = read_config(folder / where, model, where)
@@ -330,21 +467,25 @@ def _check_module(folder: Path, path: str, kind: str, model: object) -> None:
                 raise refused(
                     model, where, f"names {shown(content[key])} as {key}", "use a model that names one of the library's"
                 )
-        for arguments in (content.get("model_args"), content.get("model_kwargs")):
+        for key, known in ARGUMENTS.items():
+            arguments = content.get(key)
             for argument in arguments if isinstance(arguments, dict) else ():
-                if argument not in MODEL_ARGUMENTS:
-                    known = ", ".join(sorted(MODEL_ARGUMENTS))
+                if argument not in known:
                     raise refused(
-                        model, where, f"sets {shown(argument)} for the model", f"leave it out; embq takes {known}"
+                        model,
+                        where,
+                        f"sets {shown(argument)} in {key}",
+                        f"leave it out; embq takes {', '.join(sorted(known))}",
                     )
+        if (task := content.get("transformer_task", TASK)) != TASK:
+            raise refused(model, where, f"has the transformer_task {shown(task)}", f"use a model of {TASK}")
         modalities = content.get("modality_config")
         for parameters in modalities.values() if isinstance(modalities, dict) else ():
             method = parameters.get("method", "forward") if isinstance(parameters, dict) else "forward"
             if not METHOD.fullmatch(str(method)):
                 raise refused(model, where, f"calls {shown(method)} of the model", "use a model that calls forward")
         check_plain(without_own_code(content), where, model)
-    where = (PurePosixPath(path) / TOKENIZER).as_posix()
-    check_keys(read_config(folder / where, model, where), where, model)
+    _check_tokenizers(folder, path, model)
 
 
 def _other_kind(model: object, file: str, kind: str) -> ModelError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from embq.core.errors import ModelError, SampleError
@@ -35,6 +36,23 @@ def text_of(sample: Sample) -> str:
     except UnicodeEncodeError as error:
         raise SampleError("text_not_utf8", f"the text is not valid Unicode: {error.reason}") from error
     return sample.text
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library in Rust panicked: that is no Exception, and its type is exported by nothing."""
+    return type(error).__module__ == "pyo3_runtime"
+
+
+@contextmanager
+def no_panic() -> Iterator[None]:
+    """Turn a panic of a tokeniser, which would end the worker, into SampleError `not_tokenised`."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        why = " ".join(str(error).split())[:200]
+        raise SampleError("not_tokenised", f"the model's tokeniser fails for the text: {why}") from None
 
 
 def prepare_each(samples: Sequence[Sample], prepare: Callable[[Sample], T]) -> list[T | SampleError]:

@@ -146,9 +146,9 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> VisionEmbedder:
     place = device_of(device)
     dtype_of(config, place)
     quiet_pillow()
-    source, is_folder = model_source(spec.name, spec)
-    where = {"local_files_only": is_folder, "trust_remote_code": False}
-    with translated_model_errors(spec, from_hub=not is_folder):
+    source = model_source(spec.name, spec)
+    where = {"local_files_only": True, "trust_remote_code": False}
+    with translated_model_errors(spec, from_hub=False):
         model, absent = _model(spec, kind, source, asked, **where)
         processor: Any = AutoImageProcessor.from_pretrained(source, **where)  # type: ignore[no-untyped-call]
     preprocess = of_image_processor(processor, str(spec))
@@ -199,9 +199,9 @@ def _model(spec: ModelSpec, kind: Any, source: str, asked: Sequence[str], **wher
 
 def vision_class(spec: ModelSpec) -> Any:
     """The class of a model that embeds images, None of any other; ModelError where its configuration is not there."""
-    source, is_folder = model_source(spec.name, spec)
-    with translated_model_errors(spec, from_hub=not is_folder):
-        return _class_of(AutoConfig.from_pretrained(source, local_files_only=is_folder, trust_remote_code=False))
+    source = model_source(spec.name, spec)
+    with translated_model_errors(spec, from_hub=False):
+        return _class_of(AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False))
 
 
 def _class_of(config: Any) -> Any:

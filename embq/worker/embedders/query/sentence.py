@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ from tokenizers import Tokenizer
 from embq.core.errors import SampleError
 from embq.core.models import ModelSpec
 from embq.core.units import Sample
-from embq.worker.embedders.sample_fields import text_of
+from embq.worker.embedders.model_files import weights_header
+from embq.worker.embedders.sample_fields import no_panic, text_of
 from embq.worker.embedders.text.prompts import chosen
 
 KNOWN = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
@@ -110,22 +110,13 @@ def gelu(x: np.ndarray) -> np.ndarray:
     return answer
 
 
-MOST_HEADER_BYTES = 16 << 20
-"""Largest JSON header of a safetensors file; a large model has some hundred kilobytes."""
-
-
 def mapped_weights(path: Path) -> dict[str, np.ndarray]:
     """Name -> float32 array of each tensor of that type; others are left out. Nothing is read but the header.
 
-    The format: 8 bytes with the length of the header, little-endian; the header, JSON; the numbers. Raises OSError, or
-    ValueError where the file is no such file.
+    Raises as `weights_header`, and ValueError where the file is cut off.
     """
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        length = int.from_bytes(mapped[:8], "little")
-        if not 2 <= length <= min(MOST_HEADER_BYTES, len(mapped) - 8):
-            raise ValueError(f"{path} is no safetensors file")
-        header = json.loads(mapped[8 : 8 + length])
-    numbers = np.asarray(np.memmap(path, dtype=np.uint8, mode="r", offset=8 + length))
+    header, begin = weights_header(path)
+    numbers = np.asarray(np.memmap(path, dtype=np.uint8, mode="r", offset=begin))
     weights = {}
     for name, tensor in header.items():
         if name != "__metadata__" and tensor["dtype"] == "F32":
@@ -171,7 +162,8 @@ class LightSentence:
     def text(self, text: str) -> np.ndarray:
         """Its vector, float32 of shape (dim,); SampleError as `sample_fields.text_of` raises it."""
         checked = text_of(Sample(ordinal=0, key="", text=text))
-        ids = np.array(self._tokenizer.encode(self._prompt + checked).ids)
+        with no_panic():
+            ids = np.array(self._tokenizer.encode(self._prompt + checked).ids)
         if not len(ids):
             raise SampleError("empty_text", "the model's tokeniser finds no token in the text")
         if int(ids.max()) >= self._bert.vocabulary:

@@ -11,6 +11,7 @@ from open_clip.tokenizer import SimpleTokenizer, basic_clean, canonicalize_text,
 from transformers import PreTrainedTokenizerBase
 
 from embq.core.models import Chunking
+from embq.worker.embedders.sample_fields import no_panic
 from embq.worker.embedders.text.splitting import TokenSplitter, counted_splitter, no_splitter
 from embq.worker.embedders.text.tokens import PerThread, tokenizer_content, unknown_token
 
@@ -98,12 +99,13 @@ class ClipTokens:
     def row(self, text: str) -> tuple[np.ndarray, bool]:
         """(token ids of a text as the tower reads them: int64 (context,), cut off or padded; whether it has more).
 
-        Raises SampleError `unknown_token` for an id that the tower has no vector for.
+        Raises SampleError `unknown_token` for an id that the tower has no vector for, `not_tokenised` for none at all.
         """
         if self._words is not None:
             row, is_cut = self._words.row(text)
         else:
-            row = self._copies.mine()([text])[0].numpy()
+            with no_panic():
+                row = self._copies.mine()([text])[0].numpy()
             # Counted again only where the row is full: padding is the same token over and over.
             is_cut = bool(row[-1] != row[-2]) and self.count(text) > len(row)
         if self._vocabulary is not None and (most := int(row.max())) >= self._vocabulary:

@@ -20,6 +20,7 @@ from embq.core.models import Chunking
 from embq.core.units import Sample
 from embq.sources.interface import Moved
 from embq.worker.embedders.base import ChunkableEmbedder, Prepared
+from embq.worker.embedders.sample_fields import no_panic
 from embq.worker.embedders.text.flat_batch import TokenRow
 from embq.worker.embedders.text.splitting import CHARS_PER_TOKEN, ChunkingEmbedder
 from embq.worker.embedders.text.tokens import PerThread, Tokens
@@ -104,12 +105,18 @@ class LateChunkingEmbedder(ChunkingEmbedder):
         whole = super().chunks(sample, moved)
         spans = [(one.passage.start, one.passage.end) for one in whole if one.passage is not None]
         late = self._windower.late_chunks(sample.text or "", spans, moved)
-        return [
-            LateSample(
-                ordinal=one.ordinal, key=one.key, text=one.text, metadata=one.metadata, passage=one.passage, late=chunk
-            )
-            for one, chunk in zip(whole, late, strict=True)
-        ]
+        with no_panic():
+            return [
+                LateSample(
+                    ordinal=one.ordinal,
+                    key=one.key,
+                    text=one.text,
+                    metadata=one.metadata,
+                    passage=one.passage,
+                    late=chunk,
+                )
+                for one, chunk in zip(whole, late, strict=True)
+            ]
 
     def prepare(self, samples: Sequence[Sample]) -> list[Prepared | SampleError]:
         """See `embq.worker.embedders.base.Embedder`: what `chunks` found for its samples; others are texts as usual."""

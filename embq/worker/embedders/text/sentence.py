@@ -50,14 +50,14 @@ def loaded(spec: ModelSpec, *, keep_length: bool) -> SentenceTransformer:
     Args:
         keep_length: whether its vectors keep the length that the trunk gives them.
     """
-    source, is_folder = model_source(_minilm_folder() if spec.family == "minilm" else spec.name, spec)
-    with no_progress_bars(), translated_model_errors(spec, from_hub=not is_folder), complete_weights(spec):
+    source = model_source(_minilm_folder() if spec.family == "minilm" else spec.name, spec)
+    with no_progress_bars(), translated_model_errors(spec, from_hub=False), complete_weights(spec):
         model = SentenceTransformer(
             source,
             # Where it is computed it goes in its precision, which is half of this or less.
             device="cpu",
             trust_remote_code=False,
-            local_files_only=is_folder,
+            local_files_only=True,
             # Explicit, because the default is the type of the checkpoint.
             model_kwargs={"dtype": torch.float32, "use_safetensors": True},
         )

@@ -16,7 +16,7 @@ from embq.core.models import Chunking
 from embq.core.units import Passage, Sample, content_hash
 from embq.sources.interface import Moved
 from embq.worker.embedders.base import MAX_CHUNKS, ChunkableEmbedder, Prepared, Splitter
-from embq.worker.embedders.sample_fields import text_of
+from embq.worker.embedders.sample_fields import no_panic, text_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -155,7 +155,8 @@ class ChunkingEmbedder:
         if sample.error is not None:
             raise SampleError(*sample.error)
         text = text_of(sample)
-        spans = self._splitter.spans(text, moved)
+        with no_panic():
+            spans = self._splitter.spans(text, moved)
         if not spans:
             raise SampleError("empty_text", "the text has nothing that could be a chunk")
         chunks = []

@@ -6,7 +6,7 @@ import copy
 import itertools
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from transformers import TokenizersBackend
 from embq.core.errors import SampleError
 from embq.worker.embedders.base import Truncated
 from embq.worker.embedders.device.transfer import PinnedSender
+from embq.worker.embedders.sample_fields import no_panic
 from embq.worker.embedders.text.flat_batch import TokenRow, flattened, padded
 from embq.worker.embedders.text.token_limits import NO_LIMIT
 
@@ -85,10 +86,11 @@ class Tokens:
         """One row per text with special tokens, without padding; a `Truncated` one where the text is too long.
 
         In place of a row without a token SampleError `empty_text`, of one with an id that the model has no vector for
-        SampleError `unknown_token`.
+        SampleError `unknown_token`, of a text at which the tokeniser panics SampleError `not_tokenised`.
         """
-        if not texts:
-            return []
+        return _despite_panics(texts, self._rows)
+
+    def _rows(self, texts: Sequence[str]) -> list[TokenRow | SampleError]:
         rows = self._by_library(texts) if self.backend is not None else self._by_wrapper(texts)
         return all_checked(rows, self._vocabulary)
 
@@ -177,8 +179,27 @@ class TableTokens:
 
     def rows(self, texts: Sequence[str]) -> list[TokenRow | SampleError]:
         """See `Tokens.rows`."""
+        return _despite_panics(texts, self._rows)
+
+    def _rows(self, texts: Sequence[str]) -> list[TokenRow | SampleError]:
         found = self._copies.mine().encode_batch_fast(list(texts), add_special_tokens=False)
         return all_checked([{"input_ids": ids} for ids in int_arrays([one.ids for one in found])], self._vocabulary)
+
+
+def _despite_panics(
+    texts: Sequence[str], rows: Callable[[Sequence[str]], list[TokenRow | SampleError]]
+) -> list[TokenRow | SampleError]:
+    """`rows` of the texts, in halves where one of them makes the tokeniser panic, until that one is alone."""
+    if not texts:
+        return []
+    try:
+        with no_panic():
+            return rows(texts)
+    except SampleError as error:
+        if len(texts) == 1:
+            return [error.with_traceback(None)]
+    middle = len(texts) // 2
+    return _despite_panics(texts[:middle], rows) + _despite_panics(texts[middle:], rows)
 
 
 def int_arrays(lists: Sequence[Sequence[int]]) -> list[np.ndarray]:

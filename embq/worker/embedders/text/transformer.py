@@ -111,10 +111,10 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedd
     to_unit_length = unit_length(spec, "false")
     place = device_of(device)
     dtype = dtype_of(config, place)
-    source, is_folder = model_source(spec.name, spec)
-    with translated_model_errors(spec, from_hub=not is_folder):
-        trunk = _trunk(spec, source, local_files_only=is_folder, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=is_folder, trust_remote_code=False)
+    source = model_source(spec.name, spec)
+    with translated_model_errors(spec, from_hub=False):
+        trunk = _trunk(spec, source, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     add_lora(trunk, spec)
     held = tokens_held(trunk)
     told = tokenizer.model_max_length if tokenizer.model_max_length < NO_LIMIT else None
