@@ -83,8 +83,8 @@ for _, u in ipairs(units) do
   answer[#answer + 1] = u
 end
 -- At the tail, once a second, hint units that idle workers may help with: first those that are not begun, then those
--- whose holders need longest, among a thousand so that nobody waits for long. own_ms is the time that a usual unit takes
--- the fastest of the idle workers.
+-- whose holders need longest; of a thousand leases, so that nobody waits for long. own_ms is the time that a usual unit
+-- takes the fastest of the idle workers.
 local idle, own_ms = tonumber(ARGV[6]), tonumber(ARGV[8])
 if idle > 0 and #units == 0 and ARGV[3] == '1' and now - num('helped_ms', 0) > 1000 then
   local held, wanting = redis.call('HRANDFIELD', owner, 1000, 'WITHVALUES'), {}
