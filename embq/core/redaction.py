@@ -9,6 +9,9 @@ HIDDEN = "****"
 _USER_INFO = re.compile(r"(://[^:@/\s]*):[^\s\"]*@")
 """Up to the last "@", because a password that was not quoted may hold any character."""
 
+_LONG_USER = re.compile(r"(://)[^:@/\s]{20,}@")
+"""A token in place of a user; no user of ours has so long a name."""
+
 _SIGNED = re.compile(
     r"([?&](?:password|x-amz-(?:signature|security-token|credential)|x-goog-(?:signature|credential)|signature|sig"
     r"|policy|key-pair-id|awsaccesskeyid|(?:access_?|auth_?|id_?)?token|api_?key|secret)=)[^&\s\"'<>)]*",
@@ -17,10 +20,13 @@ _SIGNED = re.compile(
 """Secrets in the query of a URL: passwords for redis-py, signatures for object stores and their CDNs."""
 
 _NAMED = re.compile(
-    r"(?<![\w-])((?:password|passwd|aws_secret_access_key|aws_session_token|hf_token|client_secret|private_key)"
-    r"[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&}]+",
+    r"(?<![\w-])((?:[a-z0-9]+[_-])*"
+    r"(?:[a-z]{0,6}password|passwd|secret_access_key|session_token|hf_token|client_secret|private_key|api[_-]?key)"
+    r"[\"']?\s*[=:]\s*)(?:\"[^\"\n]*\"?|'[^'\n]*'?|[^\s\"',;&}]+)",
     re.IGNORECASE,
 )
+"""A name that says so, and its value, which is taken to its closing quote."""
+
 _AUTHORIZATION = re.compile(r"(\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
 _HUGGING_FACE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
 """Their tokens have 34 letters and digits; the functions of their library have an underscore before that."""
@@ -32,6 +38,7 @@ def masked(text: str) -> str:
     A masked text stays as it is. For single values and lines: mask values before they are written as JSON.
     """
     text = _USER_INFO.sub(rf"\1:{HIDDEN}@", text)
+    text = _LONG_USER.sub(rf"\1{HIDDEN}@", text)
     text = _SIGNED.sub(rf"\1{HIDDEN}", text)
     text = _NAMED.sub(rf"\1{HIDDEN}", text)
     text = _AUTHORIZATION.sub(rf"\1{HIDDEN}", text)

@@ -28,6 +28,15 @@ S = "SECRETSECRETSECRET"
         f"{{'aws_secret_access_key': '{S}', 'b': 1}}",
         f'{{"password": "{S}"}}',
         f"password={S}",
+        f"postgresql://host/db?sslmode=require&sslpassword={S}",
+        f"host=db sslpassword={S} user=me",
+        f"redis://{S}{S}@host:6379",
+        f"OPENAI_API_KEY={S}",
+        f"WANDB_API_KEY: {S}",
+        f"X-Api-Key: {S}",
+        f"PGPASSWORD={S} psql",
+        f'password="two words {S}"',
+        f"{{'api_key': 'two words {S}'}}",
     ],
 )
 def test_a_secret_is_hidden_and_the_rest_stays(text: str) -> None:
