@@ -216,16 +216,28 @@ def test_a_body_that_is_no_json_or_too_large_is_refused(server: Server, data: by
 def test_more_requests_than_there_is_room_for_are_told_to_come_again(server: Server) -> None:
     host, _, port = server.url.removeprefix("http://").partition(":")
     head = b"POST /knn-service HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
-    with ExitStack() as stack:
-        for _ in range(MOST_IN_FLIGHT):
-            connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
+    share = MOST_IN_FLIGHT * 3 // 4
+
+    def posts(count: int, client: str) -> None:
+        for _ in range(count):
+            address = (client, 0)
+            connection = stack.enter_context(socket.create_connection((host, int(port)), 60, source_address=address))
             connection.sendall(head)
-        wait_until(lambda: f"embq_http_in_flight {MOST_IN_FLIGHT + 1}.0" in server.ask("/metrics").data.decode())
+
+    def in_flight(count: int) -> None:
+        wait_until(lambda: f"embq_http_in_flight {count + 1}.0" in server.ask("/metrics").data.decode())
+
+    with ExitStack() as stack:
+        posts(share + 30, "127.0.0.2")
+        in_flight(share)
+        assert server.knn(text="text 7")[0]["id"] == 7, "one client keeps out no other"
+        posts(MOST_IN_FLIGHT - share, "127.0.0.3")
+        in_flight(MOST_IN_FLIGHT)
         answer = server.ask("/knn-service", {"text": "text 7"})
         assert (answer.status, answer.json["code"]) == (503, "overloaded")
         assert answer.headers["retry-after"] == "1"
         assert server.ask("/health").status == 200
-    wait_until(lambda: "embq_http_in_flight 1.0" in server.ask("/metrics").data.decode())
+    in_flight(0)
     assert server.knn(text="text 7")[0]["id"] == 7
 
 

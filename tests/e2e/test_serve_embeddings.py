@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,10 @@ def waiting_tokens(server: Server, model: str) -> float:
     )
 
 
-def sent(server: Server, texts: list[str], model: str) -> socket.socket:
+def sent(server: Server, texts: list[str], model: str, client: str = "127.0.0.1") -> socket.socket:
     """A connection on which a request was sent, and no answer read."""
     host, _, port = server.url.removeprefix("http://").partition(":")
-    connection = socket.create_connection((host, int(port)), timeout=60)
+    connection = socket.create_connection((host, int(port)), 60, source_address=(client, 0))
     body = json.dumps({"input": texts, "model": model}).encode()
     head = f"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
@@ -167,6 +168,19 @@ def test_too_much_work_is_refused_and_what_nobody_waits_for_is_dropped(server: S
         assert len(embedded(server, "other models answer")) == 1
     wait_until(lambda: waiting_tokens(server, "slow") == 0, deadline_s=10)
     assert embedded(server, "text 7", "slow")[0] == pytest.approx(stub_vector(b"text 7", 8))
+
+
+def test_one_client_keeps_out_no_other_and_a_text_counts_as_much_as_is_read(server: Server) -> None:
+    large = ["word " * 400] * 2_000  # 4 MB, and 200 s of the device
+    with ExitStack() as stack:
+        for _ in range(6):
+            stack.enter_context(sent(server, large, "slow", client="127.0.0.2"))
+        wait_until(lambda: waiting_tokens(server, "slow") > 0)
+        assert embedded(server, "text 7", "slow")[0] == pytest.approx(stub_vector(b"text 7", 8))
+        with sent(server, ["one word " * 400_000], "minilm", client="127.0.0.3"):
+            wait_until(lambda: waiting_tokens(server, "minilm") > 0)
+            assert waiting_tokens(server, "minilm") <= 512
+    wait_until(lambda: waiting_tokens(server, "slow") == 0, deadline_s=10)
 
 
 def test_a_pass_for_which_the_device_has_no_room_is_done_in_halves(server: Server) -> None:

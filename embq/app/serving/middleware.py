@@ -9,6 +9,7 @@ origin is allowed.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST_IN_FLIGHT = 256
-"""Above this, POST requests are refused: each holds its body, and the last one would wait for all before it."""
+"""Above this, POST requests are refused: each holds its body, and the last one would wait for all before it. Of one
+client above three quarters of it, so that none keeps out the others by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,8 @@ class AccessMiddleware:
 
     def __init__(self, app: ASGIApp, *, rules: AccessRules, metrics: Metrics, routes: Sequence[BaseRoute]) -> None:
         self._app, self._rules, self._metrics, self._routes = app, rules, metrics, routes
-        self._in_flight = self._posts = 0
+        self._in_flight = 0
+        self._posts: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -68,7 +71,8 @@ class AccessMiddleware:
             await send(message)
 
         self._in_flight += 1
-        self._posts += scope["method"] == "POST"
+        client = client_of(scope)
+        self._posts[client] += scope["method"] == "POST"
         self._metrics.gauge("embq_http_in_flight").set(self._in_flight)
         try:
             refusal = self._refusal(scope)
@@ -78,7 +82,9 @@ class AccessMiddleware:
                 await self._app(scope, receive, counting)
         finally:
             self._in_flight -= 1
-            self._posts -= scope["method"] == "POST"
+            self._posts[client] -= scope["method"] == "POST"
+            if not self._posts[client]:
+                del self._posts[client]
             self._metrics.gauge("embq_http_in_flight").set(self._in_flight)
             self._metrics.counter("embq_http_requests_total").labels(route, str(status or "none")).inc()
             self._metrics.histogram("embq_http_request_seconds").labels(route).observe(time.perf_counter() - start)
@@ -110,9 +116,10 @@ class AccessMiddleware:
             )
         # Health checks and metrics are still answered, so that monitoring does not take the server for dead; and pages
         # that are kept up to date, whose requests last for minutes, take no room from queries.
-        if self._posts > MOST_IN_FLIGHT and scope["method"] == "POST":
+        posts, most = self._posts.total(), MOST_IN_FLIGHT
+        if scope["method"] == "POST" and (posts > most or self._posts[client_of(scope)] > most * 3 // 4):
             return HttpError(
-                f"{MOST_IN_FLIGHT} requests are being answered already",
+                f"{posts - 1} requests are being answered already",
                 code="overloaded",
                 next_step="ask again in a while, or from fewer clients",
                 status=503,
@@ -123,6 +130,11 @@ class AccessMiddleware:
     def _may_ask(self, origin: str, host: str) -> bool:
         """True if an origin is allowed: that of this server itself, and those of the rules."""
         return "*" in self._rules.origins or origin in self._rules.origins or origin == f"http://{host}"
+
+
+def client_of(scope: Scope) -> str:
+    """The address of who asks; all behind a proxy are one client."""
+    return scope["client"][0] if scope.get("client") else ""
 
 
 def _name(host: str) -> str:

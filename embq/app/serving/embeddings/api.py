@@ -28,6 +28,7 @@ from embq.app.serving.app import Serving, answering, json_body
 from embq.app.serving.embeddings.loading import Loaded
 from embq.app.serving.embeddings.model import Job, ServedModel
 from embq.app.serving.http_errors import HttpError
+from embq.app.serving.middleware import client_of
 from embq.core.errors import DeviceError, EmbqError, InputError
 from embq.core.models import NORMALIZING
 from embq.core.rows.spec import RowSpec
@@ -219,7 +220,7 @@ async def _embedded(request: Request, wanted: Wanted) -> tuple[Job, np.ndarray]:
 
     Raises ClientDisconnect when the client leaves; what has not been embedded is dropped then.
     """
-    job = wanted.model.submit(wanted.texts)
+    job = wanted.model.submit(wanted.texts, client_of(request.scope))
     result = asyncio.wrap_future(job.future)
     leaving = asyncio.ensure_future(request.receive())
     try:

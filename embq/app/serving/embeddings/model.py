@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -33,6 +34,13 @@ LEAST_PASSES = 8
 PREPARE_THREADS = 4
 """Most threads that tokenise."""
 
+PREPARE_TEXTS = 64
+"""Texts of a request that are tokenised before it is the next one's turn."""
+
+CUT_CHARS_PER_TOKEN = 400
+"""Of a longer text, so many characters at either end for each token that the model reads are tokenised: some tokenisers
+take a minute for a word of 4 MB."""
+
 POLL_S = 0.001
 """Between two looks at passes that the device computes."""
 
@@ -45,14 +53,20 @@ class Job:
     Attributes:
         future: gives the vectors, float32 of shape (texts, dim); cancelled where nobody waits for them any more.
         tokens: estimated from the characters until the texts are tokenised.
+        prepared: the texts that are tokenised, in order.
         truncated: number of texts that are longer than the model reads.
         arrived_at: monotonic seconds.
+
+    Args:
+        client: who asks.
+        longest: most tokens that the model reads of a text.
     """
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        self.texts = texts
+    def __init__(self, texts: Sequence[str], client: str, longest: float) -> None:
+        self.texts, self.client = texts, client
         self.future: Future[np.ndarray] = Future()
-        self.tokens = len(texts) + sum(map(len, texts)) // 4
+        self.tokens = int(sum(min(1 + len(text) / 4, longest) for text in texts))
+        self.prepared: list[Prepared] = []
         self.truncated = 0
         self.arrived_at = time.monotonic()
         self._vectors: np.ndarray | None = None
@@ -113,8 +127,9 @@ class ServedModel:
         self._thread = threading.Thread(target=self._run, name="embed", daemon=True)
         self._changed = threading.Condition()
         self._jobs: set[Job] = set()
-        self._tokens = 0
-        self._arrived: list[tuple[Job, list[Prepared]]] = []
+        self._waiting: Counter[str] = Counter()
+        self._longest = self._measured_longest()
+        self._arrived: list[Job] = []
         self._closed: EmbqError | None = None
 
     def start(self) -> None:
@@ -128,63 +143,96 @@ class ServedModel:
         self._thread.join()
         self._pool.shutdown()
 
-    def submit(self, texts: Sequence[str]) -> Job:
+    def submit(self, texts: Sequence[str], client: str = "") -> Job:
         """Have texts embedded, at least one. The job's future raises HttpError where one of them cannot be.
 
-        Raises HttpError `overloaded` where too many tokens wait, and what has broken the device.
+        Raises HttpError `overloaded` where too many tokens wait, of all clients or of this one, and what has broken the
+        device.
         """
-        job = Job(texts)
+        job = Job(texts, client, self._longest)
         speed = self._throughput.tokens_per_s or 0.0
-        least = LEAST_PASSES * max(self._embedder.token_budget, self._embedder.batch_size)
+        a_pass = max(self._embedder.token_budget, self._embedder.batch_size)
+        limit = max(LEAST_PASSES * a_pass, speed * MOST_WAIT_S)
         with self._changed:
             if self._closed is not None:
                 raise self._closed
-            if self._tokens >= max(least, speed * MOST_WAIT_S):
+            if wait := self._tokens_in_the_way(job, limit, a_pass):
                 raise HttpError(
-                    f"{self._tokens:,} tokens wait for {self.name}",
+                    f"{wait:,} tokens wait for {self.name}",
                     code="overloaded",
                     next_step="ask again in a while, or from fewer clients",
                     status=503,
-                    retry_after_s=min(60, math.ceil(self._tokens / speed)) if speed else 1,
+                    retry_after_s=min(60, math.ceil(wait / speed)) if speed else 1,
                 )
             self._jobs.add(job)
-            self._count(job.tokens)
+            self._count(job, job.tokens)
         job.future.add_done_callback(lambda _: self._release(job))
         self._pool.submit(self._prepare, job)
         return job
 
+    def _tokens_in_the_way(self, job: Job, limit: float, a_pass: int) -> int:
+        """The tokens that wait, where they are too many for one more job; else 0.
+
+        A client counts for half of the limit at most, however much it has sent, so none keeps out the others. What
+        fits into a pass, of a client that waits for nothing else, is always taken.
+        """
+        mine = self._waiting[job.client]
+        counted = sum(min(tokens, limit / 2) for tokens in self._waiting.values())
+        is_small = not mine and job.tokens <= a_pass
+        if not is_small and (counted >= limit or (mine and mine + job.tokens > limit / 2)):
+            return self._waiting.total()
+        return 0
+
+    def _measured_longest(self) -> float:
+        """Most tokens that the model reads of a text; infinite where it reads any."""
+        (one,) = self._embedder.prepare([Sample(ordinal=0, key="", text="word " * 100_000)])
+        return self._embedder.length(one) if isinstance(one, Truncated) else math.inf
+
     def _release(self, job: Job) -> None:
         with self._changed:
             self._jobs.discard(job)
-            self._count(-job.tokens)
+            self._count(job, -job.tokens)
         if not job.future.cancelled() and job.future.exception() is None:
             for name, count in (("texts", len(job.texts)), ("tokens", job.tokens), ("truncated", job.truncated)):
                 self._metrics.counter(f"embq_embeddings_{name}_total").labels(self.name).inc(count)
 
-    def _count(self, tokens: int) -> None:
-        self._tokens += tokens
-        self._metrics.gauge("embq_embeddings_waiting_tokens").labels(self.name).set(self._tokens)
+    def _count(self, job: Job, tokens: int) -> None:
+        self._waiting[job.client] += tokens
+        if self._waiting[job.client] <= 0:
+            del self._waiting[job.client]
+        self._metrics.gauge("embq_embeddings_waiting_tokens").labels(self.name).set(self._waiting.total())
 
     def _prepare(self, job: Job) -> None:
+        """Tokenise the next texts of a job; after the last ones it arrives."""
         if job.future.done():
             return
-        samples = [Sample(ordinal=place, key="", text=text) for place, text in enumerate(job.texts)]
+        first = len(job.prepared)
+        texts = job.texts[first : first + PREPARE_TEXTS]
+        samples = [Sample(ordinal=place, key="", text=self._cut(text)) for place, text in enumerate(texts)]
         try:
-            prepared = self._embedder.prepare(samples)
-            for place, one in enumerate(prepared):
+            for place, one in enumerate(self._embedder.prepare(samples), first):
                 if isinstance(one, SampleError):
                     raise HttpError(f"input[{place}]: {one.message}", code=one.code, param="input")
-            job.truncated = sum(isinstance(one, Truncated) for one in prepared)
-            tokens = sum(map(self._embedder.length, prepared))
+                job.prepared.append(one)
+            tokens = sum(map(self._embedder.length, job.prepared))
         except Exception as error:  # noqa: BLE001 - the boundary to other requests
             job.fail(self._told(error))
             return
+        if len(job.prepared) < len(job.texts):
+            with suppress(RuntimeError):  # the server stops
+                self._pool.submit(self._prepare, job)
+            return
+        job.truncated = sum(isinstance(one, Truncated) for one in job.prepared)
         with self._changed:
             if not job.future.done():
-                self._count(tokens - job.tokens)
+                self._count(job, tokens - job.tokens)
                 job.tokens = tokens
-                self._arrived.append((job, prepared))
+                self._arrived.append(job)
                 self._changed.notify()
+
+    def _cut(self, text: str) -> str:
+        chars = CUT_CHARS_PER_TOKEN * self._longest
+        return text if len(text) <= 2 * chars else text[: int(chars)] + text[-int(chars) :]
 
     # --- the embed thread ---
 
@@ -207,8 +255,8 @@ class ServedModel:
     def _take_arrived(self) -> None:
         with self._changed:
             arrived, self._arrived = self._arrived, []
-        for job, prepared in arrived:
-            self._passes.add(job, prepared)
+        for job in arrived:
+            self._passes.add(job, job.prepared)
 
     def _next_batch(self) -> Batch[Job]:
         """The next pass; none while the device is busy and less than a full one waits."""
