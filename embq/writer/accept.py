@@ -13,12 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Meta
 
+from embq.core.broker.bounded import Oversized
 from embq.core.errors import MalformedError, OutputError, OutsideError
 from embq.core.formats.base import FORMAT_ERRORS
 from embq.core.formats.part import UNIT_FORMATS, read_unit
 from embq.core.process.limits import memory_bytes
 from embq.core.queue.keys import VERSION
-from embq.core.queue.result_stream import LIMIT_BYTES, PART_SUFFIX, QUARANTINE, Entry, Sender, read_fields
+from embq.core.queue.result_stream import DATA, LIMIT_BYTES, PART_SUFFIX, QUARANTINE, Entry, Sender, read_fields
 from embq.core.rows.results import Result, ResultDecoder, failure_batch, row_schema, vector_widths
 from embq.core.run.commits import CommittedFile
 from embq.core.run.layout import Layout
@@ -258,7 +259,9 @@ class Acceptor:
         return pa.Table.from_batches([failure_batch(each)])
 
     def _decode(self, entry: Entry, header: _Published, unit_id: str) -> _Decoded:
-        ref, data = header.ref, entry.fields.get("data", b"")
+        ref, data = header.ref, entry.fields.get(DATA, b"")
+        if isinstance(data, Oversized):
+            raise Rejected("bad_result", f"its rows have {len(data):,} bytes, or pieces larger than are read")
         if ref and not is_staged(ref, unit_id):
             raise Rejected("bad_result", f"{ref!r} is no staging file of unit {unit_id}")
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import time
@@ -354,19 +355,32 @@ class Inbox:
         count = 1 if self._is_overfull else self._count
         if self._delivered_after is not None:
             # What was delivered to us before a restart comes first, to its end.
-            entries = self._stream.read(self._delivered_after, count=count, block_ms=None)
-            self._delivered_after = entries[-1].id if entries else None
-            if entries:
+            delivered = self._stream.read(self._delivered_after, count=count, block_ms=None)
+            if delivered:
+                entries = self._whole(delivered)
+                self._delivered_after = entries[-1].id if entries else self._delivered_after
                 self.has_more = True
                 return entries
+            self._delivered_after = None
         entries = self._stream.read(">", count=count, block_ms=None)
         self.has_more = len(entries) == count
+        if len(whole := self._whole(entries)) < len(entries):
+            self._delivered_after, self.has_more = "0", True
+            return whole
         size = sum(len(value) for entry in entries for value in entry.fields.values())
         if size > READ_BYTES:
             self._count = max(1, self._count // 2)
         elif size < READ_BYTES // 8 and len(entries) == self._count:
             self._count = min(512, self._count * 2)
         return entries
+
+    def _whole(self, entries: list[Entry]) -> list[Entry]:
+        """The entries up to the first of several that was too large beside the others: from there on each is read by
+        itself."""
+        if len(entries) == 1 or all(entry.is_whole for entry in entries):
+            return entries
+        self._count = 1
+        return list(itertools.takewhile(lambda entry: entry.is_whole, entries))
 
     def read_again(self) -> None:
         """Start again with the entries that were delivered and are not acknowledged."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import tracemalloc
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import redis
 
+from embq.app.services.broker_metrics import BrokerMetrics
 from embq.core.errors import InputError
 from embq.core.models import ModelConfig
 from embq.core.queue import uploads
@@ -37,6 +39,7 @@ from embq.core.queue.keys import (
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.runs import RunRecord, foreign_runs, registered
 from embq.core.queue.uploads import Upload, UploadFile
+from embq.core.service.metrics import MetricSamples
 from embq.core.storage.paths import Outputs
 from embq.writer.uploads import Receiver
 from tests.e2e.check import check_complete
@@ -263,6 +266,36 @@ def test_nobody_asks_for_what_a_run_has_not(own_client: redis.Redis) -> None:
     assert Ledger(own_client, RUN).asked() == {}
     own_client.hset(run_key(RUN, "asked"), "priority", "20")
     assert Ledger(own_client, RUN).asked() == {"priority": "20"}
+
+
+def test_a_value_larger_than_any_of_ours_costs_nobody_its_memory(own_client: redis.Redis) -> None:
+    """A record of 250 MB cost every service and command a gigabyte each, and honest runs stood still."""
+    with pytest.raises(redis.ConnectionError):
+        own_client.hset(RUNS, RUN, b"x" * (17 << 20))
+    own_client.config_set("proto-max-bulk-len", 512 << 20)  # as servers of others have it
+    large = b"x" * (40 << 20)
+    honest = record_text(run="a" * 16)
+    own_client.hset(RUNS, mapping={RUN: large, "a" * 16: honest})
+    own_client.hset(UPLOADS, mapping={"evil": large})
+    own_client.hset(run_key("a" * 16, "meta"), mapping={"evil": large, "state": large, "priority": "3"})
+    own_client.zadd(WORKERS, {"box.cpu.1": 1e12})
+    for key in (worker_key("box.cpu.1"), TURNS):
+        own_client.set(key, large)
+    own_client.hset(RATES, f"{MODEL.queue_key} x", large)
+    del large
+    tracemalloc.start()
+    try:
+        assert list(registered(own_client)) == ["a" * 16]
+        assert live_workers(own_client) == []
+        assert measured_rates(own_client, MODEL) == []
+        assert Ledger(own_client, "a" * 16).meta()["priority"] == "3"
+        for _ in range(3):
+            own_client.hgetall(UPLOADS)
+        samples = MetricSamples("producer")
+        BrokerMetrics(own_client)(samples)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_reports_that_are_none_are_skipped_and_the_others_are_shown(own_client: redis.Redis) -> None:

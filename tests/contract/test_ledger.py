@@ -273,6 +273,15 @@ def test_only_a_large_result_goes_through_the_client_that_waits_long(run: RunCas
     assert set(table(run, "pub")) == {0, 1}
 
 
+def test_a_large_result_travels_in_pieces_and_arrives_whole(run: RunCase) -> None:
+    data = bytes(range(256)) * (20 << 12)  # 20 MB, more than the server takes in one value
+    assert run.publish(0, run.claim(0, "alive"), data=data) == 1
+    run.ledger.results.make_group()
+    (entry,) = run.ledger.results.read(">", count=1, block_ms=None)
+    assert entry.is_whole
+    assert entry.fields["data"] == data
+
+
 # --- release, abandon ---
 
 

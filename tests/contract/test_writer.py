@@ -20,6 +20,7 @@ import redis
 from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
 from embq.core.errors import InputError, OutputError, TryLaterError
 from embq.core.queue.keys import MAX_ATTEMPTS, VERSION
+from embq.core.queue.result_stream import ResultStream
 from embq.core.queue.runs import RunRecord, register, registered
 from embq.core.rows.results import encode_result, row_schema
 from embq.core.rows.spec import Column, RowSpec
@@ -27,7 +28,7 @@ from embq.core.run.commit_log import CommitLog
 from embq.core.units import Failure
 from embq.writer.lock import WEDGED_S, LockKeeper
 from embq.writer.queue import RunQueue
-from embq.writer.run_writer import LATE_LOOK_S, LATE_S, RECONCILE_S, RunWriter
+from embq.writer.run_writer import LATE_LOOK_S, LATE_S, RECONCILE_S, Inbox, RunWriter
 from embq.writer.service import WriterService
 from tests.support.outputs.run_case import DIM, FINGERPRINT, MakeRun, RunCase, make_case, sample, unit_of
 from tests.support.waiting import wait_until
@@ -222,6 +223,28 @@ def test_the_writer_knows_whether_more_results_wait(run: RunCase) -> None:
     assert [(len(inbox.read()), inbox.has_more) for _ in range(3)] == [(16, True), (1, False), (0, False)]
     inbox.read_again()
     assert [(len(inbox.read()), inbox.has_more) for _ in range(2)] == [(17, True), (0, False)]
+
+
+def test_results_that_are_too_large_together_are_read_one_by_one(make_run: MakeRun) -> None:
+    run = make_run(8)
+    run.build()
+    for u in range(8):
+        run.work_one(u)
+    pool = run.client.connection_pool
+
+    def inbox(answer_bytes: int) -> Inbox:
+        options = {**pool.connection_kwargs, "answer_bytes": answer_bytes}
+        client = redis.Redis(connection_pool=redis.ConnectionPool(pool.connection_class, **options))
+        return Inbox(ResultStream(client, run.info.run), run.clock)
+
+    run.ledger.results.make_group()
+    enough = inbox(5_000)  # for two
+    seen: dict[str, bool] = {}
+    while enough.has_more:
+        seen |= {entry.id: entry.is_whole for entry in enough.read()}
+    assert list(seen.values()) == [True] * 8
+    little = inbox(1_000)
+    assert [[entry.is_whole for entry in little.read()] for _ in range(2)] == [[], [False]]
 
 
 def test_results_are_committed_when_the_oldest_is_old_enough(run: RunCase) -> None:

@@ -70,13 +70,20 @@ def authorized_client(
         patient, give_up: see `embq.core.broker.client.connect`. The first answer is not waited for.
         instead: see `require`.
     """
+    from embq.core.broker.bounded import MOST_ANSWER_BYTES, RESULT_BYTES
     from embq.core.broker.client import check, connect, reach
 
     url = required_url(settings)
     if patient:
         with connect(url, password=settings.broker_password) as first:
             reach(first, url)
-    client = connect(url, password=settings.broker_password, patient=patient, give_up=give_up)
+    client = connect(
+        url,
+        password=settings.broker_password,
+        patient=patient,
+        give_up=give_up,
+        answer_bytes=RESULT_BYTES if verb == "writer" else MOST_ANSWER_BYTES,
+    )
     check(client, url)
     require(client, verb, instead=instead)
     return client

@@ -21,6 +21,7 @@ from redis.exceptions import (
 )
 
 from embq.core.broker.address import BrokerAddress
+from embq.core.broker.bounded import CONNECTIONS, MOST_ANSWER_BYTES
 from embq.core.broker.retry_policy import FEW_TRIES, WAIT_FOR_EVER, Backoff, BrokerRetry, NotAllowedError
 from embq.core.errors import BrokerError, ConfigError, EmbqError, OutputError
 from embq.core.redaction import masked
@@ -71,6 +72,7 @@ def connect(
     patient: bool = False,
     give_up: Callable[[], bool] = lambda: False,
     answer_s: float = ANSWER_S,
+    answer_bytes: int = MOST_ANSWER_BYTES,
 ) -> redis.Redis:
     """A client for `url`; nothing is sent yet.
 
@@ -85,11 +87,12 @@ def connect(
         give_up: whether a stop was requested; called before each retry, in the thread that waits. Once it is True, a
             patient client retries for a few seconds only, and then raises BrokerError.
         answer_s: time-out of one answer, the sending of the command included.
+        answer_bytes: most bytes of values that are kept of an answer, see `embq.core.broker.bounded`.
 
     Raises:
         ConfigError: the URL cannot be used.
     """
-    if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
+    if urlsplit(url).scheme not in CONNECTIONS:
         raise ConfigError(
             f"broker URL {mask(url)!r} must start with redis://, rediss:// or unix://",
             next_step="for example --broker redis://localhost:6379",
@@ -108,6 +111,8 @@ def connect(
             retry_on_error=errors,
             socket_timeout=answer_s,
             socket_connect_timeout=ANSWER_S,
+            connection_class=CONNECTIONS[urlsplit(url).scheme],
+            answer_bytes=answer_bytes,
             **address.options(),
             **({"password": password} if password and not urlsplit(url).password else {}),
         )

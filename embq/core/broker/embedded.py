@@ -48,6 +48,7 @@ appendfsync everysec
 aof-use-rdb-preamble yes
 save ""
 maxmemory {maxmemory_mb}mb
+proto-max-bulk-len 16mb
 maxmemory-policy noeviction
 daemonize no
 logfile server.log

@@ -17,7 +17,15 @@ import redis
 from embq.core.broker.client import now_ms
 from embq.core.queue import keys
 from embq.core.queue.keys import MAX_ATTEMPTS, RUN_PARTS, run_key
-from embq.core.queue.result_stream import LIMIT_BYTES, LIMIT_ENTRIES, Entry, ResultStream, Sender, read_fields
+from embq.core.queue.result_stream import (
+    LIMIT_BYTES,
+    LIMIT_ENTRIES,
+    Entry,
+    ResultStream,
+    Sender,
+    in_pieces,
+    read_fields,
+)
 from embq.core.queue.scripts import Script, load_scripts
 from embq.core.run.control import Control, requested_changes
 from embq.core.wire import MalformedError, malformed, skipped
@@ -208,7 +216,7 @@ class Ledger:
     def publish(self, u: int, token: str, fields: Mapping[str, str | bytes | int], *, size: int) -> int:
         """Hand a result to the writer: 1 accepted, 2 another attempt's stands, 0 lease lost, -1 no room now."""
         client = self.bulk if size > BULK_BYTES else self.client
-        parts = (part for pair in fields.items() for part in pair)
+        parts = (part for pair in in_pieces(fields) for part in pair)
         return int(self._call("publish", u, token, size, *parts, client=client))
 
     def hint_again(self, u: int) -> None:

@@ -5,7 +5,7 @@ Workers add results with `embq.core.queue.ledger.Ledger.publish`; `Ledger.commit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, cast
 
@@ -15,6 +15,7 @@ from msgspec import Meta
 from redis.exceptions import ResponseError
 
 from embq.core import wire
+from embq.core.broker.bounded import Oversized
 from embq.core.queue.keys import CONSUMER, GROUP, run_key
 from embq.core.wire import UnitNumber
 
@@ -37,6 +38,11 @@ class Entry:
 
     id: str
     fields: Mapping[str, bytes]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it was kept; see `embq.core.broker.bounded`."""
+        return not any(isinstance(value, Oversized) for value in self.fields.values())
 
 
 class Sender(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +67,30 @@ QUARANTINE = "quarantine"
 
 MOST_TEXT_BYTES = 8_192
 """Limit of the fields of an entry that hold no rows."""
+
+
+DATA, PIECE_BYTES = "data", 8 << 20
+"""Field of the rows of an entry; of more bytes each piece has a field of its own: data, data1, ..."""
+
+
+def in_pieces(fields: Mapping[str, str | bytes | int]) -> Iterator[tuple[str, str | bytes | int]]:
+    """The fields of an entry as they are sent; see `PIECE_BYTES`."""
+    for name, value in fields.items():
+        if name != DATA or not isinstance(value, bytes):
+            yield name, value
+            continue
+        for start in range(0, len(value), PIECE_BYTES) or (0,):
+            yield f"{name}{start // PIECE_BYTES or ''}", value[start : start + PIECE_BYTES]
+
+
+def _joined(sent: Mapping[bytes, bytes]) -> Mapping[str, bytes]:
+    """The fields of an entry as they were before `in_pieces`."""
+    fields = {name.decode(errors="replace"): value for name, value in sent.items()}
+    pieces = [fields.pop(name) for name in list(fields) if name.startswith(DATA)]
+    if len(pieces) > 1:
+        is_whole = not any(isinstance(piece, Oversized) for piece in pieces)
+        return {**fields, DATA: b"".join(pieces) if is_whole else Oversized(sum(map(len, pieces)))}
+    return {**fields, DATA: pieces[0]} if pieces else fields
 
 
 def read_fields(form: type[T], entry: Entry) -> T:
@@ -111,10 +141,7 @@ class ResultStream:
         ((_, messages),) = pairs
         if messages and isinstance(messages[0], list) and messages[0] and isinstance(messages[0][0], (list, tuple)):
             messages = messages[0]
-        return [
-            Entry(id_.decode(), {name.decode(errors="replace"): value for name, value in (fields or {}).items()})
-            for id_, fields in messages
-        ]
+        return [Entry(id_.decode(), _joined(fields or {})) for id_, fields in messages]
 
     def is_overfull(self) -> bool:
         """True if it holds more bytes than its limit, which honest workers keep to."""

@@ -13,6 +13,7 @@ from typing import IO
 import numpy as np
 import pyarrow as pa
 
+from embq.core.broker.bounded import RESULT_BYTES
 from embq.core.errors import EmbqError, OutputError
 from embq.core.formats.part import UNIT_FORMATS, write_unit
 from embq.core.queue.keys import VERSION
@@ -146,6 +147,13 @@ class PublishStage(Publisher):
                     unit_ids = pa.repeat(pa.scalar(lease.unit_id), rows.num_rows)
                     part = pa.Table.from_batches([rows]).append_column("unit_id", unit_ids)
                 data = encode_batches(rows, failures) if part is None else encode_batches(failures)
+                if part is None and len(data) > RESULT_BYTES and not self._use_file(lease, len(data)):
+                    lease.fail_whole(
+                        "result_too_large",
+                        f"its rows have {len(data):,} bytes, and {RESULT_BYTES:,} travel through the broker: let the "
+                        "workers share the output folder with the writer, or make smaller units",
+                    )
+                    data = encode_batches(self._rows(lease), failure_batch(lease.failures))
             fields: dict[str, str | bytes | int] = {
                 "v": VERSION,
                 "unit_id": lease.unit_id,

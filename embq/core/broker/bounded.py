@@ -1,0 +1,102 @@
+"""Connections that hold a bounded part of an answer, whatever lies in the broker.
+
+The protocol tells the length of a value before it: one that does not fit is read past, piece by piece. This must be
+below the library, which has a whole answer in memory, twice, before any check of its content.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis._parsers import _RESP3Parser
+from redis._parsers.socket import SERVER_CLOSED_CONNECTION_ERROR, SocketBuffer
+from redis.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
+from redis.exceptions import ConnectionError
+from redis.utils import SENTINEL
+
+MOST_VALUE_BYTES = 16 << 20
+"""Largest value that is kept: servers that we configure take no larger ones."""
+
+MOST_ANSWER_BYTES = 64 << 20
+"""Bytes of values that are kept of what one command, or pipeline, is answered."""
+
+RESULT_BYTES = 256 << 20
+"""The same of clients that read results: as many as the largest result that travels through the broker."""
+
+_PIECE_BYTES = 1 << 16
+
+
+class Oversized(bytes):
+    """In place of a value that was not kept: it has the length of the value, and no content."""
+
+    _length: int
+
+    def __new__(cls, length: int) -> Oversized:
+        """Of a value of so many bytes."""
+        made = super().__new__(cls)
+        made._length = length
+        return made
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class _Buffer(SocketBuffer):
+    left = 0
+
+    def read(self, length: int, timeout: Any = SENTINEL) -> bytes:
+        if length <= min(self.left, MOST_VALUE_BYTES):
+            self.left -= length
+            return super().read(length, timeout)
+        missing = length + 2 - len(self._buffer.read(length + 2))
+        if missing:
+            self.purge()
+        piece = memoryview(bytearray(_PIECE_BYTES))
+        while missing:
+            count = self._sock.recv_into(piece[:missing])
+            if not count:
+                raise ConnectionError(SERVER_CLOSED_CONNECTION_ERROR)
+            missing -= count
+        return Oversized(length)
+
+
+class _Parser(_RESP3Parser):
+    def on_connect(self, connection: Any) -> None:
+        super().on_connect(connection)  # type: ignore[no-untyped-call]
+        self._buffer = _Buffer(connection._sock, self.socket_read_size, connection.socket_timeout)
+
+
+class _Bounded(AbstractConnection):
+    """Counts anew with each command.
+
+    Args:
+        answer_bytes: as `MOST_ANSWER_BYTES`.
+    """
+
+    def __init__(self, *, answer_bytes: int = MOST_ANSWER_BYTES, **options: Any) -> None:
+        self._answer_bytes = answer_bytes
+        super().__init__(**{**options, "parser_class": _Parser})
+
+    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
+        if isinstance(buffer := self._parser._buffer, _Buffer):
+            buffer.left = self._answer_bytes
+
+
+class _BoundedConnection(_Bounded, Connection):
+    pass
+
+
+class _BoundedSSLConnection(_Bounded, SSLConnection):
+    pass
+
+
+class _BoundedUnixConnection(_Bounded, UnixDomainSocketConnection):
+    pass
+
+
+CONNECTIONS = {"redis": _BoundedConnection, "rediss": _BoundedSSLConnection, "unix": _BoundedUnixConnection}
+"""Scheme of a broker's URL -> class of its connections."""
