@@ -247,10 +247,10 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_what_a_gpu_tells_is_told(nvml: ModuleType) -> None:
     meter = GpuMetrics()
     assert read(meter) == [
-        'embq_gpu_busy_ratio{device_name="NVIDIA H100",gpu="0"} 0.93',
-        'embq_gpu_memory_used_bytes{device_name="NVIDIA H100",gpu="0"} 1.073741824e+09',
-        'embq_gpu_memory_total_bytes{device_name="NVIDIA H100",gpu="0"} 6.8719476736e+10',
-        'embq_gpu_celsius{device_name="NVIDIA H100",gpu="0"} 61.0',
+        'embq_gpu_busy_ratio{gpu="0",device_name="NVIDIA H100"} 0.93',
+        'embq_gpu_memory_used_bytes{gpu="0",device_name="NVIDIA H100"} 1073741824.0',
+        'embq_gpu_memory_total_bytes{gpu="0",device_name="NVIDIA H100"} 68719476736.0',
+        'embq_gpu_celsius{gpu="0",device_name="NVIDIA H100"} 61.0',
     ]
     assert len(read(meter)) == 4
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Sample
+from prometheus_client.core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
 from embq.app.services.service import FRESH_S, Exposition
@@ -60,6 +64,43 @@ def test_what_was_read_can_be_scraped(role: Role) -> None:
             assert [sample.value for sample in family.samples] == [0, 1, 1, 1, 0.5]
         else:
             assert [sample.value for sample in family.samples] == [7.0]
+
+
+def test_the_text_says_what_prometheus_client_writes_of_the_same_samples() -> None:
+    class Same:
+        """The samples, as families of that library."""
+
+        def collect(self) -> Iterator[Family]:
+            up = GaugeMetricFamily(
+                "embq_worker_rows_per_second", "", labels=["worker", "host", "device", "device_name"]
+            )
+            for labels, value in devices.items():
+                up.add_metric(labels, value)
+            rows = CounterMetricFamily("embq_run_rows_total", "", labels=["run"])
+            rows.add_metric(["r"], 12_345_678_901)
+            yield from (up, rows, GaugeMetricFamily("embq_machines", "", value=3))
+
+    odd = ('"', "\\", "\n", '\\n"\\', "", " é{}=,", "\r\t#")
+    values = (0.0, -1.5, 1e-9, 1e22, 0.1 + 0.2, float("inf"), 7.0)
+    devices = {(name, name * 2, f"a{name}", f"{name}b"): value for name, value in zip(odd, values, strict=True)}
+    ours = MetricSamples("producer")
+    for labels, value in devices.items():
+        ours.put("embq_worker_rows_per_second", value, *labels)
+    ours.put("embq_run_rows_total", 12_345_678_901, "r")
+    ours.put("embq_machines", 3)
+
+    def parsed(text: bytes) -> dict[str, tuple[str, list[Sample]]]:
+        return {one.name: (one.type, one.samples) for one in text_string_to_metric_families(text.decode())}
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Same())
+    assert parsed(ours.text()) == parsed(generate_latest(registry))
+
+
+def test_a_label_that_is_no_text_spoils_no_other_sample() -> None:
+    ours = MetricSamples("producer")
+    ours.put("embq_workers", 1, "\udc80")
+    assert b'embq_workers{model="?"} 1.0' in ours.text()
 
 
 def test_a_metric_of_another_role_or_without_its_labels_is_a_bug() -> None:

@@ -118,20 +118,17 @@ class BrokerMetrics:
 
     def _second(self, first: _First) -> tuple[list[_Run], list[dict[str, Any]], list[Service]]:
         """Second round trip: counters of the runs, reports of workers and services."""
+        keys = [*map(worker_key, first.silent_s), *map(service_key, first.services)]
         with self._client.pipeline(transaction=False) as pipe:
-            for name in first.silent_s:
-                pipe.get(worker_key(name))
-            for name in first.services:
-                pipe.get(service_key(name))
+            # One key more, which holds no text, because none may not be asked for.
+            pipe.mget([*keys, RUNS])
             for record in first.records:
                 pipe.hgetall(run_key(record.run, "meta"))
                 pipe.hgetall(run_key(record.run, "asked"))
-            answers = pipe.execute()
-        many, more = len(first.silent_s), len(first.silent_s) + len(first.services)
-        of_workers, of_services, rest = answers[:many], answers[many:more], answers[more:]
-        reports = WORKER_REPORTS.parse(dict(zip(first.silent_s, of_workers, strict=True)))
+            texts, *rest = pipe.execute()
+        reports = WORKER_REPORTS.parse(dict(zip(first.silent_s, texts, strict=False)))
         workers = [{**report, "silent_s": first.silent_s[name]} for name, report in reports.items()]
-        services = SERVICE_REPORTS.parse(dict(zip(first.services, of_services, strict=True)))
+        services = SERVICE_REPORTS.parse(dict(zip(first.services, texts[len(first.silent_s) :], strict=False)))
         pairs = zip(first.records, rest[::2], rest[1::2], strict=True)
         runs = [
             _Run(record=record, meta=read_meta(meta), asked=requested_changes(asked)) for record, meta, asked in pairs
