@@ -83,15 +83,15 @@ def read(form: type[T], data: bytes | str, *, what: str, most_bytes: int = MOST_
 
 
 def read_part(form: type[T], data: bytes, *, what: str) -> T:
-    """As `read`, for a form of a few fields out of many, in a tenth of the time; the others are not looked at.
+    """As `read`, in half of the time, and in a tenth for a few fields out of many; the others are not looked at.
 
     Integers may have more than 64 bits where `form` does not say.
     """
     prepare(form)
-    try:
-        return msgspec.json.decode(data, type=form)
-    except (ValueError, RecursionError, OverflowError):
-        return read(form, data, what=what)  # which takes lone surrogates, or says what is wrong
+    if len(data) <= MOST_BYTES:
+        with suppress(ValueError, RecursionError, OverflowError):
+            return msgspec.json.decode(data, type=form)
+    return read(form, data, what=what)  # which takes lone surrogates, or says what is wrong
 
 
 def convert(form: type[T], value: object, *, what: str) -> T:

@@ -41,6 +41,7 @@ from embq.core.queue.runs import RunRecord, foreign_runs, registered
 from embq.core.queue.uploads import Upload, UploadFile
 from embq.core.service.metrics import MetricSamples
 from embq.core.storage.paths import Outputs
+from embq.core.wire import MOST_BYTES
 from embq.writer.uploads import Receiver
 from tests.e2e.check import check_complete
 from tests.e2e.session import Command, await_in, called, closed, run_of, started, write_texts
@@ -316,6 +317,7 @@ def test_reports_that_are_none_are_skipped_and_the_others_are_shown(own_client: 
         {"runs": {RUN: {"tokens_per_s": 1, "units": 1, "size": 1, "begun": [["x", "y"]], "in_batch": 1}}},
         {"unseen": ["x"]},
         {"load_s": None},
+        {"too_long": "x" * MOST_BYTES},
     )
     own_client.zadd(WORKERS, {"box.cpu.1": 1e12, "bad": 1e12, b"\xff": 1.0, ESCAPES: 1.0, "late": float("inf")})
     own_client.zadd(SERVICES, {"bad": 1e12, b"\xff": 1.0, "late": float("-inf")})

@@ -50,7 +50,6 @@ class Heartbeats(Generic[T]):
         what: noun for messages.
         members: key of the sorted set: name -> ms of its last report, by the broker's clock.
         key: of the report of one name.
-        read: makes a report of its text, as `wire.read` does.
     """
 
     def __init__(
@@ -61,9 +60,7 @@ class Heartbeats(Generic[T]):
         what: str,
         members: str,
         key: Callable[[str], str],
-        read: Callable[..., Any] = wire.read,
     ) -> None:
-        self._read = read
         self._form = form
         self._name_of = name_of
         self._what = what
@@ -112,7 +109,7 @@ class Heartbeats(Generic[T]):
             if text is None:
                 continue
             try:
-                report: T = self._read(self._form, text, what=self._what)
+                report = wire.read_part(self._form, text, what=self._what)
                 if self._name_of(report) != name:
                     raise wire.malformed(self._what, f"it is of another name, {self._name_of(report)}")
                 found[name] = report
@@ -249,12 +246,7 @@ class BriefReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 BRIEF_REPORTS = Heartbeats(
-    BriefReport,
-    lambda report: report.name,
-    what="worker report",
-    members=WORKERS,
-    key=worker_key,
-    read=wire.read_part,
+    BriefReport, lambda report: report.name, what="worker report", members=WORKERS, key=worker_key
 )
 
 
