@@ -15,13 +15,14 @@ import pytest
 
 from embq.app.cli.entry_point import cli
 from embq.app.status import run_log
-from embq.app.status.bottleneck import Bottleneck
+from embq.app.status.reports import Limits
 from embq.app.status.run_log import EVERY_S, RunLog, check_targets, figures
-from embq.app.status.run_progress import Limits, RunProgress
+from embq.app.status.run_progress import RunProgress
 from embq.core.errors import ConfigError, UsageError
 from embq.core.storage.paths import place
 
 EMBED = {"embed": {"busy": 0.5, "starved": 0.25, "blocked": 0.25}}
+WHOLE = {"limit": "device", "causes": {}, "stages": EMBED}
 
 PROGRESS = RunProgress(
     run="r1",
@@ -43,7 +44,7 @@ PROGRESS = RunProgress(
     embedding_per_s=12.0,
     eta_s=9.5,
     limit="device",
-    limits=Limits(so_far=Bottleneck(name="device", stages=EMBED)),
+    limits=Limits([{"attribution": {"threads": 1, "cores": 1, "decode": "", "whole": WHOLE}}]),
     workers=[{"name": "w1"}, {"name": "w2"}],
     timing={"load_s": 5.0, "embed_s": 30.0, "wall_s": 40.0},
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,15 +144,16 @@ def _bottleneck(
         for_each[name] = for_each.get(name, 0.0) + weight
     name = max(sorted(for_each), key=lambda one: for_each[one])
     total = sum(for_each.values())
-    causes: dict[str, float] = {}
-    stages: dict[str, dict[str, float]] = {}
+    causes: dict[str, float] = defaultdict(float)
+    stages: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for _, span, _, weight in reports:
+        part = weight / total
         for cause, share in span["causes"].items():
-            causes[cause] = causes.get(cause, 0.0) + share * weight / total
+            causes[cause] += share * part
         for stage, states in span["stages"].items():
-            mean = stages.setdefault(stage, {})
+            mean = stages[stage]
             for state, share in states.items():
-                mean[state] = mean.get(state, 0.0) + share * weight / total
+                mean[state] += share * part
     held_up = [(span, whole) for one, span, whole, _ in reports if one == name]
     cores = [int(span["cores_needed"]) for span, _ in held_up if span.get("cores_needed")]
     return Bottleneck(

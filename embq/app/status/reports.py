@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -13,12 +12,25 @@ from embq.app.status.eta import SILENT_S
 Report = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bottleneck of a run now, and since its workers have work."""
+    """Bottleneck of a run now, and since its workers have work; each is computed for who asks.
 
-    now: Bottleneck = field(default_factory=Bottleneck)
-    so_far: Bottleneck = field(default_factory=Bottleneck)
+    Args:
+        workers: reports of those that serve its model.
+    """
+
+    def __init__(self, workers: Sequence[Report] = ()) -> None:
+        self._workers = workers
+
+    @cached_property
+    def now(self) -> Bottleneck:
+        """Now."""
+        return bottleneck_now(self._workers)
+
+    @cached_property
+    def so_far(self) -> Bottleneck:
+        """Since they have work."""
+        return bottleneck_so_far(self._workers)
 
 
 class Serving:
@@ -26,15 +38,12 @@ class Serving:
 
     Attributes:
         workers: their reports, by name.
+        limits: their bottleneck.
     """
 
     def __init__(self, workers: Sequence[Report] = ()) -> None:
         self.workers = sorted(workers, key=lambda worker: str(worker.get("name")))
-
-    @cached_property
-    def limits(self) -> Limits:
-        """Their bottleneck."""
-        return Limits(now=bottleneck_now(self.workers), so_far=bottleneck_so_far(self.workers))
+        self.limits = Limits(self.workers)
 
     @cached_property
     def rows_per_s(self) -> float:

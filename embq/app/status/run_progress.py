@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from embq.app.status.broker_snapshot import BrokerSnapshot
@@ -179,12 +179,12 @@ def derive_progress(
     eta = NO_ETA
     if control.state == "running" and not counts.closed:
         eta = _predicted(counts, seen, shares, serving.rows_per_s, queued=queued)
-    loading_on, about_to = _getting_ready(seen, run, model.spec)
+    loading_on, about_to = ([], False) if counts.closed else _getting_ready(seen, run, model.spec)
     rows_per_s = seen.committed_per_s(counts.rows) if timing is None else timing.get("rows_per_s", 0.0)
     timing = seen.timing(serving) if timing is None else timing
     limits = Limits() if counts.closed else serving.limits
     return RunProgress(
-        **asdict(counts),
+        **{one.name: getattr(counts, one.name) for one in fields(counts)},
         run=run,
         output=output,
         model=model.spec,
