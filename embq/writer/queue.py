@@ -122,13 +122,15 @@ class RunQueue:
             self._log.warning("queue_mended", run=self._record.run, fields=",".join(wrong)[:200])
 
     def timing(self) -> dict[str, float]:
-        """Times and rate of the run by the broker's clock, for `embq status` once the broker is gone."""
+        """Times and rate of the run by the broker's clock, for `embq status` once workers and broker are gone."""
+        load_s = max((float(w.get("load_s", 0)) for w in live_workers(self._ledger.client)), default=0.0)
+        self._ledger.client.hset(self._ledger.keys[0], "load_ms", round(1000 * load_s))
         meta = self._ledger.meta()
         opened, first, last = (int(meta.get(name, 0)) for name in ("opened_ms", "began_ms", "last_commit_ms"))
         embed_s = (last - first) / 1000 if first else 0.0
         rows = self._committer.state.rows - int(meta.get("rows_before", 0))
         return {
-            "load_s": max((float(w.get("load_s", 0)) for w in live_workers(self._ledger.client)), default=0.0),
+            "load_s": load_s,
             "embed_s": round(embed_s, 3),
             "wall_s": round((last - opened) / 1000, 3) if opened else 0.0,
             "rows_per_s": round(rows / embed_s, 2) if embed_s else 0.0,

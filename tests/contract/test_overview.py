@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import redis
 
 from embq.app.status.overview import OverviewMonitor
+from embq.app.status.run_monitor import RunMonitor
+from embq.core.queue.heartbeats import WORKER_REPORTS
+from embq.core.queue.runs import go_on, register
+from embq.core.queue.scripts import load_scripts
 from tests.support.outputs.run_case import make_case
 
 
@@ -20,3 +25,47 @@ def test_the_broker_is_asked_for_its_version_once_however_many_runs_there_are(
     assert [run.units_total for run in monitor.look().runs] == [8, 8, 8]
     monitor.look()
     assert int(own_client.info("commandstats")["cmdstat_info"]["calls"]) - before == 2, "ours is one"
+
+
+def test_a_run_that_is_over_is_shown_by_the_broker_as_its_folder_has_it(
+    own_client: redis.Redis, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = make_case(own_client, tmp_path / "a")
+    register(own_client, case.record)
+    said = {"name": "w", "model": case.record.model.spec, "load_s": 1.5}
+    WORKER_REPORTS.report(own_client, said, life_s=60, scripts=load_scripts(own_client))
+    writer = case.writer()
+    case.work_one(0, failed=[1], tokens=7)
+    case.finish(writer)
+    WORKER_REPORTS.sign_off(own_client, "w")
+    by_folder = RunMonitor(case.layout.root, own_client).look().to_json()
+    assert (by_folder["state"], by_folder["timing"]["load_s"]) == ("done", 1.5)
+    (tmp_path / "a" / "commits" / "00000001.json").write_text("{")
+    assert [run.to_json() for run in OverviewMonitor(own_client).look().runs] == [by_folder]
+    assert capsys.readouterr().err == ""
+    OverviewMonitor(own_client, opens_over=True).look()
+    assert "the state in the broker is shown" in capsys.readouterr().err
+
+
+def test_a_run_is_read_from_its_folder_where_it_goes_on_or_the_broker_has_seen_no_commit_of_it(
+    own_client: redis.Redis, tmp_path: Path
+) -> None:
+    case = make_case(own_client, tmp_path / "a")
+    register(own_client, case.record)
+    case.finish(case.writer())
+    look = OverviewMonitor(own_client)
+
+    def opened() -> bool:
+        look.monitors.clear()
+        look.look()
+        return isinstance(look.monitors[case.info.run], RunMonitor)
+
+    assert not opened()
+    go_on(own_client, case.info.run)
+    assert opened(), "units may have been added"
+    own_client.flushdb()
+    register(own_client, case.record)
+    assert case.writer().finished
+    by_folder = RunMonitor(case.layout.root, own_client).look()
+    assert opened(), "its times are in the folder alone"
+    assert look.look().runs[0].rows_per_s == by_folder.rows_per_s

@@ -58,12 +58,13 @@ class BrokerSnapshot:
         return round(rows * 1000 / (last - first), 2) if first and last > first and rows > 0 else 0.0
 
     def timing(self, serving: Serving) -> dict[str, float]:
-        """Seconds of loading (the slowest worker), of embedding, and in all."""
+        """Seconds of loading (the slowest worker), of embedding, and in all; of a run that is over, until its end."""
         opened, first, last = (self.number(name) for name in ("opened_ms", "began_ms", "last_commit_ms"))
+        is_over = self.meta.get("state") == "done"
         return {
-            "load_s": serving.load_s,
+            "load_s": self.number("load_ms") / 1000 if is_over else serving.load_s,
             "embed_s": round(max(0, last - first) / 1000, 3) if first and last else 0.0,
-            "wall_s": round((self.now_ms - opened) / 1000, 3) if opened else 0.0,
+            "wall_s": round(max(0, (last if is_over else self.now_ms) - opened) / 1000, 3) if opened else 0.0,
         }
 
 

@@ -21,7 +21,7 @@ from embq.core.queue.heartbeats import (
 )
 from embq.core.queue.keys import VERSION, run_key
 from embq.core.queue.reporting import CLOCK_OFFSET_S, FOREIGN_NEXT, TWO_NEXT
-from embq.core.queue.runs import ForeignRun, RunRecord, foreign_runs, registered
+from embq.core.queue.runs import ForeignRun, RunRecord, active, foreign_runs, registered
 from embq.core.redaction import printable
 from embq.core.service.progress_line import duration
 
@@ -159,16 +159,17 @@ def fleet_of(
     for model in models.values():
         for rate in rates_of(model, kept):
             measured.setdefault(rate.device, {})[model.spec] = rate.rows_per_s
+    going = active(client)
     with client.pipeline(transaction=False) as pipe:
-        for run in records:
+        for run in going:
             pipe.hget(run_key(run, "meta"), "state")
-        states = dict(zip(records, pipe.execute(), strict=True))
+        states = zip(going.values(), pipe.execute(), strict=True)
     return FleetStatus(
         heard=heard,
         workers={str(worker.get("name")): worker for worker in workers},
         measured=measured,
         foreign=foreign_runs(client),
-        wanted={record.model.spec for run, record in records.items() if states[run] not in (b"done", b"cancelled")},
+        wanted={record.model.spec for record, state in states if state not in (b"done", b"cancelled")},
     )
 
 

@@ -25,7 +25,7 @@ from embq.app.status.run_progress import RunProgress
 from embq.core.errors import OutputError
 from embq.core.queue.heartbeats import live_workers, services
 from embq.core.queue.ledger import Ledger
-from embq.core.queue.runs import RunRecord, registered
+from embq.core.queue.runs import RunRecord, over, registered
 from embq.core.queue.scripts import Script, load_scripts
 from embq.core.queue.uploads import UploadProgress
 from embq.core.service.progress_line import PLAIN_EVERY_S, duration
@@ -95,12 +95,16 @@ class Overview:
 class OverviewMonitor:
     """Reads overviews of a broker, and each commit record once.
 
+    Args:
+        opens_over: read also the folders of runs that are over. Otherwise these are shown as the broker knows them.
+
     Attributes:
         monitors: run id -> monitor, of the runs of the last overview.
     """
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: redis.Redis, *, opens_over: bool = False) -> None:
         self.client = client
+        self._opens_over = opens_over
         self.monitors: dict[str, RunMonitor | RemoteRunMonitor] = {}
         self._scripts: dict[str, Script] = {}
 
@@ -109,8 +113,10 @@ class OverviewMonitor:
         records = registered(self.client)
         # Once for all runs: each time it asks the broker for its version.
         self._scripts = self._scripts or load_scripts(self.client)
+        ended = set() if self._opens_over else over(self.client, records)
         self.monitors = {
-            run: self.monitors.get(run) or open_monitor(record, self.client, self._scripts)
+            run: self.monitors.get(run)
+            or (RemoteRunMonitor if run in ended else open_monitor)(record, self.client, self._scripts)
             for run, record in records.items()
         }
         ledgers = {run: self._ledger(record) for run, record in records.items()}

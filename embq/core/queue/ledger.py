@@ -38,7 +38,7 @@ _NUMBERS = frozenset(
     (
         *("priority", "total", "cursor", "done", "bytes", "limit_bytes", "limit_entries", "rows", "failures", "n"),
         *("quarantined", "truncated", "tokens", "tokens_left", "tokens_waiting", "opened_ms", "began_ms"),
-        *("last_commit_ms", "rows_before", "unit_ms", "fed_ms", "helped_ms"),
+        *("last_commit_ms", "rows_before", "unit_ms", "fed_ms", "helped_ms", "load_ms"),
     )
 )
 """Fields of `meta` that hold numbers."""

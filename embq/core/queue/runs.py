@@ -141,6 +141,16 @@ def is_over(client: redis.Redis, run: str) -> bool:
     return cast("bytes | None", client.hget(run_key(run, "meta"), "state")) == b"done"
 
 
+def over(client: redis.Redis, runs: Iterable[str]) -> set[str]:
+    """Those of some runs that are over and whose last commit the broker has seen, so that it knows all about them."""
+    members = cast("set[bytes]", client.smembers(ACTIVE))
+    listed = [run for run in runs if run.encode() not in members]
+    with client.pipeline(transaction=False) as pipe:
+        for run in listed:
+            pipe.hget(run_key(run, "meta"), "last_commit_ms")
+        return {run for run, seen in zip(listed, pipe.execute(), strict=True) if seen}
+
+
 def active(client: redis.Redis) -> dict[str, RunRecord]:
     """The runs that are not over, by id; some that have just ended may be among them. Malformed records are skipped.
 

@@ -75,7 +75,7 @@ class BrokerSource:
     def __init__(self, url: str, password: str = "") -> None:
         self.name = f"the broker {masked(url)}"
         self._client = connect(url, password=password)
-        self._monitor = OverviewMonitor(self._client)
+        self._monitor = OverviewMonitor(self._client, opens_over=True)
 
     def look(self) -> Seen:
         """The runs and services now. Raises redis.exceptions.RedisError where the broker is away."""
