@@ -162,8 +162,9 @@ def idle_worker(folder: Path, seconds: float) -> dict[str, float]:
     with broker(folder / "broker-idle") as (server, client):
         fleet = SimulatedFleet(client, folder / "idle", devices=1, runs=1, life_s=1)
         finished(client, fleet.runs[0].record, FINISHED)
-        for run in active(client):
-            end(client, run, 0)
+        for run, record in active(client).items():
+            end(client, run, record.units)
+        assert not active(client)
         with service("worker", "--devices", "cpu", url=server.url, log=folder / "idle.log") as process:
             until(lambda: "idle" in [device.state for one in services(client) for device in one.service.devices])
             time.sleep(3)

@@ -188,7 +188,9 @@ def test_a_model_that_cannot_be_loaded_here_is_left_to_others_and_costs_it_nothi
     assert turn is not None
     chooser.refuse(turn)
     assert booked(own_client, run) == 0.0
+    before = own_client.info("commandstats")["cmdstat_llen"]["calls"]
     assert first(chooser) is None
+    assert own_client.info("commandstats")["cmdstat_llen"]["calls"] == before, "its queue is asked for no more"
     assert first(scheduler(own_client)) is not None
 
 

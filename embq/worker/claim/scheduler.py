@@ -196,6 +196,8 @@ class Scheduler:
         records = [record for record in active(self.client).values() if self.run in ("", record.run)]
         served: list[tuple[str, Work]] = [(record.run, record.model) for record in records]
         served += [(stage.run, stage.build) for stage in self._stages()]
+        # What cannot be served here is not asked for: an idle process would do so for ever.
+        served = [(run, work) for run, work in served if work not in self._refused]
         keys = list({work.queue_key for _, work in served})
         self._defaults = {}
         for record in records:
@@ -227,7 +229,7 @@ class Scheduler:
                 look.done.add(run)
             elif backlog.state:
                 look.unfinished.add(work)
-            refused = work in self._refused or run in self._refused_runs or self.is_aside(run)
+            refused = run in self._refused_runs or self.is_aside(run)
             if backlog.state != "running" or refused:
                 continue
             weight = backlog.priority
