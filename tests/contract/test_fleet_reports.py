@@ -19,7 +19,15 @@ from embq.core import wire
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.queue import reporting
-from embq.core.queue.heartbeats import SERVICE_REPORTS, Device, Service, competing_services, services
+from embq.core.queue.heartbeats import (
+    SERVICE_REPORTS,
+    WORKER_REPORTS,
+    Device,
+    Service,
+    competing_services,
+    live_workers,
+    services,
+)
 from embq.core.queue.keys import RUNS, SERVICES, VERSION, service_key
 from embq.core.queue.reporting import CLOCK_OFFSET_S, Reporter, this_service
 from embq.core.queue.runs import foreign_runs, registered
@@ -315,3 +323,13 @@ def test_doctor_tells_of_parts_that_are_missing_doubled_or_of_another_version(ow
     assert "embq 0.9, protocol" in told["versions"].detail
     assert "/data/\\x1b[31mold" in told["runs"].detail
     assert "embq resume" in told["runs"].fix
+
+
+def test_states_that_a_stage_has_not_are_left_out_of_a_report(own_client: redis.Redis) -> None:
+    """They would be values of a label of the metrics."""
+    span = {"causes": {}, "stages": {"embed": {"busy": 0.5, "asleep": 0.1}}}
+    told = {"threads": 1, "cores": 1, "decode": "", "late": span, "whole": span}
+    fields = {"name": "w", "attribution": told}
+    WORKER_REPORTS.report(own_client, fields, life_s=60, scripts=load_scripts(own_client))
+    (worker,) = live_workers(own_client)
+    assert worker["attribution"]["late"]["stages"] == {"embed": {"busy": 0.5}}

@@ -176,13 +176,21 @@ class ModelShare(TypedDict):
     handled: NotRequired[Count]
 
 
+class Shares(TypedDict, total=False):
+    """Shares of a stage's time, by its states."""
+
+    busy: Share
+    starved: Share
+    blocked: Share
+
+
 class TimeSpent(TypedDict):
     """Causes of a worker's waiting, in shares of a time; see `limit_detail` in docs/reference/status.md."""
 
     limit: NotRequired[Word]
     seconds: NotRequired[Seconds]
     causes: dict[Word, Share]
-    stages: dict[Word, dict[Word, Share]]
+    stages: dict[Word, Shares]
     cores_needed: NotRequired[Count]
     cores_exact: NotRequired[bool]
 

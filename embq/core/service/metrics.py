@@ -5,6 +5,7 @@ A service keeps plain numbers; `MetricSamples` reads them for each scrape.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -314,18 +315,18 @@ class MetricSamples:
 
     def __init__(self, role: Role) -> None:
         self._metrics = {metric.name: metric for metric in METRICS[role]}
-        self._read: dict[str, dict[tuple[str, ...], float | Histogram]] = {}
+        self._read: dict[str, dict[tuple[str, ...], float | Histogram]] = defaultdict(dict)
 
     def put(self, name: str, value: float | Histogram, *labels: str) -> None:
         """Set the value of a metric of this role for the values of its labels."""
         metric = self._metrics[name]
         if len(labels) != len(metric.labels):
             raise ValueError(f"{name} has the labels {metric.labels}, not {labels}")
-        self._read.setdefault(name, {})[labels] = value
+        self._read[name][labels] = value
 
     def add(self, name: str, value: float, *labels: str) -> None:
         """Add to the value of a metric."""
-        before = self._read.get(name, {}).get(labels, 0.0)
+        before = self._read[name].get(labels, 0.0)
         assert not isinstance(before, Histogram)
         self.put(name, before + value, *labels)
 
