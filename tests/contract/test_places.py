@@ -13,7 +13,7 @@ import pytest
 from embq.core.errors import AwayError, ConfigError, OutputError, UsageError
 from embq.core.run.commit_log import contents
 from embq.core.storage import object_clients, objects
-from embq.core.storage.durable import claim, drop, file_sha256, output_error, overwrite, publish, write_new
+from embq.core.storage.durable import claim, drop, file_sha256, link, output_error, overwrite, publish, write_new
 from embq.core.storage.objects import ObjectPath, probe, unfinished
 from embq.core.storage.paths import Place, opened, place
 from tests.support.servers.storage import Server, environment, gcs_server, s3_proxy
@@ -90,6 +90,16 @@ def test_a_finished_file_gets_its_name_whole(root: Place, tmp_path: Path, size: 
     assert not temporary.exists()
     assert (folder / "part-1").stat().st_size == size
     assert file_sha256(folder / "part-1") == digest
+
+
+def test_a_finished_file_gets_a_second_name_in_place_of_an_orphan(root: Place, tmp_path: Path) -> None:
+    for name, data in (("staged", b"a part"), ("part", b"of a dead writer")):
+        publish(made(tmp_path / "t", data), root / name)
+    link(root / "staged", root / "part", tmp_path / "t")
+    drop(root / "staged")
+    assert (root / "part").read_bytes() == b"a part"
+    with pytest.raises(FileNotFoundError):
+        link(root / "staged", root / "another", tmp_path / "t")
 
 
 def test_a_large_file_that_is_sent_is_seen_to_go_on(s3_root: ObjectPath, gcs: Server, tmp_path: Path) -> None:

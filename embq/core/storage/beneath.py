@@ -21,6 +21,9 @@ from typing import TypeVar, cast
 from embq.core.errors import MalformedError, OutsideError
 from embq.core.storage.objects import ObjectPath
 
+PIECE_BYTES = 64 << 10
+"""Read of an object at least, at once: as much as parquet's readers ask for at the end of a file."""
+
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 Root = TypeVar("Root", bound=Path | ObjectPath)
@@ -97,8 +100,10 @@ def open_file(root: Path, name: str | PurePath, flags: int = os.O_RDONLY, mode: 
     return descriptor
 
 
-def reader(root: Path, name: str | PurePath) -> BufferedReader:
-    """The regular file `root / name`, open for reading."""
+def reader(root: Path | ObjectPath, name: str | PurePath) -> BufferedReader:
+    """The regular file, or object, `root / name`, open for reading."""
+    if isinstance(root, ObjectPath):
+        return below(root, name).open(PIECE_BYTES)
     return open(open_file(root, name), "rb")
 
 

@@ -173,13 +173,16 @@ NOT_LINKABLE = (errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.EOPN
 """Another user's file (Linux with fs.protected_hardlinks), or file systems that do not link between folders."""
 
 
-def link(staged: Path, path: Path, temporary: Path) -> None:
-    """Give a finished file a second name; an orphan of that name, left by a dead writer, is replaced. Not durable yet:
-    the folder must be synced.
+def link(staged: Place, path: Place, temporary: Path) -> None:
+    """Give a finished file a second name, or an object a copy; an orphan of that name, left by a dead writer, is
+    replaced. Not durable yet in a folder, which must be synced.
 
     Args:
         temporary: name for a copy, where the file cannot be linked.
     """
+    if isinstance(staged, ObjectPath) or isinstance(path, ObjectPath):
+        ObjectPath(str(staged)).copy(str(path))
+        return
     try:
         with suppress(FileNotFoundError):
             os.unlink(path)

@@ -208,6 +208,10 @@ class ObjectPath:
         if size != there:
             raise OutputError(f"{self}: {there} bytes arrived of {size}", code="output")
 
+    def copy(self, url: str) -> None:
+        """Copy it to another name of the store, in place of what was there, without its bytes coming here."""
+        self.ask(lambda store, key: store.cp_file(key, key_of(url)))
+
     def unlink(self, missing_ok: bool = True) -> None:
         """Remove it; a missing one is no error, because S3 does not report it."""
         with suppress(FileNotFoundError):
