@@ -29,6 +29,7 @@ from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.queue.keys import RUNS, run_key
 from embq.core.run.run_info import RunInfo
+from embq.core.storage.paths import Place
 
 pytest.register_assert_rewrite("tests.support.outputs.run_case")
 # Half of the processor time of a collection is the compilation of the tests, in each process that runs them.
@@ -244,8 +245,8 @@ def make_run(client: redis.Redis, tmp_path: Path) -> Iterator[MakeRun]:
     """Makes runs on the session's server, and removes what they left there."""
     made: list[RunCase] = []
 
-    def make(units: int = 8, **options: object) -> RunCase:
-        case = make_case(client, tmp_path / f"out{len(made)}", units, **options)  # type: ignore[arg-type]
+    def make(units: int = 8, root: Place | None = None, **options: object) -> RunCase:
+        case = make_case(client, root or tmp_path / f"out{len(made)}", units, **options)  # type: ignore[arg-type]
         made.append(case)
         return case
 

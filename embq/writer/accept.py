@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from msgspec import Meta
 
 from embq.core.broker.bounded import Oversized
-from embq.core.errors import MalformedError, OutputError, OutsideError
+from embq.core.errors import AwayError, MalformedError, OutputError, OutsideError
 from embq.core.formats.base import FORMAT_ERRORS
 from embq.core.formats.part import UNIT_FORMATS, read_unit
 from embq.core.process.limits import memory_bytes
@@ -272,6 +272,8 @@ class Acceptor:
             return _Decoded(result, result.rows.schema, len(whole))
         except OutsideError as error:
             raise Rejected("bad_result", error.message) from error
+        except AwayError:
+            raise
         except OutputError as error:
             raise Rejected(error.code, error.message) from error
         except OSError as error:
@@ -295,8 +297,9 @@ class Acceptor:
             raise Rejected("bad_result", f"part {header.ref} has no rows")  # its name would be that of the next part
         if self._format not in UNIT_FORMATS or not self.layout.takes_parts:
             raise Rejected("bad_result", f"a worker writes no part of this run, whose format is {self._format}")
-        with reader(self.layout.staging.parent, f"{self.layout.staging.name}/{header.ref}") as file:
-            size = os.fstat(file.fileno()).st_size
+        folder = self.layout.staged_parts
+        with reader(folder.parent, f"{folder.name}/{header.ref}") as file:
+            size = file.seek(0, os.SEEK_END)
             try:
                 schema, rows = read_unit(self._format, file, self._schema, most_rows=header.rows)
             except FORMAT_ERRORS as error:

@@ -189,7 +189,8 @@ class Committer:
                     drop_in(folder, name)
         if isinstance(self.layout.root, ObjectPath):
             for upload in unfinished(self.layout.root):
-                if record_number(upload.path.name) <= fence:
+                of_worker = upload.path.parent == self.layout.staged_parts
+                if not of_worker and record_number(upload.path.name) <= fence:
                     upload.abort()
 
     def commit(self, results: Sequence[Accepted]) -> Commit:
@@ -322,9 +323,9 @@ class Committer:
         parts = [result.part for result in results if result.part is not None]
         for part in parts:
             name = f"part-{self.state.n + 1:08d}.{first_id:012d}.{self.info.format}"
-            path = self.layout.home / self.layout.parts.name / name
+            path = self.layout.parts / name
             try:
-                link(self.layout.staging / part.path, path, self._name(first_id).unfinished(str(first_id)))
+                link(self.layout.staged_parts / part.path, path, self._name(first_id).unfinished(str(first_id)))
                 self._moved()
             except OSError as error:
                 raise output_error(error, path) from error

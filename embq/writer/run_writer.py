@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import secrets
 import time
 from collections import Counter
@@ -25,7 +24,6 @@ from embq.core.run.manifest import Manifest
 from embq.core.run.run_info import load_run
 from embq.core.service.log import Events
 from embq.core.service.metrics import Histogram
-from embq.core.storage.durable import drop_in
 from embq.core.storage.paths import place
 from embq.writer import staging
 from embq.writer.accept import Accepted, Acceptor, Rejected
@@ -298,7 +296,7 @@ class RunWriter:
             self.queue.mark([(result.entry, result.u) for result in results])
             for result in results:
                 if result.staged:
-                    drop_in(self.layout.staging, result.staged)
+                    staging.drop_ref(self.layout, result.staged)
             self.log.info("committed", run=self.record.run, n=commit.n, taken=len(results), **commit.totals)
         self._grow()
         state = self.committer.state
@@ -313,7 +311,7 @@ class RunWriter:
 
     def _has_lost_part(self, result: Accepted) -> bool:
         """Whether a part is gone since it was accepted; then its unit runs again, and no other result waits for it."""
-        if result.part is None or os.path.lexists(self.layout.staging / result.part.path):
+        if result.part is None or (self.layout.staged_parts / result.part.path).exists():
             return False
         error = Rejected("lost_result", f"part {result.part.path} is gone")
         self._refuse(result.entry, Sender(u=result.u, token=result.token), error)

@@ -1,4 +1,4 @@
-"""Staging folder: results that workers on shared storage hand over by file name."""
+"""Staging folder: results that workers on shared storage hand over by file name; in an object store their parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import secrets
 from embq.core.queue.result_stream import PART_SUFFIX, RESULT_SUFFIX, Entry
 from embq.core.run.layout import Layout
 from embq.core.storage.beneath import folder
-from embq.core.storage.durable import drop_in, names_in, output_error
+from embq.core.storage.durable import drop_in, names_in, output_error, overwrite
+from embq.core.storage.objects import ObjectPath
+from embq.core.storage.objects import unfinished as uploads
 
 _NONCE = ".shared."
 """Begin of the name of a nonce that is being written."""
@@ -19,6 +21,8 @@ _STAGED = re.compile(rf"[!-.0-~]{{1,240}}(?:{re.escape(RESULT_SUFFIX)}|{re.escap
 
 def leave_nonce(layout: Layout, nonce: str) -> None:
     """Workers that can read this file share storage with us and may hand over large results by name."""
+    if isinstance(layout.staged_parts, ObjectPath) and layout.takes_parts:
+        overwrite(layout.staged_parts / ".shared", nonce.encode())
     name = f"{_NONCE}{secrets.token_hex(4)}"
     try:
         with folder(layout.staging.parent, layout.staging.name) as staging:
@@ -38,7 +42,12 @@ def drop_staged(layout: Layout, entry: Entry, unit_id: str) -> None:
     """Remove the file of a result of the unit that will not be taken, where it names one."""
     ref = entry.fields.get("ref", b"").decode("utf-8", "replace")
     if is_staged(ref, unit_id):
-        drop_in(layout.staging, ref)
+        drop_ref(layout, ref)
+
+
+def drop_ref(layout: Layout, ref: str) -> None:
+    """Remove the file of a result that is not taken, or is committed: a part has another name by then."""
+    drop_in(layout.staged_parts if ref.endswith(PART_SUFFIX) else layout.staging, ref)
 
 
 def sweep(layout: Layout, *, unfinished: bool) -> None:
@@ -50,6 +59,10 @@ def sweep(layout: Layout, *, unfinished: bool) -> None:
     Args:
         unfinished: also what is still being written.
     """
-    for name in names_in(layout.staging):
-        if unfinished or not name.startswith(".") or name.startswith(_NONCE):
-            drop_in(layout.staging, name)
+    for place in {layout.staging, layout.staged_parts}:
+        for name in names_in(place):
+            if unfinished or not name.startswith(".") or name.startswith(_NONCE):
+                drop_in(place, name)
+    if unfinished and isinstance(layout.staged_parts, ObjectPath):
+        for upload in uploads(layout.staged_parts):
+            upload.abort()

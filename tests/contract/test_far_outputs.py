@@ -20,6 +20,7 @@ from embq.app.verify.verification import verify
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import ConfigError, InputError, OutputError, TryLaterError
 from embq.core.formats.files import row_folders
+from embq.core.queue.result_stream import PART_SUFFIX
 from embq.core.run.commit_log import CommitLog
 from embq.core.run.control import Control, load_control, save_control
 from embq.core.run.layout import Layout
@@ -99,7 +100,8 @@ def test_results_become_rows_that_every_reader_finds(run: RunCase, root: ObjectP
     assert (state.closed, state.rows, state.failures) == (True, 23, 1)
     assert sum(table.num_rows for table in row_tables(root, ["id", "key"])) == 23
     assert [table["key"].to_pylist() for table in standing_failures(root)] == [["0:1"]]
-    assert not [name for name in keys(root) if name.startswith(("_staging", "_tmp", "_broker", "_writer/probe"))]
+    private = [name for name in keys(root) if name.startswith(("_staging", "_tmp", "_broker", "_writer/probe"))]
+    assert private == ["_staging/.shared"]
     report = verify(root, mode="quick")
     assert (report.ok, report.state, report.litter) == (True, "complete", 0)
 
@@ -290,3 +292,29 @@ def test_gc_removes_what_nothing_names_and_nothing_else(
     assert set(keys(root)) == before - {"parts/part-00000077.parquet"}
     assert unfinished(root) == []
     assert CommitLog(Layout(root)).replay(8).closed
+
+
+def test_an_upload_of_a_live_worker_outlives_a_takeover_and_others_are_aborted(
+    run: RunCase, root: ObjectPath, server: EmbeddedServer, tmp_path: Path
+) -> None:
+    run.writer()
+    live, dead = (
+        f"{run.units[u].unit_id}.{token.replace(':', '_')}" for u, token in ((0, run.claim(0)), (1, "1-0:d:0"))
+    )
+    for name in (live, dead):
+        begin_upload(root, f"_staging/{name}{PART_SUFFIX}")
+        (root / "_staging" / f"{name}{PART_SUFFIX}").create(b"of a worker that has not published")
+
+    def left() -> list[set[str]]:
+        names = (upload.path.name for upload in unfinished(root)), (path.name for path in (root / "_staging").iterdir())
+        return [{name.removesuffix(PART_SUFFIX) for name in some} - {".shared"} for some in names]
+
+    run.writer()
+    assert left() == [{live, dead}] * 2
+    found = collect(root, Settings(broker_url=server.url), asked=True, older_than_s=0.0, dry_run=False).found
+    assert (len(found.files), len(found.uploads), found.in_use) == (1, 1, 2)
+    assert left() == [{live}] * 2
+    writer = run.writer(rebuild=True)
+    assert left() == [set()] * 2
+    run.finish(writer)
+    assert_exact(run, root, tmp_path)

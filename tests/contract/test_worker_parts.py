@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,16 +21,20 @@ import pytest
 from embq.app.export.export import ExportOptions, export
 from embq.app.output.output import open_output
 from embq.app.verify.verification import verify
+from embq.core.errors import AwayError
 from embq.core.formats.part import read_unit
 from embq.core.queue.hints import Hint
 from embq.core.queue.result_stream import PART_SUFFIX
 from embq.core.run.commit_log import CommitLog
+from embq.core.storage.objects import ObjectPath
+from embq.core.storage.paths import Place
 from embq.indexer.collection.run import describe_run
 from embq.worker.claim.lease import LeasedUnit, Leases
 from embq.worker.meter.meter import Meter
 from embq.worker.stages import publish as module
 from embq.worker.stages.publish import PublishStage
-from tests.support.outputs.run_case import DIM, FINGERPRINT, MakeRun, RunCase, sample, vector
+from tests.support.outputs.run_case import DIM, FINGERPRINT, MakeRun, RunCase, sample, vector, write
+from tests.support.servers.storage import Killed, environment, s3_proxy
 
 FORMATS = ("parquet", "arrow")
 
@@ -38,30 +47,52 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> PublishStage:
 
 
 def publish(
-    run: RunCase, stage: PublishStage, u: int, failed: tuple[int, ...] = (), *, token: str | None = None
+    run: RunCase,
+    stage: PublishStage,
+    u: int,
+    failed: tuple[int, ...] = (),
+    *,
+    token: str | None = None,
+    count: int = 3,
+    width: int = DIM,
 ) -> None:
-    """Publish a unit of 3 samples, of which some have failed."""
+    """Publish a unit of `count` samples, of which some have failed."""
     hint = Hint(run=run.info.run, gen=run.gen, u=u, unit=run.units[u])
     work = LeasedUnit(hint, run.record, run.ledger, token or run.claim(u), attempts=0, poison=frozenset())
-    samples = [sample(u, ordinal) for ordinal in range(3) if ordinal not in failed]
+    samples = [sample(u, ordinal) for ordinal in range(count) if ordinal not in failed]
     if samples:
-        work.add_rows(samples, {"text": np.array([vector(u, s.ordinal) for s in samples], run.record.rows.dtype)})
+        vectors = np.array([vector(u, s.ordinal) for s in samples], run.record.rows.dtype)
+        work.add_rows(samples, {"text": np.tile(vectors, width // DIM)})
     for ordinal in failed:
         work.add_failure(sample(u, ordinal), "decode", "no image")
-    work.end_of_read(3)
+    work.end_of_read(count)
     Leases().add(work)
     stage.run(work)
 
 
-def staged(run: RunCase) -> list[Path]:
-    return sorted(path for path in run.layout.staging.iterdir() if path.suffix == PART_SUFFIX)
+def staged(run: RunCase) -> list[Place]:
+    return sorted(path for path in run.layout.staged_parts.iterdir() if path.suffix == PART_SUFFIX)
+
+
+@pytest.fixture
+def make_far(s3: str, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
+    """Makes a run whose output is in a bucket; the state of this machine goes into the test's folder."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return partial(make_run, root=ObjectPath(f"s3://bucket/{tmp_path.name}"))
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def make_any(request: pytest.FixtureRequest, make_run: MakeRun) -> MakeRun:
+    """Makes a run whose output is a folder, or in a bucket."""
+    made: MakeRun = make_run if request.param == "folder" else request.getfixturevalue("make_far")
+    return made
 
 
 @pytest.mark.parametrize("format_", FORMATS)
 def test_parts_of_workers_and_small_results_are_one_record(
-    make_run: MakeRun, stage: PublishStage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, format_: str
+    make_any: MakeRun, stage: PublishStage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, format_: str
 ) -> None:
-    run = make_run(5, format=format_)
+    run = make_any(5, format=format_)
     writer = run.writer()
     publish(run, stage, 3)
     publish(run, stage, 1, failed=(1,))
@@ -117,8 +148,9 @@ def test_a_part_is_the_writers_but_for_its_ids(
     ids=["before the parts", "between parts and record", "before the broker knows"],
 )
 def test_a_writer_that_dies_in_a_commit_leaves_nothing_twice(
-    run: RunCase, stage: PublishStage, monkeypatch: pytest.MonkeyPatch, when: str
+    make_any: MakeRun, stage: PublishStage, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
+    run = make_any(5)
     writer = run.writer()
     publish(run, stage, 0)
     publish(run, stage, 1)
@@ -141,11 +173,12 @@ def test_a_writer_that_dies_in_a_commit_leaves_nothing_twice(
     assert staged(run) == []
 
 
-def test_two_workers_with_one_unit(run: RunCase, stage: PublishStage) -> None:
+def test_two_workers_with_one_unit(make_any: MakeRun, stage: PublishStage) -> None:
+    run = make_any(5)
     writer = run.writer()
     publish(run, stage, 0)
-    late = run.layout.staging / f"{run.units[0].unit_id}.late{PART_SUFFIX}"
-    late.write_bytes(staged(run)[0].read_bytes())
+    late = run.layout.staged_parts / f"{run.units[0].unit_id}.late{PART_SUFFIX}"
+    write(late, staged(run)[0].read_bytes())
     writer.drain()
     run.assert_exact([0])
     assert late.exists(), "it may be of a worker that is at work"
@@ -154,53 +187,63 @@ def test_two_workers_with_one_unit(run: RunCase, stage: PublishStage) -> None:
     run.assert_exact()
 
 
-@pytest.mark.parametrize("format_", FORMATS)
+DAMAGES = {
+    "gone": "lost_result",
+    "cut": "bad_result",
+    "rows": "wrong_count",
+    "columns": "bad_result",
+    "twice": "wrong_count",
+}
+
+
 @pytest.mark.parametrize(
-    ("damage", "code"),
+    ("make_any", "format_", "damage"),
     [
-        ("gone", "lost_result"),
-        ("cut", "bad_result"),
-        ("rows", "wrong_count"),
-        ("columns", "bad_result"),
-        ("twice", "wrong_count"),
+        *(("folder", format_, damage) for format_ in FORMATS for damage in DAMAGES),
+        *(("bucket", "parquet", "gone"), ("bucket", "parquet", "twice"), ("bucket", "arrow", "cut")),
     ],
+    indirect=["make_any"],
 )
 def test_a_part_that_is_not_what_was_announced_is_refused(
-    make_run: MakeRun, stage: PublishStage, format_: str, damage: str, code: str
+    make_any: MakeRun, stage: PublishStage, format_: str, damage: str
 ) -> None:
-    run = make_run(2, format=format_)
+    run = make_any(2, format=format_)
     writer = run.writer()
     publish(run, stage, 0)
     (path,) = staged(run)
-    table = pq.read_table(path) if format_ == "parquet" else pa.ipc.open_file(path).read_all()
+    data = path.read_bytes()
+    table = pq.read_table(io.BytesIO(data)) if format_ == "parquet" else pa.ipc.open_file(data).read_all()
     if damage == "gone":
         path.unlink()
     elif damage == "cut":
-        path.write_bytes(path.read_bytes()[:-20])
+        write(path, data[:-20])
     else:
         changed = {
             "rows": table.slice(1),
             "columns": table.drop_columns(["caption"]),
             "twice": pa.concat_tables([table.slice(0, 2), table.slice(0, 1)]),
         }[damage]
+        new = io.BytesIO()
         if format_ == "parquet":
-            pq.write_table(changed, path)
+            pq.write_table(changed, new)
         else:
-            with pa.ipc.new_file(path, changed.schema) as file:
+            with pa.ipc.new_file(new, changed.schema) as file:
                 file.write_table(changed)
+        write(path, new.getvalue())
     writer.step()
     run.clock.advance(20)
     writer.step()
-    assert writer.counts.rejected == {code: 1}
+    assert writer.counts.rejected == {DAMAGES[damage]: 1}
     run.finish(writer)
     run.assert_exact()
 
 
 def test_no_part_is_taken_where_the_staging_folder_is_apart(
-    run: RunCase, stage: PublishStage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make_any: MakeRun, stage: PublishStage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("EMBQ_STAGING", str(tmp_path / "apart"))
     (tmp_path / "apart").mkdir()
+    run = make_any(1)
     writer = run.writer()
     publish(run, stage, 0)
     assert staged(run) == []
@@ -234,7 +277,8 @@ def test_a_part_without_rows_is_refused(run: RunCase) -> None:
     run.assert_exact([1])
 
 
-def test_a_part_that_is_gone_before_its_commit_holds_up_no_other(run: RunCase) -> None:
+def test_a_part_that_is_gone_before_its_commit_holds_up_no_other(make_any: MakeRun) -> None:
+    run = make_any(5)
     writer = run.writer()
     for u in (0, 1):
         assert run.publish_part(u, run.claim(u)) == 1
@@ -297,3 +341,157 @@ def test_a_record_of_several_parts_is_no_older_embqs(run: RunCase) -> None:
     writer.drain()
     schemas = [json.loads(path.read_bytes())["schema"] for path in sorted(run.layout.commits.iterdir())]
     assert schemas == [1, 2]
+
+
+# --- in a bucket ---
+
+
+def test_a_part_in_a_bucket_costs_the_writer_the_same_whatever_it_weighs(
+    make_far: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "PART_BYTES", 1)
+    asked: Counter[str] = Counter()
+    ask, read_range = ObjectPath.ask, ObjectPath.read_range
+
+    def counted(path: ObjectPath, request: Callable[[Any, str], Any]) -> Any:
+        asked["requests"] += 1
+        return ask(path, request)
+
+    def weighed(path: ObjectPath, start: int, stop: int) -> bytes:
+        asked["bytes"] += stop - start
+        return read_range(path, start, stop)
+
+    costs = []
+    for width in (DIM, 4096):
+        run = make_far(1, root=ObjectPath(f"s3://bucket/{tmp_path.name}-{width}"), samples=3_000)
+        writer = run.writer()
+        stage = PublishStage(Meter(), fingerprint=FINGERPRINT, dims={"text": width}, transport="auto")
+        publish(run, stage, 0, count=3_000, width=width)
+        (path,) = staged(run)
+        size = path.stat().st_size
+        with monkeypatch.context() as patched:
+            patched.setattr(ObjectPath, "ask", counted)
+            patched.setattr(ObjectPath, "read_range", weighed)
+            writer.step()
+        assert writer.finished
+        costs.append(asked.copy())
+        asked.clear()
+    assert size > 24e6, "it was sent in pieces"
+    assert costs[0]["requests"] == costs[1]["requests"]
+    assert costs[1]["bytes"] < 256 * 1024
+
+
+@pytest.mark.parametrize("put", [False, True], ids=["before the put", "after it"])
+def test_a_worker_that_dies_leaves_nothing_in_the_bucket(
+    make_far: MakeRun, stage: PublishStage, monkeypatch: pytest.MonkeyPatch, put: bool
+) -> None:
+    run = make_far(3)
+    writer = run.writer()
+    take = ObjectPath.take
+
+    def killed(path: ObjectPath, local: Path) -> None:
+        if put:
+            take(path, local)
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectPath, "take", killed)
+        with pytest.raises(Killed):
+            publish(run, stage, 0, token=run.claim(0, "dies"))
+    assert len(staged(run)) == put
+    run.die("dies")
+    run.age()
+    for u in (1, 0, 2):
+        publish(run, stage, u)
+    writer.drain()
+    assert writer.finished
+    run.assert_exact()
+    assert [path.name for path in run.layout.staged_parts.iterdir()] == [".shared"]
+
+
+def test_a_worker_that_may_not_write_sends_its_rows_through_the_broker(
+    s3: str, make_far: MakeRun, stage: PublishStage
+) -> None:
+    with s3_proxy(s3) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
+        run = make_far(3)
+        writer = run.writer()
+        proxy.suffer("denied", 1)
+        publish(run, stage, 0, failed=(1,))
+        assert proxy.asked["PUT denied"] == 1
+        publish(run, stage, 1)
+        assert staged(run) == [], "it is not tried again"
+        writer.drain()
+        assert not run.client.exists(run.key("att"))
+        publish(run, PublishStage(Meter(), fingerprint=FINGERPRINT, dims={"text": DIM}, transport="auto"), 2)
+        assert len(staged(run)) == 1, "another worker may"
+        writer.drain()
+    run.assert_exact(failures=[("0:1", "decode")])
+
+
+def test_a_bucket_in_which_the_writer_left_no_nonce_gets_no_part(make_far: MakeRun, stage: PublishStage) -> None:
+    run = make_far(1)
+    writer = run.writer()
+    write(run.layout.staged_parts / ".shared", b"of another broker's writer")
+    publish(run, stage, 0)
+    assert staged(run) == []
+    writer.drain()
+    run.assert_exact()
+
+
+def test_a_worker_that_may_not_list_sends_its_rows_through_the_broker(
+    make_far: MakeRun, stage: PublishStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_far(2)
+    writer = run.writer()
+    asked = []
+
+    def denied(root: Place) -> None:
+        asked.append(root)
+        raise PermissionError(errno.EACCES, "Access Denied", str(root))
+
+    monkeypatch.setattr(module, "load_run", denied)
+    for u in (0, 1):
+        publish(run, stage, u)
+    assert (len(asked), staged(run)) == (1, [])
+    writer.drain()
+    run.assert_exact()
+
+
+def test_a_store_that_is_away_costs_no_unit_an_attempt(
+    s3: str, make_far: MakeRun, stage: PublishStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_far(3)
+    writer = run.writer()
+
+    def away(*_: object, **__: object) -> None:
+        assert stage.meter.board.in_hand() == [], "it is not watched: the client needs longer than the watchdog"
+        raise AwayError("the store does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectPath, "take", away)
+        publish(run, stage, 0)
+        assert staged(run) == []
+    publish(run, stage, 1)
+    assert staged(run) == [], "for a while it is given nothing"
+    stage._shared_from = {key: again_at - module.AWAY_S for key, again_at in stage._shared_from.items()}
+    publish(run, stage, 2)
+    assert len(staged(run)) == 1
+    with monkeypatch.context() as patched:
+        patched.setattr("embq.writer.accept.reader", away)
+        with pytest.raises(AwayError):
+            writer.drain()
+    assert not writer.counts.rejected
+    assert len(staged(run)) == 1
+    run.writer().drain()
+    run.assert_exact()
+
+
+def test_a_put_whose_answer_is_lost_is_one_part(s3: str, make_far: MakeRun, stage: PublishStage) -> None:
+    with s3_proxy(s3) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
+        run = make_far(1)
+        writer = run.writer()
+        proxy.suffer("lost", 1)
+        publish(run, stage, 0)
+        assert (proxy.left, len(staged(run))) == (0, 1)
+        writer.drain()
+    run.assert_exact()

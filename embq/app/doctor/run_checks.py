@@ -20,7 +20,7 @@ from embq.core.queue.runs import RunRecord, registered
 from embq.core.redaction import printable
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
-from embq.core.storage.paths import is_url, place
+from embq.core.storage.paths import place
 from embq.core.units import Unit
 from embq.worker.supervisor.devices import alone
 
@@ -117,7 +117,7 @@ def _output(record: RunRecord, meta: dict[str, str]) -> Check:
     from embq.worker.stages.publish import shares_storage
 
     output = f"run {record.run}: {record.output}"
-    if not is_url(record.output) and shares_storage(record.output, meta["nonce"]):
+    if shares_storage(Layout(place(record.output)).staged_parts, meta["nonce"]):
         return Check("output", "ok", printable(f"{output} is shared with the writer: large results are left there"))
     return Check(
         "output", "ok", printable(f"{output} is not shared with the writer: all results travel through the broker")

@@ -74,7 +74,8 @@ def find_orphans(
         older_than_s: files younger than this stay.
     """
     rows = row_folders(layout, info)
-    folders = (*rows, layout.failures, layout.temporary, layout.staging, layout.manifest)
+    staged = (layout.staging, layout.staged_parts)
+    folders = (*rows, layout.failures, layout.temporary, *staged, layout.manifest)
     listed = {folder: list(_files(folder)) for folder in folders}
     abandoned: list[Unfinished] = []
     uploads = unfinished(layout.root) if isinstance(layout.root, ObjectPath) else []
@@ -87,7 +88,7 @@ def find_orphans(
     for folder, files in listed.items():
         now = _storage_time(folder) if files else 0.0
         for path, status in files:
-            if path in named or path == layout.staging / NONCE:
+            if path in named or (folder in staged and path.name == NONCE):
                 continue
             if folder == layout.manifest and path not in unnamed:
                 continue
@@ -98,10 +99,12 @@ def find_orphans(
                 young += 1
             else:
                 orphans.append(Orphan(layout.relative(path), status.st_size, age_s))
+    now = _storage_time(layout.writer) if uploads else 0.0
     for upload in uploads:
-        if users.may_name(upload.path):
+        age_s = max(0.0, now - upload.began)
+        if users.need(upload.path.parent, upload.path, age_s):
             in_use += 1
-        elif (age_s := max(0.0, _storage_time(layout.writer) - upload.began)) < older_than_s:
+        elif age_s < older_than_s:
             young += 1
         else:
             abandoned.append(upload)
@@ -129,12 +132,9 @@ class _Users:
         if folder == layout.manifest or (folder == layout.temporary and path.name.startswith(PLANNED)):
             # No lock says whether another machine plans for an object store.
             return self.planning or (isinstance(path, ObjectPath) and age_s < PLANNING_S)
-        if folder == layout.staging:
+        if folder in (layout.staging, layout.staged_parts):
             return _token_part(path.name) in self.tokens if self.tokens is not None else not self.state.closed
-        return self.may_name(path)
-
-    def may_name(self, path: Place) -> bool:
-        """True if a file has the number of a record to come."""
+        # Of a record to come.
         return not self.state.closed and record_number(path.name) > self.state.n
 
 

@@ -77,9 +77,10 @@ class Files:
     def unnamed(self) -> list[str]:
         """Files that are in no record: parts, failures, temporary files, and staged results that were not accepted."""
         layout = self._layout
+        staged = (layout.staging, layout.staged_parts)
         there = (
             f"{folder.name}/{name}"
-            for folder in (*row_folders(layout, self._info), layout.failures, layout.temporary, layout.staging)
+            for folder in (*row_folders(layout, self._info), layout.failures, layout.temporary, *staged)
             if folder.is_dir()
             for name in names_in(folder)
         )

@@ -50,7 +50,8 @@ class Layout:
     """Paths of one output: a folder, or a prefix on an object store.
 
     `_staging`, `_tmp`, `_writer` and `_broker` are private to embq. An object store has no locks and no rename, so the
-    files that need them are in a folder of this machine, `home`; readers and other machines need nothing of it.
+    files that need them are in a folder of this machine, `home`; readers and other machines need nothing of it. Parts
+    of workers are staged in the store.
     """
 
     root: Place
@@ -112,9 +113,14 @@ class Layout:
         return self.home / "_staging" if apart is None else apart / f"embq-{_hashed(self.root)}"
 
     @property
+    def staged_parts(self) -> Place:
+        """Parts that workers have written, without their final names: `staging`, or the same in an object store."""
+        return self.staging if isinstance(self.root, Path) else self.root / "_staging"
+
+    @property
     def takes_parts(self) -> bool:
-        """Whether workers may write parts: it is a folder, and what they leave can be linked into it."""
-        return isinstance(self.root, Path) and self.staging.parent == self.root
+        """Whether workers may write parts: with EMBQ_STAGING they need no right to write to the output."""
+        return staging_folder() is None
 
     @property
     def temporary(self) -> Path:

@@ -6,8 +6,11 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO
 
 import numpy as np
@@ -22,10 +25,12 @@ from embq.core.rows.results import embedding_columns, encode_batches, failure_ba
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import RunInfo, load_run
 from embq.core.service.log import Events
+from embq.core.settings import spool_folder
 from embq.core.storage.beneath import read_bytes
 from embq.core.storage.durable import drop, output_error
 from embq.core.storage.hashing import HashingFile
-from embq.core.storage.paths import place
+from embq.core.storage.objects import ObjectPath
+from embq.core.storage.paths import Place, place
 from embq.core.units import Sample
 from embq.worker.claim.lease import ASIDE, LeasedUnit, Part
 from embq.worker.meter.meter import Meter
@@ -43,6 +48,9 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 1.0
 
 PART_BYTES = 16 * 1024 * 1024
 """Rows of that size are written as a part of the output by the worker, where it may; the writer only names the file."""
+
+AWAY_S = 300.0
+"""A store that refused a part, or did not answer, gets none for so long: its client takes a minute to give up."""
 
 ASIDE_BYTES = 256 * 1024 * 1024
 """Results without room that are kept, of all runs. Beyond that the oldest unit is given back, for any worker to do it
@@ -62,8 +70,8 @@ class _Result:
     lease: LeasedUnit
     data: bytes
     fields: dict[str, str | bytes | int]
-    part: pa.Table | None = None
-    staged: Path | None = None
+    part: pa.RecordBatch | None = None
+    staged: Place | None = None
 
     @property
     def bytes(self) -> int:
@@ -123,7 +131,7 @@ class PublishStage(Publisher):
         self.version = version
         self.finished = finished
         self.log = Events("worker")
-        self._shared: dict[tuple[str, str], bool] = {}
+        self._shared_from: dict[tuple[str, str, Place], float] = {}
         self._infos: dict[str, RunInfo] = {}
         self._full: dict[str, _Full] = {}
 
@@ -138,22 +146,13 @@ class PublishStage(Publisher):
                 rows, failures = self._rows(lease), failure_batch(lease.failures)
             is_part = False
             if rows.nbytes >= PART_BYTES:
-                # Without naming the unit: storage that hangs is not its fault.
-                with self.meter.stage("publish"):
+                # Without naming the unit: storage that hangs is not its fault. A store's client gives up by itself.
+                in_store = isinstance(place(lease.record.output), ObjectPath)
+                with nullcontext() if in_store else self.meter.stage("publish"):
                     is_part = self._may_write_part(lease)
             with self.meter.stage("publish", [Part(lease)]):
-                part = None
-                if is_part:
-                    unit_ids = pa.repeat(pa.scalar(lease.unit_id), rows.num_rows)
-                    part = pa.Table.from_batches([rows]).append_column("unit_id", unit_ids)
-                data = encode_batches(rows, failures) if part is None else encode_batches(failures)
-                if part is None and len(data) > RESULT_BYTES and not self._use_file(lease, len(data)):
-                    lease.fail_whole(
-                        "result_too_large",
-                        f"its rows have {len(data):,} bytes, and {RESULT_BYTES:,} travel through the broker: let the "
-                        "workers share the output folder with the writer, or make smaller units",
-                    )
-                    data = encode_batches(self._rows(lease), failure_batch(lease.failures))
+                part = rows if is_part else None
+                data = encode_batches(failures) if is_part else encode_batches(rows, failures)
             fields: dict[str, str | bytes | int] = {
                 "v": VERSION,
                 "unit_id": lease.unit_id,
@@ -202,18 +201,30 @@ class PublishStage(Publisher):
 
     def _offer(self, result: _Result) -> bool:
         """Hand a result to the writer, whatever the answer is; False where there is no room for it now."""
-        lease, size = result.lease, len(result.data)
+        lease = result.lease
         if lease.lost:
             accepted = 0
         else:
-            if result.staged is None and (result.part is not None or self._use_file(lease, size)):
+            if result.part is not None and isinstance(place(lease.record.output), ObjectPath):
+                self._put(result)
+            if result.staged is None and (result.part is not None or self._use_file(lease, len(result.data))):
                 result.staged = self._staged(result)
                 if result.staged is None:
                     return False
+            size = len(result.data)
             # A large result is not sent only to find that there is no room for it.
             if size > INLINE_BYTES and not lease.ledger.results.has_room():
                 return False
             has_data = result.staged is None or result.staged.suffix == PART_SUFFIX
+            if has_data and size > RESULT_BYTES:
+                lease.release(
+                    failed=(
+                        "result_too_large",
+                        f"its rows have {size:,} bytes, and {RESULT_BYTES:,} travel through the broker: let workers "
+                        "share the output folder, or make smaller units",
+                    )
+                )
+                return True
             fields = {**result.fields, "data": result.data} if has_data else result.fields
             accepted = lease.publish(fields, size=size)
             if accepted < 0:
@@ -247,28 +258,49 @@ class PublishStage(Publisher):
     def _use_file(self, lease: LeasedUnit, size: int) -> bool:
         if self.transport == "payload":
             return False
-        return self.transport == "staging" or (size > INLINE_BYTES and self._shares_storage(lease))
+        if self.transport == "staging":
+            return True
+        return size > INLINE_BYTES and self._shares_storage(lease, Layout(place(lease.record.output)).staging)
 
     def _may_write_part(self, lease: LeasedUnit) -> bool:
         """Whether the worker may write rows as a part of the output."""
-        root = place(lease.record.output)
-        if self.transport == "payload" or not self._shares_storage(lease) or not Layout(root).takes_parts:
+        layout = Layout(place(lease.record.output))
+        if (
+            self.transport == "payload"
+            or not layout.takes_parts
+            or not self._shares_storage(lease, layout.staged_parts)
+        ):
             return False
         if lease.run not in self._infos:
             try:
-                self._infos[lease.run] = load_run(root)
-            except EmbqError:
+                self._infos[lease.run] = load_run(layout.root)
+            except (EmbqError, OSError):
+                if isinstance(layout.staged_parts, ObjectPath):
+                    self._shared_from[lease.run, lease.gen, layout.staged_parts] = time.monotonic() + AWAY_S
                 return False
         return self._infos[lease.run].format in UNIT_FORMATS
 
-    def _shares_storage(self, lease: LeasedUnit) -> bool:
-        """Whether files can be left for the writer; looked at once per generation of a run."""
-        key = (lease.run, lease.gen)
-        if key not in self._shared:
-            self._shared[key] = shares_storage(lease.record.output, lease.ledger.meta().get("nonce", ""))
-        return self._shared[key]
+    def _shares_storage(self, lease: LeasedUnit, folder: Place) -> bool:
+        """Whether files can be left for the writer; looked at once per generation of a run, and after `AWAY_S`."""
+        key = (lease.run, lease.gen, folder)
+        if key not in self._shared_from:
+            shared = shares_storage(folder, lease.ledger.meta().get("nonce", ""))
+            self._shared_from[key] = -inf if shared else inf
+        return self._shared_from[key] <= time.monotonic()
 
-    def _staged(self, result: _Result) -> Path | None:
+    def _put(self, result: _Result) -> None:
+        """Put a part into the object store. Where that is not possible, its rows go the way of smaller ones."""
+        lease, rows = result.lease, result.part
+        assert rows is not None
+        try:
+            result.staged = self._stage(result)
+        except OutputError as error:
+            folder = Layout(place(lease.record.output)).staged_parts
+            self._shared_from[lease.run, lease.gen, folder] = time.monotonic() + AWAY_S
+            self.log.warning("part_not_put", run=lease.run, u=lease.u, why=error.message)
+            result.data, result.part = encode_batches(rows, failure_batch(lease.failures)), None
+
+    def _staged(self, result: _Result) -> Place | None:
         """The staging file of a result, which its fields name then; None where the disk is full.
 
         A full disk is full for every worker of the output, so none could do better with the unit: the result is kept
@@ -286,40 +318,58 @@ class PublishStage(Publisher):
                 self.log.warning("staging_full", run=result.lease.run, why=error.message, bytes=result.bytes)
             return None
 
-    def _stage(self, result: _Result) -> Path:
-        lease, part = result.lease, result.part
-        suffix = RESULT_SUFFIX if part is None else PART_SUFFIX
-        name = f"{lease.unit_id}.{lease.token.replace(':', '_')}{suffix}"
-        folder = Layout(place(lease.record.output)).staging
-        temporary = folder / f".{name}"
+    def _stage(self, result: _Result) -> Place:
+        lease, layout = result.lease, Layout(place(result.lease.record.output))
+        folder, suffix = (layout.staging, RESULT_SUFFIX) if result.part is None else (layout.staged_parts, PART_SUFFIX)
+        path = folder / f"{lease.unit_id}.{lease.token.replace(':', '_')}{suffix}"
         try:
-            with open(temporary, "wb") as raw:
-                synced = 0
-
-                def moved() -> None:
-                    nonlocal synced
-                    if part is not None and raw.tell() - synced >= SYNC_BYTES:
-                        synced = raw.tell()
-                        _sync(raw)
-                    self.meter.board.advance()
-
-                file = HashingFile(raw, moved)
-                if part is None:
-                    # Not synced: a result that a power loss destroys fails its hash and is only computed again.
-                    for start in range(0, len(result.data), PIECE_BYTES):
-                        file.write(memoryview(result.data)[start : start + PIECE_BYTES])
-                else:
-                    info = self._infos[lease.run]
-                    notes = info.notes(fingerprint=self.fingerprint, version=self.version)
-                    write_unit(info.format, part, file, notes)
-                    _sync(raw)
-            os.rename(temporary, folder / name)
+            if isinstance(path, ObjectPath):
+                with TemporaryFile(dir=spool_folder()) as spool:
+                    digest = self._write(result, spool)
+                    spool.seek(0)  # which some systems share with whoever opens the descriptor
+                    path.take(Path(f"/dev/fd/{spool.fileno()}"))
+            else:
+                temporary = path.with_name(f".{path.name}")
+                try:
+                    with open(temporary, "wb") as raw:
+                        digest = self._write(result, raw, synced=result.part is not None)
+                    os.rename(temporary, path)
+                except OSError:
+                    drop(temporary)
+                    raise
         except OSError as error:
-            drop(temporary)
-            raise output_error(error, temporary) from error
-        result.fields |= {"ref": name, "sha256": file.hexdigest()}
+            raise output_error(error, path) from error
+        result.fields |= {"ref": path.name, "sha256": digest}
         result.part = None
-        return folder / name
+        return path
+
+    def _write(self, result: _Result, raw: IO[bytes], *, synced: bool = False) -> str:
+        """Write the file of a result; gives its SHA-256.
+
+        Only parts are synced: a result that a power loss destroys fails its hash and is only computed again.
+        """
+        end = 0
+
+        def moved() -> None:
+            nonlocal end
+            if synced and raw.tell() - end >= SYNC_BYTES:
+                end = raw.tell()
+                _sync(raw)
+            self.meter.board.advance()
+
+        file = HashingFile(raw, moved)
+        if result.part is None:
+            for start in range(0, len(result.data), PIECE_BYTES):
+                file.write(memoryview(result.data)[start : start + PIECE_BYTES])
+        else:
+            unit_ids = pa.repeat(pa.scalar(result.lease.unit_id), result.part.num_rows)
+            table = pa.Table.from_batches([result.part]).append_column("unit_id", unit_ids)
+            info = self._infos[result.lease.run]
+            write_unit(info.format, table, file, info.notes(fingerprint=self.fingerprint, version=self.version))
+        raw.flush()
+        if synced:
+            _sync(raw)
+        return file.hexdigest()
 
 
 def _sync(file: IO[bytes]) -> None:
@@ -327,18 +377,18 @@ def _sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def shares_storage(output: str, nonce: str) -> bool:
-    """Whether this machine sees the output folder that the writer sees, and may leave files in it.
+def shares_storage(folder: Place, nonce: str) -> bool:
+    """Whether this machine sees the staging folder, or that in an object store, that the writer sees, and may leave
+    files in it; whether a store takes them shows only when one is put there.
 
     Args:
         nonce: what the writer has left there, as the broker knows it; "" where there is no writer.
     """
-    folder = Layout(place(output)).staging
     try:
         there = read_bytes(folder.parent, f"{folder.name}/.shared", most_bytes=1_000).decode()
     except (OSError, EmbqError, UnicodeDecodeError):
         return False
-    return bool(nonce) and there == nonce and os.access(folder, os.W_OK)
+    return bool(nonce) and there == nonce and (isinstance(folder, ObjectPath) or os.access(folder, os.W_OK))
 
 
 def _place(sample: Sample) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,8 @@ from embq.core.run.manifest import first_segment_writer
 from embq.core.run.reader import row_tables
 from embq.core.run.run_info import RunInfo, run_id
 from embq.core.storage.hashing import HashingFile
-from embq.core.storage.paths import Place
+from embq.core.storage.objects import ObjectPath
+from embq.core.storage.paths import Place, opened
 from embq.core.units import Failure, Sample, Unit
 from embq.producer.feeder import Feeder
 from embq.writer.run_writer import RunWriter
@@ -152,9 +154,10 @@ class RunCase:
         unit_id = self.units[u].unit_id
         table = pa.Table.from_batches([rows]).append_column("unit_id", pa.repeat(pa.scalar(unit_id), rows.num_rows))
         name = f"{unit_id}.{token.replace(':', '_')}{PART_SUFFIX}"
-        with open(self.layout.staging / name, "wb") as raw:
-            file = HashingFile(raw)
-            write_unit(self.info.format, table, file, self.info.notes(fingerprint=FINGERPRINT, version="test"))
+        raw = io.BytesIO()
+        file = HashingFile(raw)
+        write_unit(self.info.format, table, file, self.info.notes(fingerprint=FINGERPRINT, version="test"))
+        write(self.layout.staged_parts / name, raw.getvalue())
         data = encode_batches(failures)
         return self.publish(u, token, failed, ref=name, sha256=file.hexdigest(), data=data)
 
@@ -206,7 +209,7 @@ class RunCase:
     def failures(self) -> list[tuple[str, str]]:
         """(key, code) of every committed failure."""
         tables = [
-            pq.read_table(self.layout.root / file.path)
+            pq.read_table(opened(self.layout.root / file.path))
             for commit in CommitLog(self.layout).read()
             for file in commit.files
             if file.kind == "failures"
@@ -249,6 +252,11 @@ class RunCase:
         there = {f"{folder.name}/{path.name}" for folder in folders for path in folder.iterdir()}
         assert there == named
         assert list(self.layout.temporary.iterdir()) == []
+
+
+def write(path: Place, data: bytes) -> None:
+    """Write a file or an object, in place of what was there."""
+    path.replace(data) if isinstance(path, ObjectPath) else path.write_bytes(data)
 
 
 MakeRun = Callable[..., RunCase]

@@ -392,8 +392,8 @@ def s3_server() -> Iterator[dict[str, str]]:
 
 @contextmanager
 def s3_proxy(upstream: str) -> Iterator[Server]:
-    """A server in front of an S3 one, at whose writes things go wrong: "busy" (503), or "lost" (written, and no answer
-    comes), or "lost end" (the same, at the end of an upload in pieces)."""
+    """A server in front of an S3 one, at whose writes things go wrong: "busy" (503), "denied" (403), "lost" (written,
+    and no answer comes), or "lost end" (the same, at the end of an upload in pieces)."""
     host = urlsplit(upstream).netloc
 
     class Handler(BaseHTTPRequestHandler):
@@ -409,6 +409,9 @@ def s3_proxy(upstream: str) -> Iterator[Server]:
             state.note(f"{self.command} {fault}".strip())
             if fault == "busy":
                 self.answer(503, {}, b"<Error><Code>SlowDown</Code><Message>Reduce your rate</Message></Error>")
+                return
+            if fault == "denied":
+                self.answer(403, {}, b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>")
                 return
             left_out = {"expect", "connection", *(["if-none-match"] if state.deaf else [])}
             headers = {name: value for name, value in self.headers.items() if name.lower() not in left_out}
