@@ -10,8 +10,12 @@ import pytest
 from e2e.check import check_complete
 from e2e.session import await_in, started, succeed, write_texts
 
+from embq.core.queue.keys import run_key
+from embq.core.run.run_info import load_run
+from embq.core.storage.paths import place
 from faults.kit.cluster import QUICK_LEASES, Cluster
 from faults.kit.indexes import PATIENCE_S, Building, MakeBuilding, counted, crash
+from faults.test_storage import WRITES_PARTS
 from tests.support.servers.storage import environment, s3_proxy, upload
 
 DIM = 4
@@ -60,6 +64,44 @@ def test_a_run_whose_processes_are_killed_is_exact_in_the_bucket(s3: str, short_
         check_complete(download(prefix, short_tmp / "copy", run=True), expected, units=20, dim=DIM)
         epochs = {json.loads(path.read_bytes())["epoch"] for path in (short_tmp / "copy" / "commits").iterdir()}
         assert len(epochs) == 3, "the writer, the one in its place, and that of the resumed run"
+
+
+@pytest.mark.fault("C1", "workers that share nothing but the bucket put parts there; they and the writer are killed")
+def test_parts_of_workers_that_are_killed_are_once_in_the_bucket(s3: str, cluster: Cluster, tmp_path: Path) -> None:
+    """Each of two workers dies before a put and after it, a writer before a copy, after it, and after the record."""
+    cluster.write_texts(40)
+    url = f"s3://bucket/{tmp_path.name}"
+    model = ("-m", f"stub:{DIM}?ms_per_sample=5", "--unit-size", "10", "--write-batch-size", "30")
+    broker = {"EMBQ_BROKER_URL": cluster.broker.url}
+    succeed("enqueue", cluster.input, "-o", url, *model, environment=broker)
+    in_store = "embq.core.storage.objects:ObjectPath"
+    killed = [
+        {"at": at, "when": when, "count": 3, "do": "kill", "marker": str(tmp_path / f"m{n}"), **more}
+        for n, (at, when, more) in enumerate(
+            [
+                (f"{in_store}.take", "before", {"match": "_staging", "times": 2}),
+                (f"{in_store}.take", "after", {"match": "_staging", "times": 2}),
+                (f"{in_store}.copy", "before", {}),
+                (f"{in_store}.copy", "after", {}),
+                ("embq.writer.staging:drop_ref", "before", {}),
+            ]
+        )
+    ]
+    cluster.producer()
+    here, there = ({"XDG_STATE_HOME": str(tmp_path / name)} for name in ("here", "there"))
+    cluster.workers(count=2, environment={**QUICK_LEASES, **there}, sabotage=[WRITES_PARTS, *killed[:2]])
+    for moment in killed[2:]:
+        writer = cluster.writer(environment=here, sabotage=moment)
+        assert writer.wait() == -9, writer.said
+    cluster.writer(environment=here)
+    client, meta = cluster.broker.client(), run_key(load_run(place(url)).run, "meta")
+    cluster.until(lambda: client.hget(meta, "state") == b"done")
+    cluster.recovery.injected(7)
+    assert [number for number in range(5) if not list(tmp_path.glob(f"m{number}*"))] == []
+    succeed("gc", url, "--older-than", "0", environment=broker)
+    output = check_complete(download(tmp_path.name, tmp_path / "copy", run=True), cluster.expected, units=40, dim=DIM)
+    assert 2 in {file["path"].count(".") for record in output.records for file in record["files"]}, "of a worker"
+    assert json.loads(succeed("verify", url, "--json"))["ok"]
 
 
 @pytest.mark.fault("X4", "an index is built in a bucket by two machines that share nothing else, and all are killed")
