@@ -14,6 +14,7 @@ import pytest
 from embq.app.verify.vectors import differing
 from embq.core.errors import OutputError
 from embq.core.queue.hints import Hint
+from embq.core.queue.keys import MAX_ATTEMPTS
 from embq.core.rows.spec import RowSpec
 from embq.core.rows.vectors import STORED_DTYPES
 from embq.worker.claim.lease import LeasedUnit, Leases
@@ -170,6 +171,19 @@ def test_what_there_is_no_memory_for_is_given_back_uncharged(
     wait_for_room(stage)
     writer.drain()
     run.assert_exact([0, 2])
+
+
+def test_a_result_too_large_for_the_broker_ends_as_a_failure_that_says_so(
+    run: RunCase, stage: PublishStage, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RESULT_BYTES", 100)
+    writer, stage.transport = run.writer(), "payload"
+    for _ in range(MAX_ATTEMPTS):
+        run.age()
+        stage.run(embedded_unit(run, leases, 0))
+    writer.drain()
+    assert run.failures() == [("", "result_too_large")]
+    assert leases.snapshot() == []
 
 
 def test_a_full_disk_is_waited_for_only_as_long_as_the_lease_is_ours(
