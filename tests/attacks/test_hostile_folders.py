@@ -29,6 +29,7 @@ from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer, keep_to_ourselves, kept_off
 from embq.core.errors import EmbqError, Exit, OutputError, OutsideError, UsageError
 from embq.core.formats.hdf5 import Hdf5Part
+from embq.core.formats.parquet import ParquetPart
 from embq.core.run import checkpoint
 from embq.core.run.commit_log import CommitLog
 from embq.core.run.commits import Commit
@@ -418,6 +419,32 @@ def test_columns_of_a_part_that_are_in_another_file_are_not_read(tmp_path: Path)
             change(file)
         with pytest.raises(ValueError, match=f"{column} is (no dataset of the file itself|stored in another file)"):
             Hdf5Part(tampered)
+
+
+@pytest.mark.parametrize(
+    ("column", "options"),
+    [
+        ("caption", {"use_dictionary": ["caption"]}),
+        ("caption", {"column_encoding": {"caption": "DELTA_BYTE_ARRAY"}, "use_dictionary": False}),
+        ("unit_id", {"use_dictionary": ["unit_id"]}),
+        ("caption", {"use_dictionary": False}),
+    ],
+    ids=["dictionary", "delta", "unit_id", "compressed"],
+)
+def test_a_small_part_takes_no_large_memory(
+    tmp_path: Path, column: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of 22 KB, one value of 30 MB for 300 rows, cost `embq export` 2.3 GB."""
+    monkeypatch.setattr("embq.core.formats.parquet.LARGE_BYTES", 1 << 20)
+    path, rows = tmp_path / "part.parquet", 300
+    table = pa.table({"id": range(rows), "caption": ["a"] * rows, "unit_id": ["u"] * rows})
+    table = table.set_column(table.column_names.index(column), column, pa.array(["x" * 100_000] * rows))
+    pq.write_table(table, path, compression="zstd", **options)
+    assert path.stat().st_size < 100_000
+    most = 0
+    with suppress(ValueError):
+        most = max(piece.nbytes for piece in ParquetPart(path).tables(["id", column]))
+    assert most < 2 << 20
 
 
 # --- names of output folders ---

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embq.core.formats.base import READ_ROWS, Draft, PartName, groups_within, whole_or_none
@@ -25,6 +26,9 @@ BATCH_NUMBERS = 2_000_000
 ROW_GROUP_ROWS = 65_536
 """Rows of one row group: 50 MB of 384-dimensional float16, enough to read fast and small enough to skip."""
 
+LARGE_BYTES = 1 << 30
+"""A larger group of rows is read in pieces of that size, and no piece has more bytes of repeated texts."""
+
 MOST_FOOTER_BYTES = 1 << 22
 """Limit of the footer of a unit's part: it has a row group for every `ROW_GROUP_ROWS` rows."""
 
@@ -33,23 +37,46 @@ CHUNK_ROWS = 1_000
 
 
 class ParquetPart:
-    """See `embq.core.formats.base.PartFile`; tables are row groups, or pieces of them for a range of rows."""
+    """See `embq.core.formats.base.PartFile`; tables are row groups, or pieces of them for a range of rows.
+
+    Texts that the file tells by a dictionary are read as one, because a small file could become any size by it.
+    """
 
     def __init__(self, path: Place) -> None:
-        self._file = pq.ParquetFile(opened(path), buffer_size=BUFFER_BYTES if isinstance(path, Path) else 0)
-        self.rows = int(self._file.metadata.num_rows)
-        self.schema: pa.Schema = self._file.schema_arrow
+        source, buffer = opened(path), BUFFER_BYTES if isinstance(path, Path) else 0
+        told = pq.ParquetFile(source)
+        footer = told.metadata
+        groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+        repeated = {name for group in groups for name in _repeated(group)}
+        texts = [field.name for field in told.schema_arrow if pa.types.is_string(field.type) and field.name in repeated]
+        self._file = pq.ParquetFile(source, metadata=footer, buffer_size=buffer, read_dictionary=texts)
+        self.rows = int(footer.num_rows)
+        self.schema: pa.Schema = told.schema_arrow
+        large = [group for group in groups if group.total_byte_size > LARGE_BYTES]
+        self._most_rows = min((max(1, LARGE_BYTES * one.num_rows // one.total_byte_size) for one in large), default=0)
 
     def tables(self, columns: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[pa.Table]:
         """See `embq.core.formats.base.PartFile`."""
-        if start == 0 and stop is None:
+        if start == 0 and stop is None and not self._most_rows:
             for group in range(self._file.num_row_groups):
-                yield self._file.read_row_group(group, columns=list(columns)).select(list(columns))
+                yield self._decoded(self._file.read_row_group(group, columns=list(columns)), columns)
             return
         fields = [self.schema.field(name) for name in columns]
         width = sum(one.type.list_size for one in fields if pa.types.is_fixed_size_list(one.type))
-        for piece in rows_within(self._file, columns, start, stop, batch_rows(width)):
-            yield piece.select(list(columns))
+        rows = batch_rows(width)
+        for piece in rows_within(self._file, columns, start, stop, min(rows, self._most_rows or rows)):
+            yield self._decoded(piece, columns)
+
+    def _decoded(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
+        """These columns of a table that was read, without dictionaries; ValueError where they would be too large."""
+        chunks = [chunk for name in columns for chunk in table[name].chunks if pa.types.is_dictionary(chunk.type)]
+        if not chunks:
+            return table.select(list(columns))
+        lengths = (pc.binary_length(chunk.dictionary).take(chunk.indices) for chunk in chunks)
+        if sum(pc.sum(one).as_py() or 0 for one in lengths) > LARGE_BYTES:
+            raise ValueError(f"{table.num_rows} rows of it would have more than {LARGE_BYTES} bytes of repeated texts")
+        schema = pa.schema([self.schema.field(name) for name in columns], table.schema.metadata)
+        return table.select(list(columns)).cast(schema)
 
     def ids(self) -> list[tuple[int, tuple[int, int]]]:
         """See `embq.core.formats.base.PartFile`."""
@@ -66,6 +93,18 @@ class ParquetPart:
     def close(self) -> None:
         """See `embq.core.formats.base.PartFile`."""
         self._file.close()
+
+
+def _repeated(group: pq.RowGroupMetaData) -> Iterator[str]:
+    """The columns of a group of rows that have a dictionary; ValueError where one is told by differences."""
+    for column in map(group.column, range(group.num_columns)):
+        encodings = " ".join(column.encodings)
+        if "DELTA" in encodings:
+            raise ValueError(
+                f"column {column.path_in_schema} is encoded as {encodings}, and embq writes no such column"
+            )
+        if "DICTIONARY" in encodings:
+            yield column.path_in_schema
 
 
 def batch_rows(numbers: int) -> int:
