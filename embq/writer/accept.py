@@ -39,7 +39,7 @@ class Accepted:
     """A result that will be committed.
 
     Attributes:
-        entry: id of its stream entry.
+        entry: receipt of its stream entry.
         u: unit index.
         unit_id: unit id, checked against the manifest.
         token: attempt that made it.
@@ -193,7 +193,7 @@ class Acceptor:
         failures = self._by_sample(result.failures, retry)
         whole_unit = failures["ordinal"].null_count
         return Accepted(
-            entry=entry.id,
+            entry=entry.receipt,
             u=u,
             unit_id=unit_id,
             token=sender.token,
@@ -221,7 +221,7 @@ class Acceptor:
         )
         failures = pa.Table.from_batches([failure_batch([whole])])
         return Accepted(
-            entry=entry.id,
+            entry=entry.receipt,
             u=u,
             unit_id=unit_id,
             token=QUARANTINE,

@@ -83,7 +83,7 @@ class RunQueue:
             go_on(self._ledger.client, self._record.run)
 
     def mark(self, pairs: Sequence[tuple[str, int | None]]) -> None:
-        """Acknowledge (stream id or "", u or None) after the last record, see `Ledger.commit`."""
+        """Acknowledge (receipt of an entry or "", u or None) after the last record, see `Ledger.commit`."""
         state = self._committer.state
         self._ledger.commit(
             pairs,

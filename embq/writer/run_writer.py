@@ -228,7 +228,7 @@ class RunWriter:
         entries = [*self._late_entries(), *self.inbox.read()]
         sent, others = self.ledger.sent(entries, len(self.manifest))
         if others:
-            self.queue.mark([(id_, None) for id_ in others])
+            self.queue.mark([(entry.receipt, None) for entry in others])
         for entry, sender, published in sent:
             self._take(entry, sender, published=published)
         if self.buffer.is_due() or self._nothing_else_outstanding():
@@ -239,18 +239,18 @@ class RunWriter:
         u, unit_id = sender.u, self.manifest.unit_id(sender.u)
         until, _ = self._late.pop(entry.id, (self._clock() + LATE_S, entry))
         if self.committer.state.is_done(u):
-            self.queue.mark([(entry.id, u)])
+            self.queue.mark([(entry.receipt, u)])
             staging.drop_staged(self.layout, entry, unit_id)
             return
-        if entry.id in self.buffer.entries:
+        if entry.receipt in self.buffer.entries:
             return
         if not published:
             # Its file stays: it may be that of the worker that holds the lease.
             self.ledger.note_unleased(sender)
-            self.queue.mark([(entry.id, None)])
+            self.queue.mark([(entry.receipt, None)])
             return
         if u in self.buffer.units:
-            self.queue.mark([(entry.id, None)])
+            self.queue.mark([(entry.receipt, None)])
             staging.drop_staged(self.layout, entry, unit_id)
             return
         try:
@@ -259,19 +259,19 @@ class RunWriter:
             if error.may_come and self._clock() < until:
                 self._late[entry.id] = until, entry
                 return
-            self._refuse(entry.id, sender, error)
+            self._refuse(entry.receipt, sender, error)
             staging.drop_staged(self.layout, entry, unit_id)
             return
         if not self.buffer.fits(result):
             self.flush()
         self.buffer.add(result)
 
-    def _refuse(self, entry: str, sender: Sender, error: Rejected) -> None:
+    def _refuse(self, receipt: str, sender: Sender, error: Rejected) -> None:
         """Have the unit of a result run again, charged."""
         self.counts.rejected[error.code] += 1
         worker = sender.worker
         self.log.warning("result_rejected", run=self.record.run, u=sender.u, worker=worker, code=error.code, why=error)
-        self.ledger.reject(entry, sender.u, sender.token, error.code, f"{error} (said by worker {worker})")
+        self.ledger.reject(receipt, sender.u, sender.token, error.code, f"{error} (said by worker {worker})")
 
     def _late_entries(self) -> list[Entry]:
         """Results whose files were not there yet, to be looked at again now."""

@@ -147,7 +147,7 @@ def test_the_first_claim_fixes_the_fingerprint_and_another_is_told_it(run: RunCa
 def test_a_claim_of_a_unit_that_has_its_result_is_a_duplicate(run: RunCase, published: bool) -> None:
     run.work_one(0)
     if not published:
-        commit(run, (entries(run)[0].id, 0))
+        commit(run, (entries(run)[0].receipt, 0))
     assert claim(run, 0, new_token(run.gen, "b")) == "dup"
 
 
@@ -223,7 +223,7 @@ def test_a_zombie_cannot_publish_after_another_took_its_unit(run: RunCase) -> No
     assert run.publish(0, second) == 1
     assert run.publish(0, zombie) == 2
     (entry,) = entries(run)
-    assert commit(run, (entry.id, 0)) == 1
+    assert commit(run, (entry.receipt, 0)) == 1
     assert run.publish(0, zombie) == 2
     assert run.publish(0, second) == 2
 
@@ -242,7 +242,7 @@ def test_a_result_waits_where_the_bytes_have_no_room(run: RunCase) -> None:
     before = state(run)
     assert run.publish(1, tokens[1]) == -1
     assert state(run) == before
-    commit(run, (entries(run)[0].id, 0))
+    commit(run, (entries(run)[0].receipt, 0))
     assert run.publish(1, tokens[1]) == 1
 
 
@@ -334,7 +334,7 @@ def test_the_third_crash_quarantines_the_unit_by_name(run: RunCase) -> None:
         "attempts": b"3",
     }
     assert claim(run, 0, new_token(run.gen, "b")) == "dup"
-    commit(run, (entry.id, 0))
+    commit(run, (entry.receipt, 0))
     assert (table(run, "att"), table(run, "pub"), scores(run, "due")) == ({}, {}, {})
 
 
@@ -390,7 +390,7 @@ def test_samples_that_end_their_worker_are_left_out_up_to_eight(run: RunCase) ->
         run.die("dies", ordinal=ordinal)
     (entry,) = entries(run)
     assert entry.fields["code"] == b"crash"
-    commit(run, (entry.id, 0))
+    commit(run, (entry.receipt, 0))
     assert table(run, "poison") == {}
 
 
@@ -403,7 +403,7 @@ def tail(run: RunCase) -> RunCase:
     feed(run)
     for u in range(1, 8):
         run.work_one(u)
-        commit(run, (entries(run)[0].id, u))
+        commit(run, (entries(run)[0].receipt, u))
     run.client.hset(run.key("meta"), "unit_ms", 100_000)
     return run
 
@@ -690,16 +690,27 @@ def test_a_commit_acknowledges_counts_and_clears_once(run: RunCase) -> None:
         run.work_one(u)
     first, second = entries(run)
     for _ in range(2):
-        assert commit(run, (first.id, 0)) == 1
+        assert commit(run, (first.receipt, 0)) == 1
         assert run.ledger.meta()["bytes"] == "100", "the bytes are given back exactly once"
     assert run.client.xlen(run.key("res")) == 1
     assert run.client.xpending(run.key("res"), GROUP)["pending"] == 1
     meta = run.ledger.meta()
     assert [meta[name] for name in ("done", "rows", "failures", "quarantined", "n")] == ["1", "1", "2", "3", "4"]
-    assert commit(run, (second.id, None)) == 1, "an entry may be acknowledged without its unit"
+    assert commit(run, (second.receipt, None)) == 1, "an entry may be acknowledged without its unit"
     assert commit(run, ("", 5)) == 2, "and a unit marked without an entry"
     assert run.ledger.meta()["bytes"] == "0"
     assert run.ledger.done_bits() == b"\x84"
+
+
+def test_what_is_taken_off_the_stream_is_not_read_for_that(run: RunCase) -> None:
+    for u in range(2):
+        run.work_one(u)
+    first, second = entries(run)
+    run.client.config_resetstat()
+    commit(run, (first.receipt, 0))
+    run.ledger.reject(second.receipt, 1, second.fields["token"].decode(), "lost_result", "gone")
+    assert "cmdstat_xrange" not in run.client.info("commandstats")
+    assert run.ledger.meta()["bytes"] == "0"
 
 
 def test_the_last_commit_completes_the_run(run: RunCase) -> None:
@@ -724,9 +735,9 @@ def test_a_rejected_result_is_made_again(run: RunCase) -> None:
     token = run.claim(0)
     run.publish(0, token)
     (entry,) = entries(run)
-    run.ledger.reject(entry.id, 0, token, "lost_result", "gone")
+    run.ledger.reject(entry.receipt, 0, token, "lost_result", "gone")
     before = state(run)
-    run.ledger.reject(entry.id, 0, token, "lost_result", "gone")
+    run.ledger.reject(entry.receipt, 0, token, "lost_result", "gone")
     assert state(run) == before
     assert run.ledger.meta()["bytes"] == "0"
     assert run.client.xpending(run.key("res"), GROUP)["pending"] == 0
@@ -743,7 +754,7 @@ def test_a_rejection_does_not_touch_the_result_of_another_attempt(run: RunCase) 
     feed(run)
     other = run.claim(0)
     assert run.publish(0, other) == 1
-    run.ledger.reject(entry.id, 0, token, "lost_result", "gone")
+    run.ledger.reject(entry.receipt, 0, token, "lost_result", "gone")
     assert table(run, "pub")[0].startswith(other)
     assert run.ledger.meta()["bytes"] == "100"
 
@@ -753,7 +764,7 @@ def test_three_rejections_quarantine_with_the_writers_reason(run: RunCase) -> No
         token = run.claim(0)
         run.publish(0, token)
         (entry,) = entries(run)
-        run.ledger.reject(entry.id, 0, token, "wrong_count", "3 rows")
+        run.ledger.reject(entry.receipt, 0, token, "wrong_count", "3 rows")
         run.age()
         feed(run)
     (entry,) = entries(run)
@@ -793,7 +804,7 @@ def test_results_delivered_before_a_restart_are_read_again(run: RunCase) -> None
     assert entries(run) == []
     assert run.ledger.results.read("0", count=100, block_ms=None) == before
     assert run.ledger.results.read(before[0].id, count=1, block_ms=None) == before[1:2]
-    commit(run, (before[1].id, 1))
+    commit(run, (before[1].receipt, 1))
     assert [e.id for e in run.ledger.results.read("0", count=100, block_ms=None)] == [before[0].id, before[2].id]
 
 
@@ -881,8 +892,8 @@ def test_a_full_server_takes_commits_though_it_takes_no_results(own_client: redi
     with pytest.raises(redis.exceptions.OutOfMemoryError):
         run.publish(2, begun)
     assert run.ledger.beat(run.gen, [(2, begun)], lease_s=LEASE_S) == ("running", set())
-    assert commit(run, (first.id, 0)) == 1
-    run.ledger.reject(second.id, 1, second.fields["token"].decode(), "x", "x")
+    assert commit(run, (first.receipt, 0)) == 1
+    run.ledger.reject(second.receipt, 1, second.fields["token"].decode(), "x", "x")
     assert run.ledger.release(3, idle)
     assert run.die("alive") == 1
     own_client.config_set("maxmemory", "0")
@@ -903,8 +914,8 @@ def test_where_the_run_is_forgotten_every_lease_is_void_and_nothing_of_it_is_wri
     assert run.publish(0, token) == 0
     assert not run.ledger.release(0, token)
     assert run.die("alive") == 0
-    run.ledger.reject(entry.id, 1, entry.fields["token"].decode(), "x", "x")
-    commit(run, (entry.id, 1))
+    run.ledger.reject(entry.receipt, 1, entry.fields["token"].decode(), "x", "x")
+    commit(run, (entry.receipt, 1))
     assert run.ledger.meta() == {}
 
 
@@ -1083,25 +1094,25 @@ class LedgerMachine(RuleBasedStateMachine):
         self.read_from = found[-1].id if found and self.read_from != ">" else ">"
         for entry in found:
             if not entry.fields:
-                commit(self.run, (entry.id, None))
+                commit(self.run, (entry.receipt, None))
                 continue
             u, token = int(entry.fields["u"]), entry.fields["token"].decode()
             if self.log.is_done(u):
-                commit(self.run, (entry.id, u))
+                commit(self.run, (entry.receipt, u))
             elif u in self.buffer:
-                if self.buffer[u][0] != entry.id:
-                    commit(self.run, (entry.id, None))
+                if self.buffer[u][0] != entry.receipt:
+                    commit(self.run, (entry.receipt, None))
             else:
-                self.buffer[u] = (entry.id, token)
+                self.buffer[u] = (entry.receipt, token)
 
     @precondition(lambda self: self.buffer)
     @rule()
     def reject(self) -> None:
-        u, (id_, token) = self.buffer.popitem()
+        u, (receipt, token) = self.buffer.popitem()
         if token == "quarantine":
-            self.buffer[u] = (id_, token)
+            self.buffer[u] = (receipt, token)
         else:
-            self.ledger.reject(id_, u, token, "lost_result", "gone")
+            self.ledger.reject(receipt, u, token, "lost_result", "gone")
 
     @precondition(lambda self: self.buffer)
     @rule(killed=st.booleans(), again=st.booleans())
@@ -1118,7 +1129,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.writer_restarts()
             return
         for _ in range(1 + again):
-            commit(self.run, *((id_, u) for u, (id_, _) in self.buffer.items()))
+            commit(self.run, *((receipt, u) for u, (receipt, _) in self.buffer.items()))
         self.buffer.clear()
 
     @rule()

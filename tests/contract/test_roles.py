@@ -115,11 +115,11 @@ def test_a_worker_leases_and_publishes_and_cannot_commit(
     assert guarded.refused() == []
     (entry,) = ready.results.read(">", count=10, block_ms=None)
     with pytest.raises(NoPermissionError):
-        ledger.commit([(entry.id, 0)], rows=1, failures=0, quarantined=0, number=1)
+        ledger.commit([(entry.receipt, 0)], rows=1, failures=0, quarantined=0, number=1)
     with pytest.raises(NoPermissionError):
         ledger.commit([("", 1)], rows=1, failures=0, quarantined=0, number=1)
     with pytest.raises(NoPermissionError):
-        ledger.reject(entry.id, 0, token, "bad", "bad")
+        ledger.reject(entry.receipt, 0, token, "bad", "bad")
     with pytest.raises(NoPermissionError):
         ledger.rebuild(gen="2-0", total=8, done=b"", counters={})
     assert ready.done_bits().strip(b"\0") == b""

@@ -121,11 +121,10 @@ class Ledger:
             self.client.hset(self.keys[0], mapping=cast("Any", wrong))
         return sorted(wrong)
 
-    def sent(self, entries: Sequence[Entry], units: int) -> tuple[list[tuple[Entry, Sender, bool]], list[str]]:
+    def sent(self, entries: Sequence[Entry], units: int) -> tuple[list[tuple[Entry, Sender, bool]], list[Entry]]:
         """Check entries of the result stream, to which every user with the right to publish may add anything.
 
-        Gives (entry, its sender, whether it was published under a lease) of the well-formed ones, and the ids of the
-        others.
+        Gives (entry, its sender, whether it was published under a lease) of the well-formed ones, and the others.
 
         Args:
             units: how many the run has.
@@ -140,7 +139,7 @@ class Ledger:
             except MalformedError as error:
                 if entry.fields:  # an entry without fields was deleted
                     skipped("result", f"{self.run} {entry.id}", error)
-                others.append(entry.id)
+                others.append(entry)
         if not sent:
             return [], others
         names = [str(sender.u) for _, sender in sent]
@@ -319,7 +318,7 @@ class Ledger:
         tokens: int = 0,
         tokens_left: int | None = None,
     ) -> int:
-        """Mark (stream id or "", u or None) as done after commit record `number`; gives the units done so far.
+        """Mark (receipt of an entry or "", u or None) as done after commit record `number`; gives the units done.
 
         Args:
             tokens: of the committed units.
@@ -328,13 +327,13 @@ class Ledger:
         left = "" if tokens_left is None else tokens_left
         count = 0
         for start in range(0, len(pairs), 500) or (0,):
-            chunk = [part for id_, u in pairs[start : start + 500] for part in (id_, "" if u is None else u)]
+            chunk = [part for receipt, u in pairs[start : start + 500] for part in (receipt, "" if u is None else u)]
             count = int(self._call("commit", rows, failures, quarantined, number, truncated, tokens, left, *chunk))
         return count
 
-    def reject(self, id_: str, u: int, token: str, code: str, message: str) -> None:
+    def reject(self, receipt: str, u: int, token: str, code: str, message: str) -> None:
         """Drop a result that cannot be used; its unit runs again, charged."""
-        self._call("reject", id_, u, token, code, message[:1000], MAX_ATTEMPTS)
+        self._call("reject", receipt, u, token, code, message[:1000], MAX_ATTEMPTS)
 
     def grow(self, gen: str, total: int) -> None:
         """Raise the number of units to `total`, after a generation was added. A finished run goes on."""

@@ -44,6 +44,12 @@ class Entry:
         """Whether all of it was kept; see `embq.core.broker.bounded`."""
         return not any(isinstance(value, Oversized) for value in self.fields.values())
 
+    @property
+    def receipt(self) -> str:
+        """Its id, and what it counts for in the stream's limits, which is subtracted when it is taken off."""
+        counted = (self.fields.get(name, b"") for name in ("bytes", "tokens"))
+        return " ".join([self.id, *(text.decode() if text.isdigit() and len(text) < 16 else "0" for text in counted)])
+
 
 class Sender(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of every entry of the result stream: unit and lease.

@@ -200,8 +200,8 @@ class _Stage:
             entries = self._ledger.results.read("0", count=100, block_ms=None)
             self._scan()
         sent, others = self._ledger.sent(entries, len(self._units))
-        for id_ in others:
-            self._commit(id_, None)
+        for entry in others:
+            self._commit(entry.receipt, None)
         for entry, sender, published in sent:
             self._accept(entry, sender, published=published)
         self._steady.rest()
@@ -242,7 +242,7 @@ class _Stage:
         if unit is not None and not published:
             self._ledger.note_unleased(sender)
         if unit is None or not published:
-            self._commit(entry.id, None)
+            self._commit(entry.receipt, None)
             return
         fields = {name: value.decode(errors="replace")[:MOST_TEXT_BYTES] for name, value in entry.fields.items()}
         if "code" in fields:
@@ -251,9 +251,9 @@ class _Stage:
         if sidecar is None:
             why = f"{fields.get('worker', 'a worker')} said that {unit.sidecar} is done, and it is not there"
             self._log.warning("index_result_rejected", u=u, why=why)
-            self._ledger.reject(entry.id, u, sender.token, "index_damaged", why)
+            self._ledger.reject(entry.receipt, u, sender.token, "index_damaged", why)
             return
-        self._finish(entry.id, u, unit, sidecar)
+        self._finish(entry.receipt, u, unit, sidecar)
 
     def _scan(self) -> None:
         """Look in the folder itself for units that are done."""
@@ -262,15 +262,15 @@ class _Stage:
             self._finish("", numbers[unit.number], unit, sidecar)
         self._scanned_at = time.monotonic()
 
-    def _finish(self, id_: str, u: int, unit: IndexUnit, sidecar: Sidecar) -> None:
+    def _finish(self, receipt: str, u: int, unit: IndexUnit, sidecar: Sidecar) -> None:
         del self._left[u]
         self._done(unit, sidecar)
         if self._gen:
-            self._commit(id_, u)
+            self._commit(receipt, u)
 
-    def _commit(self, id_: str, u: int | None) -> None:
+    def _commit(self, receipt: str, u: int | None) -> None:
         finished = len(self._units) - len(self._left)
-        self._ledger.commit([(id_, u)], rows=finished, failures=0, quarantined=0, number=finished)
+        self._ledger.commit([(receipt, u)], rows=finished, failures=0, quarantined=0, number=finished)
 
 
 def _seen_within(unit: IndexUnit, seconds: float) -> Sidecar | None:

@@ -100,12 +100,12 @@ end
 return answer
 """
 
-# commit(rows, failures, quarantined, n, truncated, tokens, tokens_left, id, u, ...) -> units done. id '' sets the bit
-# only, u '' acknowledges only. tokens_left is '' where it is not known.
+# commit(rows, failures, quarantined, n, truncated, tokens, tokens_left, receipt, u, ...) -> units done. receipt '' sets
+# the bit only, u '' acknowledges only. tokens_left is '' where it is not known. receipt: of an entry, see `Entry`.
 COMMIT = """
 for i = 8, #ARGV, 2 do
-  local id, u = ARGV[i], ARGV[i + 1]
-  if id ~= '' then take_off_stream(id) end
+  local receipt, u = ARGV[i], ARGV[i + 1]
+  if receipt ~= '' then take_off_stream(receipt) end
   if u ~= '' then
     redis.call('ZREM', due, u)
     redis.call('ZREM', hinted, u)
@@ -125,12 +125,13 @@ end
 return count
 """
 
-# reject(id, u, token, code, message, max_attempts) -> 1: drops a result that the writer cannot use; the unit runs again
+# reject(receipt, u, token, code, message, max_attempts) -> 1: drops a result that the writer cannot use; the unit runs
+# again
 REJECT = """
 if not get('gen') then return 0 end
-local id, u, token = ARGV[1], ARGV[2], ARGV[3]
-take_off_stream(id)
-if redis.call('HGET', pub, u) ~= token .. ' ' .. id then return 0 end
+local receipt, u, token = ARGV[1], ARGV[2], ARGV[3]
+take_off_stream(receipt)
+if redis.call('HGET', pub, u) ~= token .. ' ' .. string.match(receipt, '^%S+') then return 0 end
 redis.call('HDEL', pub, u)
 lapse(u, true, tonumber(ARGV[6]), ARGV[4], ARGV[5])
 return 1
