@@ -32,8 +32,9 @@ from embq.writer.lock import LOCK_PATIENCE_S, LockKeeper, RunLock
 from embq.writer.queue import RunQueue
 from embq.writer.token_estimate import TokenEstimate
 
-READ_BYTES = 64 * 1024 * 1024
-"""Payload aimed at per read of the stream; bounds what the writer holds beside its buffer."""
+READ_BYTES = 8 * 1024 * 1024
+"""Payload aimed at per read of the stream; bounds what the writer holds beside its buffer. The client copies what it
+reads together several times, which costs least where it is little and its memory is used again."""
 
 COMMIT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Bounds for the seconds of a commit: from a small part on a local disk to a large one on a slow store."""
@@ -367,7 +368,7 @@ class Inbox:
             return whole
         size = sum(len(value) for entry in entries for value in entry.fields.values())
         if size > READ_BYTES:
-            self._count = max(1, self._count // 2)
+            self._count = max(1, READ_BYTES * len(entries) // size)
         elif size < READ_BYTES // 8 and len(entries) == self._count:
             self._count = min(512, self._count * 2)
         return entries

@@ -247,6 +247,15 @@ def test_results_that_are_too_large_together_are_read_one_by_one(make_run: MakeR
     assert [[entry.is_whole for entry in little.read()] for _ in range(2)] == [[], [False]]
 
 
+def test_large_results_are_read_one_by_one(run: RunCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 100_000
+    monkeypatch.setattr("embq.writer.run_writer.READ_BYTES", size)
+    inbox = run.writer().inbox
+    for _ in range(19):
+        run.client.xadd(run.key("res"), {"data": b"x" * size})
+    assert [len(inbox.read()) for _ in range(4)] == [16, 1, 1, 1]
+
+
 def test_results_are_committed_when_the_oldest_is_old_enough(run: RunCase) -> None:
     writer = run.writer()
     run.work_one(0)
