@@ -17,7 +17,7 @@ from faults.kit.disk import DiskError, SmallDisk
 
 from embq.core.storage import durable
 from embq.core.storage.durable import drop, file_sha256, output_error, publish, reserve, trim, write_new
-from embq.core.storage.hashing import HashingFile
+from embq.core.storage.hashing import BEHIND_BYTES, HashingFile
 
 
 def test_a_new_file_is_there_whole_and_its_temporary_name_is_gone(tmp_path: Path) -> None:
@@ -167,3 +167,23 @@ def test_a_failed_parquet_writer_that_is_collected_while_another_file_is_hashed_
             writing.join(20)
         assert not writing.is_alive()
     assert file.hexdigest() == hashlib.sha256(b"data").hexdigest()
+
+
+def test_the_disk_is_asked_for_what_is_written_long_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def begin_sync(descriptor: int, start: int) -> None:
+        durable.begin_sync(descriptor, start)
+        asked.append(start)
+
+    monkeypatch.setattr("embq.core.storage.hashing.begin_sync", begin_sync)
+    data = os.urandom(1 << 20)
+    with open(tmp_path / "part", "wb") as raw:
+        file = HashingFile(raw)
+        for _ in range(20):
+            file.write(data)
+    assert asked == [0, BEHIND_BYTES]
+    assert (tmp_path / "part").read_bytes() == data * 20
+    assert file.hexdigest() == hashlib.sha256(data * 20).hexdigest()

@@ -25,7 +25,7 @@ from embq.core.errors import ConfigError
 from embq.core.formats.base import COLUMNS, READ_ROWS, Draft, PartName, slices, vectors, whole_or_none
 from embq.core.rows.spec import RowSpec
 from embq.core.run.commits import CommittedFile
-from embq.core.storage.durable import file_sha256, reserve, trim
+from embq.core.storage.durable import begin_sync, file_sha256, reserve, trim
 
 VALID, NUL = "valid", "nul"
 
@@ -181,6 +181,8 @@ def write_hdf5(table: pa.Table, name: PartName, notes: Mapping[str, str], rows: 
             for column in columns:
                 _write_column(file, column, table.select([column.name]))
         trim(temporary)
+        with open(temporary, "rb") as written_file:
+            begin_sync(written_file.fileno())
         digest = file_sha256(temporary)
     written = CommittedFile(
         path=path,

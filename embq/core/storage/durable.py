@@ -44,6 +44,12 @@ def fsync_folder(folder: Place) -> None:
         os.close(descriptor)
 
 
+def begin_sync(descriptor: int, start: int = 0) -> None:
+    """Begin to write a file from byte `start` on to its disk, so that an fsync waits for less. It promises nothing."""
+    if hasattr(_libc, "sync_file_range"):
+        _libc.sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(0), 2)  # 2: SYNC_FILE_RANGE_WRITE
+
+
 def fsync_file(path: Path) -> None:
     """Make the content of a closed file durable."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -14,12 +14,16 @@ from typing import IO, Any
 import numpy as np
 
 from embq.core.storage import beneath
+from embq.core.storage.durable import begin_sync
 
 STEP_BYTES = 1 << 20
 """Read at once, and hashed while the next is read."""
 
 MOST_PENDING = 2
 """Written pieces that wait to be hashed: enough that writing need not wait, and few enough to hold in memory."""
+
+BEHIND_BYTES = 8 << 20
+"""Written before the disk is asked to take them: while the next are written, and not all in the fsync at the end."""
 
 _BESIDE = ThreadPoolExecutor(1, thread_name_prefix="hashing")
 """One for both: the writer reads results and writes parts one after the other."""
@@ -62,7 +66,7 @@ class HashingFile:
         self._moved = moved
         self._digest = hashlib.sha256()
         self._pending: deque[Future[None]] = deque()
-        self.size = 0
+        self.size = self._behind = 0
         self.closed = False
 
     def write(self, data: Any) -> int:
@@ -79,6 +83,9 @@ class HashingFile:
             self._pending.popleft().result()
         written = self._file.write(view)
         self.size += written
+        if self.size - self._behind >= BEHIND_BYTES:
+            begin_sync(self._file.fileno(), self._behind)
+            self._behind = self.size
         self._moved()
         return written
 
