@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from embq.core.broker.bounded import Bounded
 from embq.core.broker.client import connect
 from embq.core.errors import ConfigError, Exit, TryLaterError
 from embq.core.networks import Address, bound, public_addresses
@@ -94,8 +95,8 @@ def test_whoever_trusts_that_network_says_so(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_tls_may_go_anywhere_and_a_socket_is_always_here() -> None:
     for url in ("rediss://203.0.113.9:6380", "unix:///run/embq/broker.sock", "redis://no-such-host.invalid"):
-        with connect(url):
-            pass
+        with connect(url) as client:
+            assert issubclass(client.connection_pool.connection_class, Bounded)
 
 
 @pytest.mark.parametrize("parameter", ["ssl_cert_reqs=none", "ssl_check_hostname=false"])

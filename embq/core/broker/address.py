@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from redis.connection import SSLConnection, parse_url
+from redis.connection import parse_url
 
+from embq.core.broker.bounded import BoundedSSLConnection
 from embq.core.broker.tls import context, shake_hands, speaks_tls
 from embq.core.errors import ConfigError
 from embq.core.networks import public_addresses
@@ -21,7 +22,7 @@ PORT = 6379
 """Default port of a URL."""
 
 
-class _TlsConnection(SSLConnection):
+class _TlsConnection(BoundedSSLConnection):
     """Trusts the file of EMBQ_BROKER_CA alone where it is set; redis-py would add it to the system's CAs."""
 
     def _wrap_socket_with_ssl(self, sock: socket.socket) -> ssl.SSLSocket:

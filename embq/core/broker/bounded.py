@@ -69,7 +69,7 @@ class _Parser(_RESP3Parser):
         self._buffer = _Buffer(connection._sock, self.socket_read_size, connection.socket_timeout)
 
 
-class _Bounded(AbstractConnection):
+class Bounded(AbstractConnection):
     """Counts anew with each command.
 
     Args:
@@ -86,17 +86,17 @@ class _Bounded(AbstractConnection):
             buffer.left = self._answer_bytes
 
 
-class _BoundedConnection(_Bounded, Connection):
+class _BoundedConnection(Bounded, Connection):
     pass
 
 
-class _BoundedSSLConnection(_Bounded, SSLConnection):
+class BoundedSSLConnection(Bounded, SSLConnection):
+    """By TLS."""
+
+
+class _BoundedUnixConnection(Bounded, UnixDomainSocketConnection):
     pass
 
 
-class _BoundedUnixConnection(_Bounded, UnixDomainSocketConnection):
-    pass
-
-
-CONNECTIONS = {"redis": _BoundedConnection, "rediss": _BoundedSSLConnection, "unix": _BoundedUnixConnection}
+CONNECTIONS = {"redis": _BoundedConnection, "rediss": BoundedSSLConnection, "unix": _BoundedUnixConnection}
 """Scheme of a broker's URL -> class of its connections."""

@@ -111,9 +111,8 @@ def connect(
             retry_on_error=errors,
             socket_timeout=answer_s,
             socket_connect_timeout=ANSWER_S,
-            connection_class=CONNECTIONS[urlsplit(url).scheme],
             answer_bytes=answer_bytes,
-            **address.options(),
+            **{"connection_class": CONNECTIONS[urlsplit(url).scheme], **address.options()},
             **({"password": password} if password and not urlsplit(url).password else {}),
         )
     except ValueError as error:

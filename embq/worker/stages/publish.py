@@ -217,13 +217,9 @@ class PublishStage(Publisher):
                 return False
             has_data = result.staged is None or result.staged.suffix == PART_SUFFIX
             if has_data and size > RESULT_BYTES:
-                lease.release(
-                    failed=(
-                        "result_too_large",
-                        f"its rows have {size:,} bytes, and {RESULT_BYTES:,} travel through the broker: let workers "
-                        "share the output folder, or make smaller units",
-                    )
-                )
+                code, how = "result_too_large", "let workers share the output folder, or make smaller units"
+                message = f"its rows have {size:,} bytes, and {RESULT_BYTES:,} travel through the broker: {how}"
+                lease.release(failed=(code, message))
                 return True
             fields = {**result.fields, "data": result.data} if has_data else result.fields
             accepted = lease.publish(fields, size=size)
