@@ -18,15 +18,24 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
+import pyarrow as pa
 from PIL import Image
 from rq.exceptions import NoSuchJobError
+from starlette.datastructures import QueryParams
 
-from embq.app.searching.query import Query
+from embq.app.export.targets import target_of
+from embq.app.searching.query import Query, json_object
+from embq.app.serving.embeddings.api import EmbeddingApi
 from embq.app.serving.requests import KnnRequest, RowsRequest
+from embq.app.ui.search_state import SearchState
 from embq.core import wire
 from embq.core.errors import EmbqError, SampleError
+from embq.core.formats.base import FORMAT_ERRORS
+from embq.core.formats.part import UNIT_FORMATS, read_unit, write_unit
+from embq.core.models import ModelSpec
 from embq.core.queue import uploads
 from embq.core.queue.heartbeats import Rate, Service
 from embq.core.queue.hints import Hint, HintJob, IndexHint
@@ -35,16 +44,22 @@ from embq.core.queue.keys import HINT_FUNCTION, INDEX_HINT_FUNCTION, VERSION
 from embq.core.queue.result_stream import Entry
 from embq.core.queue.runs import Backlog, RunRecord
 from embq.core.queue.uploads import Upload, UploadFile
+from embq.core.rows.results import row_schema
+from embq.core.rows.spec import RowSpec
 from embq.core.run import checkpoint, commits
 from embq.core.run.commit_log import CommitLog
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
 from embq.core.run.run_info import load_run
+from embq.core.storage.hashing import HashingFile
 from embq.core.units import canonical_json
 from embq.indexer.build.units import Sidecar
+from embq.indexer.filter.condition import Condition
 from embq.indexer.index_files.files import File, from_json, to_json
 from embq.indexer.index_files.version import RECORD, read_current
 from embq.worker.embedders.image.decoding import open_image
+from embq.worker.embedders.image.native import native
+from embq.worker.embedders.image.preprocess import Fit
 from embq.worker.embedders.registry import load
 from embq.writer.accept import Acceptor, Rejected, Sender, read_fields
 from tests.support.outputs.build import build, published, write_jsonl
@@ -219,7 +234,24 @@ def _of_folders() -> dict[str, Border]:
             lambda data: from_json(Sidecar, wire.read(dict[str, Any], data, what="sidecar"), "sidecar"),
             (_json(to_json(sidecar)),),
         ),
+        **{f"part of a worker, {name}": _part_of_a_worker(name) for name in UNIT_FORMATS},
     }
+
+
+def _part_of_a_worker(format: str) -> Border:
+    schema = row_schema(("text",), {"text": 4}, RowSpec()).append(pa.field("unit_id", pa.string()))
+    values = {"ordinal": range(3), "key": ["a", "b", "c"], "embedding": [[0.0] * 4] * 3}
+    arrays = [pa.array(values.get(field.name, ["x"] * 3), field.type) for field in schema]
+    into = io.BytesIO()
+    write_unit(format, pa.Table.from_arrays(arrays, schema=schema), HashingFile(into), {})
+
+    def reads(data: bytes) -> object:
+        try:
+            return read_unit(format, io.BytesIO(data), schema, most_rows=3)
+        except FORMAT_ERRORS as error:
+            raise Rejected("bad_result", str(error)) from error
+
+    return Border(reads, (into.getvalue(),))
 
 
 def _units(manifest: Manifest) -> object:
@@ -280,7 +312,38 @@ def _of_the_network() -> dict[str, Border]:
         "body of a look-up": Border(
             lambda data: RowsRequest.from_json(_body(data)), (_json({"ids": [1, 2], "indice_name": "a"}),)
         ),
+        "body of embeddings": Border(
+            lambda data: _embedding_api()._openai(json_object(_body(data))),
+            (_json({"input": ["a", "b"], "model": "m", "dimensions": 4, "encoding_format": "base64"}),),
+        ),
+        "body of texts to embed": Border(
+            lambda data: _embedding_api()._tei(json_object(_body(data))),
+            (_json({"inputs": "a", "normalize": False, "truncate": True}),),
+        ),
+        "condition": Border(
+            lambda data: Condition.parse(data.decode("utf-8", "replace")), (b"year >= 2020", b'label in ["a", "b"]')
+        ),
+        "address of a page": Border(
+            lambda data: SearchState.from_address(QueryParams(data.decode("latin1"))).href,
+            (b"q=a+red+car&index=a:image&where=year+%3E+3&offset=50", b"id=7&like=3,5&unlike=8"),
+        ),
+        "model": Border(
+            lambda data: ModelSpec.parse(data.decode("utf-8", "replace")), (b"st:a/b?prompt=query&tokens=64", b"stub:8")
+        ),
+        "target of an export": Border(_target, (b"tsv out", b"hf out")),
     }
+
+
+@cache
+def _embedding_api() -> EmbeddingApi:
+    api = EmbeddingApi(())
+    api._models["m"] = cast("Any", SimpleNamespace(name="m", dim=8, spec=ModelSpec.parse("stub:8")))
+    return api
+
+
+def _target(data: bytes) -> object:
+    kind, _, destination = data.decode("utf-8", "replace").partition(" ")
+    return target_of(kind, destination, "t")
 
 
 def _body(data: bytes) -> object:
@@ -296,7 +359,23 @@ def _body(data: bytes) -> object:
 
 def _of_samples() -> dict[str, Border]:
     formats = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF")
-    return {"image": Border(_image, tuple(map(_encoded, formats)))}
+    found = {"image": Border(_image, tuple(map(_encoded, formats)))}
+    if native() is not None:
+        found["image, by embq-native"] = Border(
+            _prepared, tuple(_encoded("JPEG", size) for size in ((24, 16), (300, 200)))
+        )
+    return found
+
+
+def _prepared(data: bytes) -> object:
+    library = native()
+    assert library is not None
+    sides = (("shortest", "bicubic", 16), ("squash", "bilinear", 8))
+    fits = [Fit(height=side, width=side, mode=mode, interpolation=kind) for mode, kind, side in sides]
+    rows = [np.empty((1, fit.height, fit.width, 3), np.uint8) for fit in fits]
+    if any(library.prepare([data], fits, rows, fast=True)):
+        raise SampleError("unidentified", "no plain JPEG")
+    return rows
 
 
 def _image(data: bytes) -> object:
@@ -304,9 +383,9 @@ def _image(data: bytes) -> object:
         return open_image(data)
 
 
-def _encoded(format: str) -> bytes:
+def _encoded(format: str, size: tuple[int, int] = (24, 16)) -> bytes:
     into = io.BytesIO()
-    Image.radial_gradient("L").resize((24, 16)).convert("RGB").save(into, format)
+    Image.radial_gradient("L").resize(size).convert("RGB").save(into, format)
     return into.getvalue()
 
 

@@ -10,8 +10,8 @@ from attacks.borders import borders, forget, survives
 from attacks.mutations import mutated
 
 EACH = 150
-FORGIVING = {"checkpoint, resealed", "state of an upload"}
-"""Readers that do without what they cannot read."""
+FORGIVING = {"checkpoint, resealed", "state of an upload", "target of an export"}
+"""Readers that do without what they cannot read, or take any name."""
 
 
 @pytest.fixture(scope="module", autouse=True)
