@@ -50,6 +50,10 @@ from tests.support.servers.guarded import guarded_server
 EVERY = 2_000
 """Poisoned records from one honest run to the next, and from one look at the status to the next."""
 SAMPLES, UNIT = 300, 10
+HUGE, HUGE_EVERY = b"x" * (40 << 20), 100
+"""Value beside small ones, as a server that others have configured takes it, and the records from one to the next."""
+MOST_MB = 300
+"""Peak memory of a service, with the libraries that it imports."""
 SERVED = "search"
 
 
@@ -104,6 +108,8 @@ def attacked(box: Box, stack: ExitStack, records: int, turn: random.Random) -> d
     for name, service in box.services.items():
         if service.process.poll() is not None or service.process.pid != pids[name]:
             wrong.append(f"{name} ended with status {service.process.poll()}: {service.said[-2_000:]}")
+        if (peak := peak_mb(service.process.pid)) > MOST_MB:
+            wrong.append(f"{name} took {peak} MB")
         complaint = re.compile(r"^.*worker_died.*$|^ *Traceback.*(?:\n +.*)*(?:\n.*)?", re.MULTILINE)
         wrong += [f"{name}: {found[0]}"[-2_000:] for found in complaint.finditer(service.stderr)]
     return {
@@ -112,9 +118,21 @@ def attacked(box: Box, stack: ExitStack, records: int, turn: random.Random) -> d
         "status_commands": asked,
         "honest_runs_exact": len(runs),
         "skipped": {verb: sum(box.skipped(verb).values()) for verb in ("producer", "writer")},
+        "peak_mb": {name: peak_mb(service.process.pid) for name, service in box.services.items()},
         "seconds": round(time.monotonic() - began, 1),
         "wrong": wrong,
     }
+
+
+def peak_mb(pid: int) -> int:
+    """Peak memory of a process and its children together; 0 of one that has ended."""
+    with suppress(FileNotFoundError):
+        found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+        children = [
+            child for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()
+        ]
+        return sum(map(peak_mb, map(int, children))) + (int(found[1]) // 1024 if found else 0)
+    return 0
 
 
 def poison(laptop: redis.Redis, worker: redis.Redis, url: str, run: str, number: int, turn: random.Random) -> str:
@@ -153,6 +171,16 @@ def poison(laptop: redis.Redis, worker: redis.Redis, url: str, run: str, number:
         "body of a search": lambda: asks(f"{url}/knn-service", near("body of a search")),
         "body of a look-up": lambda: asks(f"{url}/metadata", near("body of a look-up")),
     }
+    if number % HUGE_EVERY == 0:
+        huge = (
+            lambda: laptop.hset(RUNS, evil, HUGE),
+            lambda: laptop.hset(UPLOADS, evil, HUGE),
+            lambda: laptop.hset(run_key(run, "asked"), "note", HUGE),
+            lambda: worker.set(worker_key(f"w{evil}"), HUGE, px=20_000),
+            lambda: worker.xadd(run_key(run, "res"), {"u": "0", "token": "1-0:w:x", "data": HUGE}),
+        )
+        huge[number // HUGE_EVERY % len(huge)]()
+        return "huge value"
     name = sorted(kinds)[number % len(kinds)]
     kinds[name]()
     return name
