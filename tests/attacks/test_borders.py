@@ -26,10 +26,10 @@ def test_every_reader_takes_its_seeds_and_refuses_or_takes_what_is_near_them() -
     for name, border in borders().items():
         assert all(survives(border, seed) for seed in border.seeds), name
         turn = random.Random(f"{name} 22")
-        tried = [mutated(turn.choice(border.seeds), turn) for _ in range(EACH)]
+        tried = [b"", *(mutated(turn.choice(border.seeds), turn) for _ in range(EACH))]
         for data in tried:
             try:
                 taken[name] = taken.get(name, 0) + survives(border, data)
             except Exception as error:
                 raise AssertionError(f"{name} does not survive {data[:300]!r}") from error
-    assert {name for name, count in taken.items() if count == EACH} <= FORGIVING
+    assert {name for name, count in taken.items() if count >= EACH} <= FORGIVING

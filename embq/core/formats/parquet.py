@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -135,8 +134,9 @@ def rows_within(
 def unit_of_parquet(file: IO[bytes], names: Sequence[str], most_rows: int) -> tuple[pa.Schema, pa.Table]:
     """See `embq.core.formats.part.read_unit`."""
     file.seek(-8, os.SEEK_END)
-    length, mark = struct.unpack("<I4s", file.read(8))
-    if mark != b"PAR1" or length > MOST_FOOTER_BYTES:
+    end = file.read(8)
+    length = int.from_bytes(end[:4], "little")
+    if end[4:] != b"PAR1" or length > MOST_FOOTER_BYTES:
         raise ValueError(f"its footer has {length} bytes, or is none")
     parquet = pq.ParquetFile(file)
     # Vectors are not compressed, so a small file cannot hold many: other columns may become many times as large.
