@@ -237,6 +237,21 @@ def test_what_is_no_upload_is_refused_by_its_name(own_client: redis.Redis) -> No
     assert own_client.hkeys(upload_key("0" * 16, "pieces")) == []
 
 
+def test_an_upload_of_very_many_files_is_announced_in_parts(own_client: redis.Redis) -> None:
+    files = tuple(
+        UploadFile(path=f"_inputs/{'0' * 16}/{number:08d}.jpg", bytes=1, mtime_ns=1, sha256=f"{number:064x}")
+        for number in range(150_000)
+    )
+    upload = Upload(run=RUN, output="/out/a", record="{}", files=files)
+    assert len(upload.to_json()) > 16 << 20
+    uploads.announce(own_client, upload)
+    assert uploads.names(own_client) == [upload.name]
+    assert uploads.announced(own_client, upload.name) == upload
+    uploads.finish(own_client, upload.name, RUN, uploads.Outcome(end="accepted"))
+    assert own_client.hlen(UPLOADS) == 0
+    assert uploads.announced(own_client, upload.name) is None
+
+
 def test_the_name_of_an_upload_leads_to_no_other_folder(own_client: redis.Redis, tmp_path: Path) -> None:
     """Finding 2: `x/../../..` as its name emptied any folder of the writer."""
     out, sentinel = tmp_path / "out", tmp_path / "sentinel"

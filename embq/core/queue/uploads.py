@@ -37,6 +37,9 @@ PIECE_BYTES = 1 << 20
 MOST_UPLOAD_BYTES = 64 << 20
 """Bytes of what is announced of an upload: 300,000 files."""
 
+ANNOUNCED_BYTES = 8 << 20
+"""Of them in one field of the hash; the rest is in NAME.1, NAME.2, ...: a server takes no value of more than 16 MB."""
+
 _SAFE = re.compile(rf"run\.json|manifest/\d{{5}}\.parquet|{INPUTS}/[0-9a-f]{{5,16}}(/[^/\0]+)+")
 """Paths that an upload may write; it comes over the network."""
 
@@ -148,13 +151,19 @@ def announce(client: redis.Redis, upload: Upload) -> None:
     """Announce an upload; repeating it changes nothing, but resets an earlier end."""
     if state(client, upload.name).end:
         client.delete(upload_key(upload.name, "state"))
-    client.hset(UPLOADS, upload.name, upload.to_json())
+    text = upload.to_json().encode()
+    first, *others = (text[start : start + ANNOUNCED_BYTES] for start in range(0, len(text), ANNOUNCED_BYTES))
+    for number, part in enumerate(others, 1):
+        client.hset(UPLOADS, f"{upload.name}.{number}", part)
+    client.hset(UPLOADS, upload.name, first)  # last: from now on it is announced
 
 
 def names(client: redis.Redis) -> list[str]:
     """The uploads that have not ended; what is no name of one is skipped."""
     found = []
     for raw in cast("list[bytes]", client.hkeys(UPLOADS)):
+        if re.fullmatch(rb"[0-9a-f]{16}\.[1-9]", raw):
+            continue  # the rest of an announcement
         try:
             text = wire.read_text(raw, what="name of an upload")
             found.append(wire.convert(UploadName, text, what="name of an upload"))
@@ -168,7 +177,12 @@ def announced(client: redis.Redis, name: str) -> Upload | None:
 
     Raises InputError where it is malformed, or has another name.
     """
-    text = cast("bytes | None", client.hget(UPLOADS, name))
+    part = text = cast("bytes | None", client.hget(UPLOADS, name))
+    for number in range(1, MOST_UPLOAD_BYTES // ANNOUNCED_BYTES + 1):
+        if text is None or part is None or len(part) < ANNOUNCED_BYTES:
+            break
+        part = cast("bytes | None", client.hget(UPLOADS, f"{name}.{number}"))
+        text += part or b""
     upload = None if text is None else Upload.from_json(text)
     if upload is not None and upload.name != name:
         raise InputError(f"upload {name} is not what its name says, {upload.name}", code="bad_upload")
@@ -299,7 +313,7 @@ def finish(client: redis.Redis, name: str, run: str, end: Outcome) -> None:
         for known_as in (name, run):
             pipe.hset(upload_key(known_as, "state"), mapping=fields)
             pipe.expire(upload_key(known_as, "state"), 86_400)
-        pipe.hdel(UPLOADS, name)
+        pipe.hdel(UPLOADS, name, *(f"{name}.{i}" for i in range(1, MOST_UPLOAD_BYTES // ANNOUNCED_BYTES + 1)))
         pipe.unlink(upload_key(name, "pieces"))
         pipe.execute()
 
