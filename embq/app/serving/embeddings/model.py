@@ -214,11 +214,12 @@ class ServedModel:
                 if isinstance(one, SampleError):
                     raise HttpError(f"input[{place}]: {one.message}", code=one.code, param="input")
                 job.prepared.append(one)
-            tokens = sum(map(self._embedder.length, job.prepared))
+            is_last = len(job.prepared) == len(job.texts)
+            tokens = sum(map(self._embedder.length, job.prepared)) if is_last else 0
         except Exception as error:  # noqa: BLE001 - the boundary to other requests
             job.fail(self._told(error))
             return
-        if len(job.prepared) < len(job.texts):
+        if not is_last:
             with suppress(RuntimeError):  # the server stops
                 self._pool.submit(self._prepare, job)
             return
