@@ -58,7 +58,7 @@ def shown(text: object, most: int = MOST_SHOWN) -> str:
     whole = "" if text is None else str(text)
     cut = " ".join(whole[: 4 * most].split())
     kept = cut[:most] + ("…" if len(cut) > most or len(whole) > 4 * most else "")
-    return _JOINERS.sub(lambda part: printable(part[0]), kept)
+    return kept if kept.isprintable() else _JOINERS.sub(lambda part: printable(part[0]), kept)
 
 
 @cache
