@@ -447,6 +447,20 @@ def test_a_small_part_takes_no_large_memory(
     assert most < 2 << 20
 
 
+@pytest.mark.parametrize("kind", [{"dtype": "S100000", "chunks": (3,)}, {"dtype": "S9", "chunks": (1 << 27,)}])
+def test_a_small_hdf5_part_takes_no_large_memory(tmp_path: Path, kind: dict[str, Any]) -> None:
+    """Rows of 100 kB that were never written, and a chunk of 1.2 GB that is unpacked for three rows."""
+    h5py = pytest.importorskip("h5py")
+    part = file_path(
+        build(tmp_path / "out", [write_jsonl(tmp_path / "texts.jsonl", [{"text": "a"}] * 3)], format="hdf5")
+    )
+    with h5py.File(part, "r+") as file:
+        del file["unit_id"]
+        file.create_dataset("unit_id", shape=(3,), maxshape=(None,), compression="gzip", **kind)
+    with pytest.raises(ValueError, match="unit_id takes more than"):
+        Hdf5Part(part)
+
+
 # --- names of output folders ---
 
 ODD_NAMES = ["run[1]", "*?[z]", "new\nline", "tab\t'\"\\ #", "caf\u00e9 \u4e2d", "-rf", "x\nloadmodule y"]

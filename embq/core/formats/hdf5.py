@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ import pyarrow.compute as pc
 
 from embq.core.errors import ConfigError
 from embq.core.formats.base import COLUMNS, READ_ROWS, Draft, PartName, slices, vectors, whole_or_none
+from embq.core.formats.parquet import LARGE_BYTES
 from embq.core.rows.spec import RowSpec
 from embq.core.run.commits import CommittedFile
 from embq.core.storage.durable import begin_sync, file_sha256, reserve, trim
@@ -87,7 +89,7 @@ class Hdf5Part:
             raise
 
     def _dataset(self, path: str) -> Any:
-        """A dataset; ValueError where its numbers are in another file, as a link or its storage may say."""
+        """A dataset; ValueError where it is in another file, by a link or its storage, or a row takes `LARGE_BYTES`."""
         node = self._file
         for part in path.split("/"):
             if not isinstance(node.get(part, getlink=True), self._h5py.HardLink):
@@ -95,6 +97,10 @@ class Hdf5Part:
             node = node[part]
         if node.is_virtual or node.external:
             raise ValueError(f"{path} is stored in another file")
+        # A chunk is unpacked as a whole, and rows that were never written still take their room.
+        at_once = max(READ_ROWS if node.ndim == 1 else 1, math.prod(node.chunks or ()))
+        if node.dtype.itemsize * at_once > LARGE_BYTES:
+            raise ValueError(f"{path} takes more than {LARGE_BYTES} bytes to read a row")
         return node
 
     def _field(self, column: H5Column) -> pa.Field:
