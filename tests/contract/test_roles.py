@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from embq.core.queue import hints
 from embq.core.queue.hints import Hint, hint_queue
 from embq.core.queue.keys import run_key
 from embq.core.queue.ledger import Ledger, new_token
+from embq.core.queue.lua import SCRIPTS
+from embq.core.queue.lua.prelude import PRELUDE
 from embq.core.queue.scripts import LOOK_S, Loader, load_scripts
 from tests.e2e.session import called
 from tests.support.outputs.run_case import FINGERPRINT, LEASE_S, unit_of
@@ -87,6 +90,21 @@ def test_no_part_of_what_only_the_admin_may_do_is_open_to_others(
 def _allows(admin: redis.Redis, user: str, command: str) -> bool:
     said = admin.execute_command("ACL", "DRYRUN", user, *command.split())
     return bool(said in (b"OK", "OK"))
+
+
+@pytest.mark.parametrize(
+    ("role", "names"),
+    [
+        ("worker", "claim start beat publish release abandon report rate swap"),
+        ("writer", "next commit reject grow writer_lock report forget"),
+    ],
+)
+def test_a_role_may_do_what_its_scripts_do_in_any_branch(role: str, names: str) -> None:
+    """The tail of a run with idle workers ended the producer: HRANDFIELD in `next` was in no role."""
+    allowed = {"time", *(word for grant in ROLES[role].grants for word in grant.commands.split())}
+    texts = [SCRIPTS[name].removeprefix(PRELUDE if role == "worker" else "") for name in names.split()]
+    called_there = {word.lower() for text in texts for word in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}
+    assert called_there - allowed == set()
 
 
 def test_the_documents_have_this_table() -> None:

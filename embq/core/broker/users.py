@@ -172,7 +172,7 @@ ROLES = {
         grants=(
             Grant(
                 commands="exists get mget set del unlink expire evalsha "
-                "hget hmget hgetall hlen hexists hkeys hvals hset hsetnx hdel hincrby "
+                "hget hmget hgetall hlen hexists hkeys hvals hrandfield hset hsetnx hdel hincrby "
                 "zrange zrangebyscore zcard zscore zadd zrem setbit getbit bitcount bitpos "
                 "smembers sadd srem xadd xlen xrange xack xdel xreadgroup xgroup|create xpending memory|usage",
                 keys=["embq:*"],
