@@ -15,7 +15,7 @@ from embq.core.queue.heartbeats import WORKER_REPORTS, BriefReport
 from embq.core.queue.hints import Hint
 from embq.core.queue.keys import WORKERS, speeds_key
 from embq.core.queue.scripts import load_scripts
-from embq.core.queue.worker_speeds import SILENT_S, WorkerSpeed, keep_sum, makespan, others
+from embq.core.queue.worker_speeds import SILENT_S, WorkerSpeed, keep_sum, others
 from embq.core.units import Sample, Unit
 from embq.producer.feeder import Feeder
 from embq.worker.claim.claim_policy import (
@@ -32,6 +32,7 @@ from embq.worker.claim.claim_policy import (
     ClaimPolicy,
 )
 from embq.worker.claim.lease import LeasedUnit, Leases
+from embq.worker.claim.makespan import makespan
 from embq.worker.embedders.base import Embedder
 from embq.worker.meter.meter import Throughput
 from tests.support.fakes.clock import FakeClock

@@ -5,19 +5,25 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.session import Command, await_in, called, started, write_texts
+from e2e.session import Command, await_in, called, closed, started, write_texts
 from e2e.session import process_ended as ended
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+from deploy.requirements import requirements
 from embq.app.cli.entry_point import VERBS
 from embq.core.broker.embedded import EmbeddedServer
 from tests.support.outputs.build import build
@@ -91,6 +97,70 @@ def test_no_process_of_a_run_imports_pandas_for_its_tables(tmp_path: Path) -> No
     modules = [set(one.read_text().split()) for one in listed.iterdir()]
     assert sum("pyarrow" in those for those in modules) >= 4, "command, producer, writer and worker process"
     assert not any("pandas" in those for those in modules)
+
+
+LACKING = """
+import sys
+class Lacking:
+    def find_spec(self, name, path=None, target=None):
+        if name in NAMES:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Lacking())
+NAMES = """
+
+
+def distributions(requirements: list[str]) -> set[str]:
+    """The distributions that these bring, by normal name; what is not installed here is left out."""
+    found: set[str] = set()
+    left = [(Requirement(line), "") for line in requirements]
+    while left:
+        one, extra = left.pop()
+        name = canonicalize_name(one.name)
+        if one.marker is not None and not one.marker.evaluate({"extra": extra}):
+            continue
+        with suppress(PackageNotFoundError):
+            if name not in found:
+                left += [(Requirement(line), extra) for line in requires(name) or () for extra in ("", *one.extras)]
+            found.add(name)
+    return found
+
+
+@pytest.fixture
+def with_the_packages_of(tmp_path: Path) -> Callable[[str], dict[str, str]]:
+    """By the extras of an image: an environment in which nothing else can be imported."""
+    modules = packages_distributions()
+
+    def of(extras: str) -> dict[str, str]:
+        installed = {"embq", *distributions(requirements(ROOT / "pyproject.toml", extras.split()))}
+        lacking = {name for name, by in modules.items() if not installed & set(map(canonicalize_name, by))}
+        folder = tmp_path / f"with {extras}"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(f"{LACKING}{lacking!r}")
+        return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+
+    return of
+
+
+def test_each_role_does_its_work_with_what_its_image_holds(
+    tmp_path: Path, broker: EmbeddedServer, with_the_packages_of: Callable[[str], dict[str, str]]
+) -> None:
+    """A producer without numpy, which the worker's share of the code imported, ended at each start."""
+    url = {"EMBQ_BROKER_URL": broker.url}
+    extras = re.findall(r"requirements\.py (.+) > requirements", (ROOT / "Dockerfile").read_text(encoding="utf-8"))
+    of_producer, of_writer, of_worker = (line.replace('"$FAISS" ${EXTRAS}', "index") for line in extras)
+    laptop, producer, writer, worker = (
+        url | with_the_packages_of(one) for one in ("", of_producer, f"{of_producer} {of_writer}", of_worker)
+    )
+    write_texts(tmp_path / "texts.jsonl", 20)
+    output = ["-o", str(tmp_path / "out")]
+    assert ended("enqueue", tmp_path / "texts.jsonl", *output, "-m", "stub:8", environment=laptop)[0] == 0
+    with (
+        started("producer", environment=producer) as feeding,
+        started("writer", environment=writer),
+        started("worker", "--devices", "cpu", environment=worker),
+    ):
+        await_in(feeding, lambda: closed(tmp_path / "out"))
+    assert ended("status", tmp_path / "out", environment=laptop)[0] == 0
 
 
 def test_help_lists_every_verb_with_one_line() -> None:

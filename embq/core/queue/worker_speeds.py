@@ -7,12 +7,12 @@ no more.
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import redis
 from msgspec import Meta
 
@@ -27,8 +27,8 @@ SUM_S = 1.0
 SILENT_S = 3.0
 """A worker that has not reported for so long is not counted upon, and neither is a sum of that age."""
 MOST_GROUPS = 48
-STEPS, EXACT_S = 50, 1e-5
-"""Steps of the bisection at most, and the seconds to which its result is exact: each step takes 4 us of CPU."""
+ROUNDING = 1e-6
+"""A unit that ends exactly then counts, whatever rounding says."""
 
 Group = tuple[Annotated[int, Meta(ge=1, le=2**31)], Seconds, UnitSeconds, Count]
 """Workers, seconds of work in hand, seconds for a unit, and `mark` of the name where it is one worker, else 0."""
@@ -60,7 +60,7 @@ class WorkerSpeed:
 
     def units_by(self, end_s: float) -> int:
         """Further units that one of them gets done until `end_s` seconds from now."""
-        return int(_units_by(end_s, self.ahead_s, self.unit_s))
+        return max(0, math.floor((end_s - self.ahead_s) / self.unit_s + ROUNDING))
 
 
 def mark(name: str) -> int:
@@ -104,30 +104,3 @@ def others(text: bytes | None, now_ms: int, name: str) -> list[WorkerSpeed]:
         for workers, ahead_s, unit_s, whose in kept.groups
         if whose != own
     ]
-
-
-def makespan(left: int, workers: Sequence[WorkerSpeed], *, since_s: float = 0.0) -> float:
-    """Seconds until `left` unclaimed units can be done, where each goes to the worker that finishes it first.
-
-    The earliest time by which the workers, of which there is one at least, get so many further units done.
-
-    Args:
-        since_s: that have passed since the workers were looked at.
-    """
-    ahead_s, unit_s, count = np.array([(one.ahead_s, one.unit_s, one.workers) for one in workers]).T
-    ahead_s = np.maximum(0.0, ahead_s - since_s)
-    low, high = 0.0, float(np.min(ahead_s + left * unit_s))
-    for _ in range(STEPS):
-        if high - low <= EXACT_S:
-            break
-        middle = (low + high) / 2
-        if float(count @ _units_by(middle, ahead_s, unit_s)) >= left:
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def _units_by(end_s: float, ahead_s: Any, unit_s: Any) -> Any:
-    # A unit that ends exactly then counts, whatever rounding says.
-    return np.maximum(0.0, np.floor((end_s - ahead_s) / unit_s + 1e-6))

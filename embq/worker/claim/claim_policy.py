@@ -18,9 +18,10 @@ from embq.core.models import ModelConfig
 from embq.core.queue import hints
 from embq.core.queue.keys import run_key, speeds_key
 from embq.core.queue.runs import units_unclaimed
-from embq.core.queue.worker_speeds import WorkerSpeed, makespan, others
+from embq.core.queue.worker_speeds import WorkerSpeed, others
 from embq.core.units import Unit
 from embq.worker.claim.lease import ASIDE, Leases
+from embq.worker.claim.makespan import makespan
 from embq.worker.embedders.base import Embedder
 from embq.worker.meter.meter import Throughput
 from embq.worker.stages.batching import WINDOW_S
