@@ -40,11 +40,11 @@ class InputScan:
         held: kind -> the modalities of that path's samples.
     """
 
-    def __init__(self, options: ReadOptions, selection: Selection) -> None:
+    def __init__(self, options: ReadOptions, selection: Selection, modalities: Sequence[str] = ()) -> None:
         self.kinds: dict[str, str] = {}
         self.held: dict[str, tuple[str, ...]] = {}
         self._unclear: dict[str, SourceError] = {}  # kind -> the error of the first path of it
-        self._options = options
+        self._options, self._required = options, options.required_for(modalities)
         self._selection = selection
         self._pieces = _Pieces()
         self._paths = self._left_out = 0
@@ -103,7 +103,7 @@ class InputScan:
         if kind in self.kinds:
             return
         try:
-            self.held[kind] = source_for(kind).holds(path, self._options)
+            self.held[kind] = source_for(kind).holds(path, self._required)
         except SourceError as error:
             if error.code not in (*UNUSABLE_CODES, *UNREADABLE_CODES, "missing_member"):
                 raise

@@ -90,7 +90,7 @@ def plan(
     if not inputs:
         raise UsageError("no input was named", next_step=f"name {SUPPORTED}")
     chosen = selection or Selection()
-    scan = InputScan(options, chosen)
+    scan = InputScan(options, chosen, modalities)
     with cached_listings():
         for path in _expand(inputs):
             scan.add(path)

@@ -162,6 +162,13 @@ class ReadOptions:
         """The options for a run that cuts texts into chunks."""
         return replace(self, unit_bytes=CUT_UNIT_BYTES)
 
+    def required_for(self, modalities: Sequence[str]) -> ReadOptions:
+        """The options without extensions of files that nothing is embedded of; `modalities` () are not chosen yet."""
+        images, captions = (not modalities or one in modalities for one in ("image", "text"))
+        return replace(
+            self, image_keys=self.image_keys if images else (), caption_keys=self.caption_keys if captions else ()
+        )
+
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
         """The named columns, as a unit of rows carries them; () where none is named."""

@@ -25,6 +25,23 @@ TUTORIAL = (
 """Options of docs/distributed_clip_inference.md there."""
 
 
+@pytest.mark.parametrize("kind", ["files", "webdataset"])
+def test_a_caption_key_asks_for_nothing_where_captions_are_off(short_tmp: Path, kind: str) -> None:
+    """The command of clip-retrieval's own test, which writes the defaults out."""
+    source = short_tmp / "input"
+    write_shards(source, 1, 3, captions=False)
+    if kind == "files":
+        (source / "a.png").write_bytes(picture("a"))
+    named = source if kind == "files" else next(source.glob("*.tar"))
+    arguments = (
+        f"--input_dataset {named} --input_format {kind} --output_folder {short_tmp}/out --enable_text False "
+        f"--enable_image True --wds_image_key png;jpg --wds_caption_key txt --clip_model stub:{DIM} --quiet"
+    )
+    status, _, told = ended("run", *arguments.split())
+    assert status == 0, told
+    assert sum(table.num_rows for table in row_tables(place(str(short_tmp / "out")))) == (1 if kind == "files" else 3)
+
+
 @pytest.mark.parametrize("kind", ["files", pytest.param("webdataset", marks=pytest.mark.slow)])
 def test_a_pasted_command_embeds_what_it_names(short_tmp: Path, kind: str) -> None:
     source = short_tmp / "input"

@@ -207,6 +207,24 @@ def test_an_extension_that_no_shard_has_is_named_with_those_that_are_there(tmp_p
     plan([str(tmp_path)], ReadOptions(image_keys=("jpg", "tif")))  # one of the shards has it
 
 
+def test_an_extension_of_what_is_not_embedded_may_be_absent(tmp_path: Path) -> None:
+    shard, folder = tmp_path / "0.tar", tmp_path / "images"
+    write_tar(shard, [("a.png", b"i"), ("b.png", b"i")])
+    folder.mkdir()
+    (folder / "a.png").write_bytes(b"i")
+    for path in (shard, folder):
+        captions = ReadOptions(image_keys=("png",), caption_keys=("txt",))
+        [unit] = plan([str(path)], captions, ("image",)).units
+        assert dict(unit.options)["caption_keys"] == "txt"  # of an image that has one it is kept
+        for modalities in ((), ("text",), ("image", "text")):
+            with pytest.raises(InputError, match="txt"):
+                plan([str(path)], captions, modalities)
+        with pytest.raises(InputError, match="png"):
+            plan([str(path)], ReadOptions(image_keys=("jpg",)), ("image",))
+    write_tar(shard, [("a.txt", b"t")])
+    plan([str(shard)], ReadOptions(image_keys=("png",), caption_keys=("txt",)), ("text",))
+
+
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_a_field_that_no_line_has_is_named_with_those_that_are_there(
     tmp_path: Path, pack: Callable[[bytes], bytes]
