@@ -83,16 +83,54 @@ def nearest(vectors: np.ndarray, queries: np.ndarray, k: int = 5) -> np.ndarray:
 
 def test_the_arguments_are_those_of_autofaiss() -> None:
     found = inspect.signature(embq.build_index).parameters
-    assert list(found) == NAMES
+    assert list(found) == [*NAMES, "drop_invalid"]
     assert (found["max_index_memory_usage"].default, found["current_memory_available"].default) == ("16G", "32G")
     assert set(UNSUPPORTED) < set(NAMES)
     page = Path(__file__).parents[2].joinpath("docs/how-to/index/from-autofaiss.md").read_text(encoding="utf-8")
     assert not [name for name in NAMES if f"`{name}`" not in page]
 
 
+def test_one_of_several_folders_may_be_empty(here: Path) -> None:
+    for name in ("empty", "full"):
+        Path(name).mkdir()
+    np.save("full/0.npy", RANDOM.random((100, 32)).astype(np.float32))
+    assert build(["empty", "full"], save_on_disk=False)[0].ntotal == 100
+    with pytest.raises(InputError, match="no files"):
+        build(["empty"], save_on_disk=False)
+    Path("empty/notes.txt").touch()
+    with pytest.raises(InputError, match="empty holds no files that end in"):
+        build(["empty", "full"], save_on_disk=False)
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_a_row_of_zeros_is_indexed_and_others_that_cannot_be_have_a_way_out(
+    here: Path, capsys: pytest.CaptureFixture[str], metric: str
+) -> None:
+    embeddings = RANDOM.standard_normal((300, 32)).astype(np.float32)
+    embeddings[7] = 0.0
+    index, _ = build(embeddings, save_on_disk=False, metric_type=metric)
+    assert index.ntotal == 300
+    assert 7 in (index.search(embeddings[7:8], 300)[1] if metric == "l2" else index.search(embeddings[:1], 300)[1])
+    embeddings[8] = np.nan
+    with pytest.raises(InputError, match="1 of 300 vectors") as raised:
+        build(embeddings, save_on_disk=False, metric_type=metric)
+    assert raised.value.code == "bad_vectors"
+    assert build(embeddings, save_on_disk=False, metric_type=metric, drop_invalid=True)[0].ntotal == 299
+    Path("e").mkdir()
+    np.save("e/0.npy", embeddings)
+    command = ["index", "--embeddings", "e", "--index_path", "k.index", "--index_infos_path", "i.json"]
+    command += ["--metric_type", metric]
+    assert run(command) == Exit.BAD_INPUT
+    assert "--drop-invalid" in capsys.readouterr().err
+    assert run([*command, "--drop-invalid"]) == Exit.DONE
+    assert faiss.read_index("k.index").ntotal == 299
+
+
 def test_an_array_becomes_an_index_in_memory(here: Path) -> None:
     embeddings = np.float32(RANDOM.random((100, 512)))
     index, infos = build(embeddings, save_on_disk=False)
+    numbers = {"nb_indices_to_keep": np.int64(1), "nb_cores": np.int64(1), "max_index_query_time_ms": np.float32(9)}
+    assert build(embeddings, save_on_disk=False, **numbers)[0].ntotal == 100
     queries = np.float32(RANDOM.random((3, 512)))
     found, ids = index.search(queries, 5)
     assert np.array_equal(ids, nearest(embeddings, queries))

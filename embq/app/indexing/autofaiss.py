@@ -75,6 +75,7 @@ def build_index(
     temporary_indices_folder: str | PathLike[str] = SPARK_FOLDER,
     verbose: int = logging.INFO,
     nb_indices_to_keep: int = 1,
+    drop_invalid: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
     """Build a faiss index with the arguments of autofaiss 2.18; gives (index, infos).
 
@@ -97,6 +98,7 @@ def build_index(
         distributed: URL of a broker, whose workers build.
         temporary_indices_folder: folder for the index while it is built; beside `index_path` unless it is given.
         verbose: level of logging; above `logging.INFO` no progress is shown on stderr.
+        drop_invalid: leave vectors that are not finite out of the index; others keep their ids. autofaiss fails.
 
     Raises `embq.core.errors.UsageError` for what is not supported, with what to do instead, and as `embq index` fails.
     """
@@ -129,11 +131,11 @@ def build_index(
     wanted = BuildOptions(
         max_index_memory_usage=parse_bytes(max_index_memory_usage),
         current_memory_available=min(parse_bytes(current_memory_available), available_memory()),
-        max_index_query_time_ms=max_index_query_time_ms,
+        max_index_query_time_ms=float(max_index_query_time_ms),
         metric=metric_type,
         index_key=index_key,
-        nb_indices_to_keep=nb_indices_to_keep,
-        min_nearest_neighbors_to_retrieve=min_nearest_neighbors_to_retrieve,
+        nb_indices_to_keep=int(nb_indices_to_keep),
+        min_nearest_neighbors_to_retrieve=int(min_nearest_neighbors_to_retrieve),
         refine="none",  # faiss alone does not re-rank
     )
     wanted.check()
@@ -153,7 +155,8 @@ def build_index(
             wanted = replace(wanted, max_index_memory_usage=left)
         wanted = replace(wanted, index_key=index_key or _flat_key(collection, wanted))
         quiet = verbose > logging.INFO
-        built = _built(workspace / "index", collection, wanted, broker=distributed, nb_cores=nb_cores, quiet=quiet)
+        options = {"broker": distributed or "", "nb_cores": nb_cores and int(nb_cores), "drop_invalid": drop_invalid}
+        built = _built(workspace / "index", collection, wanted, options, quiet=quiet)
         path = Path(index_path).absolute() if save_on_disk and index_path else workspace / name
         from embq.indexer.faiss_file import write_faiss_file
 
@@ -291,7 +294,7 @@ def _flat_key(collection: Collection, wanted: BuildOptions) -> str | None:
 
 
 def _built(
-    folder: Path, collection: Collection, wanted: BuildOptions, *, broker: str | None, nb_cores: int | None, quiet: bool
+    folder: Path, collection: Collection, wanted: BuildOptions, options: Mapping[str, Any], *, quiet: bool
 ) -> Built:
     """Build the index in a folder of embq."""
     from embq.app.indexing.build import built_index
@@ -301,7 +304,7 @@ def _built(
     # Tuning reads the target from these, under the names of `embq index`.
     asked = {**to_json(wanted), "recall": f"{wanted.recall}@{wanted.recall_at}", "current_memory_available": None}
     queries = plan_queries(collection, files={}, seed=wanted.seed)
-    options = {"broker": broker or "", "workers": 1, "nb_cores": nb_cores, "drop_invalid": False, "rebuild": False}
+    options = {**options, "workers": 1, "rebuild": False}
     # Inner products, also of vectors of length 1: callers sort by what faiss returns.
     return built_index(folder, collection, wanted, asked, queries, options, unit_length=False, quiet=quiet)
 

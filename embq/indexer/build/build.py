@@ -199,8 +199,9 @@ def refuse_faults(spec: BuildSpec, units: Sequence[Sidecar], bad: int, among: st
     if bad and not spec.drop_invalid:
         ids = [id_ for one in units for id_ in one.stats["bad_ids"]][:NAMED]
         raise InputError(
-            f"{bad:,} of {among} vectors of {spec.collection.root} are zero or not finite; their ids begin with "
-            f"{', '.join(map(str, ids))}",
-            next_step="add --drop-invalid to leave them out of the index; they keep their ids, and are counted",
+            f"{bad:,} of {among} vectors of {spec.collection.root} are not finite, or zero and without a cosine; "
+            f"their ids begin with {', '.join(map(str, ids))}",
+            next_step="add --drop-invalid, in Python drop_invalid=True, to leave them out of the index; they keep "
+            "their ids, and are counted",
             code="bad_vectors",
         )

@@ -39,7 +39,7 @@ def sample(task: Task) -> Made:
     chosen = chosen_ids(spec, block.first_id, block.rows)
     pieces, bad_ids, bad = [], [], 0
     for first_id, vectors in spec.collection.read_vectors(block.first_id, block.first_id + block.rows):
-        wrong = faults(vectors)
+        wrong = faults(vectors, spec.plan.metric)
         bad += int(wrong.sum())
         bad_ids += (first_id + np.flatnonzero(wrong)[:NAMED]).tolist()
         start, stop = np.searchsorted(chosen, [first_id, first_id + len(vectors)])
@@ -89,13 +89,14 @@ def add(task: Task) -> Made:
     spec = task.spec_as(BuildSpec)
     template = Template.read(task.file("train", 0, "trained"), on_gpu=task.on_gpu)
     block = spec.blocks[task.unit.number]
-    files, stats = add_block(task, spec.collection, block, template, rows=spec.plan.refine != "none")
+    rows = spec.plan.refine != "none"
+    files, stats = add_block(task, spec.collection, block, template, rows=rows, metric=spec.plan.metric)
     lists = files.pop("lists")
     return Made(kept=files, work={"lists": lists}, stats=stats)
 
 
 def add_block(
-    task: Task, collection: Collection, block: Block, template: Template, *, rows: bool
+    task: Task, collection: Collection, block: Block, template: Template, *, rows: bool, metric: str
 ) -> tuple[dict[str, Path], dict[str, Any]]:
     """Encode the rows of a block; gives the temporary files by their roles, and statistics.
 
@@ -117,7 +118,7 @@ def add_block(
             if rows:
                 with np.errstate(over="ignore", invalid="ignore"):
                     file.write(np.ascontiguousarray(vectors.astype(np.float16)).data)
-            good = ~faults(vectors)
+            good = ~faults(vectors, metric)
             ids = first_id + np.flatnonzero(good)
             bad_ids = [*bad_ids, *(first_id + np.flatnonzero(~good)).tolist()][:NAMED]
             kept = vectors if good.all() else vectors[good]

@@ -39,7 +39,8 @@ def grow(task: Task) -> Made:
     base = read_version(task.index, spec.growth.base)
     template = Template.read(base.trained.check(task.index), on_gpu=task.on_gpu)
     block = spec.new_blocks[task.unit.number]
-    files, stats = add_block(task, spec.collection, block, template, rows=bool(base.rows))
+    metric = base.plan.metric
+    files, stats = add_block(task, spec.collection, block, template, rows=bool(base.rows), metric=metric)
     return Made(kept=files, stats={**stats, "lists": template.nlist})
 
 

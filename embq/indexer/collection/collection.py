@@ -250,12 +250,13 @@ class Collection:
                 )
 
 
-def faults(vectors: np.ndarray) -> np.ndarray:
-    """Vectors that cannot be indexed: bool (n,), True where one is not finite, or all zeros.
+def faults(vectors: np.ndarray, metric: str = "cosine") -> np.ndarray:
+    """Vectors that cannot be indexed: bool (n,), True where one is not finite, or has no direction for the cosine.
 
     Args:
         vectors: float32 (n, d).
+        metric: "cosine", "l2" or "ip"; the distance and the inner product of a vector of zeros are numbers.
     """
     squares = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)  # neither overflows nor vanishes there
-    bad: np.ndarray = ~np.isfinite(squares) | (squares == 0.0)
+    bad: np.ndarray = ~np.isfinite(squares) | ((squares == 0.0) & (metric == "cosine"))
     return bad

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from embq.indexer.collection import hdf5, npy, parquet
 from embq.indexer.collection.columns import Columns, find_columns, identity, without_columns
-from embq.indexer.collection.listing import FileLook, Listing, Shape, file_ref, files_below, same_shape
+from embq.indexer.collection.listing import FileLook, Listing, Shape, all_below, file_ref, files_below, same_shape
 from embq.indexer.collection.parts import PartRef, Piece, no_embeddings, path_of
 from embq.indexer.collection.remote import FilePath, each
 
@@ -80,7 +80,9 @@ def describe_files(
     one of `id_columns`.
     """
     format_ = FORMATS[kind]
-    files = [path for root in roots for path in files_below(root, format_.suffixes)]
+    # One of several folders may have nothing yet.
+    full = [root for root in roots if root.is_file() or next(iter(all_below(root)), None)] if len(roots) > 1 else roots
+    files = [path for root in full or roots for path in files_below(root, format_.suffixes)]
     listing = Listing()
     schemas: list[tuple[FilePath, pa.Schema]] = []
     shape: Shape | None = None

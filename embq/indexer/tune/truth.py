@@ -46,7 +46,7 @@ def nearest(
     best = _nothing(len(queries), depth, metric, queries)
     for first_id, vectors in batches:
         ids = np.arange(first_id, first_id + len(vectors))
-        if (bad := faults(vectors)).any():
+        if (bad := faults(vectors, metric)).any():
             ids, vectors = ids[~bad], vectors[~bad]
         if not len(ids):
             continue
