@@ -263,3 +263,10 @@ def read_each(form: type[T], raw: Mapping[bytes, bytes], *, what: str) -> dict[s
         except MalformedError as error:
             skipped(what, name, error)
     return found
+
+
+def python_value(value: Any) -> Any:
+    """Python's own value of a scalar or an array of numpy, also in a list."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return [*map(python_value, value)] if isinstance(value, list | tuple) else value

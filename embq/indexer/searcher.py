@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from embq.core.errors import EmbqError, InputError
+from embq.indexer.collection.collection import faults
 from embq.indexer.faiss_module import faiss, set_threads
 from embq.indexer.filter.columns import ColumnValues, column_values
 from embq.indexer.filter.condition import Condition
@@ -161,7 +162,8 @@ class Searcher:
 
         Raises InputError `wrong_dimension` where the vectors have another length than the rows.
         """
-        queries = np.ascontiguousarray(vectors, dtype=np.float32)
+        queries, k = np.ascontiguousarray(vectors, dtype=np.float32), int(k)  # faiss takes no number of numpy
+        nprobe = None if nprobe is None else int(nprobe)
         if queries.ndim != 2 or queries.shape[1] != self.dim:
             raise InputError(
                 f"the index holds vectors of {self.dim} numbers, the query has shape {queries.shape}",
@@ -231,11 +233,10 @@ class Searcher:
         return best_ids, best
 
     def _with_direction(self, ids: np.ndarray) -> np.ndarray:
-        """The ids without those of rows that are in no list: their vectors are zero or not finite."""
+        """The ids without those of rows that are in no list: their vectors are `faults`."""
         if not self.version.excluded or self._rows is None:
             return ids
-        vectors = self._rows.read(ids)
-        kept: np.ndarray = ids[np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)]
+        kept: np.ndarray = ids[~faults(self._rows.read(ids), self.version.plan.metric)]
         return kept
 
     def select(self, conditions: Iterable[Condition]) -> Selection:

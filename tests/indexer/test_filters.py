@@ -205,6 +205,12 @@ def test_a_condition_is_read_from_text(text: str, form: tuple[str, str, Any]) ->
     assert read_condition(condition.describe()) == condition
 
 
+def test_values_of_a_condition_may_be_those_of_numpy() -> None:
+    assert read_condition(("year", ">=", np.int64(20))) == Condition("year", ">=", 20)
+    for values in ([np.int64(20), np.float64(2.5)], np.array([20, 2.5])):
+        assert read_condition(("year", "in", values)) == Condition("year", "in", (20, 2.5))
+
+
 @pytest.mark.parametrize(
     "given",
     [

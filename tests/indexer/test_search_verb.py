@@ -257,6 +257,10 @@ def test_examples_move_the_results_of_a_real_model_and_are_none_themselves(tmp_p
     assert place_of_animals(unlike=(4,)) < place_of_animals(unlike=(0,))
     assert place_of_animals(like=(0,)) < place_of_animals(like=(4,))
     assert embq.search(built, like=[1], k=1)[0].id in (0, 2, 3)
+    numbers = {"k": np.int64(3), "offset": np.int64(1), "nprobe": np.int64(2)}
+    expected = [one.id for one in embq.search(built, vector=jaguar, k=3, offset=1, nprobe=2)]
+    for vector in (jaguar, list(np.float32(jaguar)), np.float64(jaguar)):
+        assert [one.id for one in embq.search(built, vector=vector, **numbers)] == expected
 
 
 # --- Python ---

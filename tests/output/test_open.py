@@ -123,6 +123,7 @@ def test_an_index_answers_many_queries(tmp_path: Path) -> None:
         found = index.search(texts, k=2)
         assert [one[0].caption for one in found] == texts
         assert index.search(texts[0], k=1)[0].key == found[0][0].key
+        assert index.search(texts[0], k=np.int64(1), nprobe=np.int64(2))[0].key == found[0][0].key
         vectors = embq.open(root).vectors()[[one[0].id for one in found]]
         assert [one[0].id for one in index.search(vectors, k=1)] == [one[0].id for one in found]
         html = index.search("x", k=len(index))._repr_html_()

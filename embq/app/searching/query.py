@@ -334,7 +334,7 @@ def vector_numbers(given: Any) -> list[float]:
                 raise ValueError("it is larger than 1 GB")
             given = _load_npy(path) if path.suffix == ".npy" else json.loads(path.read_bytes())
         numbers = given[:1].tolist() if getattr(given, "ndim", 1) > 1 else given
-        numbers = numbers.tolist() if hasattr(numbers, "tolist") else numbers
+        numbers = wire.python_value(numbers)
         if not isinstance(numbers, (list, tuple)) or not numbers:
             raise ValueError("it is not a list of numbers")
         if isinstance(numbers[0], (list, tuple)):

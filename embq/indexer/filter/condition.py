@@ -106,7 +106,7 @@ def read_condition(given: object) -> Condition:
     if isinstance(given, str):
         return Condition.parse(given)
     try:
-        return Condition.from_form(wire.convert(Form, given, what="condition"))
+        return Condition.from_form(wire.convert(Form, wire.python_value(given), what="condition"))
     except MalformedError as error:
         raise _usage(error.message) from error
 
