@@ -87,7 +87,7 @@ def embed(
 
     Args:
         data: a list or an iterator of texts (str), or of images (`pathlib.Path`, encoded bytes, PIL images); or a
-            table: a DataFrame of pandas or polars, a `pyarrow.Table`, a `datasets.Dataset`.
+            table: a DataFrame of pandas or polars, a `pyarrow.Table`, a `datasets.Dataset`, a dict of columns.
         model: spec as of `embq run --model`, or an `embq.Model`, which is loaded once for several calls.
         text, image: column of the table; images in it are paths or encoded bytes.
         column: name of the new column.

@@ -180,6 +180,10 @@ class ModelSpec:
             return self
         return replace(self, params=tuple(sorted((*self.params, ("normalize", "false")))))
 
+    def without_prompt(self) -> ModelSpec:
+        """The spec of the same model without a prompt of its own."""
+        return replace(self, params=tuple(pair for pair in self.params if pair[0] not in PROMPTED["st"]))
+
     def with_prompt(self, name: str | None, text: str | None) -> ModelSpec:
         """The spec of the same model with a prompt before each text.
 

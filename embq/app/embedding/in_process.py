@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import queue
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import numpy as np
 
-from embq.core.errors import DeviceError, EmbqError
-from embq.core.models import ModelConfig
+from embq.core.errors import DeviceError, EmbqError, ModelError, UsageError
+from embq.core.models import ModelConfig, ModelSpec
 from embq.core.process.limits import cores
 from embq.core.queue.hints import Hint
 from embq.core.queue.ledger import Ledger
@@ -23,6 +25,7 @@ from embq.core.run.run_info import WorkerDefaults
 from embq.core.settings import child_environment
 from embq.core.units import Failure, Sample, Unit
 from embq.worker.claim.lease import LeasedUnit, Leases
+from embq.worker.embedders.base import PromptedEmbedder
 from embq.worker.embedders.device.tuning import tune
 from embq.worker.embedders.device.warm_up import warm_up
 from embq.worker.embedders.registry import load
@@ -75,10 +78,12 @@ class InProcess(Publisher):
         batch_size: most samples of a pass; 0 for what suits the device.
         threads: that decode and tokenise; 0 for one per core.
 
-    Raises as `embq.worker.embedders.registry.load` does.
+    Raises as `embq.worker.embedders.registry.load` does, and UsageError as `check_not_forked`.
     """
 
     def __init__(self, config: ModelConfig, device: str, *, batch_size: int = 0, threads: int = 0) -> None:
+        check_not_forked()
+        _LOADED_BY.add(os.getpid())
         if device == "cpu":
             keep_memory()
         self.embedder = load(config, device)
@@ -90,6 +95,9 @@ class InProcess(Publisher):
             run="0" * 16, output="/", model=config, units=1, rows=RowSpec(dtype="float32"), workers=WorkerDefaults()
         )
         self._numbers = itertools.count()
+        self._prompt = (ModelSpec.parse(config.spec), "")
+        self._callers: list[int] = []
+        self._turns = threading.Condition()
         self._pipeline = Pipeline(
             self.embedder,
             Leases(),
@@ -119,6 +127,37 @@ class InProcess(Publisher):
         if isinstance(error, EmbqError):
             raise error
         raise DeviceError("the model of this process is closed, or has failed before") from error
+
+    @contextmanager
+    def prompted(self, spec: ModelSpec, task: str = "") -> Iterator[None]:
+        """A call with the prompt of a spec. Calls with the same prompt share passes; one with another waits for them.
+
+        Args:
+            spec, task: as of `PromptedEmbedder.use_prompt`.
+
+        Raises ModelError where the model has no such prompt, UsageError where the call would wait for itself.
+        """
+        me = threading.get_ident()
+        with self._turns:
+            while self._callers and self._prompt != (spec, task):
+                if me in self._callers:
+                    raise UsageError(
+                        "the items of a call come from a call of the same model with another prompt",
+                        next_step="make a list of the items first",
+                    )
+                self._turns.wait()
+            if self._prompt != (spec, task):
+                if not isinstance(self.embedder, PromptedEmbedder):
+                    raise ModelError(f"{spec}: the model takes no prompt", next_step="leave the prompt out")
+                self.embedder.use_prompt(spec, task)
+                self._prompt = (spec, task)
+            self._callers.append(me)
+        try:
+            yield
+        finally:
+            with self._turns:
+                self._callers.remove(me)
+                self._turns.notify_all()
 
     def embed(self, samples: Iterable[Sample]) -> Iterator[CallUnit]:
         """The units of a call, in the order of its samples. What is taken of `samples` is bounded.
@@ -153,6 +192,24 @@ class InProcess(Publisher):
                 return done.get(timeout=POLL_S)
             except queue.Empty:
                 self.check()
+
+
+_LOADED_BY: set[int] = set()
+"""Ids of the processes, this one and those from which it was forked, that have loaded a model."""
+
+
+def check_not_forked() -> None:
+    """Raise UsageError in a process that was forked after a model was loaded.
+
+    None of the threads of a model are in the child, and torch computes no more there, not even with a new model: a pass
+    waits for ever or ends the process.
+    """
+    if _LOADED_BY - {os.getpid()}:
+        raise UsageError(
+            "this process was forked from one that has loaded a model, and can compute with none",
+            next_step="load the model after the fork, in each process: with multiprocessing by the start method "
+            "'spawn' (DataLoader: multiprocessing_context='spawn'), with gunicorn without --preload",
+        )
 
 
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_THRESHOLD_": -3}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from embq.app.embedding.bars import shown, somebody_looks, tqdm_of_place
-from embq.app.embedding.in_process import InProcess, rows_and_failures, samples_of
+from embq.app.embedding.in_process import InProcess, check_not_forked, rows_and_failures, samples_of
+from embq.app.embedding.items import is_one, of_one_kind
 from embq.core.errors import InputError, ModelError, UsageError
-from embq.core.models import ModelSpec
+from embq.core.models import PROMPTED, ModelSpec
 from embq.core.settings import Settings, change_environment, child_environment
 
 OnError = Literal["raise", "null"]
@@ -37,27 +37,30 @@ class Model:
         self, spec: str, *, device: str = AUTO, precision: str = AUTO, batch_size: int = 0, threads: int = 0
     ) -> None:
         self.spec = ModelSpec.parse(spec)
-        self._device, self._precision = device, precision
-        self._batch_size, self._threads = batch_size, threads
-        self._loaded: dict[tuple[str, str], InProcess] = {}
+        sizes = {"batch_size": batch_size, "threads": threads}
+        self._options: dict[str, Any] = {"device": device, "precision": precision, **sizes}
+        self._loaded: dict[str, InProcess] = {}
 
     def __repr__(self) -> str:
         return f"embq.Model({str(self.spec)!r})"
 
     def encode(
         self,
-        sentences: Any,
+        inputs: Any = None,
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int = 0,
         show_progress_bar: bool | None = None,
-        output_value: str = "sentence_embedding",
-        precision: str = "float32",
+        output_value: str | None = "sentence_embedding",
+        precision: str | None = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         device: str | None = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
+        *,
+        task: str | None = None,
+        **others: Any,
     ) -> Any:
         """Vectors of texts or images: float32 of shape (n, dim) in the order given; of one item, (dim,).
 
@@ -65,49 +68,89 @@ class Model:
         passes are formed by length, for its device.
 
         Args:
-            sentences: texts; or images as paths (`pathlib.Path`), encoded bytes or PIL images. One or several.
-            prompt_name, prompt: the prompt before each text: its name in the model, or the prompt itself.
+            inputs: texts; or images as paths (`pathlib.Path`), encoded bytes or PIL images. One or several. `sentences`
+                is another name of it.
+            prompt_name, prompt: the prompt before each text: its name in the model, or the prompt itself, which
+                precedes the name. Calls with different prompts take turns.
             show_progress_bar: None shows one for much input, in a terminal or a notebook.
+            precision: "int8", "uint8" (both scaled by these vectors, several), "binary" and "ubinary" (8 dimensions in
+                a byte) give vectors of another type, by `sentence_transformers.quantize_embeddings`.
+            convert_to_numpy: False for a list of torch tensors, of one item a tensor.
             convert_to_tensor: give a torch tensor on the CPU in place of an array.
             normalize_embeddings: scale the vectors to length 1.
             truncate_dim: keep the first dimensions.
+            task: "query" or "document", by which some models choose their modules.
 
-        Raises InputError `not_embedded` for an item without a vector, such as an empty text.
+        Raises InputError `not_embedded` for an item without a vector, such as an empty text, and UsageError for an
+        argument that is not supported.
         """
-        if output_value != "sentence_embedding" or precision != "float32":
-            raise UsageError(
-                f"encode gives vectors of float32, and {output_value} in {precision} is asked for",
-                next_step="leave output_value and precision out; `embq run --dtype` stores vectors in other types",
+        inputs = others.pop("sentences", inputs)
+        _refuse_others(output_value, precision, device, others)
+        one = is_one(inputs)
+        if not one and (isinstance(inputs, Mapping) or not isinstance(inputs, Iterable)):
+            raise _unsupported(
+                f"inputs of type {type(inputs).__name__}", "give an item, a list of items, or use embq.embed"
             )
-        one = isinstance(sentences, str | bytes | Path) or is_picture(sentences)
-        items = [sentences] if one else list(sentences)
-        vectors, failures = self.vectors(items, prompt_name=prompt_name, prompt=prompt, progress=show_progress_bar)
+        items = [inputs] if one else list(inputs)
+        if precision in ("int8", "uint8") and len(items) == 1:
+            raise _unsupported(f"precision={precision!r} of one vector, which is scaled by the others", "use binary")
+        vectors, failures = self.vectors(
+            items, prompt_name=prompt_name, prompt=prompt, task=task or "", progress=show_progress_bar
+        )
         if failures:
             raise not_embedded(failures, len(items))
         vectors = vectors[:, :truncate_dim]
         if normalize_embeddings:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
+        if precision not in (None, "float32"):
+            from embq.worker.embedders.text.sentence import quantize_embeddings
+
+            quantize: Any = quantize_embeddings
+            vectors = quantize(vectors, precision=precision)
         answer: Any = vectors[0] if one else vectors
-        if convert_to_tensor:
-            import torch
+        if convert_to_numpy and not convert_to_tensor:
+            return answer
+        import torch
 
-            return torch.from_numpy(answer)
-        return answer if convert_to_numpy or one else list(answer)
+        tensor = torch.from_numpy(answer)
+        return tensor if convert_to_tensor or one else list(tensor)
 
-    def encode_query(self, sentences: Any, **options: Any) -> Any:
-        """`encode` with the model's prompt "query", where it has one."""
-        return self._prompted("query", sentences, options)
+    def encode_query(
+        self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, *more: Any, **options: Any
+    ) -> Any:
+        """`encode` for queries: with the model's prompt "query", where it has one and no other is given."""
+        return self.encode(inputs, prompt_name, prompt, *more, **{"task": "query", **options})
 
-    def encode_document(self, sentences: Any, **options: Any) -> Any:
-        """`encode` with the model's prompt "document", where it has one."""
-        return self._prompted("document", sentences, options)
+    def encode_document(
+        self, inputs: Any = None, prompt_name: str | None = None, prompt: str | None = None, *more: Any, **options: Any
+    ) -> Any:
+        """`encode` for documents: with the model's prompt "document", where it has one and no other is given."""
+        return self.encode(inputs, prompt_name, prompt, *more, **{"task": "document", **options})
 
-    def similarity(self, first: Any, second: Any) -> np.ndarray:
-        """Cosines: float32 of shape (n, m) for vectors of shape (n, dim) and (m, dim)."""
-        blocks = [np.atleast_2d(np.asarray(one, np.float32)) for one in (first, second)]
-        a, b = (one / np.maximum(np.linalg.norm(one, axis=1, keepdims=True), np.float32(1e-12)) for one in blocks)
-        cosines: np.ndarray = a @ b.T
-        return cosines
+    @property
+    def similarity_fn_name(self) -> str:
+        """The model's own similarity: "cosine", "dot", "euclidean" or "manhattan"."""
+        if self.spec.family not in ("minilm", "st"):
+            return "cosine"
+        return str(getattr(self._engine("text").embedder, "similarity_fn_name", "cosine"))
+
+    def similarity(self, first: Any, second: Any) -> Any:
+        """`similarity_fn_name` of each with each: a torch tensor of shape (n, m) for (n, dim) and (m, dim)."""
+        from embq.worker.embedders.text.sentence import SimilarityFunction
+
+        return SimilarityFunction.to_similarity_fn(self.similarity_fn_name)(first, second)
+
+    def similarity_pairwise(self, first: Any, second: Any) -> Any:
+        """`similarity_fn_name` of each with its counterpart: a torch tensor of shape (n,) for twice (n, dim)."""
+        from embq.worker.embedders.text.sentence import SimilarityFunction
+
+        return SimilarityFunction.to_similarity_pairwise_fn(self.similarity_fn_name)(first, second)
+
+    def start_multi_process_pool(self, *_: Any, **__: Any) -> Any:
+        """Raise UsageError: `embq.embed` with `devices="all"` starts a process on each device by itself."""
+        raise _unsupported("a pool of processes", NO_POOL)
+
+    encode_multi_process = start_multi_process_pool
 
     @property
     def dim(self) -> int:
@@ -115,8 +158,10 @@ class Model:
         return next(iter(self._engine(self.spec.can_embed[-1]).embedder.dims.values()))
 
     def get_sentence_embedding_dimension(self) -> int:
-        """`dim`, as sentence-transformers calls it."""
+        """`dim`, as sentence-transformers called it."""
         return self.dim
+
+    get_embedding_dimension = get_sentence_embedding_dimension
 
     def vectors(
         self,
@@ -125,6 +170,7 @@ class Model:
         modality: str = "",
         prompt_name: str | None = None,
         prompt: str | None = None,
+        task: str = "",
         progress: bool | None = None,
         total: int | None = None,
     ) -> tuple[np.ndarray, dict[int, tuple[str, str]]]:
@@ -133,42 +179,70 @@ class Model:
         Args:
             items: as for `encode`; None is an item without a vector.
             modality: "text" or "image"; "" for that of the first item.
+            prompt_name, prompt, task: see `encode`.
             progress: see `show_progress_bar` of `encode`.
             total: number of items, where `items` has no length.
         """
         total = len(items) if isinstance(items, Sequence) else total
         kind, checked = of_one_kind(items, modality)
-        engine = self._engine(kind, prompt_name, prompt)
+        engine = self._engine(kind)
         dim = engine.embedder.dims[kind]
-        units = engine.embed(samples_of(shown(checked, total, wanted=progress)))
-        vectors, failures = rows_and_failures(units, kind, dim)
+        with engine.prompted(*self._prompted(prompt_name, prompt, task)):
+            units = engine.embed(samples_of(shown(checked, total, wanted=progress)))
+            vectors, failures = rows_and_failures(units, kind, dim)
         return vectors, {place: (one.code, one.message) for place, one in failures.items()}
 
     def close(self) -> None:
-        """Free the models."""
+        """Free the model."""
         while self._loaded:
             self._loaded.popitem()[1].close()
 
-    def _prompted(self, name: str, sentences: Any, options: dict[str, Any]) -> Any:
-        try:
-            self._engine("text", name)
-        except ModelError:  # it has no such prompt
-            return self.encode(sentences, **options)
-        return self.encode(sentences, prompt_name=name, **options)
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or another process, loads the model anew."""
+        return {**self.__dict__, "_loaded": {}}
 
-    def _engine(self, modality: str, prompt_name: str | None = None, prompt: str | None = None) -> InProcess:
-        spec = self.spec.with_prompt(prompt_name, prompt) if prompt_name or prompt is not None else self.spec
-        name = (modality, str(spec))
-        if name not in self._loaded:
-            self._loaded[name] = loaded(
-                spec,
-                modality,
-                device=self._device,
-                precision=self._precision,
-                batch_size=self._batch_size,
-                threads=self._threads,
-            )
-        return self._loaded[name]
+    def _prompted(self, name: str | None, text: str | None, task: str) -> tuple[ModelSpec, str]:
+        """The spec with the prompt of a call in place of its own, or of a task where it has none; and the task."""
+        params = PROMPTED.get(self.spec.family, ())
+        task = task if "prompt" in params else ""
+        if name is None and text is None:
+            if not task or {one for one, _ in self.spec.params} & {*params}:
+                return self.spec, ""
+            name = task
+        return self.spec.without_prompt().with_prompt(name if text is None else None, text), task
+
+    def _engine(self, modality: str) -> InProcess:
+        check_not_forked()
+        with _LOADING:
+            if modality not in self._loaded:
+                self._loaded[modality] = loaded(self.spec, modality, **self._options)
+            return self._loaded[modality]
+
+
+_LOADING = threading.Lock()
+"""Held while a model is loaded, so that threads do not load it twice."""
+
+
+NO_POOL = 'use embq.embed(items, "MODEL", devices="all"), which starts a process on each device'
+
+
+def _unsupported(what: str, instead: str) -> UsageError:
+    return UsageError(f"embq.Model does not support {what}", next_step=instead)
+
+
+def _refuse_others(output_value: str | None, precision: str | None, device: Any, others: Mapping[str, Any]) -> None:
+    """Raise UsageError for what `encode` of sentence-transformers takes, or nobody does, and embq does not."""
+    if output_value != "sentence_embedding":
+        raise _unsupported(
+            f"output_value={output_value!r}",
+            "leave it out for one vector per item; SentenceTransformer.encode gives vectors of tokens",
+        )
+    if precision not in (None, "float32", "int8", "uint8", "binary", "ubinary"):
+        raise _unsupported(f"precision={precision!r}", "use float32, int8, uint8, binary or ubinary")
+    if isinstance(device, list | tuple) or others.get("pool") is not None:
+        raise _unsupported("several processes in one call", NO_POOL)
+    if unknown := [name for name in others if name not in ("pool", "chunk_size")]:
+        raise _unsupported(f"the argument {unknown[0]!r} of encode", "leave it out")
 
 
 def loaded(
@@ -220,83 +294,3 @@ def not_embedded(failures: dict[int, tuple[str, str]], total: int) -> InputError
         next_step="leave them out; or use embq.embed with on_error='null', which gives NaN or null for them",
         code="not_embedded",
     )
-
-
-# --- items ---
-
-
-def is_picture(item: Any) -> bool:
-    """True for an image of PIL, which is not imported for this."""
-    return any(base.__module__.partition(".")[0] == "PIL" for base in type(item).__mro__)
-
-
-def of_one_kind(items: Iterable[Any], modality: str = "") -> tuple[str, Iterable[Any]]:
-    """The modality of items, and the items as `samples_of` takes them: texts, encoded images, or why there is none.
-
-    Args:
-        modality: "text" or "image"; "" for that of the first item, and "text" where there is none.
-    """
-    iterator = iter(items)
-    first = list(_first(iterator))
-    kind = modality or _kind(first[-1] if first else "")
-    read = _image if kind == "image" else _text
-
-    def checked() -> Iterable[Any]:
-        for number, item in enumerate(_chained(first, iterator)):
-            yield read(item, number)
-
-    return kind, checked()
-
-
-def _first(iterator: Any) -> Iterable[Any]:
-    """The items up to the first that is not None."""
-    for item in iterator:
-        yield item
-        if item is not None:
-            return
-
-
-def _chained(first: Sequence[Any], rest: Iterable[Any]) -> Iterable[Any]:
-    yield from first
-    yield from rest
-
-
-def _kind(item: Any) -> str:
-    return "image" if isinstance(item, bytes | Path | dict) or is_picture(item) else "text"
-
-
-MISSING = ("missing_text", "the item is None")
-
-
-def _text(item: Any, number: int) -> Any:
-    if item is None:
-        return MISSING
-    if not isinstance(item, str):
-        raise UsageError(
-            f"item {number} is of type {type(item).__name__}, and the items are texts",
-            next_step="give texts as str; images as pathlib.Path, bytes or PIL images",
-        )
-    return item
-
-
-def _image(item: Any, number: int) -> Any:
-    """The encoded bytes of an image, or (code, message)."""
-    if isinstance(item, dict):  # as datasets gives images that are not decoded
-        item = item.get("bytes") or item.get("path")
-    if item is None:
-        return ("missing_member", "the item is None")
-    if isinstance(item, bytes):
-        return item
-    if isinstance(item, str | Path):
-        try:
-            return Path(item).read_bytes()
-        except OSError as error:
-            return ("source_unreadable", f"{item} cannot be read: {error.strerror or error}")
-    if not is_picture(item):
-        raise UsageError(
-            f"item {number} is of type {type(item).__name__}, and the items are images",
-            next_step="give images as paths, bytes or PIL images",
-        )
-    buffer = io.BytesIO()
-    item.save(buffer, "PNG")  # without loss
-    return buffer.getvalue()

@@ -22,6 +22,7 @@ from embq.core.errors import EmbqError, Exit, UsageError, error_of
 from embq.core.process.children import python
 from embq.core.settings import child_environment
 from embq.core.storage.paths import place
+from embq.core.wire import python_value
 
 LOOK_S = 0.5
 STOP_S = 20.0
@@ -204,6 +205,7 @@ def arguments_of(verb: str, options: dict[str, Any]) -> list[str]:
                 f"embq {verb} has no option {name}", next_step=f"the options are those of `embq {verb} --help`"
             )
         flag = f"--{name.replace('_', '-')}"
+        value = python_value(value)
         if value is None or (value is False and not param.secondary_opts):
             continue
         if param.is_flag:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Protocol
 
 import numpy as np
+
+from embq.core.errors import UsageError
 
 
 class Table(Protocol):
@@ -35,11 +37,12 @@ def table_of(data: Any) -> Table | None:
     for base in type(data).__mro__:
         if kind := TABLES.get((base.__module__.partition(".")[0], base.__name__)):
             return kind(data)
-    return None
+    return DictTable(data) if isinstance(data, Mapping) else None
 
 
-class PandasTable:
-    """A `pandas.DataFrame`; the column holds arrays of shape (dim,), or None."""
+class _OfPackage:
+    names_in = "columns"
+    """Attribute with the names of the columns."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -47,32 +50,28 @@ class PandasTable:
     @property
     def names(self) -> list[str]:
         """See `Table`."""
-        return list(self._data.columns)
+        return list(getattr(self._data, self.names_in))
+
+
+class PandasTable(_OfPackage):
+    """A `pandas.DataFrame`; the column holds arrays of shape (dim,), or None."""
 
     def column(self, name: str) -> Any:
         """See `Table`."""
-        column = self._data[name]
-        return column.astype(object).where(column.notna(), None).tolist()
+        return self._data[name].tolist()
 
     def with_vectors(self, name: str, vectors: np.ndarray, nulls: Sequence[int]) -> Any:
         """See `Table`."""
         import pandas as pd
 
-        rows = pd.Series([*vectors], index=self._data.index, dtype=object)
-        rows.iloc[list(nulls)] = None
+        rows = pd.Series(with_nulls(vectors, nulls), index=self._data.index, dtype=object)
         return self._data.assign(**{name: rows})
 
 
-class ArrowTable:
-    """A `pyarrow.Table`; the column has fixed-size lists of float32."""
+class ArrowTable(_OfPackage):
+    """A `pyarrow.Table` or `pyarrow.RecordBatch`; the column has fixed-size lists of float32."""
 
-    def __init__(self, data: Any) -> None:
-        self._data = data
-
-    @property
-    def names(self) -> list[str]:
-        """See `Table`."""
-        return list(self._data.column_names)
+    names_in = "column_names"
 
     def column(self, name: str) -> Any:
         """See `Table`."""
@@ -86,16 +85,8 @@ class ArrowTable:
         return self._data.append_column(name, column)
 
 
-class PolarsTable:
+class PolarsTable(_OfPackage):
     """A `polars.DataFrame`; the column is of type Array(Float32, dim)."""
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-
-    @property
-    def names(self) -> list[str]:
-        """See `Table`."""
-        return list(self._data.columns)
 
     def column(self, name: str) -> Any:
         """See `Table`."""
@@ -108,16 +99,10 @@ class PolarsTable:
         return self._data.with_columns(pl.Series(name, pl.from_arrow(fixed_size_lists(vectors, nulls))))
 
 
-class HuggingFaceTable:
+class HuggingFaceTable(_OfPackage):
     """A `datasets.Dataset`; the column has lists of float32. Images are not decoded."""
 
-    def __init__(self, data: Any) -> None:
-        self._data = data
-
-    @property
-    def names(self) -> list[str]:
-        """See `Table`."""
-        return list(self._data.column_names)
+    names_in = "column_names"
 
     def column(self, name: str) -> Any:
         """See `Table`."""
@@ -132,20 +117,49 @@ class HuggingFaceTable:
         import datasets
 
         data = self._data.remove_columns(name) if name in self.names else self._data
-        without = set(nulls)
-        column = [None if row in without else vector for row, vector in enumerate(vectors)]
         features = datasets.Features({name: datasets.Sequence(datasets.Value("float32"), length=vectors.shape[1])})
-        added = datasets.Dataset.from_dict({name: column}, features=features)
+        added = datasets.Dataset.from_dict({name: with_nulls(vectors, nulls)}, features=features)
         return datasets.concatenate_datasets([data, added], axis=1)
+
+
+class DictTable:
+    """A dict of lists, one for each column, as `Dataset[:10]` and `to_dict("list")` give it; the column is a list.
+
+    Raises UsageError for a dict of anything else.
+    """
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self._data, self.names = data, list(data)
+        sized = [one for one in data.values() if isinstance(one, Sized) and not isinstance(one, str | bytes)]
+        if len(sized) < len(data) or len({*map(len, sized)}) > 1:
+            raise UsageError(
+                "data is a dict, and its values are not lists of one length",
+                next_step="give a list of items, or a dict of columns: {'text': ['a', 'b']}",
+            )
+
+    def column(self, name: str) -> Any:
+        """See `Table`."""
+        return list(self._data[name])
+
+    def with_vectors(self, name: str, vectors: np.ndarray, nulls: Sequence[int]) -> Any:
+        """See `Table`."""
+        return {**self._data, name: with_nulls(vectors, nulls)}
 
 
 TABLES: dict[tuple[str, str], type[PandasTable | ArrowTable | PolarsTable | HuggingFaceTable]] = {
     ("pandas", "DataFrame"): PandasTable,
     ("pyarrow", "Table"): ArrowTable,
+    ("pyarrow", "RecordBatch"): ArrowTable,
     ("polars", "DataFrame"): PolarsTable,
     ("datasets", "Dataset"): HuggingFaceTable,
 }
 """(package, class) -> the table that it is here."""
+
+
+def with_nulls(vectors: np.ndarray, nulls: Sequence[int]) -> list[np.ndarray | None]:
+    """Vectors of shape (n, dim) as a list, None at some positions."""
+    without = set(nulls)
+    return [None if row in without else vector for row, vector in enumerate(vectors)]
 
 
 def fixed_size_lists(vectors: np.ndarray, nulls: Sequence[int]) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from embq.core.errors import SampleError
-from embq.core.models import Chunking
+from embq.core.models import Chunking, ModelSpec
 from embq.core.units import Sample
 from embq.sources.interface import Moved
 
@@ -194,6 +194,19 @@ class HasVariants(Embedder, Protocol):
             compile_s: seconds that compiling may take; 0 spares it.
 
         Raises DeviceError where the device is broken.
+        """
+        ...
+
+
+@runtime_checkable
+class PromptedEmbedder(Embedder, Protocol):
+    """A model of texts whose prompt may change between passes."""
+
+    def use_prompt(self, spec: ModelSpec, task: str = "") -> None:
+        """Put the prompt of a spec of the same model before each text from now on; `fingerprint` stays as it is.
+
+        Called while nothing is prepared or embedded. `task` is "query" or "document" beside a prompt that names none.
+        Raises ModelError, and changes nothing, where the model has no prompt of that name.
         """
         ...
 

@@ -137,8 +137,7 @@ def query_spec(spec: ModelSpec, prompt: str | None, prompt_text: str | None) -> 
         if said.get("prompt") != "document":
             return spec
         prompt = QUERY_OF_DOCUMENT
-    plain = tuple(pair for pair in spec.params if pair[0] not in ("prompt", "prompt_text"))
-    return replace(spec, params=plain).with_prompt(prompt, prompt_text)
+    return spec.without_prompt().with_prompt(prompt, prompt_text)
 
 
 def _opened(

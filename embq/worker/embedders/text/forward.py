@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from embq.core.errors import DeviceFullError, SampleError
-from embq.core.models import Chunking, ModelConfig
+from embq.core.models import Chunking, ModelConfig, ModelSpec
 from embq.core.service.log import Events
 from embq.core.units import Sample
 from embq.worker.embedders.base import Cost, padded_tokens
@@ -117,7 +117,7 @@ class FlatForward:
 
     def __init__(self, trunk: Any, head: Head, kernel: Kernel, sender: PinnedSender) -> None:
         self._trunk = FlatTrunk(trunk, kernel)
-        self._head = head
+        self.head = head
         self._sender = sender
         self._dtype = self._trunk.dtype
 
@@ -133,7 +133,7 @@ class FlatForward:
 
     def run(self, batch: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
         """One forward pass: output -> tensor of shape (texts, dim)."""
-        return {"text": self._head(*self.states(batch))}
+        return {"text": self.head(*self.states(batch))}
 
 
 PROBE = "a"
@@ -201,6 +201,10 @@ class TextEmbedder:
     def embed_in_fp32(self, batch: Sequence[TokenRow | str]) -> Mapping[str, np.ndarray]:
         """The same of the model in fp32."""
         return self._network.embed_in_fp32(batch)
+
+    def use_prompt(self, spec: ModelSpec, task: str = "") -> None:
+        """See `embq.worker.embedders.base.PromptedEmbedder`."""
+        self._prompt = spec.param("prompt_text", "")
 
     def splitter(self, chunking: Chunking) -> TokenSplitter:
         """The splitter by the model's tokeniser; the prompt before each chunk counts as well."""
@@ -313,7 +317,7 @@ class TextEmbedder:
     def _run(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
         if isinstance(batch[0], LateChunk):
             return self._pooled_late(batch)
-        if self._flat is not None and self._flat.is_open:
+        if self._flat is not None and self._flat.is_open and not isinstance(batch[0], str):
             return self._flat.run(batch)
         with kernels_for_any_shape(self._device):
             return self._padded(batch)

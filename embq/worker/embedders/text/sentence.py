@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers import SimilarityFunction as SimilarityFunction
+from sentence_transformers import quantize_embeddings as quantize_embeddings
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, StaticEmbedding, Transformer
 from transformers import PreTrainedTokenizerBase
 
@@ -138,13 +141,12 @@ class SentenceEmbedder(TextEmbedder):
         batch_size: int,
         token_budget: int,
     ) -> None:
-        tokens = _tokens_of(model, prompt)
+        tokens = self._all_tokens = _tokens_of(model, prompt)
         super().__init__(
             config, device, tokens=tokens, prompt=prompt.text, batch_size=batch_size, token_budget=token_budget
         )
         self._model = model
-        self._task = {"task": prompt.task} if prompt.task else {}
-        self._extra = _extra_features(tokens, prompt.text) if isinstance(tokens, Tokens) else {}
+        self._set_prompt(prompt)
         if isinstance(tokens, TableTokens):
             self.cost = sum  # nothing is padded
         content = {
@@ -155,6 +157,23 @@ class SentenceEmbedder(TextEmbedder):
         if config.precision == "int8":
             self._quantise()
         self._place(model)
+
+    @property
+    def similarity_fn_name(self) -> str:
+        """Name of the model's own similarity in sentence-transformers."""
+        return str(self._model.similarity_fn_name)
+
+    def use_prompt(self, spec: ModelSpec, task: str = "") -> None:
+        """See `embq.worker.embedders.base.PromptedEmbedder`."""
+        prompt = chosen(spec, self._model.prompts, self._model.default_prompt_name)
+        self._set_prompt(replace(prompt, task=task or prompt.task))
+        if self._flat is not None and (head := self._trunk_and_head()[1]) is not None:
+            self._flat.head = head
+
+    def _set_prompt(self, prompt: Prompt) -> None:
+        self._prompt, self._task = prompt.text, {"task": prompt.task} if prompt.task else {}
+        self._tokens = None if _is_task_bound(self._model[0], prompt) else self._all_tokens
+        self._extra = _extra_features(self._tokens, prompt.text) if isinstance(self._tokens, Tokens) else {}
 
     def _trunk_and_head(self, *, of_chunks: bool = False) -> tuple[Any, Head | None]:
         skipped = 0 if of_chunks else int(self._extra.get("prompt_length", 0))
@@ -229,10 +248,16 @@ def _tokens_of(model: SentenceTransformer, prompt: Prompt) -> Tokens | TableToke
         and first.transformer_task == "feature-extraction"
         and "message" not in first.modality_config
         and not first.processing_kwargs
-        and not (prompt.task and (first.query_length or first.document_length or first.query_expansion))
+        and not _is_task_bound(first, prompt)
         and not model._can_flatten_inputs()
     )
     return Tokens(first.processor, vocabulary=vocabulary_of(first.model)) if plain else None
+
+
+def _is_task_bound(first: Any, prompt: Prompt) -> bool:
+    """Whether a first module tokenises in another way for the task of a prompt."""
+    bound = isinstance(first, Transformer) and (first.query_length or first.document_length or first.query_expansion)
+    return bool(prompt.task and bound)
 
 
 def _extra_features(tokens: Tokens, prompt: str) -> dict[str, Any]:
