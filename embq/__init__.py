@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from os import PathLike
 
     from embq.app.embedding.model import Model
@@ -79,7 +79,7 @@ def embed(
     image: str | None = None,
     column: str = "embedding",
     precision: str = "auto",
-    devices: str = "auto",
+    devices: str | Sequence[str] | None = "auto",
     on_error: Literal["raise", "null"] = "raise",
     progress: bool | None = None,
 ) -> Any:

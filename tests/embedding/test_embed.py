@@ -105,6 +105,7 @@ def test_vectors_of_fewer_bits_are_those_of_sentence_transformers(minilm: embq.M
         ({"inputs": 3}, "int"),
         ({"inputs": None}, "NoneType"),
         ({"inputs": {"text": ["a"]}}, "dict"),
+        ({"inputs": pa.table({"text": ["a"]})}, "Table"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(options: dict[str, object], named: str) -> None:
@@ -112,6 +113,9 @@ def test_what_is_not_supported_is_refused_by_name(options: dict[str, object], na
     np.testing.assert_array_equal(model.encode_query("a"), model.encode("a"))
     with pytest.raises(UsageError, match=named):
         model.encode(**{"inputs": "a", **options})
+    for wrong in (Path("st"), None, object()):
+        with pytest.raises(UsageError, match=type(wrong).__name__):
+            embq.embed(["a"], wrong)
     with pytest.raises(UsageError, match="pool") as raised:
         model.start_multi_process_pool(["cpu"])
     assert 'devices="all"' in raised.value.next_step
@@ -261,6 +265,7 @@ def test_images_are_paths_bytes_or_pil(tmp_path: Path) -> None:
     picture = photograph().crop((0, 0, 64, 64))
     path = tmp_path / "a.png"
     path.write_bytes(encoded(picture, "PNG"))
+    assert embq.embed([path], "stub:8", devices=["cpu"]).shape == (1, 8)
     same = embq.embed([path, path.read_bytes(), Image.open(io.BytesIO(path.read_bytes()))], "stub:8", devices="cpu")
     np.testing.assert_array_equal(same[0], same[1])
     found = embq.embed([path, tmp_path / "absent.png"], "stub:8", on_error="null")
@@ -309,6 +314,7 @@ def test_a_dict_of_columns_is_a_table() -> None:
         ({"body": ["a"], "n": [1, 2]}, "not lists of one length"),
         ({"body": "a"}, "not lists of one length"),
         ("a", "str"),
+        (np.array("a"), "ndarray"),
         (3, "int"),
     ):
         with pytest.raises(UsageError, match=named):

@@ -33,11 +33,13 @@ def embed(
     image: str | None = None,
     column: str = "embedding",
     precision: str = AUTO,
-    devices: str = AUTO,
+    devices: str | Sequence[str] | None = AUTO,
     on_error: OnError = "raise",
     progress: bool | None = None,
 ) -> Any:
     """See `embq.embed`."""
+    if not isinstance(devices, str):
+        devices = ",".join(devices or [AUTO])
     if on_error not in ("raise", "null"):
         raise UsageError(f"on_error is {on_error!r}", next_step="use 'raise' or 'null'")
     table = table_of(data)
@@ -48,10 +50,8 @@ def embed(
                 next_step="leave it out; or give a DataFrame, a pyarrow.Table or a datasets.Dataset",
             )
         if is_one(data) or not isinstance(data, Iterable):
-            raise UsageError(
-                f"data is a {type(data).__name__}, and neither a list of items nor a table",
-                next_step="give a list, of one item: embq.embed([item], ...), or a table that embq knows",
-            )
+            name = type(data).__name__
+            raise UsageError(f"data is {name} and no list or table", next_step="give a list: embq.embed([item], ...)")
         return _checked(_vectors(data, "", model, precision, devices, progress), on_error)[0]
     name, modality = _column(table, text, image)
     if doubled := next((one for one in (name, column) if table.names.count(one) > 1), None):

@@ -14,8 +14,9 @@ from embq.worker.embedders.image.headers import DECODER_ERRORS, damaged
 
 
 def is_one(item: Any) -> bool:
-    """True for a text or an image by itself."""
-    return isinstance(item, str | bytes | bytearray | memoryview | Path) or is_picture(item)
+    """True for a text, an image or an array without dimensions by itself."""
+    is_scalar = getattr(item, "ndim", None) == 0
+    return is_scalar or isinstance(item, str | bytes | bytearray | memoryview | Path) or is_picture(item)
 
 
 def is_picture(item: Any) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from embq.app.embedding.bars import shown, somebody_looks, tqdm_of_place
 from embq.app.embedding.in_process import InProcess, check_not_forked, rows_and_failures, samples_of
 from embq.app.embedding.items import is_one, of_one_kind
+from embq.app.embedding.tables import table_of
 from embq.core.errors import InputError, ModelError, UsageError
 from embq.core.models import PROMPTED, ModelSpec
 from embq.core.settings import Settings, change_environment, child_environment
@@ -36,6 +37,8 @@ class Model:
     def __init__(
         self, spec: str, *, device: str = AUTO, precision: str = AUTO, batch_size: int = 0, threads: int = 0
     ) -> None:
+        if not isinstance(spec, str):
+            raise _unsupported(f"a {type(spec).__name__} as a model", 'give its spec, such as "st:FOLDER"')
         self.spec = ModelSpec.parse(spec)
         sizes = {"batch_size": batch_size, "threads": threads}
         self._options: dict[str, Any] = {"device": device, "precision": precision, **sizes}
@@ -87,7 +90,7 @@ class Model:
         inputs = others.pop("sentences", inputs)
         _refuse_others(output_value, precision, device, others)
         one = is_one(inputs)
-        if not one and (isinstance(inputs, Mapping) or not isinstance(inputs, Iterable)):
+        if not one and (not isinstance(inputs, Iterable) or table_of(inputs) is not None):
             raise _unsupported(
                 f"inputs of type {type(inputs).__name__}", "give an item, a list of items, or use embq.embed"
             )
@@ -99,7 +102,7 @@ class Model:
         )
         if failures:
             raise not_embedded(failures, len(items))
-        vectors = vectors[:, :truncate_dim]
+        vectors = vectors[:, : None if truncate_dim is None else int(truncate_dim)]
         if normalize_embeddings:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
         if precision not in (None, "float32"):
@@ -233,10 +236,7 @@ def _unsupported(what: str, instead: str) -> UsageError:
 def _refuse_others(output_value: str | None, precision: str | None, device: Any, others: Mapping[str, Any]) -> None:
     """Raise UsageError for what `encode` of sentence-transformers takes, or nobody does, and embq does not."""
     if output_value != "sentence_embedding":
-        raise _unsupported(
-            f"output_value={output_value!r}",
-            "leave it out for one vector per item; SentenceTransformer.encode gives vectors of tokens",
-        )
+        raise _unsupported(f"output_value={output_value!r}", "leave it out: embq gives one vector per item")
     if precision not in (None, "float32", "int8", "uint8", "binary", "ubinary"):
         raise _unsupported(f"precision={precision!r}", "use float32, int8, uint8, binary or ubinary")
     if isinstance(device, list | tuple) or others.get("pool") is not None:
