@@ -325,7 +325,6 @@ def _infos(built: Built, file: FaissFile, *, saved: bool) -> dict[str, Any]:
 
 
 def _write_infos(infos_path: Path, path: Path, exported: FaissExport, infos: Mapping[str, Any]) -> None:
-
     try:
         infos_path.absolute().parent.mkdir(parents=True, exist_ok=True)
         for one in exported.files:
@@ -338,7 +337,6 @@ def _write_infos(infos_path: Path, path: Path, exported: FaissExport, infos: Map
 
 def _refuse_used(folder: Path) -> None:
     """Raise UsageError where the folder of ids holds other files, which would be read with them."""
-
     try:
         names = [one.name for one in folder.iterdir()] if folder.exists() else []
     except OSError as error:
