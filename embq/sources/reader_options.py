@@ -89,6 +89,7 @@ class ReadOptions:
         image_column: column that holds the image, or its path or URL; "" finds it.
         metadata_columns: columns or JSON fields that become metadata; `ALL` among them takes all others; () does so
             where rows are lines (.jsonl, .csv), and takes none elsewhere.
+        delimiter: character between the fields of a .csv; "" takes the one that its header has.
         damaged: "keep" takes the samples of a damaged shard that are whole; "" fails all of it.
         map: name, package and version of the function that samples go through, see `embq.sources.maps`; "" for none.
     """
@@ -124,6 +125,13 @@ class ReadOptions:
         _ROWS,
         metavar="LIST",
         separator=",",
+    )
+    delimiter: str = _option(
+        "",
+        "--delimiter",
+        "Character between the fields of .csv files, or 'tab'.  [found in the header]",
+        ("csv",),
+        metavar="CHAR",
     )
     damaged: str = _option(
         "",

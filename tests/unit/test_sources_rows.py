@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from embq.app.verify.rereading_tables import csv_rows
 from embq.app.verify.verification import verify
-from embq.core.errors import InputError, SourceError
+from embq.core.errors import InputError, SourceError, UsageError
 from embq.core.units import Sample, Unit
 from embq.producer.enqueue import Request, prepare
 from embq.producer.plan import plan
@@ -73,11 +74,43 @@ def test_quoted_fields_may_hold_line_ends_quotes_and_separators(tmp_path: Path, 
         ("t.csv", b"text;n\none, two;1\n"),
         ("t.csv", b"text\tn\none, two\t1\n"),
         ("t.csv", b'\xef\xbb\xbftext,n\n"one, two",1\n'),
+        ("t.csv", b"sep=;\r\ntext;n\r\none, two;1\r\n"),
+        ("t.csv", b'\xef\xbb\xbf"sep=;"\ntext;n\none, two;1\n'),
+        ("t.csv", b"text|n\none, two|1\n"),
+        ("t.csv", b"text^n\none, two^1\n"),
     ],
 )
 def test_the_separator_is_told_by_name_or_header(tmp_path: Path, name: str, data: bytes) -> None:
     (sample,) = csv_samples(tmp_path, data, name)
     assert (sample.text, sample.metadata) == ("one, two", '{"n":"1"}')
+    assert verified(tmp_path / name) == 1
+
+
+def verified(path: Path, **options: Any) -> int:
+    """Rows that the second reader, which `embq verify` uses, finds like the first."""
+    (unit,) = plan([str(path)], ReadOptions(**options)).units
+    first = [(s.key, (s.text or "").encode()) for s in read(unit, ())]
+    assert [(key, text) for key, _, text, _ in csv_rows(unit, False)] == first
+    return len(first)
+
+
+@pytest.mark.parametrize("data", [b'"Price, EUR";text;id\n1;a, b;x\n', b"Price, EUR;text;id\n1;a, b, c;x\n"])
+def test_a_comma_in_the_name_of_a_column_is_not_the_separator(tmp_path: Path, data: bytes) -> None:
+    (sample,) = csv_samples(tmp_path, data)
+    assert (sample.key, sample.metadata) == ("x", '{"Price, EUR":"1"}')
+    assert verified(tmp_path / "t.csv") == 1
+
+
+def test_a_separator_in_doubt_is_asked_for(tmp_path: Path) -> None:
+    data = b"text|a,b\nx|y,z\n"
+    (tmp_path / "t.csv").write_bytes(data)
+    with pytest.raises(SourceError, match="separated by any of") as caught:
+        list(plan([str(tmp_path / "t.csv")], ReadOptions()).units)
+    assert "--delimiter" in (caught.value.next_step or "")
+    (sample,) = csv_samples(tmp_path, data, delimiter="|")
+    assert (sample.text, sample.metadata) == ("x", '{"a,b":"y,z"}')
+    with pytest.raises(UsageError, match="no delimiter"):
+        list(plan([str(tmp_path / "t.csv")], ReadOptions(delimiter="||")).units)
 
 
 def test_a_row_that_is_not_as_the_header_says_fails_alone(tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ def csv_rows(unit: Unit, _images: bool) -> Iterator[Row]:
         file.seek(0)
         lines = (line.decode("latin-1") for line in file)
         first = next(lines).removeprefix("\xef\xbb\xbf")  # the bytes of a byte order mark
-        delimiter = "\t" if re.search(r"\.(tsv|tab)(\.\w+)?$", unit.source.lower()) else _first_of(first)
+        if re.fullmatch(r'"?sep=."?\s*', first, re.IGNORECASE):
+            first = next(lines)
+        delimiter = dict(unit.options).get("delimiter", ",")  # recorded when the run was planned
         reader = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
         head = [(key_of(name.encode("latin-1"))) for name in next(reader)]
         KEPT.rows = (0, _records(reader, len(head)), head)
@@ -58,10 +60,6 @@ def csv_rows(unit: Unit, _images: bool) -> Iterator[Row]:
 def _other_columns(head: list[str], named: dict[str, str], taken: tuple[str, ...]) -> list[str]:
     wanted = named.get("metadata_columns", "*").split(",")
     return [name for name in head if not name or name not in taken] if "*" in wanted else wanted
-
-
-def _first_of(line: str) -> str:
-    return next((one for one in ",;\t" if one in line), ",")
 
 
 def _records(reader: Any, columns: int) -> Iterator[list[str] | None]:

@@ -7,13 +7,14 @@ column. Fields are split before they are decoded, so that one that is not UTF-8 
 from __future__ import annotations
 
 import csv
+import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, islice
 
-from embq.core.errors import InputError, SampleError, SourceError
+from embq.core.errors import InputError, SampleError, SourceError, UsageError
 from embq.core.process.limits import decoded_bytes
 from embq.core.storage.paths import is_url
 from embq.core.units import Sample, Unit
@@ -43,6 +44,19 @@ _MARK = BOM_UTF8.decode("latin-1")
 
 TAB_SUFFIXES = (".tsv", ".tab")
 
+DELIMITERS = ",;\t|^~\x01\x1f"
+"""Looked for in the header, outside quotes."""
+
+OPTION = "delimiter"
+"""Option of units: the delimiter of their file, as the user names it or as it was found when the run was planned."""
+
+_NAMED = re.compile(r'"?sep=(.)"?\r?\n?', re.IGNORECASE | re.DOTALL)
+"""The line before the header by which Excel names the delimiter."""
+
+_QUOTED = re.compile(r'"[^"]*("|$)')
+
+_SNIFFED_ROWS = 100
+
 Row = list[str] | str
 """The fields of a row, each character one byte; or the reason why it cannot be split."""
 
@@ -50,8 +64,9 @@ Row = list[str] | str
 class DelimitedSource(Source):
     """One sample per row. The key is the id column's value, else "<file name>:<row from 1>".
 
-    Columns are separated by tabs in .tsv; else by the first of comma, semicolon and tab that the header has. All other
-    columns become metadata, unless the user names some.
+    The delimiter is the one that the user or a first line "sep=;" names, a tab in .tsv, or the one of `DELIMITERS` that
+    the header has; of several, the one by which the first rows have as many fields as the header. All other columns
+    become metadata, unless the user names some.
     """
 
     kind = "csv"
@@ -60,7 +75,7 @@ class DelimitedSource(Source):
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
         """The modalities that the samples of this file can have, from its header; SourceError where it has none."""
         with open_planned(Unit(kind=self.kind, source=path, options=options.columns)) as (unit, text):
-            names, _, _ = _read_header(text, path)
+            names, _, _ = _read_header(text, unit)
         return _choice(names, unit).modalities
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
@@ -72,7 +87,8 @@ class DelimitedSource(Source):
         first = 0
         try:
             with open_planned(unit) as (unit, text):
-                names, delimiter, behind = _read_header(text, path)
+                names, delimiter, behind = _read_header(text, unit)
+                unit = replace(unit, options=tuple(sorted((dict(unit.options) | {OPTION: delimiter}).items())))
                 try:
                     _choice(names, unit)
                 except SourceError as error:
@@ -97,9 +113,9 @@ class DelimitedSource(Source):
         if unit.samples is None:
             with open_text(unit, moved) as text:
                 check_head(text, unit)
-                _read_header(text, unit.source)
+                _read_header(text, unit)
                 raise damage_of(text, unit)
-        names, delimiter = _header(Unit(kind=self.kind, source=unit.source, etag=unit.etag))
+        names, delimiter = _header_of(unit)
         choice = _choice(names, unit)
         samples = RowSamples(unit, moved)
         stop, rows = unit.start, 0
@@ -118,7 +134,7 @@ class DelimitedSource(Source):
 
     def alone(self, unit: Unit, ordinal: int) -> Unit:
         """The unit of one row, which is found by reading those before it; the unit where it has fewer."""
-        names, delimiter = _header(Unit(kind=self.kind, source=unit.source, etag=unit.etag))
+        names, delimiter = _header_of(unit)
         with open_text(unit, unwatched) as text:
             text.seek(unit.start)
             cuts = _cuts(_rows(text, unit.start, delimiter, len(names)), unit.start, 1, 0)
@@ -132,7 +148,7 @@ class DelimitedSource(Source):
 
     def first_metadata(self, unit: Unit, most: int) -> Iterator[str]:
         """From the first rows."""
-        names, delimiter = _header(Unit(kind=self.kind, source=unit.source, etag=unit.etag))
+        names, delimiter = _header_of(unit)
         choice = _choice(names, unit).metadata_only
         with open_text(unit, unwatched) as text:
             text.seek(unit.start)
@@ -142,21 +158,29 @@ class DelimitedSource(Source):
                     yield sample.metadata
 
 
+def _header_of(unit: Unit) -> tuple[list[str], str]:
+    named = tuple(pair for pair in unit.options if pair[0] == OPTION)
+    return _header(Unit(kind=unit.kind, source=unit.source, etag=unit.etag, options=named))
+
+
 @lru_cache(maxsize=8)
 def _header(whole: Unit) -> tuple[list[str], str]:
     """Names and delimiter of a file's version; every unit needs them, and few files are open at a time."""
     with open_planned(whole) as (now, text):
         require_same(whole, now.etag, "source_changed")
-        names, delimiter, _ = _read_header(text, whole.source)
+        names, delimiter, _ = _read_header(text, whole)
     return names, delimiter
 
 
-def _read_header(text: Text, path: str) -> tuple[list[str], str, int]:
+def _read_header(text: Text, unit: Unit) -> tuple[list[str], str, int]:
     """The names of the columns, the delimiter, and the offset behind the header."""
-    lines = _Lines(text, 0)
+    lines, path = _Lines(text, 0), unit.source
     try:
         line = next(lines, "").removeprefix(_MARK)
-        delimiter = "\t" if _is_tabbed(path) else next((one for one in ",;\t" if one in line), ",")
+        named = dict(unit.options).get(OPTION, "")
+        if excel := _NAMED.fullmatch(line):
+            line, named = next(lines, ""), named or excel[1]
+        delimiter = _checked(named) if named else _delimiter_in(line, unit)
         if line.count(delimiter) >= COLUMNS_MAX:
             raise csv.Error(f"it has more than {COLUMNS_MAX:,} names")
         fields = next(csv.reader(chain([line], lines), delimiter=delimiter, strict=True), [])
@@ -166,6 +190,43 @@ def _read_header(text: Text, path: str) -> tuple[list[str], str, int]:
     if not names:
         raise _bad_header(path, "it is blank")
     return names, delimiter, lines.offset
+
+
+def _checked(named: str) -> str:
+    """The delimiter that a user or a file names. Raises UsageError where fields cannot be separated by it."""
+    delimiter = "\t" if named in ("tab", "\\t") else named
+    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0 ':
+        raise UsageError(
+            f"{named!r} is no delimiter of fields", next_step="give --delimiter one ASCII character, or 'tab'"
+        )
+    return delimiter
+
+
+def _delimiter_in(header: str, unit: Unit) -> str:
+    """The delimiter of a file that names none. Raises SourceError where its header and first rows allow several."""
+    if _is_tabbed(unit.source):
+        return "\t"
+    bare = _QUOTED.sub("", header)
+    found = [one for one in DELIMITERS if one in bare]
+    if len(found) > 1:
+        fitting = [one for one in found if _fits(one, unit)]
+        if len(fitting) != 1:
+            raise SourceError(
+                f"{unit.source}: its columns may be separated by any of {' '.join(map(repr, fitting or found))}",
+                code="table_damaged",
+                next_step="name the delimiter with --delimiter",
+            )
+        found = fitting
+    return found[0] if found else ","
+
+
+def _fits(delimiter: str, unit: Unit) -> bool:
+    """True if most of the first rows have as many fields as the header by this delimiter."""
+    whole = Unit(kind=unit.kind, source=unit.source, options=((OPTION, delimiter),))
+    with open_planned(whole) as (now, text):
+        names, _, behind = _read_header(text, now)
+        rows = [row for _, row in islice(_rows(text, behind, delimiter, len(names)), _SNIFFED_ROWS)]
+    return 2 * sum(isinstance(row, list) and len(row) == len(names) for row in rows) > len(rows)
 
 
 def _is_tabbed(path: str) -> bool:
@@ -218,7 +279,10 @@ class _Lines:
             raise csv.Error(f"a line has more than {FIELD_MAX_BYTES} bytes")
         if self.offset - self.begun > FIELD_MAX_BYTES:
             raise csv.Error(f"a row has more than {FIELD_MAX_BYTES} bytes")
-        if len(line) > _MANY_FIELDS and _FIELD_BYTES * sum(map(line.count, (b",", b";", b"\t"))) > decoded_bytes():
+        if (
+            len(line) > _MANY_FIELDS
+            and _FIELD_BYTES * sum(map(line.count, map(str.encode, DELIMITERS))) > decoded_bytes()
+        ):
             raise csv.Error("a line has more fields than a reader has memory for here")
         return line.decode("latin-1")
 
