@@ -135,13 +135,41 @@ def test_a_quote_that_never_closes_is_a_failure_and_not_a_short_file(tmp_path: P
 
 @pytest.mark.parametrize(
     ("data", "says"),
-    [(b"text,text\nx,y\n", "'text'"), (b"text,n\n", "no row"), (b"\xff,n\nx,y\n", "not UTF-8"), (b"\nx\n", "blank")],
+    [
+        (b"text,text\nx,y\n", "'text'"),
+        (b"text,n\n", "no row"),
+        (b"\xff,n\nx,y\n", "not UTF-8"),
+        (b"\nx\n", "blank"),
+        (b"text,n\rx,y\r", "CR alone"),
+    ],
 )
 def test_a_file_without_a_usable_header_is_refused(tmp_path: Path, data: bytes, says: str) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(data)
     with pytest.raises(InputError, match=says):
         list(plan([str(path)], ReadOptions()).units)
+
+
+@pytest.mark.parametrize("name", ["t.txt", "t.jsonl", "t.csv", "t.txt.gz", "t.csv.gz"])
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ("text\na red car\n".encode("utf-16"), "is UTF-16"),
+        ("text\na red car\n".encode("utf-16-le"), "UTF-16 without a mark"),
+        (b"\xff\xd8\xff\xe0\x00\x10JFIF\n\x02\n", "binary"),
+    ],
+)
+def test_a_file_that_is_no_utf8_fails_once_and_not_line_by_line(
+    tmp_path: Path, name: str, data: bytes, says: str
+) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    (tmp_path / f"good{name[1:]}").write_bytes(
+        gzip.compress(b'"text"\n1\n') if name.endswith(".gz") else b'"text"\n1\n'
+    )
+    _, unit = plan([str(tmp_path)], ReadOptions()).units
+    with pytest.raises(SourceError, match=says) as caught:
+        list(read(unit, ()))
+    assert caught.value.code == "source_damaged"
 
 
 def test_a_column_that_one_csv_lacks_makes_its_units_fail(tmp_path: Path) -> None:

@@ -23,7 +23,16 @@ from embq.sources.access.urls import path_of
 from embq.sources.columns import ChosenColumns, Column, choose, refuse_duplicates
 from embq.sources.decode import decode_text
 from embq.sources.formats.compressed import SUFFIXES as COMPRESSED
-from embq.sources.formats.text_files import Cut, Text, check_head, damage_of, open_planned, open_text, whole_first
+from embq.sources.formats.text_files import (
+    Cut,
+    Text,
+    check_head,
+    damage_of,
+    open_planned,
+    open_text,
+    refuse_encoding,
+    whole_first,
+)
 from embq.sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
 from embq.sources.reader_options import ReadOptions
 from embq.sources.rows import RowSamples, metadata_of
@@ -177,6 +186,7 @@ def _read_header(text: Text, unit: Unit) -> tuple[list[str], str, int]:
     lines, path = _Lines(text, 0), unit.source
     try:
         line = next(lines, "").removeprefix(_MARK)
+        refuse_encoding(path, line.encode("latin-1"))
         named = dict(unit.options).get(OPTION, "")
         if excel := _NAMED.fullmatch(line):
             line, named = next(lines, ""), named or excel[1]
@@ -186,7 +196,8 @@ def _read_header(text: Text, unit: Unit) -> tuple[list[str], str, int]:
         fields = next(csv.reader(chain([line], lines), delimiter=delimiter, strict=True), [])
         names = [decode_text(field.encode("latin-1")) for field in fields]
     except (csv.Error, SampleError) as error:
-        raise _bad_header(path, str(error)) from error
+        why = "its lines end with CR alone, not with LF or CRLF" if "new-line character" in str(error) else str(error)
+        raise _bad_header(path, why) from error
     if not names:
         raise _bad_header(path, "it is blank")
     return names, delimiter, lines.offset

@@ -43,6 +43,7 @@ class Text(Protocol):
 
     def read(self, size: int, /) -> bytes: ...
     def readline(self, limit: int, /) -> bytes: ...
+    def peek(self, size: int, /) -> bytes: ...
     def seek(self, offset: int, /) -> int: ...
 
 
@@ -63,6 +64,10 @@ class TextCursor:
         data = self._text.read(size)
         self.position += len(data)
         return data
+
+    def peek(self, size: int) -> bytes:
+        """Some of the next bytes, which stay there."""
+        return self._text.peek(size)
 
     def readline(self, limit: int = -1) -> bytes:
         """A line with its end, or its first `limit` bytes."""
@@ -136,6 +141,7 @@ def split_lines(unit: Unit, most: int, most_bytes: int = 0) -> Iterator[Unit]:
     first = 0
     try:
         with open_planned(unit) as (unit, file):
+            refuse_encoding(path, file.peek(_HEAD_BYTES)[:_HEAD_BYTES])
             for start, stop, lines in whole_first(unit, _cuts(file, most, most_bytes)):
                 yield replace(unit, start=start, stop=stop, first=first, samples=lines)
                 first += lines
@@ -251,12 +257,15 @@ def check_head(file: Text, unit: Unit) -> None:
         head = file.read(_HEAD_BYTES)
         compression_of(head, unit.source)
         _refuse_lost_head(unit.source, head)
+        refuse_encoding(unit.source, head)
         file.seek(0)
 
 
 def damage_of(file: Text, unit: Unit) -> SourceError:
     """Error of a file that was damaged when it was planned, found by reading it; `readable_now` for a whole one."""
     check_head(file, unit)
+    if OPTION in dict(unit.options):
+        refuse_encoding(unit.source, file.read(_HEAD_BYTES))
     while file.read(OUTPUT_BYTES):
         pass
     return readable_now(unit)
@@ -272,6 +281,17 @@ def _refuse_lost_head(path: str, head: bytes) -> None:
             code="source_damaged",
             next_step="copy or write the file again",
         )
+
+
+def refuse_encoding(path: str, head: bytes) -> None:
+    """Raise SourceError for a file that is UTF-16 or binary by how it begins, so that it fails once and not by line."""
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        what, step = "is UTF-16, not UTF-8", "convert it: iconv -f UTF-16 -t UTF-8"
+    elif b"\0" in head or not (_TEXT.fullmatch(head) or _is_utf8(head)):
+        what, step = "is no text in UTF-8: it is binary, or UTF-16 without a mark", "convert it, or leave it out"
+    else:
+        return
+    raise SourceError(f"{path}: {what}", code="source_damaged", next_step=step)
 
 
 def _is_utf8(head: bytes) -> bool:
