@@ -90,6 +90,7 @@ class ReadOptions:
         metadata_columns: columns or JSON fields that become metadata; `ALL` among them takes all others; () does so
             where rows are lines (.jsonl, .csv), and takes none elsewhere.
         delimiter: character between the fields of a .csv; "" takes the one that its header has.
+        quotes: "none" takes a quote in a .csv or .tsv for a character like others; "" for what encloses a field.
         damaged: "keep" takes the samples of a damaged shard that are whole; "" fails all of it.
         map: name, package and version of the function that samples go through, see `embq.sources.maps`; "" for none.
     """
@@ -132,6 +133,13 @@ class ReadOptions:
         "Character between the fields of .csv files, or 'tab'.  [found in the header]",
         ("csv",),
         metavar="CHAR",
+    )
+    quotes: str = _option(
+        "",
+        "--quotes",
+        "Quotes in .csv and .tsv files enclose fields, or are characters like others.",
+        ("csv",),
+        choices=("enclose", "none"),
     )
     damaged: str = _option(
         "",

@@ -150,6 +150,17 @@ def test_a_file_without_a_usable_header_is_refused(tmp_path: Path, data: bytes, 
         list(plan([str(path)], ReadOptions()).units)
 
 
+def test_quotes_of_a_tsv_that_means_none_are_characters(tmp_path: Path) -> None:
+    data = b'id\ttext\n1\t"so he said\n2\tplain\n3\t5" pipe\n4\t"a" b\n'
+    assert [s.text for s in csv_samples(tmp_path, data, "t.tsv", quotes="none")] == [
+        '"so he said',
+        "plain",
+        '5" pipe',
+        '"a" b',
+    ]
+    assert verified(tmp_path / "t.tsv", quotes="none") == 4
+
+
 @pytest.mark.parametrize("name", ["t.txt", "t.jsonl", "t.csv", "t.txt.gz", "t.csv.gz"])
 @pytest.mark.parametrize(
     ("data", "says"),

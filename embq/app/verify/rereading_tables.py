@@ -37,7 +37,12 @@ def csv_rows(unit: Unit, _images: bool) -> Iterator[Row]:
         if re.fullmatch(r'"?sep=."?\s*', first, re.IGNORECASE):
             first = next(lines)
         delimiter = dict(unit.options).get("delimiter", ",")  # recorded when the run was planned
-        reader = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
+        reader = csv.reader(
+            itertools.chain([first], lines),
+            delimiter=delimiter,
+            strict=True,
+            quoting=csv.QUOTE_NONE if dict(unit.options).get("quotes") == "none" else csv.QUOTE_MINIMAL,
+        )
         head = [(key_of(name.encode("latin-1"))) for name in next(reader)]
         KEPT.rows = (0, _records(reader, len(head)), head)
     position, records, head = KEPT.rows

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, islice
+from typing import Literal
 
 from embq.core.errors import InputError, SampleError, SourceError, UsageError
 from embq.core.process.limits import decoded_bytes
@@ -66,6 +67,9 @@ _QUOTED = re.compile(r'"[^"]*("|$)')
 
 _SNIFFED_ROWS = 100
 
+QUOTES = "quotes"
+"""Option of units: "none" where quotes are characters like others."""
+
 Row = list[str] | str
 """The fields of a row, each character one byte; or the reason why it cannot be split."""
 
@@ -103,7 +107,7 @@ class DelimitedSource(Source):
                 except SourceError as error:
                     note_unusable(path, error)
                 cuts = _cuts(
-                    _rows(text, behind, delimiter, len(names)), behind, options.unit_samples, options.unit_bytes
+                    _rows(text, unit, behind, delimiter, len(names)), behind, options.unit_samples, options.unit_bytes
                 )
                 for start, stop, rows in whole_first(unit, cuts):
                     yield replace(unit, start=start, stop=stop, first=first, samples=rows)
@@ -130,7 +134,7 @@ class DelimitedSource(Source):
         stop, rows = unit.start, 0
         with open_text(unit, moved) as text:
             text.seek(unit.start)
-            planned = islice(_rows(text, unit.start, delimiter, len(names)), unit.samples)
+            planned = islice(_rows(text, unit, unit.start, delimiter, len(names)), unit.samples)
             while some := list(islice(planned, _CHUNK_ROWS)):
                 stop, rows = some[-1][0], rows + len(some)
                 yield from _samples(samples, choice, names, [row for _, row in some])
@@ -146,7 +150,7 @@ class DelimitedSource(Source):
         names, delimiter = _header_of(unit)
         with open_text(unit, unwatched) as text:
             text.seek(unit.start)
-            cuts = _cuts(_rows(text, unit.start, delimiter, len(names)), unit.start, 1, 0)
+            cuts = _cuts(_rows(text, unit, unit.start, delimiter, len(names)), unit.start, 1, 0)
             for start, stop, _ in islice(cuts, ordinal, ordinal + 1):
                 return replace(unit, start=start, stop=stop, first=unit.first + ordinal, samples=1)
         return unit
@@ -161,14 +165,14 @@ class DelimitedSource(Source):
         choice = _choice(names, unit).metadata_only
         with open_text(unit, unwatched) as text:
             text.seek(unit.start)
-            rows = islice(_rows(text, unit.start, delimiter, len(names)), min(most, unit.samples or 0))
+            rows = islice(_rows(text, unit, unit.start, delimiter, len(names)), min(most, unit.samples or 0))
             for sample in _samples(metadata_of(unit), choice, names, [row for _, row in rows]):
                 if sample.metadata is not None:
                     yield sample.metadata
 
 
 def _header_of(unit: Unit) -> tuple[list[str], str]:
-    named = tuple(pair for pair in unit.options if pair[0] == OPTION)
+    named = tuple(pair for pair in unit.options if pair[0] in (OPTION, QUOTES))
     return _header(Unit(kind=unit.kind, source=unit.source, etag=unit.etag, options=named))
 
 
@@ -193,7 +197,7 @@ def _read_header(text: Text, unit: Unit) -> tuple[list[str], str, int]:
         delimiter = _checked(named) if named else _delimiter_in(line, unit)
         if line.count(delimiter) >= COLUMNS_MAX:
             raise csv.Error(f"it has more than {COLUMNS_MAX:,} names")
-        fields = next(csv.reader(chain([line], lines), delimiter=delimiter, strict=True), [])
+        fields = next(csv.reader(chain([line], lines), delimiter=delimiter, strict=True, quoting=_quoting(unit)), [])
         names = [decode_text(field.encode("latin-1")) for field in fields]
     except (csv.Error, SampleError) as error:
         why = "its lines end with CR alone, not with LF or CRLF" if "new-line character" in str(error) else str(error)
@@ -233,10 +237,10 @@ def _delimiter_in(header: str, unit: Unit) -> str:
 
 def _fits(delimiter: str, unit: Unit) -> bool:
     """True if most of the first rows have as many fields as the header by this delimiter."""
-    whole = Unit(kind=unit.kind, source=unit.source, options=((OPTION, delimiter),))
+    whole = replace(unit, options=tuple(sorted((dict(unit.options) | {OPTION: delimiter}).items())))
     with open_planned(whole) as (now, text):
         names, _, behind = _read_header(text, now)
-        rows = [row for _, row in islice(_rows(text, behind, delimiter, len(names)), _SNIFFED_ROWS)]
+        rows = [row for _, row in islice(_rows(text, unit, behind, delimiter, len(names)), _SNIFFED_ROWS)]
     return 2 * sum(isinstance(row, list) and len(row) == len(names) for row in rows) > len(rows)
 
 
@@ -298,11 +302,15 @@ class _Lines:
         return line.decode("latin-1")
 
 
-def _rows(text: Text, offset: int, delimiter: str, columns: int) -> Iterator[tuple[int, Row]]:
+def _quoting(unit: Unit) -> Literal[0, 3]:
+    return csv.QUOTE_NONE if dict(unit.options).get(QUOTES) == "none" else csv.QUOTE_MINIMAL
+
+
+def _rows(text: Text, unit: Unit, offset: int, delimiter: str, columns: int) -> Iterator[tuple[int, Row]]:
     """(offset behind it, fields) of each row from `offset` on, where `text` stands."""
     csv.field_size_limit(FIELD_MAX_BYTES)  # of the whole process; its default is 128 kB
     lines = _Lines(text, offset)
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True, quoting=_quoting(unit))
     while True:
         lines.begun = lines.offset
         try:
