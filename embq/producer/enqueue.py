@@ -70,6 +70,7 @@ class Planned:
         added: units that were added now to a run that was there before.
         samples: number of their samples, or None where only reading tells.
         warnings: about the inputs, one line each.
+        listing: what was taken of folders and what was left out, one line; "" where files were named.
     """
 
     info: RunInfo
@@ -77,6 +78,7 @@ class Planned:
     added: int = 0
     samples: int | None = 0
     warnings: tuple[str, ...] = ()
+    listing: str = ""
 
 
 def prepare(request: Request, *, relocate: Callable[[Unit], Unit] | None = None) -> Planned:
@@ -104,7 +106,8 @@ def prepare(request: Request, *, relocate: Callable[[Unit], Unit] | None = None)
     with planning_lock(layout):
         # Of two plans at the same time, the second finds the first one's run and adds to it.
         if not layout.run_json.exists():
-            return Planned(info=_make(layout, request, config, planned), new=True, warnings=planned.warnings)
+            info = _make(layout, request, config, planned)
+            return Planned(info=info, new=True, warnings=planned.warnings, listing=planned.listing)
         there = load_run(layout.root)
         _refuse_other_run(request.output, there, model=config, rows=request.rows, format_=request.format)
         planned = replace(planned, warnings=(*planned.warnings, *_kept_defaults(request.workers, there.workers)))
@@ -252,6 +255,7 @@ def _extend(
         added=summary.units,
         samples=summary.samples,
         warnings=(*planned.warnings, *found[0].warnings()),
+        listing=planned.listing,
     )
 
 

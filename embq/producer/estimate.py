@@ -48,6 +48,7 @@ class Estimate:
         documents: texts that are cut into chunks, each of which is a row; None where none are cut, or only reading
             tells how many there are.
         warnings: about the inputs, one line each.
+        listing: what is taken of folders and what is left out, one line; "" where files are named.
     """
 
     run: str
@@ -62,6 +63,7 @@ class Estimate:
     warnings: tuple[str, ...]
     columns: tuple[Column, ...] = ()
     documents: int | None = None
+    listing: str = ""
 
     @property
     def units(self) -> int:
@@ -104,6 +106,7 @@ def estimate(request: Request) -> Estimate:
         exact=not tally.unread,
         looked_at=looked_at,
         warnings=planned.warnings,
+        listing=planned.listing,
         columns=columns,
         documents=tally.samples if config.chunking is not None and tally.counted else None,
     )

@@ -14,7 +14,7 @@ from embq.core.storage.paths import is_url
 from embq.core.units import Unit, canonical_json
 from embq.producer.selection import Selection
 from embq.sources.access.files import stat_file
-from embq.sources.kinds import detect, source_for, split, with_map
+from embq.sources.kinds import Listing, detect, source_for, split, with_map
 from embq.sources.reader_options import ReadOptions
 from embq.sources.unusable import COLUMN_CODES, UNUSABLE_CODES
 
@@ -38,11 +38,13 @@ class InputScan:
     Attributes:
         kinds: kind -> the first path of it that can be read.
         held: kind -> the modalities of that path's samples.
+        listing: what was taken of folders, and what was left out.
     """
 
     def __init__(self, options: ReadOptions, selection: Selection, modalities: Sequence[str] = ()) -> None:
         self.kinds: dict[str, str] = {}
         self.held: dict[str, tuple[str, ...]] = {}
+        self.listing = Listing()
         self._unclear: dict[str, SourceError] = {}  # kind -> the error of the first path of it
         self._options, self._required = options, options.required_for(modalities)
         self._selection = selection
@@ -58,7 +60,7 @@ class InputScan:
         """Scan one path: a file, or the inputs in a folder."""
         self._paths += 1
         try:
-            for kind, found in detect(path, self._options.kind, self._options.image_keys):
+            for kind, found in detect(path, self._options.kind, self._options.image_keys, self.listing):
                 self._add_input(kind, found)
         except SourceError as error:
             if error.code != "source_missing":
@@ -68,12 +70,14 @@ class InputScan:
     def _add_input(self, kind: str, path: str) -> None:
         if kind != "files" and not self._selection.takes(path):
             self._left_out += 1
+            self.listing.left["--include and --exclude"] += 1
             return
         digest = hashlib.sha256(path.encode("utf-8", "surrogateescape")).digest()[:16]
         if digest in self._seen:
             self._repeated.append(path)
             return
         self._seen.add(digest)
+        self.listing.taken.update([kind] if kind != "files" else ())
         some = False
         try:
             for piece in self._pieces_of(kind, path):

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, islice
 
 from braceexpand import braceexpand
@@ -15,16 +16,17 @@ from embq.core.errors import EmbqError, InputError, UsageError
 from embq.core.models import MODALITIES
 from embq.core.rows.metadata import find_columns
 from embq.core.rows.spec import Column
+from embq.core.run.layout import ENTRIES, MARKS, RUN_ENTRIES
 from embq.core.service.log import Events
 from embq.core.storage.paths import is_url
 from embq.core.units import Unit
 from embq.producer.input_scan import InputScan
 from embq.producer.selection import Selection
-from embq.sources.access.files import absolute, has_magic, match
+from embq.sources.access.files import absolute, exists, has_magic, join, match
 from embq.sources.access.listings import cached_listings
 from embq.sources.access.urls import check_source
 from embq.sources.extensions import ALL
-from embq.sources.formats.image_folder import walk_with
+from embq.sources.formats.image_folder import OUTPUT, walk_with
 from embq.sources.kinds import SUPPORTED
 from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import first_metadata, may_have_metadata
@@ -52,6 +54,7 @@ class Plan:
         units: in the order of the inputs, an iterator. Folders are listed and lines counted while it is taken, so it
             raises InputError where an input turns out to be unusable, or nothing is left of the inputs.
         modalities: embedded of each row: ("image",), ("text",) or ("image", "text"); () where all inputs have vanished.
+        listing: what is taken of folders and what is left out, one line; "" where files are named.
         warnings: one line each, about inputs that are left out.
         vanished: inputs that were planned before and are missing now.
     """
@@ -60,6 +63,7 @@ class Plan:
     modalities: tuple[str, ...]
     warnings: tuple[str, ...]
     vanished: tuple[str, ...] = ()
+    listing: str = ""
 
 
 def plan(
@@ -92,7 +96,7 @@ def plan(
     chosen = selection or Selection()
     scan = InputScan(options, chosen, modalities)
     with cached_listings():
-        for path in _expand(inputs):
+        for path in _expand(inputs, scan.listing.left):
             scan.add(path)
     vanished = scan.check(known or (lambda _: False))
     units = scan.units()
@@ -103,11 +107,15 @@ def plan(
         modalities=_choose_modalities(scan.kinds, scan.held, modalities) if scan.kinds else (),
         warnings=scan.warnings(),
         vanished=tuple(vanished),
+        listing=str(scan.listing),
     )
 
 
-def _expand(inputs: Sequence[str]) -> Iterator[str]:
-    """The absolute paths and URLs that `inputs` name, in order; links stay as they are, for the user to recognise."""
+def _expand(inputs: Sequence[str], left: Counter[str]) -> Iterator[str]:
+    """The absolute paths and URLs that `inputs` name, in order; links stay as they are, for the user to recognise.
+
+    `left` counts the files that patterns match in output folders of embq.
+    """
     for text in inputs:
         check_source(text)
         special = "{" in text or has_magic(text)
@@ -117,23 +125,43 @@ def _expand(inputs: Sequence[str]) -> Iterator[str]:
         try:
             patterns = braceexpand(text) if "{" in text else iter([text])
             for pattern in patterns:
-                yield from _matches(pattern)
+                yield from _matches(pattern, left)
         except ValueError as error:  # its UnbalancedBracesError, or a range such as {a..5}
             raise InputError(
                 f"{text!r}: these braces cannot be expanded", next_step="for example 'shards/{00000..00099}.tar'"
             ) from error
 
 
-def _matches(pattern: str) -> Iterator[str]:
+def _matches(pattern: str, left: Counter[str]) -> Iterator[str]:
     if not has_magic(pattern):
         yield absolute(pattern)
         return
-    matches = match(pattern)
+    found, holds_run = match(pattern), cache(_holds_run)
+    matches = [path for path in found if not _is_output(path, pattern, holds_run)]
+    if len(matches) < len(found):
+        left[OUTPUT] += len(found) - len(matches)
     if not matches:
         raise InputError(
-            f"{pattern!r}: no file matches", next_step="check the pattern: list the folder with the storage's own tool"
+            f"{pattern!r}: no file matches" + (" outside of output folders of embq" if found else ""),
+            next_step="check the pattern: list the folder with the storage's own tool",
         )
     yield from map(absolute, matches)
+
+
+def _is_output(path: str, pattern: str, holds_run: Callable[[str], bool]) -> bool:
+    """True if a match stands in the output folder of a run, unless the pattern names the entry of the folder."""
+    parts = path.split("/")
+    return any(
+        (part in ENTRIES or part in RUN_ENTRIES or part.endswith("_emb"))
+        and f"/{part}/" not in pattern
+        and holds_run("/".join(parts[:depth]))
+        for depth, part in enumerate(parts[:-1])
+        if depth
+    )
+
+
+def _holds_run(folder: str) -> bool:
+    return all(exists(join(folder, name)) for name in MARKS)
 
 
 def _some_left(units: Iterator[Unit], selection: Selection) -> Iterator[Unit]:

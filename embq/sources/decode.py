@@ -13,7 +13,7 @@ from embq.core.errors import SampleError
 from embq.core.process.limits import decoded_bytes
 from embq.core.units import json_text, json_value
 
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
 """Lower-case extensions of images. Where a key has several, the first in this order is embedded."""
 
 _SMALL_JSON_CHARS, _VALUE_BYTES = 1 << 20, 120

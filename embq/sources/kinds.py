@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 
 from embq.core import plugins
 from embq.core.errors import ConfigError, InputError, SourceError
 from embq.core.plugins import Plugin
+from embq.core.run.layout import MARKS
 from embq.core.storage.paths import is_url
 from embq.core.units import Unit
 from embq.sources.access.files import is_folder, join, list_names
 from embq.sources.access.urls import path_of
-from embq.sources.extensions import ALL
+from embq.sources.extensions import ALL, Extensions
 from embq.sources.formats import compressed
 from embq.sources.formats.arrow import ARROW, saved_files
 from embq.sources.formats.arrow import SUFFIXES as ARROW_SUFFIXES
 from embq.sources.formats.delimited import DelimitedSource
 from embq.sources.formats.hdf5 import SUFFIXES as HDF5_SUFFIXES
 from embq.sources.formats.hdf5 import Hdf5Source
-from embq.sources.formats.image_folder import FilesSource, shown, walk_with
+from embq.sources.formats.image_folder import FilesSource, extension_of, shown, walk
 from embq.sources.formats.lines import JsonLinesSource, LinesSource
 from embq.sources.formats.parquet import PARQUET
 from embq.sources.formats.parquet import SUFFIXES as PARQUET_SUFFIXES
 from embq.sources.formats.tar import COMPRESSED_SUFFIXES, TarSource
 from embq.sources.interface import Source
 from embq.sources.maps import OPTION as MAP
-from embq.sources.reader_options import ReadOptions
+from embq.sources.reader_options import ReadOptions, format_of
 
 SOURCES: dict[str, Source] = {
     source.kind: source
@@ -130,16 +131,41 @@ def _kind_of_plugin(name: str) -> str | None:
     return None
 
 
-def detect(path: str, wanted: str = "", image_keys: tuple[str, ...] = ()) -> list[tuple[str, str]]:
-    """(kind, path) of each input that `path` stands for: the file itself, or the inputs in the folder.
+class Listing:
+    """What was found of the inputs that were named.
 
-    A folder stands for its .tar shards, else for the images in it and below it, else for its tables or its text files;
-    as in a shell, hidden files are left out. A folder that the `datasets` library saved stands for its Arrow files.
-    `wanted` is the only kind to look for; a file is then of this kind, whatever its name. `image_keys` are the
-    extensions of images; () takes all known.
+    Attributes:
+        taken: number of files by their kind; of a folder of images that of its images.
+        left: number of files and folders that are left out, by extension or reason.
+    """
 
-    Raises InputError where the folder holds shards and loose images, or tables and texts, or nothing to embed, or where
-    a file's name tells no kind.
+    def __init__(self) -> None:
+        self.taken: Counter[str] = Counter()
+        self.left: Counter[str] = Counter()
+
+    def __str__(self) -> str:
+        """One line, for people; "" for one file alone."""
+        if not self.left and self.taken.total() == 1:
+            return ""
+        taken = ", ".join(f"{format_of(kind)} ({count:,})" for kind, count in self.taken.items())
+        return f"taken: {taken or 'nothing'}; left out: {shown(self.left)}"
+
+
+def detect(
+    path: str, wanted: str = "", image_keys: tuple[str, ...] = (), listing: Listing | None = None
+) -> list[tuple[str, str]]:
+    """(kind, path) of each input that `path` stands for: the file itself, or the inputs in the folder and below it.
+
+    A folder stands for its files of one kind: shards, images, or one kind of tables or texts. A folder that the
+    `datasets` library saved stands for its Arrow files, the output folder of a run for its rows.
+
+    Args:
+        wanted: the only kind to look for; a file is then of this kind, whatever its name. "" takes the only one.
+        image_keys: extensions of images; () takes all known.
+        listing: counts the images of a folder, and what is left out.
+
+    Raises InputError where the folder holds files of several kinds, or nothing to embed, or where a file's name tells
+    no kind.
     """
     kind = wanted or kind_of(path)
     if kind == "tar" and not wanted:  # planning looks at each of very many shards once
@@ -152,53 +178,80 @@ def detect(path: str, wanted: str = "", image_keys: tuple[str, ...] = ()) -> lis
                 next_step=f"name {SUPPORTED}",
             )
         return [(kind, path)]
-    if wanted == "files":
-        return [("files", path)]
     names = list_names(path)
+    if MARKS.issubset(names):
+        path = join(path, "parts")
+        names = list_names(path)
+    listing = listing or Listing()
     if wanted in ("", "arrow") and (saved := saved_files(path, names)) is not None:
         return [("arrow", name) for name in saved]
-    inside = [(kind_of(name), join(path, name)) for name in names if not name.startswith(".")]
-    if wanted:
-        return _of_kind(path, wanted, inside)
-    shards = [(kind, name) for kind, name in inside if kind == "tar"]
-    others: Counter[str] = Counter()
-    image = next((relative for relative, _ in walk_with(image_keys, path, others)), None)
-    if shards and image:
-        raise InputError(
-            f"{path}: holds {len(shards)} tar shards and loose images such as {image}",
-            next_step=f"name what you mean: '{path}/*.tar' for the shards, or the folder of the images",
-        )
-    if shards:
-        return shards
-    if image:
-        return [("files", path)]
-    return _tables_or_texts(path, inside, others)
-
-
-def _of_kind(path: str, wanted: str, inside: Sequence[tuple[str | None, str]]) -> list[tuple[str, str]]:
-    found = [(kind, name) for kind, name in inside if kind == wanted]
+    found = _files_below(path, wanted, image_keys, listing)
     if not found:
-        raise InputError(f"{path}: no file of kind {wanted!r} in this folder", code="empty_input")
-    return found
-
-
-def _tables_or_texts(
-    path: str, inside: Sequence[tuple[str | None, str]], others: Counter[str]
-) -> list[tuple[str, str]]:
-    """The inputs in a folder without images and shards; `others` counts its files, for a message."""
-    found = [(kind, name) for kind, name in inside if kind is not None]
-    tables = [name for kind, name in found if is_guarded(kind)]
-    if tables and len(tables) < len(found):
-        text = next(name for kind, name in found if not is_guarded(kind))
+        what = f"no file of kind {format_of(wanted)!r}" if wanted else "nothing to embed"
         raise InputError(
-            f"{path}: holds tables such as {os.path.basename(tables[0])} and texts such as {os.path.basename(text)}",
-            next_step=f"name what you mean, for example '{path}/*{os.path.splitext(tables[0])[1]}'",
-        )
-    if not found:
-        raise InputError(
-            f"{path}: nothing to embed in this folder; found: {shown(others)}",
+            f"{path}: {what} in this folder or below it; found: {shown(listing.left)}",
             code="empty_input",
-            next_step=f"name {SUPPORTED}; --image-key names other extensions; for files in subfolders a pattern "
-            f"such as '{path}/**/*.tar'",
+            next_step=f"name {SUPPORTED}; --image-key names other extensions",
         )
+    if len(found) > 1:
+        kinds = [f"{format_of(kind)} ({files[0]})" for kind, files in found.items()]
+        raise InputError(
+            f"{path}: holds inputs of several kinds: {', '.join(kinds)}",
+            next_step=f"choose one: --input-format {' or '.join(map(format_of, found))}",
+        )
+    ((kind, files),) = found.items()
+    if kind == "files":
+        return [(kind, path)]
+    return [(kind, join(path, name)) for name in files]
+
+
+def _files_below(path: str, wanted: str, image_keys: tuple[str, ...], listing: Listing) -> dict[str, list[str]]:
+    """Relative paths of the files of a folder and below it, sorted, by kind; of images the first alone.
+
+    What is read beside images, or is no input, is left out.
+    """
+    extensions = Extensions(images=image_keys) if image_keys else ALL
+    images: Counter[str] = Counter()  # by the folders that hold them
+    found: dict[str, list[str]] = {}
+    for relative, _ in walk(path, listing.left, sizes=False):
+        folder = os.path.dirname(relative)
+        if extensions.is_image(relative):
+            images[folder] += 1
+            found.setdefault("files", [relative])
+        elif (kind := kind_of(relative)) is None:
+            listing.left[extension_of(relative)] += 1
+        elif "/_" in f"/{folder}":
+            listing.left["in a folder whose name begins with _"] += 1  # of Spark and Delta Lake: the state of a writer
+        else:
+            found.setdefault(kind, []).append(relative)
+    if images and wanted in ("", "files"):
+        found.pop("lines", None)  # captions
+        listing.taken["files"] += images.total()
+    for kind in found.keys() - {wanted} if wanted else ():
+        files = found.pop(kind)
+        listing.left[f"of kind {format_of(kind)}"] += images.total() if kind == "files" else len(files)
+    if found.keys() & {"files", "tar"}:
+        # img2dataset writes a table of records beside each shard, or folder of images, and of its name.
+        named = images.keys() | {os.path.splitext(name)[0] for name in found.get("tar", ())}
+        _leave(found, listing, "parquet", "records beside", lambda name: os.path.splitext(name)[0] in named)
+    whole = {os.path.dirname(name) for name in found.get("arrow", ()) if not _is_cache(name)}
+    _leave(
+        found, listing, "arrow", "cache of datasets", lambda name: _is_cache(name) and os.path.dirname(name) in whole
+    )
     return found
+
+
+def _leave(
+    found: dict[str, list[str]], listing: Listing, kind: str, reason: str, is_left: Callable[[str], bool]
+) -> None:
+    """Leave out the files of a kind for which `is_left` is true."""
+    kept = [name for name in found.get(kind, ()) if not is_left(name)]
+    if left := len(found.pop(kind, ())) - len(kept):
+        listing.left[reason] += left
+    if kept:
+        found[kind] = kept
+
+
+def _is_cache(name: str) -> bool:
+    """True for what `datasets` keeps of a transformed table beside the table."""
+    return os.path.basename(name).startswith("cache-")

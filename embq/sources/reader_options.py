@@ -233,6 +233,11 @@ KINDS = {"lines", *(kind for one in DECLARED for kind in one.kinds)}
 """embq's own kinds of input."""
 
 
+def format_of(kind: str) -> str:
+    """A kind as --input-format names it: with clip-retrieval's words where it has one."""
+    return {"tar": "webdataset", "lines": "text"}.get(kind, kind)
+
+
 def comma_list(text: str) -> tuple[str, ...]:
     """The names in a list with commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())

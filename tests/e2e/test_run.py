@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import redis
 from e2e.check import Output, check_complete, read_output
@@ -212,6 +214,19 @@ def _generations(output: Output) -> set[str]:
 
 
 @pytest.mark.slow
+def test_a_run_does_not_embed_its_own_rows(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    pq.write_table(pa.table({"id": ["a", "b"], "text": ["x", "y"]}), data / "t.parquet")
+    for inputs in (str(data / "**" / "*.parquet"), str(data / "**" / "*.parquet"), data):
+        succeed("run", inputs, "-o", data / "out", "-m", f"stub:{DIM}", "--add")
+    assert sorted(read_output(data / "out").keys) == ["a", "b"]
+    status, _, stderr = ended("run", data, "-o", tmp_path / "other", "-m", f"stub:{DIM}")
+    assert (status, stderr.splitlines()[0]) == (0, "taken: parquet (1); left out: output folder of embq (1)")
+    answer = json.loads(succeed("run", data, "-o", tmp_path / "new", "-m", f"stub:{DIM}", "--dry-run", "--json"))
+    assert answer["listing"] == "taken: parquet (1); left out: output folder of embq (1)"
+
+
 def test_results_that_travel_as_files_are_the_same_rows(short_tmp: Path) -> None:
     """As those that travel through the broker, which small results do in the other tests."""
     expected, root = write_shards(short_tmp / "shards", 8, 40), short_tmp / "out"

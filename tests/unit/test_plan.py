@@ -45,6 +45,25 @@ def test_patterns_are_sorted_and_may_follow_braces_and_go_deep(tmp_path: Path) -
     assert sources_of(plan_of(tmp_path / "**" / "9.tar"), tmp_path) == ["c/d/9.tar"]
 
 
+def test_hidden_files_and_output_folders_are_no_inputs_and_are_counted(tmp_path: Path) -> None:
+    touch(tmp_path, "in/a.jpg", "in/._a.jpg", "in/.thumbnails/a.jpg", "in/b/.ipynb_checkpoints/a.jpg", "in/x.md")
+    touch(tmp_path, *(f"in/out/{name}" for name in ("run.json", "manifest/0", "_inputs/a.jpg")))
+    planned = plan_of(tmp_path / "in")
+    (unit,) = planned.units
+    assert [name for name, _ in unit.items] == ["a.jpg"]
+    assert planned.listing == "taken: files (1); left out: hidden (3), output folder of embq (1), .md (1)"
+
+
+def test_a_pattern_leaves_out_what_runs_wrote_unless_it_names_the_entry(tmp_path: Path) -> None:
+    touch(tmp_path, "a.tar", "parts/b.tar", *(f"out/{name}" for name in ("run.json", "manifest/0", "parts/c.tar")))
+    planned = plan_of(tmp_path / "**" / "*.tar")
+    assert sources_of(planned, tmp_path) == ["a.tar", "parts/b.tar"]
+    assert planned.listing == "taken: webdataset (2); left out: output folder of embq (1)"
+    assert sources_of(plan_of(tmp_path / "*" / "parts" / "*.tar"), tmp_path) == ["out/parts/c.tar"]
+    with pytest.raises(InputError, match="no file matches outside of output folders"):
+        plan_of(tmp_path / "out" / "*" / "*.tar")
+
+
 def test_a_path_that_exists_is_no_pattern(tmp_path: Path) -> None:
     touch(tmp_path, "[x]{1,2}*.tar")
     assert sources_of(plan_of(tmp_path / "[x]{1,2}*.tar"), tmp_path) == ["[x]{1,2}*.tar"]

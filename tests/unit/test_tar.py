@@ -139,8 +139,10 @@ def test_an_empty_archive_has_no_samples(tmp_path: Path) -> None:
 
 
 def test_members_without_a_key_belong_to_no_sample_and_alone_they_are_an_error(tmp_path: Path) -> None:
-    odd = [("README", b"r"), (".hidden", b"h")]
+    odd = [("README", b"r"), (".hidden", b"h"), ("__index__.json", b"{}"), ("__meta__/a.json", b"{}")]
+    odd += [("__meta__", b""), ("._a.jpg", b"\0"), ("d/._a.jpg", b"\0")]
     assert [s.key for s in read(tmp_path, tar_of([*odd, ("a.jpg", b"a")]))] == ["a"]
+    assert [s.key for s in read(tmp_path, tar_of([("__a.jpg", b"a"), ("d/__b__.jpg", b"a")]))] == ["__a", "d/__b__"]
     assert code_of(tmp_path, tar_of(odd)) == "shard_no_keys"
 
 

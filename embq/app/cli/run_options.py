@@ -14,24 +14,14 @@ from embq.core import plugins
 from embq.core.errors import UsageError
 from embq.core.models import MODALITIES, Chunking, ModelSpec
 from embq.sources.maps import identity_of
-from embq.sources.reader_options import DECLARED, ReadOptions, comma_list
+from embq.sources.reader_options import DECLARED, KINDS, ReadOptions, comma_list, format_of
 
 if TYPE_CHECKING:
     from embq.core.rows.spec import RowSpec
     from embq.producer.enqueue import Request
 
-INPUT_FORMATS = {
-    "webdataset": "tar",
-    "files": "files",
-    "parquet": "parquet",
-    "arrow": "arrow",
-    "hdf5": "hdf5",
-    "csv": "csv",
-    "jsonl": "jsonl",
-    "text": "lines",
-    **{kind: kind for kind in plugins.enabled(plugins.SOURCES)},
-}
-"""--input-format, with clip-retrieval's words where it has one -> kind of input."""
+INPUT_FORMATS = {format_of(kind): kind for kind in (*sorted(KINDS), *plugins.enabled(plugins.SOURCES))}
+"""--input-format -> kind of input."""
 
 run_options = option_group(
     click.option(

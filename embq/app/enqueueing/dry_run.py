@@ -70,6 +70,7 @@ def to_json(found: Estimate, cost: Cost | None) -> dict[str, Any]:
             for rate in cost.rates
         ],
         "total_hours": None if cost is None or rows is None or not cost.rows_per_s else _hours(rows, cost.rows_per_s),
+        "listing": found.listing or None,
         "warnings": list(found.warnings),
     }
 
@@ -79,7 +80,7 @@ def lines(found: Estimate, cost: Cost | None) -> list[str]:
     said = to_json(found, cost)
     kinds = ", ".join(f"{count:,} of kind {kind}" for kind, count in sorted(found.kinds.items())) or "none"
     rows = [("units", kinds + (f", to be added to {found.there:,} of run {found.run}" if found.run else ""))]
-    rows.append(("input", _size(found.bytes)))
+    rows.append(("input", _size(found.bytes) + (f"; {found.listing}" if found.listing else "")))
     if found.rows is None:
         rows.append(("rows", "not known: only reading tells, and none of the units that were tried can be read"))
     elif found.exact:

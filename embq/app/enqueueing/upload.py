@@ -40,6 +40,8 @@ def send_run(
         planned = prepare(
             replace(request, output=Path(folder) / "run"), relocate=inputs.relocate if inputs is not None else None
         )
+        if planned.listing and not as_json:
+            click.echo(planned.listing, err=True)
         for warning in planned.warnings:
             click.echo(f"warning: {warning}", err=True)
         parcel = plan_upload(Path(folder) / "run", output, inputs, priority)

@@ -96,8 +96,9 @@ def run(
         _print_estimate(request, reason, client, as_json=as_json)
         return 0
     planned = _planned(request, root, add=add)
-    if reason and not (quiet or as_json):
-        click.echo(folded(reason, err=True), err=True)
+    for line in (planned.listing, reason):
+        if line and not (quiet or as_json):
+            click.echo(folded(line, err=True), err=True)
     for warning in planned.warnings:
         click.echo(folded(f"warning: {warning}", err=True), err=True)
     with undone_on_error(root, planned.info if fresh and planned.new else None, broker=broker):
@@ -259,6 +260,8 @@ def _plan_and_hand_over(client: redis.Redis, request: Request, priority: int | N
     planned, output = prepare(request), place(request.output)
     # A new run has its priority in its folder; of one that is there it is changed.
     again = {} if planned.new or priority is None else {"priority": str(priority)}
+    if planned.listing and not as_json:
+        click.echo(folded(planned.listing, err=True), err=True)
     for warning in planned.warnings:
         click.echo(folded(f"warning: {warning}", err=True), err=True)
     try:

@@ -192,7 +192,15 @@ def _by_bytes(unit: Unit) -> bool:
 
 
 def _images_in(folder: str) -> int:
-    """Number of files below `folder` that are named as images are; linked folders are not entered."""
-    return sum(
-        "." in name and name.rpartition(".")[2].lower() in IMAGES for _, _, names in os.walk(folder) for name in names
-    )
+    """Number of files below `folder` that are named as images are.
+
+    Linked folders are not entered, nor are hidden ones and those of runs; hidden files do not count.
+    """
+    count = 0
+    for at, folders, names in os.walk(folder):
+        if at != folder and "run.json" in names and "manifest" in folders:
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if name[0] != "."]
+        count += sum("." in name[1:] and name[0] != "." and name.rpartition(".")[2].lower() in IMAGES for name in names)
+    return count

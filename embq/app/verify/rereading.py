@@ -27,7 +27,7 @@ from embq.core.storage.paths import is_url
 from embq.core.units import Unit
 from embq.sources.access.listings import stat
 
-IMAGES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
+IMAGES = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
 """Extensions of images; where a key has several, the first in this order is embedded."""
 
 LINE_MAX_BYTES = 32_000_000
@@ -38,6 +38,9 @@ ID_COLUMNS = ("id", "key", "_id", "doc_id")
 
 # webdataset's own expression for "key.extension": the first dot behind the last slash.
 _MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
+
+_ABOUT_SHARD = re.compile(r"__[^./]*__([./].*)?|(.*/)?[.]_.*", re.DOTALL)
+"""Members that are no part of a sample: webdataset's own, and those of macOS."""
 
 
 ERRORS: tuple[type[Exception], ...] = (*COMPRESSION_ERRORS, tarfile.TarError, LookupError)
@@ -180,7 +183,7 @@ def _tar(unit: Unit, images: bool) -> Iterator[SourceSample]:
             # tarfile takes a slash off the end of names from PAX headers, of plain files too.
             headers = member.pax_headers
             name = headers.get("GNU.sparse.name") or headers.get("path") or member.name
-            match = None if member.isdir() else _MEMBER.fullmatch(name)
+            match = None if member.isdir() or _ABOUT_SHARD.fullmatch(name) else _MEMBER.fullmatch(name)
             if match is None:
                 continue
             key, extension = match[1], match[2].lower()

@@ -41,6 +41,9 @@ ENTRIES = frozenset(
 RUN_ENTRIES = frozenset({"run.json", "metadata"})
 """Entries that it has later, besides the folders of vectors of an npy run, whose names end in `_emb`."""
 
+MARKS = frozenset({"run.json", "manifest"})
+"""Entries by which the output folder of a run is known where folders are listed."""
+
 PLANNED = ("manifest-", "run-")
 """Prefixes of unfinished files of planning, which belong to the holder of `_writer/plan.lock`."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
 
 from embq.core.errors import InputError, SampleError, SourceError
+from embq.core.run.layout import MARKS
 from embq.core.service.log import Events
 from embq.core.storage.paths import is_url
 from embq.core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
@@ -33,7 +34,8 @@ class FilesSource(Source):
     """A folder's images in units of at most `unit_samples`, ordered by their paths relative to the folder.
 
     The key is that path, with "/" between its parts. The user may name the extensions of images and of captions. Linked
-    folders are not entered; a linked file is read only where it stays inside the folder.
+    folders, hidden ones and output folders of embq are not entered; a linked file is read only where it stays inside
+    the folder.
     """
 
     kind = "files"
@@ -215,9 +217,30 @@ def walk_with(keys: tuple[str, ...], path: str, others: Counter[str]) -> Iterato
     return images_of(walk(path, others), others, Extensions(images=keys) if keys else ALL)
 
 
-def walk(path: str, others: Counter[str]) -> Iterable[tuple[str, int]]:
-    """(relative path, bytes) of every file; `others` counts the linked folders that are not entered."""
-    return listings.walk(path) if is_url(path) else _walk_local(path, others)
+HIDDEN, OUTPUT = "hidden", "output folder of embq"
+"""What a walk leaves out, as it is counted."""
+
+
+def walk(path: str, others: Counter[str], *, sizes: bool = True) -> Iterable[tuple[str, int]]:
+    """(relative path, bytes) of every file, sorted; without `sizes`, local files are not looked at and have 0.
+
+    `others` counts what is left out: hidden files and folders, whose names begin with a dot, output folders of embq
+    below the folder, and linked folders.
+    """
+    return _visible(listings.walk(path), others) if is_url(path) else _walk_local(path, others, sizes)
+
+
+def _visible(files: Sequence[tuple[str, int]], others: Counter[str]) -> Iterator[tuple[str, int]]:
+    """The files of a remote folder that `_walk_local` would give."""
+    runs = {name.removesuffix("/run.json") for name, _ in files if name.endswith("/run.json")}
+    manifests = {name.rpartition("/manifest/")[0] for name, _ in files if "/manifest/" in name}
+    outputs = tuple(f"{folder}/" for folder in runs & manifests)
+    others.update({OUTPUT: len(outputs)} if outputs else {})
+    for name, size in files:
+        if name.startswith(".") or "/." in name:
+            others[HIDDEN] += 1
+        elif not name.startswith(outputs):
+            yield name, size
 
 
 def images_of(files: Iterable[tuple[str, int]], others: Counter[str], wanted: Extensions) -> Iterator[tuple[str, int]]:
@@ -227,7 +250,12 @@ def images_of(files: Iterable[tuple[str, int]], others: Counter[str], wanted: Ex
         if relative.lower().endswith(endings):
             yield relative, size
         else:
-            others[os.path.splitext(relative)[1].lower() or "no extension"] += 1
+            others[extension_of(relative)] += 1
+
+
+def extension_of(name: str) -> str:
+    """The extension of a file that is left out, for a message."""
+    return os.path.splitext(name)[1].lower() or "no extension"
 
 
 def shown(others: Counter[str]) -> str:
@@ -235,8 +263,8 @@ def shown(others: Counter[str]) -> str:
     return ", ".join(f"{name} ({count:,})" for name, count in others.most_common(8)) or "nothing"
 
 
-def _walk_local(path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
-    """(relative path, bytes) of every file. One folder's names are held at a time, not the tree's."""
+def _walk_local(path: str, others: Counter[str], sizes: bool) -> Iterator[tuple[str, int]]:
+    """As `walk`. One folder's names are held at a time, not the tree's."""
     links: list[str] = []
     stack: list[tuple[str, os.DirEntry[str] | None]] = [("", None)]
     while stack:
@@ -245,19 +273,27 @@ def _walk_local(path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
             if entry.is_symlink() and os.path.isdir(entry.path):
                 links.append(relative)
             else:
-                yield relative, _size(entry)
+                yield relative, _size(entry) if sizes else 0
             continue
         with source_errors(os.path.join(path, relative)), os.scandir(os.path.join(path, relative)) as entries:
+            children = list(entries)
+            if relative and {child.name for child in children} >= MARKS:
+                others[OUTPUT] += 1
+                continue
             # A folder sorts by its name with the slash, so that the whole walk is in order of the full paths.
             found = [
                 (f"{relative}{child.name}{'/' if child.is_dir(follow_symlinks=False) else ''}", child)
-                for child in entries
+                for child in children
+                if not child.name.startswith(".")
             ]
+        if len(found) < len(children):
+            others[HIDDEN] += len(children) - len(found)
         found.sort(key=lambda pair: pair[0], reverse=True)
         stack.extend(found)
     if links:
         others["linked folder, not followed"] += len(links)
-        log.warning("linked_folders_skipped", path=path, folders=len(links), first=links[0])
+        if sizes:
+            log.warning("linked_folders_skipped", path=path, folders=len(links), first=links[0])
 
 
 def _size(entry: os.DirEntry[str]) -> int:

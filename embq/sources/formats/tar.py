@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -42,8 +43,8 @@ class TarSource(Source):
     """Shards as units. Members that share a key are one sample, wherever in the shard they stand.
 
     Image: the first of `IMAGE_EXTENSIONS` that the key has. Caption: `txt`. The user may name others. Metadata:
-    `json`. Members without a key (no dot in the name, or nothing before it) belong to no sample, as in webdataset; a
-    shard of only such members is an error.
+    `json`. Members without a key (no dot in the name, or nothing before it) and those about the shard, such as
+    `__index__.json`, belong to no sample, as in webdataset; a shard of only such members is an error.
     """
 
     kind = "tar"
@@ -260,7 +261,7 @@ def group(members: list[Member], wanted: Extensions = ALL) -> list[Entry]:
     by_key: dict[str, Entry] = {}
     for member in members:
         key, _, extension = member.name.partition(".")
-        if not key or not extension or "/" in extension or key[-1] == "/":  # as few names are
+        if not key or not extension or "/" in extension or key[-1] == "/" or key[:2] == "__":  # as few names are
             key, extension = split_name(member.name)
             if not key:
                 continue
@@ -280,11 +281,17 @@ def group(members: list[Member], wanted: Extensions = ALL) -> list[Entry]:
     return entries
 
 
+_NO_SAMPLE = re.compile(r"__[^/.]*__(?:[./]|$)|(?:.*/)?\._", re.DOTALL)
+"""webdataset's members about the shard, such as `__index__.json` and `__meta__/...`, and macOS's `._name` of each."""
+
+
 def split_name(name: str) -> tuple[str, str]:
     """Key and lower-case extension by webdataset's rule: they meet at the first dot behind the last slash.
 
-    ("", "") where there is no key: no dot, or nothing before it.
+    ("", "") where there is no key: no dot, nothing before it, or a member that is no part of a sample.
     """
+    if _NO_SAMPLE.match(name):
+        return "", ""
     stem, dot, extension = name[name.rfind("/") + 1 :].partition(".")
     if not dot:
         return "", ""
