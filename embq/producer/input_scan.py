@@ -14,7 +14,8 @@ from embq.core.storage.paths import is_url
 from embq.core.units import Unit, canonical_json
 from embq.producer.selection import Selection
 from embq.sources.access.files import stat_file
-from embq.sources.kinds import Listing, detect, source_for, split, with_map
+from embq.sources.kinds import Listing, carrying, detect, source_for, split
+from embq.sources.partitions import without_partition
 from embq.sources.reader_options import ReadOptions
 from embq.sources.unusable import COLUMN_CODES, UNUSABLE_CODES
 
@@ -107,7 +108,7 @@ class InputScan:
         if kind in self.kinds:
             return
         try:
-            self.held[kind] = source_for(kind).holds(path, self._required)
+            self.held[kind] = source_for(kind).holds(path, without_partition(self._required, path))
         except SourceError as error:
             if error.code not in (*UNUSABLE_CODES, *UNREADABLE_CODES, "missing_member"):
                 raise
@@ -149,7 +150,7 @@ class InputScan:
             log.warning("input_empty" if empty else "table_unusable", path=path, code=error.code, why=error.message)
             if not empty:
                 unit = Unit(kind=kind, source=path, etag=_version(path), options=self._options.columns)
-                yield with_map(unit, self._options), False
+                yield carrying(unit, self._options), False
             return
         if first is not None:
             yield first, True

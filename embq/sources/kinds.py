@@ -30,6 +30,7 @@ from embq.sources.formats.parquet import SUFFIXES as PARQUET_SUFFIXES
 from embq.sources.formats.tar import COMPRESSED_SUFFIXES, TarSource
 from embq.sources.interface import Source
 from embq.sources.maps import OPTION as MAP
+from embq.sources.partitions import with_partition, without_partition
 from embq.sources.reader_options import ReadOptions, format_of
 
 SOURCES: dict[str, Source] = {
@@ -101,13 +102,13 @@ def is_guarded(kind: str) -> bool:
 
 
 def split(kind: str, path: str, options: ReadOptions) -> Iterator[Unit]:
-    """The units of one input, with the run's map; raises as `Source.split` does."""
-    units = source_for(kind).split(path, options)
-    return (with_map(unit, options) for unit in units) if options.map else units
+    """The units of one input, with what every kind carries; raises as `Source.split` does."""
+    return (carrying(unit, options) for unit in source_for(kind).split(path, without_partition(options, path)))
 
 
-def with_map(unit: Unit, options: ReadOptions) -> Unit:
-    """The unit with the run's map."""
+def carrying(unit: Unit, options: ReadOptions) -> Unit:
+    """The unit with the columns of its folders, and the run's map."""
+    unit = with_partition(unit, options)
     if not options.map:
         return unit
     return replace(unit, options=tuple(sorted((*unit.options, (MAP, options.map)))))

@@ -18,7 +18,8 @@ CUT_UNIT_BYTES = 4_000_000
 """Size of a unit of lines whose texts are cut: about a million tokens, so that a unit's chunks fit into memory however
 long the texts are."""
 
-_ROWS = ("parquet", "arrow", "csv", "jsonl")
+ROWS = ("parquet", "arrow", "csv", "jsonl")
+"""Kinds whose samples are rows with named columns."""
 _IMAGE_FILES = ("tar", "files")
 _SHARDS = ("tar",)
 
@@ -114,8 +115,8 @@ class ReadOptions:
         metavar="LIST",
         separator=";",
     )
-    text_column: str = _option("", "--text-column", "Column or field of texts.", (*_ROWS, "hdf5"), always_recorded=True)
-    id_column: str = _option("", "--id-column", "Column or field of keys.", (*_ROWS, "hdf5"), always_recorded=True)
+    text_column: str = _option("", "--text-column", "Column or field of texts.", (*ROWS, "hdf5"), always_recorded=True)
+    id_column: str = _option("", "--id-column", "Column or field of keys.", (*ROWS, "hdf5"), always_recorded=True)
     image_column: str = _option(
         "", "--image-column", "Column of images, or of their paths in the folder.", ("parquet", "arrow", "csv")
     )
@@ -123,7 +124,7 @@ class ReadOptions:
         (),
         "--metadata-columns",
         "Columns to keep as metadata: a,b, or * for all others.  [.jsonl and .csv: *]",
-        _ROWS,
+        ROWS,
         metavar="LIST",
         separator=",",
     )

@@ -20,6 +20,7 @@ from embq.sources.access.urls import check_source
 from embq.sources.damaged import rest
 from embq.sources.interface import Moved, unwatched
 from embq.sources.kinds import is_guarded, source_for
+from embq.sources.partitions import add_partition, merged, partition_of
 from embq.sources.reader_process import client
 from embq.sources.rows import within
 from embq.sources.unusable import may_be_opened
@@ -70,6 +71,8 @@ def read_here(
     if only is not None:
         unit = source_for(unit.kind).alone(replace(unit, retry=None), only)
     samples = source_for(unit.kind).read(within(unit, roots) if roots else unit, moved)
+    if partition_of(unit):
+        samples = add_partition(samples, unit)
     if unit.retry is not None and unit.retry.is_rest:
         return rest(samples, unit, unit.retry)
     if unit.retry is None or unit.wanted is None:
@@ -82,7 +85,7 @@ def read_here(
 def may_have_metadata(unit: Unit) -> bool:
     """True if a look at a unit may tell what metadata its samples have; cheap."""
     with suppress(SourceError):  # of an unknown kind
-        return may_be_opened(unit) and source_for(unit.kind).may_have_metadata(unit)
+        return may_be_opened(unit) and (bool(partition_of(unit)) or source_for(unit.kind).may_have_metadata(unit))
     return False
 
 
@@ -103,15 +106,16 @@ def metadata_here(unit: Unit, most: int, *, wait_s: float = float("inf")) -> lis
     deadline = time.monotonic() + wait_s
     found: list[str] = []
     chars = 0
+    values = partition_of(unit)
     with source_errors(unit.source):
         for text in source_for(unit.kind).first_metadata(unit, most):
             chars += len(text)
             if chars > METADATA_CHARS:
                 break
-            found.append(text)
+            found.append(merged(values, text) if values else text)
             if time.monotonic() > deadline:
                 break
-    return found
+    return found or ([merged(values, None)] if values else [])
 
 
 def fetchable(unit: Unit, roots: Sequence[str]) -> bool:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from e2e.session import write_tar
 
+from embq.app.verify.rereading import reread
 from embq.core.errors import InputError, UsageError
 from embq.core.units import Unit
-from embq.producer.plan import Plan, plan
+from embq.producer.plan import Plan, first_columns, plan
 from embq.sources.reader_options import ReadOptions
+from embq.sources.unit_reader import read
 
 
 def touch(root: Path, *names: str) -> None:
@@ -255,3 +260,27 @@ def test_a_field_that_no_line_has_is_named_with_those_that_are_there(
         assert refused.value.code == "missing_column"
     (tmp_path / "b.jsonl").write_bytes(pack(b'{"txt": "x"}\n'))
     assert len(list(plan([str(tmp_path)], ReadOptions(text_column="txt")).units)) == 2  # one of the files has it
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def test_a_partitioned_data_set_is_an_input_and_its_folders_are_columns(tmp_path: Path, kind: str) -> None:
+    for day, place in ((1, "Z%C3%BCrich"), (2, "__HIVE_DEFAULT_PARTITION__")):
+        folder = tmp_path / f"day=0{day}" / f"place={place}"
+        folder.mkdir(parents=True)
+        table = pa.table({"id": [f"k{day}"], "text": ["x"], "kept": [day]})
+        if kind == "parquet":
+            pq.write_table(table, folder / "part.parquet")
+        elif kind == "csv":
+            (folder / "part.csv").write_text(f"id,text,kept\nk{day},x,{day}\n")
+        else:
+            (folder / "part.jsonl").write_text(json.dumps(table.to_pylist()[0]) + "\n")
+    own = {"parquet": {}, "csv": {"kept": "1"}, "jsonl": {"kept": 1}}[kind]
+    columns, units = first_columns(plan_of(tmp_path).units)
+    assert {(one.name, one.type) for one in columns} >= {("day", "int64"), ("place", "string")}
+    first, second = units
+    (sample,) = read(first, [])
+    assert json.loads(sample.metadata or "") == {"day": 1, "place": "Z\u00fcrich", **own}
+    assert [one.metadata for one in reread(first, images=False)] == [json.loads(sample.metadata or "")]
+    assert json.loads(next(read(second, [])).metadata or "")["place"] is None
+    named = plan([str(tmp_path)], ReadOptions(metadata_columns=("day", "kept")))
+    assert json.loads(next(read(next(named.units), [])).metadata or "") == {"day": 1, "kept": own.get("kept", 1)}

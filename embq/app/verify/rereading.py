@@ -84,8 +84,10 @@ def reread(unit: Unit, *, images: bool) -> Iterator[SourceSample]:
         raise SourceUnreadableError(f"units of kind {unit.kind!r} cannot be read a second time")
     if unit.kind != "files":
         _check_version(unit)
+    partition = json.loads(dict(unit.options).get("partition", "{}"))
     try:
-        yield from READERS[unit.kind](COPIES.of(unit) if is_url(unit.source) else unit, images)
+        for sample in READERS[unit.kind](COPIES.of(unit) if is_url(unit.source) else unit, images):
+            yield replace(sample, metadata={**partition, **(sample.metadata or {})}) if partition else sample
     except ERRORS as error:
         raise SourceUnreadableError(f"{unit.source}: {error}") from error
 

@@ -1,0 +1,70 @@
+"""Columns of partitioned data sets: the folders `name=value` above a file of rows, as Hive and Spark write them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any
+from urllib.parse import unquote
+
+from embq.core.storage.paths import is_url
+from embq.core.units import Sample, Unit, canonical_json, json_value
+from embq.sources.access.urls import path_of
+from embq.sources.reader_options import ALL, ROWS, ReadOptions
+
+_OPTION = "partition"
+"""Option of a unit: the columns as a JSON object."""
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+def columns_above(path: str) -> dict[str, str | int | None]:
+    """The columns that the folders of a file give. As for pyarrow, digits are an integer."""
+    folders = (path_of(path) if is_url(path) else path).split("/")[:-1]
+    pairs = [folder.partition("=") for folder in takewhile(lambda one: "=" in one[1:], reversed(folders))]
+    return {unquote(name): _value(unquote(text)) for name, _, text in reversed(pairs)}
+
+
+def _value(text: str) -> str | int | None:
+    if text == _NULL:
+        return None
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
+
+
+def without_partition(options: ReadOptions, path: str) -> ReadOptions:
+    """The options for the file itself, which may lack the columns of its folders."""
+    names = columns_above(path)
+    return replace(options, metadata_columns=tuple(one for one in options.metadata_columns if one not in names))
+
+
+def with_partition(unit: Unit, options: ReadOptions) -> Unit:
+    """The unit with those columns of its folders that become metadata: all, or those that the user named."""
+    wanted = options.metadata_columns
+    values = columns_above(unit.source) if unit.kind in ROWS else {}
+    if kept := {name: one for name, one in values.items() if not wanted or ALL in wanted or name in wanted}:
+        return replace(unit, options=tuple(sorted((*unit.options, (_OPTION, canonical_json(kept))))))
+    return unit
+
+
+def partition_of(unit: Unit) -> dict[str, Any]:
+    """The columns that a unit carries; {} for none."""
+    return dict(json.loads(dict(unit.options).get(_OPTION, "{}")))
+
+
+def add_partition(samples: Iterator[Sample], unit: Unit) -> Iterator[Sample]:
+    """The samples with the columns of the unit among their metadata."""
+    values = partition_of(unit)
+    for sample in samples:
+        if sample.error is None:
+            sample.metadata = merged(values, sample.metadata)
+        yield sample
+
+
+def merged(values: dict[str, Any], metadata: str | None) -> str:
+    """Metadata as JSON text with `values` before its own fields, which stand above values of the same name."""
+    own = json_value(metadata) if metadata and any(f'"{name}' in metadata for name in values) else {}
+    added = canonical_json({name: one for name, one in values.items() if name not in own})
+    return added if metadata in (None, "{}") else metadata if added == "{}" else f"{added[:-1]},{metadata[1:]}"
