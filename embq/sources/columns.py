@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from embq.core.errors import SourceError
 from embq.sources.reader_options import ALL
@@ -88,6 +88,7 @@ def choose(columns: Sequence[Column], named: Iterable[tuple[str, str]], path: st
     Raises SourceError `missing_column`, `ambiguous_column` or `wrong_column_type`.
     """
     wanted = dict(named)
+    given, columns = columns, [_as_text(column, wanted) for column in columns]
     image = _image(columns, wanted, path)
     text = _text(columns, wanted, path, image.name if image else "")
     asked = tuple(name for name in wanted.get("metadata_columns", "").split(",") if name)
@@ -95,10 +96,10 @@ def choose(columns: Sequence[Column], named: Iterable[tuple[str, str]], path: st
     metadata = asked
     if ALL in asked:
         taken = set(filter(None, (text, image.name if image else "", key)))
-        metadata = tuple(column.name for column in columns if column.name not in taken and column.role in _PLAIN)
+        metadata = tuple(column.name for column in given if column.name not in taken and column.role in _PLAIN)
     else:
         for name in asked:
-            _typed(columns, name, (*_PLAIN, "opaque"), "--metadata-columns", path)
+            _typed(given, name, (*_PLAIN, "opaque"), "--metadata-columns", path)
     found = ChosenColumns(
         text=text,
         image=image.name if image else "",
@@ -108,6 +109,17 @@ def choose(columns: Sequence[Column], named: Iterable[tuple[str, str]], path: st
     )
     refuse_duplicates(found.names, [column.name for column in columns], path)
     return found
+
+
+def _as_text(column: Column, wanted: Mapping[str, str]) -> Column:
+    """The column; as one of texts where it holds bytes and is called, or named by the user, like texts or keys.
+
+    Hive, Impala and old versions of Spark write strings to parquet as bytes without an annotation.
+    """
+    called = column.name in (wanted.get("text_column"), wanted.get("id_column")) or (
+        column.name.lower() in (*TEXT_COLUMNS, *ID_COLUMNS) and column.name != wanted.get("image_column")
+    )
+    return replace(column, role="text") if called and column.type in ("binary", "large_binary") else column
 
 
 def refuse_duplicates(wanted: Iterable[str], there: Sequence[str], path: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 from pyarrow import ipc
 
 import embq.sources.rows
+from embq.app.verify.rereading import reread
 from embq.app.verify.verification import verify
 from embq.core.errors import InputError, SourceError
 from embq.core.units import Sample, Unit
@@ -108,6 +109,9 @@ def test_every_slice_has_its_rows_in_whatever_order_units_are_read(tmp_path: Pat
         ({"a": ["x"], "b": ["x"]}, {"text_column": "b"}, "b", "", ""),
         ({"a": ["x"], "b": ["x"], "c": [b"i"]}, {"text_column": "b", "image_column": "c"}, "b", "c", ""),
         ({"id": ["x"], "sku": ["y"], "text": ["z"]}, {"id_column": "sku"}, "text", "", "sku"),
+        ({"id": [b"x"], "text": [b"z"]}, {}, "text", "", "id"),
+        ({"id": [b"x"], "words": [b"z"]}, {"text_column": "words"}, "words", "", "id"),
+        ({"caption": [b"z"], "image": [b"i"], "sku": [b"y"]}, {"id_column": "sku"}, "caption", "image", "sku"),
     ],
 )
 def test_columns_are_found_by_name_and_type(
@@ -117,9 +121,12 @@ def test_columns_are_found_by_name_and_type(
     path = write(tmp_path / "t.parquet", **columns)
     (sample,) = samples_of(path, **options)
     assert code(sample) is None
-    assert sample.text == (columns[text][0] if text else None)
+    values = {name: one.decode() if isinstance(one, bytes) else one for name, (one, *_) in columns.items()}
+    assert sample.text == (values[text] if text else None)
     assert sample.image == (b"i" if image else None)
-    assert sample.key == (str(columns[key][0]) if key else "t.parquet:1")
+    assert sample.key == (str(values[key]) if key else "t.parquet:1")
+    (unit,) = SOURCES["parquet"].split(str(path), ReadOptions(**options))  # type: ignore[arg-type]
+    assert [(one.key, one.text) for one in reread(unit, images=False)] == [(sample.key, sample.text)]
     held = SOURCES["parquet"].holds(str(path), ReadOptions(**options))  # type: ignore[arg-type]
     assert held == (("image",) if image else ()) + (("text",) if text else ())
 
