@@ -16,6 +16,7 @@ from PIL import (
     BmpImagePlugin,
     GifImagePlugin,
     Image,
+    ImageFile,
     JpegImagePlugin,
     MpoImagePlugin,
     PngImagePlugin,
@@ -60,6 +61,16 @@ PLUGINS = (
     TiffImagePlugin,
     AvifImagePlugin,
 )
+
+
+def _read_past(stream: PngImagePlugin.PngStream, _position: int, length: int) -> bytes:
+    assert stream.fp is not None
+    return ImageFile._safe_read(stream.fp, length)
+
+
+for _name in ("iCCP", "tEXt", "zTXt", "iTXt"):
+    # Never used, and refused by Pillow with the image where they are large (MAX_TEXT_CHUNK, MAX_TEXT_MEMORY).
+    setattr(PngImagePlugin.PngStream, f"chunk_{_name}", _read_past)
 
 LARGE_PIXELS = 16_000_000
 """An image with more waits until fewer than `LARGE_AT_ONCE` of them are decoded, whatever the number of threads."""
