@@ -52,7 +52,7 @@ def test_a_pasted_command_embeds_what_it_names(short_tmp: Path, kind: str) -> No
             (source / name).write_bytes(data)
             (source / name).with_suffix(".cap").write_text(f"caption of {name.removesuffix('.scan')}")
             (source / name).with_suffix(".jpg").write_bytes(b"no image that was asked for")
-        keys = ["--wds_image_key", "scan;tif", "--wds_caption_key=cap"]
+        keys = ["--image_key", "scan;tif", "--caption_key=cap"]
         named = str(source)
     else:
         images = write_shards(source, 2, 10, captions=True)

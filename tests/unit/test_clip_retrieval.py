@@ -74,6 +74,16 @@ def test_every_option_of_embq_may_be_typed_with_underscores(verb: str) -> None:
             assert option.name in values
 
 
+def test_the_keys_of_shards_change_nothing_for_folders(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ("--wds_image_key", "jpg", "--wds_caption_key=cap")
+    found = parsed(*PASTED, "--input_format", "files", *keys)
+    assert (found["image_key"], found["caption_key"]) == ("", "")
+    assert "note: --wds_image_key is of shards" in capsys.readouterr().err
+    found = parsed(*PASTED, "--input_format", "webdataset", *keys)
+    assert (found["image_key"], found["caption_key"]) == ("jpg", "cap")
+    assert parsed(*PASTED, "--input_format", "files", "--image_key", "jpg")["image_key"] == "jpg"
+
+
 def test_a_value_is_never_taken_for_an_option() -> None:
     found = parsed("--include", "--clip_model", "-o", "--input_dataset", "-m", "stub:8", "--", "--clip_model")
     assert (found["include"], found["output"]) == (("--clip_model",), "--input_dataset")

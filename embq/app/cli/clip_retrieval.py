@@ -129,9 +129,23 @@ def hyphens(token: str) -> str:
     return token.replace("_", "-")
 
 
+def _names(arguments: Sequence[str]) -> set[str]:
+    """The options of a command line, in embq's spelling without the hyphens in front."""
+    return {hyphens(argument.partition("=")[0].removeprefix("--")) for argument in arguments if argument[:2] == "--"}
+
+
+def drop_keys_of_shards(ctx: click.Context, arguments: Sequence[str]) -> None:
+    """Take `--wds-image-key` and `--wds-caption-key` back for folders, which clip-retrieval reads without them."""
+    typed = _names(arguments)
+    for name in ("image_key", "caption_key"):
+        if ctx.params.get("input_format") == "files" and f"wds-{hyphens(name)}" in typed:
+            ctx.params[name] = ""
+            note(f"--wds_{name} is of shards: it changes nothing for a folder, --{hyphens(name)} does")
+
+
 def is_foreign(arguments: Sequence[str]) -> bool:
     """True if a command line has a name that only clip-retrieval has."""
-    typed = {hyphens(argument.partition("=")[0].removeprefix("--")) for argument in arguments if argument[:2] == "--"}
+    typed = _names(arguments)
     return bool(typed & NAMES) or any(name.removeprefix("no") in SWITCHES for name in typed if name.startswith("no"))
 
 

@@ -13,6 +13,7 @@ from embq.app.cli.clip_retrieval import (
     INPUTS,
     SECOND_NAMES,
     apply_switches,
+    drop_keys_of_shards,
     hidden_options,
     hyphens,
     is_foreign,
@@ -53,6 +54,7 @@ class RunCommand(SectionedCommand):
             ctx.default_map = {"model": [DEFAULT_MODEL], **(ctx.default_map or {})}
         rest = super().parse_args(ctx, list(args))
         apply_switches(ctx, foreign=foreign)
+        drop_keys_of_shards(ctx, args)
         return rest
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
