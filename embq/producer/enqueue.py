@@ -70,7 +70,7 @@ class Planned:
         added: units that were added now to a run that was there before.
         samples: number of their samples, or None where only reading tells.
         warnings: about the inputs, one line each.
-        listing: what was taken of folders and what was left out, one line; "" where files were named.
+        listing: as in the plan.
     """
 
     info: RunInfo

@@ -48,7 +48,7 @@ class Estimate:
         documents: texts that are cut into chunks, each of which is a row; None where none are cut, or only reading
             tells how many there are.
         warnings: about the inputs, one line each.
-        listing: what is taken of folders and what is left out, one line; "" where files are named.
+        listing: as in the plan.
     """
 
     run: str

@@ -50,7 +50,7 @@ class InputScan:
         self._options, self._required = options, options.required_for(modalities)
         self._selection = selection
         self._pieces = _Pieces()
-        self._paths = self._left_out = 0
+        self._paths = 0
         self._seen: set[bytes] = set()
         self._missing: list[str] = []
         self._repeated: list[str] = []
@@ -70,7 +70,6 @@ class InputScan:
 
     def _add_input(self, kind: str, path: str) -> None:
         if kind != "files" and not self._selection.takes(path):
-            self._left_out += 1
             self.listing.left["--include and --exclude"] += 1
             return
         digest = hashlib.sha256(path.encode("utf-8", "surrogateescape")).digest()[:16]
@@ -170,9 +169,9 @@ class InputScan:
                 next_step="check the names, and that the disk is mounted on this machine",
             )
         if not self._pieces.count and not self._missing:
-            if self._left_out:
+            if left := self.listing.left["--include and --exclude"]:
                 raise InputError(
-                    f"--include and --exclude leave none of {self._left_out:,} inputs",
+                    f"--include and --exclude leave none of {left:,} inputs",
                     code="empty_input",
                     next_step="a pattern is matched against the whole path, or against its end behind a slash",
                 )

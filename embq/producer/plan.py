@@ -54,7 +54,7 @@ class Plan:
         units: in the order of the inputs, an iterator. Folders are listed and lines counted while it is taken, so it
             raises InputError where an input turns out to be unusable, or nothing is left of the inputs.
         modalities: embedded of each row: ("image",), ("text",) or ("image", "text"); () where all inputs have vanished.
-        listing: what is taken of folders and what is left out, one line; "" where files are named.
+        listing: what is taken and what is left out, one line; "" for one file.
         warnings: one line each, about inputs that are left out.
         vanished: inputs that were planned before and are missing now.
     """
@@ -112,10 +112,7 @@ def plan(
 
 
 def _expand(inputs: Sequence[str], left: Counter[str]) -> Iterator[str]:
-    """The absolute paths and URLs that `inputs` name, in order; links stay as they are, for the user to recognise.
-
-    `left` counts the files that patterns match in output folders of embq.
-    """
+    """The absolute paths and URLs that `inputs` name, in order; links stay as they are, for the user to recognise."""
     for text in inputs:
         check_source(text)
         special = "{" in text or has_magic(text)
@@ -136,7 +133,7 @@ def _matches(pattern: str, left: Counter[str]) -> Iterator[str]:
     if not has_magic(pattern):
         yield absolute(pattern)
         return
-    found, holds_run = match(pattern), cache(_holds_run)
+    found, holds_run = match(pattern), cache(lambda folder: all(exists(join(folder, name)) for name in MARKS))
     matches = [path for path in found if not _is_output(path, pattern, holds_run)]
     if len(matches) < len(found):
         left[OUTPUT] += len(found) - len(matches)
@@ -158,10 +155,6 @@ def _is_output(path: str, pattern: str, holds_run: Callable[[str], bool]) -> boo
         for depth, part in enumerate(parts[:-1])
         if depth
     )
-
-
-def _holds_run(folder: str) -> bool:
-    return all(exists(join(folder, name)) for name in MARKS)
 
 
 def _some_left(units: Iterator[Unit], selection: Selection) -> Iterator[Unit]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -23,7 +23,7 @@ from embq.sources.formats.arrow import SUFFIXES as ARROW_SUFFIXES
 from embq.sources.formats.delimited import DelimitedSource
 from embq.sources.formats.hdf5 import SUFFIXES as HDF5_SUFFIXES
 from embq.sources.formats.hdf5 import Hdf5Source
-from embq.sources.formats.image_folder import FilesSource, extension_of, shown, walk
+from embq.sources.formats.image_folder import METADATA_FILES, FilesSource, shown, walk
 from embq.sources.formats.lines import JsonLinesSource, LinesSource
 from embq.sources.formats.parquet import PARQUET
 from embq.sources.formats.parquet import SUFFIXES as PARQUET_SUFFIXES
@@ -133,12 +133,7 @@ def _kind_of_plugin(name: str) -> str | None:
 
 
 class Listing:
-    """What was found of the inputs that were named.
-
-    Attributes:
-        taken: number of files by their kind; of a folder of images that of its images.
-        left: number of files and folders that are left out, by extension or reason.
-    """
+    """Numbers of files, or of images in folders, that are taken, by kind, and that are left, by extension or reason."""
 
     def __init__(self) -> None:
         self.taken: Counter[str] = Counter()
@@ -220,39 +215,27 @@ def _files_below(path: str, wanted: str, image_keys: tuple[str, ...], listing: L
             images[folder] += 1
             found.setdefault("files", [relative])
         elif (kind := kind_of(relative)) is None:
-            listing.left[extension_of(relative)] += 1
+            listing.left[os.path.splitext(relative)[1].lower() or "no extension"] += 1
         elif "/_" in f"/{folder}":
             listing.left["in a folder whose name begins with _"] += 1  # of Spark and Delta Lake: the state of a writer
         else:
             found.setdefault(kind, []).append(relative)
     if images and wanted in ("", "files"):
         found.pop("lines", None)  # captions
+        for kind in ("csv", "jsonl") if not is_url(path) else ():
+            if files := [one for one in found.pop(kind, ()) if os.path.basename(one) not in METADATA_FILES]:
+                found[kind] = files
         listing.taken["files"] += images.total()
     for kind in found.keys() - {wanted} if wanted else ():
         files = found.pop(kind)
         listing.left[f"of kind {format_of(kind)}"] += images.total() if kind == "files" else len(files)
-    if found.keys() & {"files", "tar"}:
-        # img2dataset writes a table of records beside each shard, or folder of images, and of its name.
-        named = images.keys() | {os.path.splitext(name)[0] for name in found.get("tar", ())}
-        _leave(found, listing, "parquet", "records beside", lambda name: os.path.splitext(name)[0] in named)
-    whole = {os.path.dirname(name) for name in found.get("arrow", ()) if not _is_cache(name)}
-    _leave(
-        found, listing, "arrow", "cache of datasets", lambda name: _is_cache(name) and os.path.dirname(name) in whole
-    )
-    return found
-
-
-def _leave(
-    found: dict[str, list[str]], listing: Listing, kind: str, reason: str, is_left: Callable[[str], bool]
-) -> None:
-    """Leave out the files of a kind for which `is_left` is true."""
-    kept = [name for name in found.get(kind, ()) if not is_left(name)]
-    if left := len(found.pop(kind, ())) - len(kept):
-        listing.left[reason] += left
-    if kept:
-        found[kind] = kept
-
-
-def _is_cache(name: str) -> bool:
-    """True for what `datasets` keeps of a transformed table beside the table."""
-    return os.path.basename(name).startswith("cache-")
+    named = images.keys() | {os.path.splitext(name)[0] for name in found.get("tar", ())}
+    whole = {os.path.dirname(name) for name in found.get("arrow", ()) if "/cache-" not in f"/{name}"}
+    # img2dataset writes a table beside each shard, or folder of images, and of its name.
+    records = [name for name in found.get("parquet", ()) if not wanted and os.path.splitext(name)[0] in named]
+    caches = [name for name in found.get("arrow", ()) if "/cache-" in f"/{name}" and os.path.dirname(name) in whole]
+    for reason, kind, names in ("records of img2dataset", "parquet", records), ("cache of datasets", "arrow", caches):
+        if names:
+            listing.left[reason] += len(names)
+            found[kind] = sorted(set(found[kind]) - set(names))
+    return {kind: files for kind, files in found.items() if files}

@@ -11,27 +11,22 @@ from typing import Any
 from urllib.parse import unquote
 
 from embq.core.storage.paths import is_url
-from embq.core.units import Sample, Unit, canonical_json, json_value
+from embq.core.units import Sample, Unit, canonical_json, json_text, json_value
 from embq.sources.access.urls import path_of
 from embq.sources.reader_options import ALL, ROWS, ReadOptions
 
 _OPTION = "partition"
 """Option of a unit: the columns as a JSON object."""
 
-_NULL = "__HIVE_DEFAULT_PARTITION__"
-
 
 def columns_above(path: str) -> dict[str, str | int | None]:
     """The columns that the folders of a file give. As for pyarrow, digits are an integer."""
     folders = (path_of(path) if is_url(path) else path).split("/")[:-1]
-    pairs = [folder.partition("=") for folder in takewhile(lambda one: "=" in one[1:], reversed(folders))]
-    return {unquote(name): _value(unquote(text)) for name, _, text in reversed(pairs)}
-
-
-def _value(text: str) -> str | int | None:
-    if text == _NULL:
-        return None
-    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
+    pairs = [unquote(folder).partition("=") for folder in takewhile(lambda one: "=" in one[1:], reversed(folders))]
+    return {
+        name: None if text.startswith("__HIVE_DEFAULT") else int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
+        for name, _, text in reversed(pairs)
+    }
 
 
 def without_partition(options: ReadOptions, path: str) -> ReadOptions:
@@ -66,5 +61,5 @@ def add_partition(samples: Iterator[Sample], unit: Unit) -> Iterator[Sample]:
 def merged(values: dict[str, Any], metadata: str | None) -> str:
     """Metadata as JSON text with `values` before its own fields, which stand above values of the same name."""
     own = json_value(metadata) if metadata and any(f'"{name}' in metadata for name in values) else {}
-    added = canonical_json({name: one for name, one in values.items() if name not in own})
+    added = json_text({name: one for name, one in values.items() if name not in own})
     return added if metadata in (None, "{}") else metadata if added == "{}" else f"{added[:-1]},{metadata[1:]}"

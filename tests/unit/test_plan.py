@@ -284,3 +284,39 @@ def test_a_partitioned_data_set_is_an_input_and_its_folders_are_columns(tmp_path
     assert json.loads(next(read(second, [])).metadata or "")["place"] is None
     named = plan([str(tmp_path)], ReadOptions(metadata_columns=("day", "kept")))
     assert json.loads(next(read(next(named.units), [])).metadata or "") == {"day": 1, "kept": own.get("kept", 1)}
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_a_metadata_file_beside_images_gives_captions_and_metadata(tmp_path: Path, ending: str) -> None:
+    touch(tmp_path, "0.png", "1.png", "2.png", "2.txt", "sub/3.png", "own/4.png", "own/5.png")
+    (tmp_path / "0.json").write_text('{"n": "of the image", "m": 1}')
+    rows = [
+        ("0.png", "a red car", "a"),
+        ("sub/3.png", "x, \u00e4", "b"),
+        ("2.png", "unused", "c"),
+        ("own/4.png", "no", "no"),
+    ]
+    for folder, found in ((tmp_path, rows), (tmp_path / "own", [("4.png", "nearest", "d")])):
+        if ending == "csv":
+            lines = ["file_name,text,n", *(f'{name},"{text}",{n}' for name, text, n in found)]
+        else:
+            lines = [json.dumps({"file_name": name, "text": text, "n": n}) for name, text, n in found]
+        (folder / f"metadata.{ending}").write_text("\n".join(lines), encoding="utf-8")
+    planned = plan_of(tmp_path)
+    columns, units = first_columns(planned.units)
+    assert [one.name for one in columns] == ["n", "m"]
+    (unit,) = units
+    samples = [(one.key, one.text, json.loads(one.metadata or "null")) for one in read(unit, [])]
+    assert samples == [
+        ("0.png", "a red car", {"n": "of the image", "m": 1}),
+        ("1.png", None, None),
+        ("2.png", "x\ny\n", {"n": "c"}),
+        ("own/4.png", "nearest", {"n": "d"}),
+        ("own/5.png", None, None),
+        ("sub/3.png", "x, \u00e4", {"n": "b"}),
+    ]
+    assert [(one.key, one.text, one.metadata) for one in reread(unit, images=False)] == samples
+    (tmp_path / f"metadata.{ending}").write_text('text\n"')
+    assert [one.error and one.error[0] for one in read(unit, [])] == ["bad_metadata"] * 3 + [None] * 2 + [
+        "bad_metadata"
+    ]

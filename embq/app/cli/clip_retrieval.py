@@ -136,9 +136,8 @@ def _names(arguments: Sequence[str]) -> set[str]:
 
 def drop_keys_of_shards(ctx: click.Context, arguments: Sequence[str]) -> None:
     """Take `--wds-image-key` and `--wds-caption-key` back for folders, which clip-retrieval reads without them."""
-    typed = _names(arguments)
     for name in ("image_key", "caption_key"):
-        if ctx.params.get("input_format") == "files" and f"wds-{hyphens(name)}" in typed:
+        if ctx.params.get("input_format") == "files" and f"wds-{hyphens(name)}" in _names(arguments):
             ctx.params[name] = ""
             note(f"--wds_{name} is of shards: it changes nothing for a folder, --{hyphens(name)} does")
 

@@ -192,10 +192,7 @@ def _by_bytes(unit: Unit) -> bool:
 
 
 def _images_in(folder: str) -> int:
-    """Number of files below `folder` that are named as images are.
-
-    Linked folders are not entered, nor are hidden ones and those of runs; hidden files do not count.
-    """
+    """Number of images below `folder` by their names, without hidden ones, and those in linked folders and outputs."""
     count = 0
     for at, folders, names in os.walk(folder):
         if at != folder and "run.json" in names and "manifest" in folders:

@@ -6,6 +6,7 @@ shows up as a difference. Remote inputs are copied first; only their version is 
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
@@ -17,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import IO, Any, cast
 
 from embq.app.verify.input_files import COPIES, KEPT, compression_of, opened
@@ -270,8 +272,32 @@ def _files(unit: Unit, images: bool) -> Iterator[SourceSample]:
         ending = next((f".{one}" for one in endings if path.lower().endswith(f".{one}")), os.path.splitext(path)[1])
         beside = (f"{path.removesuffix(path[len(path) - len(ending) :])}.{caption}" for caption in captions)
         text = next((data for name in beside if (data := _whole(name)) is not None), None)
+        caption, fields = _listed(unit.source, relative)
         metadata = _object(_of_file(_whole(f"{path.removesuffix(path[len(path) - len(ending) :])}.json")))
-        yield SourceSample(key=key, image=_whole(path) if images else None, text=_of_file(text), metadata=metadata)
+        metadata = {**fields, **(metadata or {})} if fields else metadata
+        caption = caption if text is None else _of_file(text)
+        yield SourceSample(key=key, image=_whole(path) if images else None, text=caption, metadata=metadata)
+
+
+def _listed(root: str, relative: str) -> tuple[str | None, dict[str, Any]]:
+    """Caption and other fields of an image in the metadata.csv or metadata.jsonl nearest to it."""
+    folder = relative
+    while folder:
+        folder = os.path.dirname(folder)
+        for ending in ("csv", "jsonl"):
+            path = os.path.join(root, folder, f"metadata.{ending}")
+            if os.path.isfile(path):
+                row = _metadata_file(path, os.stat(path).st_mtime_ns).get(os.path.relpath(relative, folder or "."), {})
+                name = next((one for one in TEXT_COLUMNS if isinstance(row.get(one), str)), "")
+                return row.get(name), {key: one for key, one in row.items() if key != name}
+    return None, {}
+
+
+@lru_cache(maxsize=2)
+def _metadata_file(path: str, _version: int) -> dict[str, dict[str, Any]]:
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file, restkey="rest") if path.endswith("csv") else filter(None, map(_object, file)))
+    return {row["file_name"]: {name: one for name, one in row.items() if name != "file_name"} for row in rows}
 
 
 def _whole(path: str) -> bytes | None:

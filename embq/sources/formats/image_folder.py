@@ -1,30 +1,38 @@
-"""Kind "files": a folder of images, with a caption in a .txt and metadata in a .json beside each."""
+"""Kind "files": a folder of images, with captions and metadata beside each or in one file for all."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, lru_cache, partial
 from itertools import repeat
+from typing import Any
 
 from embq.core.errors import InputError, SampleError, SourceError
 from embq.core.run.layout import MARKS
 from embq.core.service.log import Events
 from embq.core.storage.paths import is_url
-from embq.core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
+from embq.core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit, canonical_json, json_text, json_value
 from embq.sources.access import listings
 from embq.sources.access.files import join, read_inside, source_errors
 from embq.sources.access.ranged_reads import fetch_all
+from embq.sources.columns import TEXT_COLUMNS
 from embq.sources.decode import decode_file, decode_metadata
 from embq.sources.extensions import ALL, Extensions, extensions_of
 from embq.sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
+from embq.sources.partitions import merged
 from embq.sources.reader_options import ReadOptions
 
 log = Events("sources")
+
+METADATA_FILES = ("metadata.csv", "metadata.jsonl")
+"""Local files of captions and metadata by `file_name`, for the images beside and below: `datasets`' imagefolder."""
 
 _ASKED = 10
 """First images of a unit beside which metadata are looked for before the unit is read."""
@@ -33,9 +41,8 @@ _ASKED = 10
 class FilesSource(Source):
     """A folder's images in units of at most `unit_samples`, ordered by their paths relative to the folder.
 
-    The key is that path, with "/" between its parts. The user may name the extensions of images and of captions. Linked
-    folders, hidden ones and output folders of embq are not entered; a linked file is read only where it stays inside
-    the folder.
+    The key is that path, with "/" between its parts. The user may name the extensions of images and of captions. What
+    `walk` leaves out is not entered; a linked file is read only where it stays inside the folder.
     """
 
     kind = "files"
@@ -89,9 +96,7 @@ class FilesSource(Source):
         """True if a `.json` stands beside one of its images; beside the first ones, on this machine."""
         if is_url(unit.source):
             return ".json" in dict(unit.options).get("beside", "").split(",")
-        stem = extensions_of(unit.options).stem
-        paths = (os.path.join(unit.source, f"{stem(relative)}.json") for relative, _ in unit.items[:_ASKED])
-        return any(map(os.path.lexists, paths))
+        return any(True for _ in self.first_metadata(unit, _ASKED))
 
     def first_metadata(self, unit: Unit, most: int) -> Iterator[str]:
         """From the `.json` files beside the first images."""
@@ -103,10 +108,11 @@ class FilesSource(Source):
             content: _Content = partial(_fetched_content, unit.source, fetched)
         else:
             content = _local_content(unit.source, unwatched)
-        for name in names:
+        for name, (relative, _) in zip(names, unit.items, strict=False):
             with suppress(SampleError):
-                if (data := content(name, None)) is not None:
-                    yield decode_metadata(data)
+                fields, data = _fields_of(relative, content)[1], content(name, None)
+                if fields or data is not None:
+                    yield merged(fields, None if data is None else decode_metadata(data))
 
 
 def cut(empty: Unit, items: Iterable[tuple[str, int]], most: int, *, first: int = 0) -> Iterator[Unit]:
@@ -150,18 +156,48 @@ _Content = Callable[[str, int | None], bytes | None]
 missing. Raises SampleError where the file cannot be used, SourceError where the storage is away."""
 
 
+@lru_cache(maxsize=2)
+def _parsed(name: str, data: bytes) -> dict[str, dict[str, Any]]:
+    """Its rows; SampleError `bad_metadata` where it has a line that is none."""
+    text = decode_file(data)
+    try:
+        if name.endswith(".csv"):
+            found = list(csv.DictReader(io.StringIO(text, newline=""), restkey="rest", strict=True))
+        else:
+            found = [json_value(line) for line in text.split("\n") if line.strip()]
+        return {row.pop("file_name"): row for row in found if json_text(row) and canonical_json(row).encode()}
+    except (csv.Error, ValueError, RecursionError, TypeError, AttributeError, KeyError) as error:
+        raise SampleError("bad_metadata", f"{name}: a row is none with a file_name: {error!r}") from error
+
+
+def _fields_of(relative: str, content: _Content) -> tuple[str | None, dict[str, Any]]:
+    """Caption, or None, and other fields of an image in the metadata file that is nearest to it."""
+    folder = relative
+    while folder:
+        folder = folder[: folder.rstrip("/").rfind("/") + 1]
+        for file in METADATA_FILES:
+            if (data := content(folder + file, None)) is not None:
+                fields = dict(_parsed(folder + file, data).get(relative.removeprefix(folder), {}))
+                name = next((one for one in TEXT_COLUMNS if isinstance(fields.get(one), str)), "")
+                return fields.pop(name, None), fields
+    return None, {}
+
+
 def _sample(ordinal: int, relative: str, size: int, wanted: Extensions, content: _Content) -> Sample:
     """The sample of an image with what stands beside it, or the failure of the first of them."""
     stem = wanted.stem(relative)
     image = text = metadata = error = None
     try:
         image = content(relative, size)
+        text, fields = _fields_of(relative, content)
         for extension in wanted.texts:
             if (data := content(f"{stem}.{extension}", None)) is not None:
                 text = decode_file(data)
                 break
         if (data := content(f"{stem}.json", None)) is not None:
             metadata = decode_metadata(data)
+        if fields:
+            metadata = merged(fields, metadata)
     except SampleError as problem:
         error = (problem.code, problem.message)
     return Sample(ordinal=ordinal, key=relative, image=image, text=text, metadata=metadata, error=error)
@@ -177,7 +213,8 @@ def _local_content(folder: str, moved: Moved) -> _Content:
             return None
         return read_inside(root, name, size, moved)
 
-    return content
+    of_folders = cache(content)  # one file for many images
+    return lambda name, size: (of_folders if name.endswith(METADATA_FILES) else content)(name, size)
 
 
 def _fetched_contents(unit: Unit, wanted: Extensions, moved: Moved) -> Iterator[_Content]:
@@ -217,15 +254,14 @@ def walk_with(keys: tuple[str, ...], path: str, others: Counter[str]) -> Iterato
     return images_of(walk(path, others), others, Extensions(images=keys) if keys else ALL)
 
 
-HIDDEN, OUTPUT = "hidden", "output folder of embq"
-"""What a walk leaves out, as it is counted."""
+OUTPUT = "output folder of embq"
+"""How those that are left out are counted."""
 
 
 def walk(path: str, others: Counter[str], *, sizes: bool = True) -> Iterable[tuple[str, int]]:
-    """(relative path, bytes) of every file, sorted; without `sizes`, local files are not looked at and have 0.
+    """(relative path, bytes) of every file, sorted; without `sizes`, local files have 0 and are not looked at.
 
-    `others` counts what is left out: hidden files and folders, whose names begin with a dot, output folders of embq
-    below the folder, and linked folders.
+    `others` counts what is left out: names that begin with a dot, output folders of embq, linked folders.
     """
     return _visible(listings.walk(path), others) if is_url(path) else _walk_local(path, others, sizes)
 
@@ -238,7 +274,7 @@ def _visible(files: Sequence[tuple[str, int]], others: Counter[str]) -> Iterator
     others.update({OUTPUT: len(outputs)} if outputs else {})
     for name, size in files:
         if name.startswith(".") or "/." in name:
-            others[HIDDEN] += 1
+            others["hidden"] += 1
         elif not name.startswith(outputs):
             yield name, size
 
@@ -250,12 +286,7 @@ def images_of(files: Iterable[tuple[str, int]], others: Counter[str], wanted: Ex
         if relative.lower().endswith(endings):
             yield relative, size
         else:
-            others[extension_of(relative)] += 1
-
-
-def extension_of(name: str) -> str:
-    """The extension of a file that is left out, for a message."""
-    return os.path.splitext(name)[1].lower() or "no extension"
+            others[os.path.splitext(relative)[1].lower() or "no extension"] += 1
 
 
 def shown(others: Counter[str]) -> str:
@@ -287,7 +318,7 @@ def _walk_local(path: str, others: Counter[str], sizes: bool) -> Iterator[tuple[
                 if not child.name.startswith(".")
             ]
         if len(found) < len(children):
-            others[HIDDEN] += len(children) - len(found)
+            others["hidden"] += len(children) - len(found)
         found.sort(key=lambda pair: pair[0], reverse=True)
         stack.extend(found)
     if links:

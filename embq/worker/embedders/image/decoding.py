@@ -64,8 +64,7 @@ PLUGINS = (
 
 
 def _read_past(stream: PngImagePlugin.PngStream, _position: int, length: int) -> bytes:
-    assert stream.fp is not None
-    return ImageFile._safe_read(stream.fp, length)
+    return ImageFile._safe_read(stream.fp, length)  # type: ignore[arg-type]
 
 
 for _name in ("iCCP", "tEXt", "zTXt", "iTXt"):
