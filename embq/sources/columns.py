@@ -112,12 +112,12 @@ def choose(columns: Sequence[Column], named: Iterable[tuple[str, str]], path: st
 
 
 def _as_text(column: Column, wanted: Mapping[str, str]) -> Column:
-    """The column; as one of texts where it holds bytes and is called, or named by the user, like texts or keys.
+    """The column; as one of texts where it holds bytes and is called like texts, or named by the user.
 
     Hive, Impala and old versions of Spark write strings to parquet as bytes without an annotation.
     """
-    called = column.name in (wanted.get("text_column"), wanted.get("id_column")) or (
-        column.name.lower() in (*TEXT_COLUMNS, *ID_COLUMNS) and column.name != wanted.get("image_column")
+    called = column.name == wanted.get("text_column") or (
+        column.name.lower() in TEXT_COLUMNS and column.name != wanted.get("image_column")
     )
     return replace(column, role="text") if called and column.type in ("binary", "large_binary") else column
 

@@ -109,9 +109,9 @@ def test_every_slice_has_its_rows_in_whatever_order_units_are_read(tmp_path: Pat
         ({"a": ["x"], "b": ["x"]}, {"text_column": "b"}, "b", "", ""),
         ({"a": ["x"], "b": ["x"], "c": [b"i"]}, {"text_column": "b", "image_column": "c"}, "b", "c", ""),
         ({"id": ["x"], "sku": ["y"], "text": ["z"]}, {"id_column": "sku"}, "text", "", "sku"),
-        ({"id": [b"x"], "text": [b"z"]}, {}, "text", "", "id"),
-        ({"id": [b"x"], "words": [b"z"]}, {"text_column": "words"}, "words", "", "id"),
-        ({"caption": [b"z"], "image": [b"i"], "sku": [b"y"]}, {"id_column": "sku"}, "caption", "image", "sku"),
+        ({"id": ["x"], "text": [b"z"]}, {}, "text", "", "id"),
+        ({"id": ["x"], "words": [b"z"]}, {"text_column": "words"}, "words", "", "id"),
+        ({"caption": [b"z"], "image": [b"i"], "sku": ["y"]}, {"id_column": "sku"}, "caption", "image", "sku"),
     ],
 )
 def test_columns_are_found_by_name_and_type(

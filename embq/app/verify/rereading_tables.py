@@ -256,9 +256,10 @@ def key_of(value: Any) -> str:
 
 def pick(roles: dict[str, str], named: dict[str, str]) -> tuple[str, str, str]:
     """The columns of text, image and key, each "" where there is none; the unit has rows, so nothing is ambiguous."""
-    asked = (named.get("text_column"), named.get("id_column"))
     for name, role in roles.items():
-        if role == "bytes" and (name in asked or (name.lower() in TEXTS + IDS and name != named.get("image_column"))):
+        if role == "bytes" and (
+            name == named.get("text_column") or (name.lower() in TEXTS and name != named.get("image_column"))
+        ):
             roles = {**roles, name: "text"}
     texts = [name for name, role in roles.items() if role == "text"]
     blobs = [name for name, role in roles.items() if role in ("bytes", "image")]
