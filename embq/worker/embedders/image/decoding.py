@@ -16,7 +16,6 @@ from PIL import (
     BmpImagePlugin,
     GifImagePlugin,
     Image,
-    ImageFile,
     JpegImagePlugin,
     MpoImagePlugin,
     PngImagePlugin,
@@ -61,15 +60,6 @@ PLUGINS = (
     TiffImagePlugin,
     AvifImagePlugin,
 )
-
-
-def _read_past(stream: PngImagePlugin.PngStream, _position: int, length: int) -> bytes:
-    return ImageFile._safe_read(stream.fp, length)  # type: ignore[arg-type]
-
-
-for _name in ("iCCP", "tEXt", "zTXt", "iTXt"):
-    # Never used, and refused by Pillow with the image where they are large (MAX_TEXT_CHUNK, MAX_TEXT_MEMORY).
-    setattr(PngImagePlugin.PngStream, f"chunk_{_name}", _read_past)
 
 LARGE_PIXELS = 16_000_000
 """An image with more waits until fewer than `LARGE_AT_ONCE` of them are decoded, whatever the number of threads."""
