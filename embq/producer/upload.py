@@ -19,7 +19,7 @@ from embq.core.run.run_info import RunInfo, load_run, run_id
 from embq.core.storage.durable import file_sha256
 from embq.core.units import Unit
 from embq.producer.announce import record_of
-from embq.sources.access.files import source_errors
+from embq.sources.access.files import require_regular, source_errors
 from embq.sources.extensions import extensions_of
 
 LOOK_S = 0.05
@@ -115,7 +115,9 @@ def plan_upload(
     files = []
     for name, path in paths.items():
         with source_errors(str(path)):
-            status, digest = path.stat(), file_sha256(path)
+            status = path.stat()
+            require_regular(str(path), status)
+            digest = file_sha256(path)
         files.append(
             UploadFile(
                 path=name,

@@ -490,8 +490,9 @@ def test_a_file_that_cannot_be_read_is_one_failure_unless_it_is_all_there_is(
 ) -> None:
     """Finding 21: one such file refused the whole plan."""
     folder = tmp_path / "in"
+    folder.mkdir()
     for one in (name, name.replace("x.", "z.")):
-        (folder / one).mkdir(parents=True)
+        os.mkfifo(folder / one)
     with pytest.raises(InputError) as refused:
         list(plan([str(folder)], ReadOptions()).units)
     assert refused.value.code == "not_a_file"
@@ -509,12 +510,13 @@ def test_a_file_that_cannot_be_read_is_one_failure_unless_it_is_all_there_is(
 
 def test_a_file_that_cannot_be_read_cannot_be_sent(tmp_path: Path) -> None:
     """Finding 21: where the plan goes on without such a file, `embq enqueue --inline` must not end with a traceback."""
-    (tmp_path / "in" / "x.jsonl").mkdir(parents=True)
+    (tmp_path / "in").mkdir()
+    os.mkfifo(tmp_path / "in" / "x.jsonl")
     (tmp_path / "in" / "z.jsonl").write_text('{"text": "x"}\n')
     inputs = UploadedInputs("/out")
     request = request_of(tmp_path / "run", tmp_path / "in", modalities=("text",), options=ReadOptions())
     assert prepare(request, relocate=inputs.relocate).info.units == 2
-    with pytest.raises(SourceError, match=r"x\.jsonl: cannot be read"):
+    with pytest.raises(SourceError, match=r"x\.jsonl: is not a regular file"):
         plan_upload(tmp_path / "run", "/out", inputs)
 
 
@@ -542,7 +544,7 @@ def test_odd_files_beside_good_ones_are_failures_with_codes_and_are_mended_by_re
     denied[1].write_text('{"text": "x", "n": 1e400}\n{"text": "y"}\n')
     for path in denied:
         path.chmod(0)
-    arguments = ("run", tables, denied[1], "-o", out, "-m", "stub:8", "--metadata-columns", "*")
+    arguments = ("run", tables / "*", denied[1], "-o", out, "-m", "stub:8", "--metadata-columns", "*")
     status, _, said = ended(*arguments, prefix=prefix)
     assert status == Exit.SOME_FAILED, said
     assert failures_of(out) == {"ambiguous_column": 1, "table_damaged": 1, "source_denied": 2}

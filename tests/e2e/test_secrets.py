@@ -170,7 +170,7 @@ def test_a_password_on_the_command_line_leaves_the_process_list(server: TlsServe
         process = psutil.Process(command.process.pid)
         wait_until(lambda: "****" in " ".join(command_line(process)))
         assert PASSWORD not in " ".join(command_line(process))
-        assert command_line(process)[3:-1] == [*verb, *[text.replace(PASSWORD, "****") for text in option]]
+        assert command_line(process)[4:-1] == [*verb, *[text.replace(PASSWORD, "****") for text in option]]
         ready = {
             "status": lambda: command.stdout + command.stderr,
             "worker": command.workers,

@@ -88,7 +88,7 @@ def stat_file(path: str) -> FileStatus:
         return listings.stat(path)
     with source_errors(path):
         status = os.stat(path)
-    _require_regular(path, status)
+    require_regular(path, status)
     return FileStatus(status.st_size, etag(status))
 
 
@@ -260,7 +260,7 @@ def open_current(unit: Unit, code: str, moved: Moved) -> Iterator[tuple[str, io.
         return
     with source_errors(unit.source):
         # Before opening it, which would wait for the writer of a named pipe.
-        _require_regular(unit.source, os.stat(unit.source))
+        require_regular(unit.source, os.stat(unit.source))
         with io.BufferedReader(WatchedFile(unit.source, moved), PIECE_BYTES) as local:
             version = etag(os.fstat(local.fileno()))
             yield version, local
@@ -296,7 +296,8 @@ def forget_cached(path: str) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _require_regular(path: str, status: os.stat_result) -> None:
+def require_regular(path: str, status: os.stat_result) -> None:
+    """Raise SourceError `not_a_file` for a folder, and for what may be waited on for ever, such as a pipe."""
     if not stat.S_ISREG(status.st_mode):
         what = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
         raise SourceError(f"{path}: is {what}", code="not_a_file", next_step="name a file")
