@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -99,6 +100,22 @@ def test_a_pipe_is_refused_at_once(root: Path) -> None:
     os.mkfifo(root / "pipe")
     with pytest.raises(OutsideError, match="no regular file"):
         beneath.open_file(root, "pipe")
+
+
+def test_a_disk_without_inodes_is_told_as_full_and_not_as_a_missing_file(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stat of what could not be made took the place of ENOSPC, and `embq run` ended with 70 in place of 74."""
+    opened = os.open
+
+    def full(name: str, flags: int, *more: int, **options: int) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+        return opened(name, flags, *more, **options)
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        beneath.open_file(root, "a/new", os.O_WRONLY | os.O_CREAT)
 
 
 @pytest.mark.parametrize("name", ["run[1]", "*?[z]", "new\nline", "caf\u00e9", os.fsdecode(b"caf\xe9")])
