@@ -214,14 +214,17 @@ def _files_below(path: str, wanted: str, image_keys: tuple[str, ...], listing: L
         if extensions.is_image(relative):
             images[folder] += 1
             found.setdefault("files", [relative])
-        elif (kind := kind_of(relative)) is None:
+        elif (kind := kind_of(relative)) == "lines" and folder in images and wanted in ("", "files"):
+            continue  # a caption; the paths of many millions are not kept
+        elif kind is None:
             listing.left[os.path.splitext(relative)[1].lower() or "no extension"] += 1
         elif "/_" in f"/{folder}":
             listing.left["in a folder whose name begins with _"] += 1  # of Spark and Delta Lake: the state of a writer
         else:
             found.setdefault(kind, []).append(relative)
     if images and wanted in ("", "files"):
-        found.pop("lines", None)  # captions
+        if texts := [one for one in found.pop("lines", ()) if os.path.dirname(one) not in images]:
+            listing.left["texts beside no image"] += len(texts)
         for kind in ("csv", "jsonl") if not is_url(path) else ():
             if files := [one for one in found.pop(kind, ()) if os.path.basename(one) not in METADATA_FILES]:
                 found[kind] = files

@@ -60,6 +60,13 @@ def test_a_folder_stands_for_what_it_holds(tmp_path: Path, names: list[str], fou
     assert detect(str(tmp_path)) == [(kind, str(tmp_path / name)) for kind, name in found]
 
 
+def test_texts_beside_no_image_are_counted_and_captions_are_not(tmp_path: Path) -> None:
+    touch(tmp_path, "a.jpg", "a.txt", "b.jpg", "b.txt", "notes/1.txt", "notes/2.txt")
+    listing = Listing()
+    assert detect(str(tmp_path), listing=listing) == [("files", str(tmp_path))]
+    assert listing.left == {"texts beside no image": 2}
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [
