@@ -21,6 +21,7 @@ from embq.core.units import Unit
 from embq.producer.announce import record_of
 from embq.sources.access.files import require_regular, source_errors
 from embq.sources.extensions import extensions_of
+from embq.sources.formats.image_folder import metadata_files_of
 
 LOOK_S = 0.05
 LISTEN_S = 2.5
@@ -78,7 +79,7 @@ def _plain(source: str) -> str:
 def _with_beside(unit: Unit, relative: str) -> Iterator[str]:
     wanted = extensions_of(unit.options)
     stem = wanted.stem(relative)
-    for name in (relative, *(f"{stem}{extension}" for extension in wanted.beside)):
+    for name in (relative, *(f"{stem}{extension}" for extension in wanted.beside), *metadata_files_of(relative)):
         path = os.path.join(unit.source, name)
         if os.path.isfile(path):
             yield path

@@ -211,6 +211,8 @@ def test_images_by_value_keep_their_captions_and_names_and_more_are_sent_alone(
         path.write_bytes(picture(key))
         path.with_suffix(".txt").write_text(f"caption {number}")
         expected[key] = picture(key)
+    (folder / "2" / "a 11.txt").rename(folder / "metadata.csv")
+    (folder / "metadata.csv").write_text("file_name,text\n2/a 11.jpg,caption 11\n")
     for name in ("producer", "writer", "worker"):
         setting.service(name)
     laptop = setting.enqueue(folder, "--inline")

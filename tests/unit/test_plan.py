@@ -316,6 +316,9 @@ def test_a_metadata_file_beside_images_gives_captions_and_metadata(tmp_path: Pat
         ("sub/3.png", "x, \u00e4", {"n": "b"}),
     ]
     assert [(one.key, one.text, one.metadata) for one in reread(unit, images=False)] == samples
+    (tmp_path / f"metadata.{ending}").write_text("image\n0.png" if ending == "csv" else '{"image": "0.png"}')
+    assert [one.text for one in read(unit, [])][:2] == [None, None], "it is somebody else's, without a file_name"
+    assert [one.text for one in reread(unit, images=False)][:2] == [None, None]
     (tmp_path / f"metadata.{ending}").write_text('text\n"')
     assert [one.error and one.error[0] for one in read(unit, [])] == ["bad_metadata"] * 3 + [None] * 2 + [
         "bad_metadata"

@@ -297,7 +297,8 @@ def _listed(root: str, relative: str) -> tuple[str | None, dict[str, Any]]:
 def _metadata_file(path: str, _version: int) -> dict[str, dict[str, Any]]:
     with open(path, encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file, restkey="rest") if path.endswith("csv") else filter(None, map(_object, file)))
-    return {row["file_name"]: {name: one for name, one in row.items() if name != "file_name"} for row in rows}
+    named = (dict(row) for row in rows if "file_name" in row)
+    return {row.pop("file_name"): row for row in named}
 
 
 def _whole(path: str) -> bytes | None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import repeat
 from typing import Any
 
@@ -158,29 +158,38 @@ missing. Raises SampleError where the file cannot be used, SourceError where the
 
 @lru_cache(maxsize=2)
 def _parsed(name: str, data: bytes) -> dict[str, dict[str, Any]]:
-    """Its rows; SampleError `bad_metadata` where it has a line that is none."""
+    """The rows of a metadata file by their `file_name`; those without one are of somebody else's file, and left out.
+
+    Raises SampleError `bad_metadata` for a line that is no row.
+    """
     text = decode_file(data)
     try:
         if name.endswith(".csv"):
             found = list(csv.DictReader(io.StringIO(text, newline=""), restkey="rest", strict=True))
         else:
             found = [json_value(line) for line in text.split("\n") if line.strip()]
-        return {row.pop("file_name"): row for row in found if json_text(row) and canonical_json(row).encode()}
-    except (csv.Error, ValueError, RecursionError, TypeError, AttributeError, KeyError) as error:
-        raise SampleError("bad_metadata", f"{name}: a row is none with a file_name: {error!r}") from error
+        named = [row for row in found if "file_name" in row and json_text(row) and canonical_json(row).encode()]
+        return {row.pop("file_name"): row for row in named}
+    except (csv.Error, ValueError, RecursionError, TypeError, AttributeError) as error:
+        raise SampleError("bad_metadata", f"{name}: a line is no row: {error!r}") from error
 
 
 def _fields_of(relative: str, content: _Content) -> tuple[str | None, dict[str, Any]]:
     """Caption, or None, and other fields of an image in the metadata file that is nearest to it."""
+    for file in metadata_files_of(relative):
+        if (data := content(file, None)) is not None:
+            fields = dict(_parsed(file, data).get(relative.removeprefix(file[: file.rfind("/") + 1]), {}))
+            name = next((one for one in TEXT_COLUMNS if isinstance(fields.get(one), str)), "")
+            return fields.pop(name, None), fields
+    return None, {}
+
+
+def metadata_files_of(relative: str) -> Iterator[str]:
+    """Relative paths at which a file with an image's caption and metadata may be, the nearest first."""
     folder = relative
     while folder:
         folder = folder[: folder.rstrip("/").rfind("/") + 1]
-        for file in METADATA_FILES:
-            if (data := content(folder + file, None)) is not None:
-                fields = dict(_parsed(folder + file, data).get(relative.removeprefix(folder), {}))
-                name = next((one for one in TEXT_COLUMNS if isinstance(fields.get(one), str)), "")
-                return fields.pop(name, None), fields
-    return None, {}
+        yield from (folder + file for file in METADATA_FILES)
 
 
 def _sample(ordinal: int, relative: str, size: int, wanted: Extensions, content: _Content) -> Sample:
@@ -211,10 +220,10 @@ def _local_content(folder: str, moved: Moved) -> _Content:
     def content(name: str, size: int | None) -> bytes | None:
         if size is None and not os.path.lexists(os.path.join(root, name)):
             return None
-        return read_inside(root, name, size, moved)
+        return whole(name) if name.endswith(METADATA_FILES) else read_inside(root, name, size, moved)
 
-    of_folders = cache(content)  # one file for many images
-    return lambda name, size: (of_folders if name.endswith(METADATA_FILES) else content)(name, size)
+    whole = lru_cache(maxsize=2)(partial(read_inside, root, size=None, moved=moved))  # one file for many images
+    return content
 
 
 def _fetched_contents(unit: Unit, wanted: Extensions, moved: Moved) -> Iterator[_Content]:
@@ -255,7 +264,7 @@ def walk_with(keys: tuple[str, ...], path: str, others: Counter[str]) -> Iterato
 
 
 OUTPUT = "output folder of embq"
-"""How those that are left out are counted."""
+"""Reason under which `walk` and patterns count output folders that they leave out."""
 
 
 def walk(path: str, others: Counter[str], *, sizes: bool = True) -> Iterable[tuple[str, int]]:
@@ -308,7 +317,7 @@ def _walk_local(path: str, others: Counter[str], sizes: bool) -> Iterator[tuple[
             continue
         with source_errors(os.path.join(path, relative)), os.scandir(os.path.join(path, relative)) as entries:
             children = list(entries)
-            if relative and {child.name for child in children} >= MARKS:
+            if relative and sum(child.name in MARKS for child in children) == len(MARKS):
                 others[OUTPUT] += 1
                 continue
             # A folder sorts by its name with the slash, so that the whole walk is in order of the full paths.
