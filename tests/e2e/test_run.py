@@ -122,6 +122,8 @@ def test_a_run_can_be_watched_interrupted_resumed_and_repeated(short_tmp: Path, 
         let_go(gate)
         assert command.wait() == 130, command.said
         assert f"embq resume {root}" in command.stderr
+        again = f"it uses --devices cpu --workers 2 --drain-timeout {float(DRAIN_S)} again"
+        assert again in " ".join(command.stderr.split())
         assert "Traceback" not in command.stderr + logs(root)
         assert command.stderr.startswith("precision fp32: the fastest on every device (")
     assert during["precision"] == "fp32"
@@ -143,7 +145,7 @@ def test_a_run_can_be_watched_interrupted_resumed_and_repeated(short_tmp: Path, 
     files = {path: path.stat().st_mtime_ns for folder in ("parts", "commits") for path in (root / folder).iterdir()}
 
     published: dict[int, int] = {}
-    with started("resume", root, "--workers", "2", "--quiet") as command:
+    with started("resume", root, "--workers", "1") as command:
 
         def everything_is_committed() -> bool:
             for pid, said in ledger.workers().items():
@@ -152,6 +154,8 @@ def test_a_run_can_be_watched_interrupted_resumed_and_repeated(short_tmp: Path, 
 
         await_in(command, everything_is_committed)
         assert command.wait() == 0, command.said
+        assert f"workers: --devices cpu --workers 1 --drain-timeout {float(DRAIN_S)}" in command.stderr
+    assert len(published) == 1
     after = check_complete(root, expected, units=150, dim=DIM)
     assert {path: path.stat().st_mtime_ns for path in files} == files
     assert after.records[: len(before.records)] == before.records

@@ -15,6 +15,7 @@ import redis
 
 from embq.app.cli.authorization import require
 from embq.app.cli.shared_options import settings_with
+from embq.app.local import worker_choices
 from embq.app.local.service_process import ServiceProcess
 from embq.app.status.display import Display, stages_line
 from embq.app.status.failure_causes import cause_lines, described, grouped, only_cause
@@ -67,6 +68,7 @@ class Session:
         layout: of its output folder.
         wishes: state and priority at the start, see `embq.core.run.control`.
         worker_arguments: options for `embq worker`.
+        choices: those of them that `embq resume` takes up again.
         settings: with a `broker_url`, or without one to start a server beside the output.
         drain_s: seconds in which workers may finish begun units after a request to stop.
         stops: gives the number of requests to stop so far.
@@ -79,6 +81,7 @@ class Session:
     layout: Layout
     wishes: Mapping[str, str]
     worker_arguments: list[str]
+    choices: dict[str, str]
     settings: Settings
     drain_s: float
     stops: Callable[[], int]
@@ -103,6 +106,7 @@ class Session:
             check(client, url)
             require(client, "run")
             announce(client, self.info, self.layout.root)
+            worker_choices.remember(self.layout, self.choices)
             Ledger(client, self.info.run).ask(self.wishes)
             self.layout.logs.mkdir(exist_ok=True)
             children = self._children(url)
@@ -226,18 +230,29 @@ class Session:
 
 
 def run_locally(
-    info: RunInfo, root: Place, options: dict[str, Any], *, broker: str, quiet: bool, inputs: Sequence[str] = ()
+    info: RunInfo,
+    root: Place,
+    options: dict[str, Any],
+    *,
+    broker: str,
+    quiet: bool,
+    inputs: Sequence[str] = (),
+    resumed: bool = False,
 ) -> Outcome:
     """Execute a planned run on this machine; returns at once where nothing is left to do.
 
     Args:
         inputs: as the user names them; their hosts may be private ones.
+        resumed: whether options of workers that are not given are those of the session before.
     """
     before = RunMonitor(root, None).look()
     if before.state == "done":
         if not quiet:
             click.echo(folded(f"nothing is left to do: {root} holds the finished run {info.run}", err=True), err=True)
         return Outcome(before, False)
+    context = click.get_current_context(silent=True)
+    if resumed and context is not None:
+        worker_choices.recall(Layout(root), context, options)
     # Starting a paused or cancelled run resumes it.
     wishes = {"state": "running"}
     if options.get("priority") is not None:
@@ -246,6 +261,8 @@ def run_locally(
         units = f"{info.units - before.done - before.quarantined:,} of {info.units:,} units to do"
         what = f"run {info.run}: {units} with {info.model.spec} in {info.model.precision} -> {root}"
         click.echo(folded(what, err=True), err=True)
+        if resumed and (again := worker_choices.given(context, options)):
+            click.echo(folded(f"workers: {worker_choices.described(again)}", err=True), err=True)
     settings = settings_with(broker)
     settings = replace(settings, private_hosts=(*settings.private_hosts, *hosts_named(inputs)))
     stopped = StopFlag()
@@ -260,6 +277,7 @@ def run_locally(
             layout=Layout(root),
             wishes=wishes,
             worker_arguments=_worker_arguments(options),
+            choices=worker_choices.given(context, options),
             settings=settings,
             drain_s=options["drain_timeout"],
             stops=lambda: stopped.count,
@@ -273,8 +291,7 @@ def run_locally(
 
 
 def _worker_arguments(options: dict[str, Any]) -> list[str]:
-    names = ("devices", "workers", "batch_size", "threads", "prefetch", "transport", "drain_timeout")
-    return [part for name in names for part in (f"--{name.replace('_', '-')}", str(options[name]))]
+    return [part for name in worker_choices.NAMES for part in (f"--{name.replace('_', '-')}", str(options[name]))]
 
 
 def own_devices(wanted: str) -> list[Device]:
@@ -297,6 +314,9 @@ def print_summary(outcome: Outcome, root: Place, *, as_json: bool) -> int:
     if progress.state != "done":
         if outcome.interrupted and not outcome.all_failed:
             click.echo(f"stopped; go on with: {command_line('resume', root)}", err=True)
+            if again := worker_choices.remembered(Layout(root)):
+                words = f"it uses {worker_choices.described(again)} again; give it others to change them"
+                click.echo(folded(words, err=True), err=True)
         return Exit.INTERRUPTED
     return Exit.SOME_FAILED if progress.failures else Exit.DONE
 

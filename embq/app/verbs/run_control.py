@@ -53,7 +53,8 @@ def pause(run: str, broker: str, as_json: bool) -> None:
 def resume(run: str, broker: str, as_json: bool, quiet: bool, **options: Any) -> int:
     """Continue RUN: its output folder, or its id where a broker knows it. The folder tells what is left to do.
 
-    Without a broker, the work is done on this machine; a paused `embq run` there continues. With --broker (or
+    Without a broker, the work is done on this machine, with the devices, workers and other options of workers that the
+    run was started with, unless others are given; a paused `embq run` there continues. With --broker (or
     EMBQ_BROKER_URL) the run is handed to the resident producer, writer and workers of that broker again, and this
     command returns.
     """
@@ -72,7 +73,7 @@ def resume(run: str, broker: str, as_json: bool, quiet: bool, **options: Any) ->
         if not _is_paused(info.run, root):
             from embq.app.local.session import print_summary, run_locally
 
-            outcome = run_locally(info, root, options, broker="", quiet=quiet or as_json)
+            outcome = run_locally(info, root, options, broker="", quiet=quiet or as_json, resumed=True)
             return print_summary(outcome, root, as_json=as_json)
     _refuse_log(run, options["log"])
     result = control_run(run, broker, "running")
