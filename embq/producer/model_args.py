@@ -236,7 +236,7 @@ def choose_precision(devices: Sequence[Device]) -> PrecisionChoice:
     better = PRECISIONS[: PRECISIONS.index(chosen)]
     faster = next((one for one in better if any(one in device.precisions for device in usable)), "")
     if not faster:
-        reason = f"the fastest on every device ({_named(usable)}); --precision chooses another one"
+        reason = f"the fastest float type on every device ({_named(usable)}); --precision chooses another one"
     else:
         able = [device for device in usable if faster in device.precisions]
         others = [device for device in usable if faster not in device.precisions]

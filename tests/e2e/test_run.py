@@ -125,7 +125,7 @@ def test_a_run_can_be_watched_interrupted_resumed_and_repeated(short_tmp: Path, 
         again = f"it uses --devices cpu --workers 2 --drain-timeout {float(DRAIN_S)} again"
         assert again in " ".join(command.stderr.split())
         assert "Traceback" not in command.stderr + logs(root)
-        assert command.stderr.startswith("precision fp32: the fastest on every device (")
+        assert command.stderr.startswith("precision fp32: the fastest float type on every device (")
     assert during["precision"] == "fp32"
     assert second == 75
     assert refusal.splitlines()[0].startswith("run ")

@@ -147,6 +147,13 @@ def test_a_machine_that_falls_silent_turns_grey_and_stays_when_it_is_gone(
     assert 'data-state="serving"' in card()
 
 
+def test_a_run_without_workers_says_which_command_starts_some(case: RunCase, sampler: Sampler) -> None:
+    assert "`embq worker` starts some" in limit_sentence(sampler.sample())
+    alone = Sampler([FolderSource(case.layout.root)])
+    assert f"`embq resume {case.layout.root}` starts some" in limit_sentence(alone.sample())
+    alone.stop()
+
+
 def test_a_broker_that_is_away_is_told_and_the_page_goes_on_by_itself(
     case: RunCase, own_server: EmbeddedServer, own_client: redis.Redis, sampler: Sampler
 ) -> None:
@@ -193,6 +200,7 @@ def test_a_run_with_a_private_broker_is_live_while_it_is_at_work(tmp_path: Path,
         command.wait()
     (run,) = sampler.sample().runs
     assert (run.client, run.progress.in_flight) == (None, 0)
+    assert f"`embq resume {root}` starts some" in limit_sentence(sampler.sample())
     assert sampler.registered(run_of(root)) is None
     sampler.stop()
 

@@ -117,12 +117,16 @@ def test_a_gpu_that_the_installed_torch_has_no_code_for_has_no_precision(
 @pytest.mark.parametrize(
     ("devices", "precision", "told"),
     [
-        ([H100, H100], "bf16", "the fastest on every device (2 x NVIDIA H100); --precision chooses another one"),
-        ([V100], "fp16", "the fastest on every device (Tesla V100)"),
-        ([CPU], "fp32", "the fastest on every device (Xeon, 8 cores)"),
+        (
+            [H100, H100],
+            "bf16",
+            "the fastest float type on every device (2 x NVIDIA H100); --precision chooses another one",
+        ),
+        ([V100], "fp16", "the fastest float type on every device (Tesla V100)"),
+        ([CPU], "fp32", "the fastest float type on every device (Xeon, 8 cores)"),
         ([H100, V100], "fp16", "bf16 is faster on NVIDIA H100, and not on Tesla V100: --precision bf16"),
         ([H100, V100, CPU], "fp32", "bf16 is faster on NVIDIA H100, and not on Tesla V100, Xeon, 8 cores"),
-        ([H100, K80], "bf16", "the fastest on every device (NVIDIA H100)"),
+        ([H100, K80], "bf16", "the fastest float type on every device (NVIDIA H100)"),
         ([K80], "fp32", "no usable device is registered"),
         ([], "fp32", "no usable device is registered; for GPUs with tensor cores start the workers first, or give "),
         ([device(f"GPU {n}", AMPERE) for n in range(9)], "bf16", " and 5 other kinds); --precision"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from embq.core.service.log import Events, is_json
 from embq.core.service.progress_line import folded
 from embq.core.settings import child_environment
 
+STARTED_AT_S = time.monotonic()
+"""When this command started, but for the start of Python."""
 VERBS = {
     "run": "Embed inputs on this machine, from start to finish.",
     "enqueue": "Plan a run and hand it to resident workers.",

@@ -14,6 +14,7 @@ import click
 import redis
 
 from embq.app.cli.authorization import require
+from embq.app.cli.entry_point import STARTED_AT_S
 from embq.app.cli.shared_options import settings_with
 from embq.app.local import worker_choices
 from embq.app.local.service_process import ServiceProcess
@@ -342,13 +343,14 @@ def summary_lines(progress: RunProgress, root: Place) -> list[str]:
     timing = progress.timing
     if progress.state == "done" and timing.get("wall_s"):
         lines.append(
-            f"{progress.rows_per_s:,.1f} rows/s from the first unit to the last commit; "
-            f"{duration(timing['wall_s'])} in all, {timing.get('load_s', 0):.1f} s of them loading the model"
+            f"{progress.rows_per_s:,.1f} rows/s from the first unit to the last commit; this command took "
+            f"{duration(time.monotonic() - STARTED_AT_S)}, {timing.get('load_s', 0):.1f} s of them loading the model"
         )
     if progress.limits.so_far.name:
         lines.append(f"limited by {progress.limits.so_far.sentence()}")
         lines.append(f"stages: {stages_line(progress.limits.so_far)}")
-    lines.append(f"rows in {', '.join(map(str, row_folders(Layout(root), load_run(root))))}")
+    if progress.rows:
+        lines.append(f"rows in {', '.join(map(str, row_folders(Layout(root), load_run(root))))}")
     if progress.failures:
         lines.append(f"failures in {root / 'failures'}; list them with: {command_line('failures', root)}")
         with suppress(EmbqError):  # the list is asked for anew by that command

@@ -20,7 +20,7 @@ from embq.app.ui.fleet.machines import CARDS, DeviceView
 from embq.app.ui.fleet.snapshot import OVER, FleetSnapshot, RunView
 from embq.app.ui.fleet.unit_map import STATES, paths
 from embq.app.ui.rendering import fragment
-from embq.core.errors import EmbqError
+from embq.core.errors import EmbqError, command_line
 from embq.core.service.progress_line import duration
 
 MOST_DEVICES, MOST_RUNS, MOST_WORKERS = 2_000, 200, 64
@@ -273,7 +273,9 @@ def limit_sentence(snapshot: FleetSnapshot) -> str:
     if silent_s > SILENT_S:
         return f"No worker has reported for {duration(silent_s)}."
     if all(progress.state == "stopped" for progress in active):
-        return "No worker serves these runs; `embq worker` starts some."
+        folders = [str(view.root) for view in snapshot.runs if view.active and view.client is None]
+        command = command_line("resume", folders[0]) if folders else "embq worker"
+        return f"No worker serves these runs; `{command}` starts some."
     return "What limits the rate is not known yet."
 
 
