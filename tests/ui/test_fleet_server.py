@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
@@ -145,6 +146,15 @@ def test_a_machine_that_falls_silent_turns_grey_and_stays_when_it_is_gone(
     assert 'card s-lost grey" data-device="cuda:0"' in card()
     report_machine(own_client, case)
     assert 'data-state="serving"' in card()
+
+
+def test_the_rate_of_all_runs_is_over_the_time_that_is_named(case: RunCase, sampler: Sampler) -> None:
+    commit(case, 0, 1)
+    (run,) = sampler.sample().runs
+    # One after the other: 50 rows/s for a minute, then 100 for another, is 75 over both, and not 50 / 2 + 100.
+    runs = (replace(run, recent=(3_000, 120.0)), replace(run, recent=(6_000, 60.0)))
+    figure = next(one for one in top_line(replace(sampler.sample(), runs=runs)) if one.label.startswith("Rows/s"))
+    assert (figure.label, figure.value) == ("Rows/s over 2 min", "75.0")
 
 
 def test_a_run_without_workers_says_which_command_starts_some(case: RunCase, sampler: Sampler) -> None:

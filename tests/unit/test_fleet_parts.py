@@ -80,14 +80,14 @@ def test_neighbours_of_one_state_are_one_rectangle_where_cells_are_many() -> Non
 
 def test_the_pace_is_that_of_ten_minutes_and_of_the_session() -> None:
     pace = CommitPace()
-    assert pace.rows_per_s(0.0) is None
+    assert pace.recent(0.0) is None
     for at, rows in ((0.0, 0), (100.0, 1000), (200.0, 3000)):
         pace.note(at, rows)
-    assert pace.rows_per_s(2.0) is None
-    assert pace.rows_per_s(200.0) == 15.0
+    assert pace.recent(2.0) is None
+    assert pace.recent(200.0) == (3000, 200.0)
     pace.note(400.0, 9000)
-    assert pace.rows_per_s(WINDOW_S + 100.0) == (9000 - 1000) / WINDOW_S
-    assert pace.rows_per_s(5 * WINDOW_S) == 0.0
+    assert pace.recent(WINDOW_S + 100.0) == (9000 - 1000, WINDOW_S)
+    assert pace.recent(5 * WINDOW_S) == (0, WINDOW_S)
 
 
 # --- machines ---

@@ -56,8 +56,8 @@ class CommitPace:
         while len(self._points) > 1 and self._points[1][0] <= at_s - WINDOW_S:
             self._points.popleft()
 
-    def rows_per_s(self, now_s: float) -> float | None:
-        """Committed rows per second in the last ten minutes, or since the session began; None before `LEAST_S`."""
+    def recent(self, now_s: float) -> tuple[int, float] | None:
+        """(rows, seconds) committed in the last ten minutes, or since the session began; None before `LEAST_S`."""
         from_s = now_s - WINDOW_S
         while len(self._points) > 1 and self._points[1][0] <= from_s:
             self._points.popleft()
@@ -65,4 +65,4 @@ class CommitPace:
             return None
         first_s, before = self._points[0]
         elapsed_s = now_s - max(from_s, first_s)
-        return (self._points[-1][1] - before) / elapsed_s if elapsed_s >= LEAST_S else None
+        return (self._points[-1][1] - before, elapsed_s) if elapsed_s >= LEAST_S else None

@@ -12,6 +12,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from embq.app.status.bottleneck import Bottleneck
+from embq.app.status.commit_pace import WINDOW_S
 from embq.app.status.display import STAGE_NAMES, count, limit_line, state_text
 from embq.app.status.eta import SILENT_S
 from embq.app.status.run_progress import RunProgress
@@ -199,11 +200,13 @@ def _end(snapshot: FleetSnapshot) -> Figure:
 
 def _rate_figure(snapshot: FleetSnapshot) -> Figure:
     # Runs that ended a moment ago are part of the ten minutes.
-    rates = [view.rate for view in snapshot.runs if view.rate is not None]
+    recent = [view.recent for view in snapshot.runs if view.recent is not None]
+    seconds = max((seconds for _, seconds in recent), default=0.0)
     workers = {str(one.get("name")): one for one in _workers(snapshot) if one.get("silent_s", 0.0) <= SILENT_S}
     now = sum(float(one.get("rows_per_s") or 0.0) for one in workers.values())
     note = f"{_per_s(now)} embedded now" if workers else ""
-    return Figure(label="Rows/s over 10 min", value=_per_s(sum(rates)) if rates else "–", note=note)
+    rate = _per_s(sum(rows for rows, _ in recent) / seconds) if recent else "–"
+    return Figure(label=f"Rows/s over {duration(seconds or WINDOW_S)}", value=rate, note=note)
 
 
 def _workers(snapshot: FleetSnapshot) -> list[dict[str, Any]]:
@@ -313,9 +316,9 @@ LIMITED = {
 
 
 def _rate(view: RunView) -> str:
-    """Committed rows per second: over ten minutes, and of a run that is over, of its whole time."""
-    rate = view.progress.rows_per_s if view.progress.state in OVER else view.rate
-    return _per_s(rate) if rate else "–"
+    """Committed rows per second of the last ten minutes."""
+    rows, seconds = view.recent or (0, 1.0)
+    return _per_s(rows / seconds) if rows else "–"
 
 
 def _left(progress: RunProgress) -> str:

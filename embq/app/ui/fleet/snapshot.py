@@ -61,14 +61,14 @@ class RunView:
     """A run at one moment.
 
     Attributes:
-        rate: committed rows per second over ten minutes; None where it is not known yet.
+        recent: (rows, seconds) committed in the last ten minutes, see `CommitPace`; None if not known yet.
         root: its output folder where it can be read here.
         client: the broker where it is at work.
         needs_bytes: for the rows that are left; None where unknown.
     """
 
     progress: RunProgress
-    rate: float | None
+    recent: tuple[int, float] | None
     root: Place | None
     client: redis.Redis | None
     needs_bytes: float | None
@@ -273,7 +273,7 @@ def _run(one: SeenRun, now_s: float) -> RunView:
         left = 0
     return RunView(
         progress=progress,
-        rate=one.pace.rows_per_s(now_s),
+        recent=one.pace.recent(now_s),
         root=one.root,
         client=one.client,
         needs_bytes=None if left is None or per_row is None else left * per_row,
