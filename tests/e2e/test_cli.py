@@ -263,6 +263,16 @@ def _run(root: Path) -> str:
     return str(json.loads((root / "run.json").read_text())["run"])
 
 
+def test_status_lists_the_runs_below_a_folder(finished: Path, tmp_path: Path) -> None:
+    told = json.loads(succeed("status", finished.parent, "--json"))
+    assert [(run["output"], run["state"]) for run in told["runs"]] == [(str(finished), "done")]
+    assert told == json.loads(called("status", "--json", environment={}, cwd=finished.parent)[1])
+    assert str(finished) in succeed("status", finished.parent)
+    status, _, stderr = called("status", tmp_path)
+    assert status == 65
+    assert f"there is no run in or below {tmp_path}" in stderr
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["status", "--json"], ["status"], ["failures"], ["verify"]])
 def test_a_pipe_that_nobody_reads_ends_a_command_quietly(finished: Path, arguments: list[str]) -> None:
     reader, writer = os.pipe()

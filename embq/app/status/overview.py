@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 import click
@@ -42,11 +42,16 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """Runs, uploads and services of a broker at one moment."""
+    """Runs, uploads and services of a broker, or the runs below a folder, at one moment.
+
+    Attributes:
+        of_broker: whether it is a broker's.
+    """
 
     runs: list[RunProgress]
-    uploads: list[UploadProgress]
-    fleet: FleetStatus
+    uploads: list[UploadProgress] = field(default_factory=list)
+    fleet: FleetStatus = field(default_factory=FleetStatus)
+    of_broker: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """The shape that `embq status --json` promises."""
@@ -66,7 +71,7 @@ class Overview:
         parts += [FittedTable(rows, DROPPED, verbose)] if rows else []
         parts += [Text(upload_status.line(one)) for one in self.uploads]
         if not parts:
-            parts.append(Text("the broker knows no run"))
+            parts.append(Text("the broker knows no run" if self.of_broker else "there is no run"))
         if self.fleet.heard:
             parts += [Text(), fleet.table(self.fleet, verbose=verbose)]
         return Group(*parts, *(Text(line, style="yellow") for line in self.notes()))
@@ -79,7 +84,11 @@ class Overview:
 
     def notes(self) -> list[str]:
         """Warnings on the services, a line each."""
-        none = [] if self.fleet.heard else ["no producer, no writer and no worker reports to the broker"]
+        none = (
+            []
+            if self.fleet.heard or not self.of_broker
+            else ["no producer, no writer and no worker reports to the broker"]
+        )
         return [*none, *(f"warning: {line}" for line in self.fleet.warnings())]
 
     def plain_lines(self) -> list[str]:
@@ -155,22 +164,22 @@ def _columns(run: RunProgress) -> dict[str, str]:
     }
 
 
-def follow(client: redis.Redis, *, as_json: bool, verbose: bool) -> NoReturn:
+def follow(look: Callable[[], Overview], *, as_json: bool, verbose: bool) -> NoReturn:
     """Show overviews until interrupted: live on a terminal, as lines in a log, or as JSON, a line every second."""
-    monitor, console = OverviewMonitor(client), Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False)
     if as_json:
         while True:
-            if (overview := answered(monitor.look)) is not None:
+            if (overview := answered(look)) is not None:
                 click.echo(json.dumps(overview.to_json()))
             time.sleep(LOOK_S)
     if not console.is_terminal:
         while True:
-            if (overview := answered(monitor.look)) is not None:
+            if (overview := answered(look)) is not None:
                 click.echo("\n".join(overview.plain_lines()), err=True)
             time.sleep(PLAIN_EVERY_S)
     with Live(console=console, refresh_per_second=4, vertical_overflow="visible") as live:
         while True:
-            if (overview := answered(monitor.look)) is not None:
+            if (overview := answered(look)) is not None:
                 live.update(overview.renderable(verbose=verbose))
             time.sleep(LOOK_S)
 

@@ -14,6 +14,9 @@ from embq.app.cli.shared_options import broker_option, json_option, log_option, 
 from embq.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from embq.app.status.overview import Overview
     from embq.app.status.resolve_run import ResolvedRun
     from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
 
@@ -32,14 +35,24 @@ WATCH_S = 1.0
 def command(run: str, watch: bool, broker: str, log: tuple[str, ...], as_json: bool, verbose: bool) -> None:
     """Show the progress of RUN: a run id or its output folder.
 
-    Without RUN, all runs that the broker knows, and the services that report to it.
+    Of a folder above runs, all runs below it. Without RUN, all runs that the broker knows, and the services that report
+    to it; without a broker, the runs below the current folder.
     """
     from embq.app.status.resolve_run import resolve_run
 
     if log and not (run and watch):
         raise UsageError("--log is for one run and goes on until it is over", next_step="add RUN and --watch")
-    if not run:
-        _show_overview(broker, watch=watch, as_json=as_json, verbose=verbose)
+    look = _look_at_all(run, broker)
+    if look is not None:
+        from embq.app.status.overview import follow
+
+        if watch:
+            follow(look, as_json=as_json, verbose=verbose)
+        overview = look()
+        if as_json:
+            click.echo(json.dumps(overview.to_json()))
+        else:
+            overview.print(verbose=verbose)
         return
     found = resolve_run(run, broker)
     monitor = found.monitor()
@@ -108,23 +121,30 @@ def _show(
         click.echo(upload_status.line(one))
 
 
-def _show_overview(broker: str, *, watch: bool, as_json: bool, verbose: bool) -> None:
-    from embq.app.status.overview import OverviewMonitor, follow
+def _look_at_all(run: str, broker: str) -> Callable[[], Overview] | None:
+    """What looks at all runs of the broker, or below a folder that is no run itself; None where one run is named."""
+    from embq.app.status.overview import Overview, OverviewMonitor
     from embq.core.broker.client import connect, reach
     from embq.core.errors import InputError
 
     settings = settings_with(broker)
-    if not settings.broker_url:
+    if not run and settings.broker_url:
+        client = connect(settings.broker_url, password=settings.broker_password)
+        reach(client, settings.broker_url)
+        return OverviewMonitor(client).look
+    folder = Path(run)
+    if not folder.is_dir() or (run and (folder / "run.json").exists()):
+        return None
+    from embq.app.ui.fleet.sources import FolderSource
+
+    source = FolderSource(folder.resolve())
+
+    def look() -> Overview:
+        return Overview(runs=[seen.progress for seen in source.look().runs], of_broker=False)
+
+    if not look().runs:
         raise InputError(
-            "no run is named, and no broker is configured",
+            f"there is no run in or below {folder.resolve()}" + ("" if run else ", and no broker is configured"),
             next_step="name an output folder, or give --broker / EMBQ_BROKER_URL",
         )
-    client = connect(settings.broker_url, password=settings.broker_password)
-    reach(client, settings.broker_url)
-    if watch:
-        follow(client, as_json=as_json, verbose=verbose)
-    overview = OverviewMonitor(client).look()
-    if as_json:
-        click.echo(json.dumps(overview.to_json()))
-    else:
-        overview.print(verbose=verbose)
+    return look
