@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.shell_completion import BashComplete
 
-from embq.app.cli.entry_point import run
+from embq.app.cli.entry_point import cli, run
 from embq.core.errors import Exit
 from embq.core.settings import Settings
 from tests.support.outputs.build import build, write_jsonl
@@ -110,6 +111,16 @@ def test_config_refuses_a_value_that_cannot_be_used(monkeypatch: pytest.MonkeyPa
 def test_every_shell_has_a_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["completion", shell]) == Exit.DONE
     assert "_EMBQ_COMPLETE" in capsys.readouterr().out
+
+
+def test_models_are_completed_by_family_and_by_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "modules.json").write_text("[]")
+    monkeypatch.chdir(tmp_path)
+    for typed, offered in (("", ["minilm", "st:", "hf:", "open_clip:", "stub:", "st:./mine"]), ("m", ["minilm"])):
+        completion = BashComplete(cli, {}, "embq", "_EMBQ_COMPLETE")
+        found = completion.get_completions(["run", "texts", "-m"], typed)
+        assert [one.value for one in found] == offered
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
