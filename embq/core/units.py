@@ -164,6 +164,10 @@ def key_digest(keys: Sequence[str]) -> str:
     return digest.hexdigest()[:32]
 
 
+FILE_NAME = "file_name"
+"""Option of a unit, see there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
     """A unit: the part of a source that one worker embeds at once.
@@ -180,7 +184,8 @@ class Unit:
         etag: version of the source when it was planned (modification time and size); a change fails the unit.
         items: for "files": (path relative to `source`, size in bytes) of each file, in order; for "hdf5": (dataset,
             rows of it).
-        options: reader options that change the samples, such as the text column, as sorted pairs.
+        options: reader options that change the samples, such as the text column, as sorted pairs. `FILE_NAME` is the
+            name in keys by row number of a file below a named folder, where that is not the file's own.
         retry: the samples of an earlier unit that are retried here; None for a unit of the inputs. The other fields
             describe the source as it is now; `items` of a folder are those of these samples alone.
         size: estimated bytes of its rows in a table; 0 where unknown. No part of the description: only the manifest

@@ -20,11 +20,12 @@ from embq.core.run.manifest import Manifest, ManifestSummary, SegmentWriter
 from embq.core.run.run_info import RunInfo
 from embq.core.storage.durable import drop, drop_in, names_in
 from embq.core.storage.paths import Place
-from embq.core.units import Unit
+from embq.core.units import FILE_NAME, Unit
 from embq.producer.selection import SELECTED
-from embq.sources.access.files import exists, join
+from embq.sources.access.files import exists, join, with_name
 from embq.sources.access.listings import cached_listings
 from embq.sources.formats.image_folder import cut
+from embq.sources.kinds import NAMED
 from embq.sources.reader_options import EXTENSIONS
 from embq.sources.rows import KEYS_BY_DATASET, without_dataset_keys
 
@@ -165,11 +166,24 @@ class Additions:
             elif kind == "hdf5" and source in self._counted:
                 yield from self._new_units(source, map(without_dataset_keys, group))
             else:
-                yield from self._new_units(source, group)
+                yield from self._new_units(source, self._named_as_before(source, group))
+
+    def _named_as_before(self, source: str, units: Iterator[Unit]) -> Iterator[Unit]:
+        """The units of a file with the name that it was planned by, which may be its path below another folder."""
+        first = next(units)
+        parts = source.split("/") if first.kind in NAMED else []
+        names = ["", *("/".join(parts[at:]) for at in range(1, len(parts) - 1))]
+        candidates = chain([first], (with_name(first, name) for name in names))
+        found = next((one for one in candidates if self._identity(one) in self._left), first)
+        yield found
+        yield from (with_name(unit, dict(found.options).get(FILE_NAME, "")) for unit in units)
+
+    def _identity(self, unit: Unit) -> bytes:
+        return _place(unit) if self._retried.get(unit.source) == unit.etag else bytes.fromhex(unit.unit_id)
 
     def _new_units(self, source: str, units: Iterable[Unit]) -> Iterator[Unit]:
         for unit in units:
-            exact = _place(unit) if self._retried.get(source) == unit.etag else bytes.fromhex(unit.unit_id)
+            exact = self._identity(unit)
             if exact in self._left:
                 self._left.remove(exact)
                 continue

@@ -57,18 +57,25 @@ class InputScan:
         self._empty: list[str] = []
         self._refused: InputError | None = None  # of the first input that gives no sample
 
-    def add(self, path: str) -> None:
-        """Scan one path: a file, or the inputs in a folder."""
+    def add(self, path: str, folder: str = "") -> None:
+        """Scan one path: a file, or the inputs in a folder.
+
+        Args:
+            folder: the part of a pattern that named it; the path below that is the name of a file in its keys, as is
+                the path below a folder that is named itself.
+        """
         self._paths += 1
+        above = f"{(folder or path).rstrip('/')}/"
         try:
             for kind, found in detect(path, self._options.kind, self._options.image_keys, self.listing):
-                self._add_input(kind, found)
+                below = found.removeprefix(above) if found.startswith(above) else ""
+                self._add_input(kind, found, below if "/" in below else "")
         except SourceError as error:
             if error.code != "source_missing":
                 raise
             self._missing.append(path)
 
-    def _add_input(self, kind: str, path: str) -> None:
+    def _add_input(self, kind: str, path: str, name: str) -> None:
         if kind != "files" and not self._selection.takes(path):
             self.listing.left["--include and --exclude"] += 1
             return
@@ -80,27 +87,27 @@ class InputScan:
         self.listing.taken.update([kind] if kind != "files" else ())
         some = False
         try:
-            for piece in self._pieces_of(kind, path):
+            for piece in self._pieces_of(kind, path, name):
                 self._pieces.add(piece)
                 some = True
         except SourceError as error:
             if kind == "files" or error.code not in UNREADABLE_CODES:
                 raise
-            self._pieces.add([kind, path])  # splitting it will fail its unit
+            self._pieces.add([kind, path, name])  # splitting it will fail its unit
             some = True
         if some:
             self._inspect(kind, path)
         else:
             self._empty.append(path)
 
-    def _pieces_of(self, kind: str, path: str) -> Iterator[Any]:
-        """An input as it is kept until it is planned: its units, or kind and path; nothing where it is empty."""
+    def _pieces_of(self, kind: str, path: str, name: str) -> Iterator[Any]:
+        """An input as it is kept until it is planned: its units, or what `split` takes; nothing where it is empty."""
         if kind == "tar" or (kind == "files" and is_url(path)):
             # Split now: a shard needs nothing but the status that finds it, and a remote folder was just listed.
             for unit in split(kind, path, self._options):
                 yield unit.describe()
         elif kind == "files" or stat_file(path).size or kind not in _BARE:
-            yield [kind, path]
+            yield [kind, path, name]
 
     def _inspect(self, kind: str, path: str) -> None:
         """Find the modalities of a kind from the first input of it that can be read."""
@@ -137,8 +144,8 @@ class InputScan:
         if isinstance(piece, dict):
             yield Unit.from_description(piece), True
             return
-        kind, path = piece
-        units = split(kind, path, self._options)
+        kind, path, name = piece
+        units = split(kind, path, self._options, name)
         try:
             first = next(units, None)
         except InputError as error:
@@ -149,7 +156,7 @@ class InputScan:
             log.warning("input_empty" if empty else "table_unusable", path=path, code=error.code, why=error.message)
             if not empty:
                 unit = Unit(kind=kind, source=path, etag=_version(path), options=self._options.columns)
-                yield carrying(unit, self._options), False
+                yield carrying(unit, self._options, name), False
             return
         if first is not None:
             yield first, True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -96,8 +97,8 @@ def plan(
     chosen = selection or Selection()
     scan = InputScan(options, chosen, modalities)
     with cached_listings():
-        for path in _expand(inputs, scan.listing.left):
-            scan.add(path)
+        for path, folder in _expand(inputs, scan.listing.left):
+            scan.add(path, folder)
     vanished = scan.check(known or (lambda _: False))
     units = scan.units()
     if as_held:
@@ -111,18 +112,22 @@ def plan(
     )
 
 
-def _expand(inputs: Sequence[str], left: Counter[str]) -> Iterator[str]:
-    """The absolute paths and URLs that `inputs` name, in order; links stay as they are, for the user to recognise."""
+def _expand(inputs: Sequence[str], left: Counter[str]) -> Iterator[tuple[str, str]]:
+    """(absolute path or URL, folder before the first special character) of each input, in order.
+
+    Links stay as they are, for the user to recognise. The folder is "" for an input without special characters.
+    """
     for text in inputs:
         check_source(text)
         special = "{" in text or has_magic(text)
         if not special or (not is_url(text) and os.path.lexists(text)):
-            yield absolute(text)
+            yield absolute(text), ""
             continue
+        folder = absolute(re.split(r"[{*?\[]", text, maxsplit=1)[0].rpartition("/")[0] or ".")
         try:
             patterns = braceexpand(text) if "{" in text else iter([text])
             for pattern in patterns:
-                yield from _matches(pattern, left)
+                yield from ((path, folder) for path in _matches(pattern, left))
         except ValueError as error:  # its UnbalancedBracesError, or a range such as {a..5}
             raise InputError(
                 f"{text!r}: these braces cannot be expanded", next_step="for example 'shards/{00000..00099}.tar'"

@@ -24,7 +24,7 @@ from embq.core.storage.paths import Place
 from embq.core.units import DAMAGED_REST, UNIT_SPEC_MAX_BYTES, Retry, Unit, key_digest, to_ranges
 from embq.producer.additions import FirstNames, PlanRecord, append_generation, planning_lock
 from embq.producer.retry_planner import SourceCheck
-from embq.sources.access.files import base_name
+from embq.sources.access.files import name_of
 from embq.sources.access.listings import cached_listings
 from embq.sources.damaged import digest_in, keeps_damaged
 from embq.sources.rows import row_names
@@ -230,7 +230,7 @@ class _Planning:
             whole = [(ordinal, key[:-1], code) for ordinal, key, code in rows if key.endswith("#")]
             self.found.chunks += len(rows) - len(whole)
             rows = whole
-        name = base_name(unit.source)
+        name = name_of(unit)
         places = list(islice(row_names(unit), rows[-1][0] + 1)) if rows and unit.kind != "tar" else []
         named = [
             row

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field, replace
 from embq.core.errors import InputError, SourceError
 from embq.core.run.manifest import Manifest
 from embq.core.run.run_info import RunInfo
-from embq.core.units import Unit
+from embq.core.units import FILE_NAME, Unit
 from embq.sources.access.files import join, stat_file
 from embq.sources.kinds import split
+from embq.sources.partitions import OPTION as PARTITION
 from embq.sources.reader_options import ReadOptions
 from embq.sources.rows import KEYS_BY_DATASET, without_dataset_keys
 
+BY_FOLDER = (FILE_NAME, PARTITION)
+"""Options of a unit that the folders of its file give."""
 GONE_CODES = ("source_missing", "source_denied", "not_a_file")
 
 
@@ -106,7 +109,8 @@ class SourceCheck:
             if self.info.model.chunking is not None:
                 options = options.for_chunks()
             try:
-                self._planned[unit.source] = list(split(unit.kind, unit.source, options))
+                planned = split(unit.kind, unit.source, options)
+                self._planned[unit.source] = [_as_found(one, unit) for one in planned]
             except InputError as error:
                 if error.code in GONE_CODES:
                     self.gone[unit.source] = None
@@ -121,3 +125,9 @@ class SourceCheck:
             u = retry.failed
         later = [one for one in self.info.added if one.first <= u]
         return later[-1].options if later else self.info.options
+
+
+def _as_found(planned: Unit, unit: Unit) -> Unit:
+    """A unit with what the folders of the file gave to `unit`; the file may have been sent to another place since."""
+    kept = (pair for pair in planned.options if pair[0] not in BY_FOLDER)
+    return replace(planned, options=tuple(sorted((*kept, *(pair for pair in unit.options if pair[0] in BY_FOLDER)))))

@@ -14,7 +14,7 @@ from embq.core.plugins import Plugin
 from embq.core.run.layout import MARKS
 from embq.core.storage.paths import is_url
 from embq.core.units import Unit
-from embq.sources.access.files import is_folder, join, list_names
+from embq.sources.access.files import is_folder, join, list_names, with_name
 from embq.sources.access.urls import path_of
 from embq.sources.extensions import ALL, Extensions
 from embq.sources.formats import compressed
@@ -31,7 +31,7 @@ from embq.sources.formats.tar import COMPRESSED_SUFFIXES, TarSource
 from embq.sources.interface import Source
 from embq.sources.maps import OPTION as MAP
 from embq.sources.partitions import with_partition, without_partition
-from embq.sources.reader_options import ReadOptions, format_of
+from embq.sources.reader_options import ROWS, ReadOptions, format_of
 
 SOURCES: dict[str, Source] = {
     source.kind: source
@@ -67,6 +67,9 @@ _SUFFIXES = {
 GUARDED = ("parquet", "arrow", "hdf5")
 """Kinds whose parsers can crash or exhaust memory: they run in a reader process."""
 
+NAMED = (*ROWS, "hdf5", "lines")
+"""Kinds whose keys have the name of the file, where rows have no id."""
+
 
 def source_for(kind: str) -> Source:
     """The source that reads units of `kind`; SourceError `unknown_kind` where there is none."""
@@ -101,14 +104,21 @@ def is_guarded(kind: str) -> bool:
     return kind in GUARDED or kind not in SOURCES
 
 
-def split(kind: str, path: str, options: ReadOptions) -> Iterator[Unit]:
-    """The units of one input, with what every kind carries; raises as `Source.split` does."""
-    return (carrying(unit, options) for unit in source_for(kind).split(path, without_partition(options, path)))
+def split(kind: str, path: str, options: ReadOptions, name: str = "") -> Iterator[Unit]:
+    """The units of one input, with what every kind carries; raises as `Source.split` does.
+
+    Args:
+        name: of a file in its keys, see `FILE_NAME`; "" for its own.
+    """
+    units = source_for(kind).split(path, without_partition(options, path))
+    return (carrying(unit, options, name) for unit in units)
 
 
-def carrying(unit: Unit, options: ReadOptions) -> Unit:
-    """The unit with the columns of its folders, and the run's map."""
+def carrying(unit: Unit, options: ReadOptions, name: str = "") -> Unit:
+    """The unit with the columns of its folders, the run's map, and the name of its file."""
     unit = with_partition(unit, options)
+    if name and unit.kind in NAMED:
+        unit = with_name(unit, name)
     if not options.map:
         return unit
     return replace(unit, options=tuple(sorted((*unit.options, (MAP, options.map)))))

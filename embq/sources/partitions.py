@@ -15,7 +15,7 @@ from embq.core.units import Sample, Unit, canonical_json, json_text, json_value
 from embq.sources.access.urls import path_of
 from embq.sources.reader_options import ALL, ROWS, ReadOptions
 
-_OPTION = "partition"
+OPTION = "partition"
 """Option of a unit: the columns as a JSON object."""
 
 
@@ -40,13 +40,13 @@ def with_partition(unit: Unit, options: ReadOptions) -> Unit:
     wanted = options.metadata_columns
     values = columns_above(unit.source) if unit.kind in ROWS else {}
     if kept := {name: one for name, one in values.items() if not wanted or ALL in wanted or name in wanted}:
-        return replace(unit, options=tuple(sorted((*unit.options, (_OPTION, canonical_json(kept))))))
+        return replace(unit, options=tuple(sorted((*unit.options, (OPTION, canonical_json(kept))))))
     return unit
 
 
 def partition_of(unit: Unit) -> dict[str, Any]:
     """The columns that a unit carries; {} for none."""
-    return dict(json.loads(dict(unit.options).get(_OPTION, "{}")))
+    return dict(json.loads(dict(unit.options).get(OPTION, "{}")))
 
 
 def add_partition(samples: Iterator[Sample], unit: Unit) -> Iterator[Sample]:

@@ -11,7 +11,7 @@ from typing import Any
 from embq.core.errors import SampleError, SourceError
 from embq.core.storage.paths import is_url
 from embq.core.units import Sample, Unit
-from embq.sources.access.files import base_name, join, read_inside
+from embq.sources.access.files import join, name_of, read_inside
 from embq.sources.access.ranged_reads import fetch_all
 from embq.sources.access.urls import check_url, is_inside
 from embq.sources.columns import ChosenColumns
@@ -52,7 +52,7 @@ class RowSamples:
     def __init__(self, unit: Unit, moved: Moved = unwatched) -> None:
         self._unit = unit
         self._moved = moved
-        self._name = base_name(unit.source)
+        self._name = name_of(unit)
         self._ordinal = 0
         self._rows = row_names(unit)
         self._seen: set[str] = set()

@@ -89,6 +89,21 @@ def test_further_inputs_are_added_and_those_not_named_again_are_no_concern(reque
     assert violations(request_.output) == []
 
 
+def test_a_file_that_is_named_by_another_folder_is_the_same_file(request_: Request, tmp_path: Path) -> None:
+    write(tmp_path / "all" / "a" / "x.txt", 12)
+    write(tmp_path / "all" / "b" / "x.txt", 12)
+    folders = [
+        str(tmp_path / "all" / "a"),
+        str(tmp_path / "all"),
+        f"{tmp_path}/*/b/*.txt",
+        str(tmp_path / "all/b/x.txt"),
+    ]
+    added = [prepare(replace(request_, inputs=(folder,))).added for folder in folders]
+    assert added == [0, 2, 0, 0], "the first plan is the run itself"
+    assert len(Manifest(Layout(request_.output))) == 4
+    assert violations(request_.output) == []
+
+
 def test_files_added_to_a_folder_become_units_of_their_own(request_: Request, tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     images(photos, *(f"{n:02d}.jpg" for n in range(0, 30, 2)))

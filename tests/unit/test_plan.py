@@ -10,7 +10,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import h5py
 import pyarrow as pa
+import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 from e2e.session import write_tar
@@ -284,6 +286,35 @@ def test_a_partitioned_data_set_is_an_input_and_its_folders_are_columns(tmp_path
     assert json.loads(next(read(second, [])).metadata or "")["place"] is None
     named = plan([str(tmp_path)], ReadOptions(metadata_columns=("day", "kept")))
     assert json.loads(next(read(next(named.units), [])).metadata or "") == {"day": 1, "kept": own.get("kept", 1)}
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "csv", "parquet", "arrow", "h5"])
+def test_files_of_one_name_below_a_folder_have_keys_of_their_own(tmp_path: Path, kind: str) -> None:
+    names = ["a/deep/x", "a/x", "b/x", "x"]
+    for name in names:
+        path = tmp_path / f"{name}.{kind}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = pa.table({"text": [f"text of {name}"]})
+        if kind == "parquet":
+            pq.write_table(table, path)
+        elif kind == "arrow":
+            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+                writer.write_table(table)
+        elif kind == "h5":
+            with h5py.File(path, "w") as opened:
+                opened["text"] = table["text"].to_pylist()
+        else:
+            head = {"txt": "", "jsonl": "", "csv": "text,n\n"}[kind]
+            line = {"txt": "text", "jsonl": '{"text": "text"}', "csv": "text,1"}[kind]
+            path.write_text(f"{head}{line}\n")
+    inside = f".{kind}:text:1" if kind == "h5" else f".{kind}:1"
+    for inputs in ([str(tmp_path)], [f"{tmp_path}/**/*.{kind}"], [f"{tmp_path}/{{a/deep/,a/,b/,}}x.{kind}"]):
+        units = list(plan(inputs, ReadOptions()).units)
+        keys = [sample.key for unit in units for sample in read(unit, [])]
+        assert sorted(keys) == [f"{name}{inside}" for name in names]
+        assert keys == [sample.key for unit in units for sample in reread(unit, images=False)]
+    (unit,) = plan_of(tmp_path / "a" / f"x.{kind}").units
+    assert [sample.key for sample in read(unit, [])] == [f"x{inside}"]
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])

@@ -23,7 +23,7 @@ from typing import IO, Any, cast
 
 from embq.app.verify.input_files import COPIES, KEPT, compression_of, opened
 from embq.app.verify.input_files import ERRORS as COMPRESSION_ERRORS
-from embq.app.verify.rereading_tables import Row, csv_rows, hdf5_rows, table_rows
+from embq.app.verify.rereading_tables import Row, csv_rows, file_name, hdf5_rows, table_rows
 from embq.core.errors import InputError
 from embq.core.storage.paths import is_url
 from embq.core.units import Unit
@@ -327,14 +327,14 @@ def _text_of(unit: Unit) -> Iterator[IO[bytes]]:
 
 
 def _lines(unit: Unit, _images: bool) -> Iterator[SourceSample]:
-    name = os.path.basename(unit.source)
+    name = file_name(unit)
     with _text_of(unit) as file:
         for number, line in enumerate(_cut(file, unit.start, unit.stop), start=unit.first + 1):
             yield SourceSample(key=_stored(f"{name}:{number}"), text=_decoded(line))
 
 
 def _jsonl(unit: Unit, _images: bool) -> Iterator[SourceSample]:
-    name = os.path.basename(unit.source)
+    name = file_name(unit)
     named = dict(unit.options)
     with _text_of(unit) as file:
         for number, line in enumerate(_cut(file, unit.start, unit.stop), start=unit.first + 1):

@@ -55,7 +55,7 @@ def csv_rows(unit: Unit, _images: bool) -> Iterator[Row]:
         row = {} if fields is None else {n: f.encode("latin-1") for n, f in zip(head, fields, strict=True)}
         link = row.get(image) if image else None
         yield (
-            key_of(row.get(key) if key else None) or f"{os.path.basename(unit.source)}:{number}",
+            key_of(row.get(key) if key else None) or f"{file_name(unit)}:{number}",
             linked(folder, os.fsdecode(link)) if link else None,
             row.get(text) if text else None,
             {name: key_of(row[name]) for name in others if name in row},
@@ -94,6 +94,11 @@ Row = tuple[str, bytes | None, bytes | None, dict[str, Any] | None]
 # --- parquet and arrow ---
 
 
+def file_name(unit: Unit) -> str:
+    """The name of a unit's file in its keys."""
+    return dict(unit.options).get("file_name") or os.path.basename(unit.source)
+
+
 def table_rows(unit: Unit, images: bool) -> Iterator[Row]:
     """The rows of a slice of a parquet or Arrow file."""
     table = _table(unit.kind, unit.source, unit.etag)
@@ -108,7 +113,7 @@ def table_rows(unit: Unit, images: bool) -> Iterator[Row]:
     others = {name: _json_values(rows[name]) for name in kept(table.schema, dict(unit.options), (text, image, key))}
     for number, row in enumerate(zip(keys, pictures, texts, strict=True), start=unit.first + 1):
         metadata = {name: values[number - unit.first - 1] for name, values in others.items()}
-        yield key_of(row[0]) or f"{os.path.basename(unit.source)}:{number}", row[1], row[2], metadata
+        yield key_of(row[0]) or f"{file_name(unit)}:{number}", row[1], row[2], metadata
 
 
 def kept(schema: pa.Schema, named: dict[str, str], taken: tuple[str, ...]) -> list[str]:
@@ -307,7 +312,7 @@ def hdf5_rows(unit: Unit, _images: bool) -> Iterator[Row]:
             low, high = max(unit.first - at, 0), min(stop - at, len(texts))
             if low < high:
                 ids = file[path].parent[named["ids"]][low:high] if "ids" in named else [None] * (high - low)
-                name = os.path.basename(unit.source)
+                name = file_name(unit)
                 name, before = (f"{name}:{path}", 0) if named.get("keys") == "dataset" else (name, at)
                 for number, (text, key) in enumerate(zip(texts[low:high], ids, strict=True), start=before + low + 1):
                     yield key_of(key) or f"{name}:{number}", None, bytes(text), None

@@ -17,7 +17,7 @@ from embq.core.errors import SampleError, SourceError
 from embq.core.process.limits import decoded_bytes
 from embq.core.storage.objects import RangedFile
 from embq.core.storage.paths import is_url
-from embq.core.units import Unit
+from embq.core.units import FILE_NAME, Unit
 from embq.sources.access import listings, ranged_reads, read_ahead, urls
 from embq.sources.interface import FILE_UNITS_MAX, SAMPLE_MAX_BYTES, FileStatus, Memory, Moved
 
@@ -144,6 +144,17 @@ def match(pattern: str) -> list[str]:
 def base_name(path: str) -> str:
     """The last part of a path or URL."""
     return urls.base_name(path) if is_url(path) else os.path.basename(path)
+
+
+def name_of(unit: Unit) -> str:
+    """The name of a unit's file in its keys: its path below the named folder, or the last part of its path."""
+    return dict(unit.options).get(FILE_NAME, "") or base_name(unit.source)
+
+
+def with_name(unit: Unit, name: str) -> Unit:
+    """The unit with that name of its file; "" for the last part of its path."""
+    others = tuple(pair for pair in unit.options if pair[0] != FILE_NAME)
+    return replace(unit, options=tuple(sorted((*others, (FILE_NAME, name)))) if name else others)
 
 
 class WatchedFile(io.FileIO):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from embq.core.errors import SampleError, SourceError
 from embq.core.units import Sample, Unit, is_unicode
-from embq.sources.access.files import base_name
+from embq.sources.access.files import name_of
 from embq.sources.columns import ID_COLUMNS, TEXT_COLUMNS
 from embq.sources.decode import compact_json, decode_text, parse_object
 from embq.sources.formats.text_files import open_planned, open_text, read_lines, split_lines
@@ -127,7 +127,7 @@ def _first_fields(path: str) -> Counter[str]:
 
 def _keyed_lines(unit: Unit, moved: Moved) -> Iterator[tuple[int, str, bytes | None]]:
     """(ordinal, key by line number, line) of each line."""
-    name = base_name(unit.source)
+    name = name_of(unit)
     with open_text(unit, moved) as file:
         for ordinal, line in enumerate(read_lines(file, unit)):
             number = unit.first + ordinal
