@@ -39,7 +39,7 @@ from embq.worker.embedders.lookup import locate  # noqa: E402
 from embq.worker.embedders.query.loading import open_query_model  # noqa: E402
 from embq.worker.embedders.query.sentence import LightSentence  # noqa: E402
 from embq.worker.embedders.registry import load  # noqa: E402
-from tests.support.models.clip import MODEL, PREPROCESS  # noqa: E402
+from tests.support.models.clip import MODEL, PREPROCESS, tiny_clip  # noqa: E402
 from tests.support.models.text import WIDTH, save_sentence_model, save_trunk  # noqa: E402
 
 CODE = """
@@ -493,6 +493,41 @@ def test_a_model_of_the_hub_is_loaded_from_the_files_that_were_looked_at(
     monkeypatch.setattr(model_files, "check_place", moves_on)
     spec = f"{kind}:org/name?max_length=12" + ("&embeds=text" if kind == "hf" else "")
     assert fingerprint(spec) == wanted
+
+
+def test_a_training_begins_with_the_files_of_the_hub_that_were_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub moves on to another commit after the check: weights and configuration are those of the check."""
+    import open_clip
+    from open_clip_train import main as training
+    from safetensors.torch import save_file
+
+    from embq.training.openclip.models import checked_name
+    from embq.training.openclip.open_clip_patches import of_checked_files
+
+    repository = tmp_path / "hub" / "models--org--clip"
+    for seed, commit in enumerate(("a" * 40, "b" * 40)):
+        folder = tiny_clip(repository / "snapshots" / commit)
+        torch.manual_seed(seed)
+        model = open_clip.create_model(f"local-dir:{folder}", load_weights=False)
+        save_file(model.state_dict(), folder / "open_clip_model.safetensors")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    cache = str(tmp_path / "hub")
+    checked = checked_name("hf-hub:org/clip", cache)
+    (repository / "refs" / "main").write_text("b" * 40)
+    torch.manual_seed(0)
+    wanted = open_clip.create_model(f"local-dir:{tiny_clip(tmp_path / 'plain')}").state_dict()
+
+    def begins(make: Any) -> bool:
+        found = make("hf-hub:org/clip", cache_dir=cache)[0].state_dict()
+        return all(torch.equal(found[name], weights) for name, weights in wanted.items())
+
+    with of_checked_files("hf-hub:org/clip", checked):
+        assert begins(training.create_model_and_transforms)
+    assert not begins(training.create_model_and_transforms), "by its name it is what the hub has now"
 
 
 def test_the_configuration_of_a_tower_of_the_hub_is_looked_at(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

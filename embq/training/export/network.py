@@ -13,7 +13,7 @@ from typing import Any
 
 from embq.core.errors import EmbqError, ModelError
 from embq.training.openclip.checkpoints import Arguments, Checkpoint
-from embq.training.openclip.models import CONFIG, HUB, LOCAL, check_named
+from embq.training.openclip.models import CONFIG, HUB, LOCAL, checked_name
 
 IN_VISION = {"force_patch_dropout": "patch_dropout", "force_image_size": "image_size"}
 IN_TEXT = {"force_context_length": "context_length"}
@@ -117,14 +117,9 @@ def _configured(name: str, arguments: Arguments) -> tuple[dict[str, Any], dict[s
                     f"the training's model {name}: {folder.resolve() / CONFIG} is not there (any more)",
                     next_step="put it back, or say where it is now: --model FOLDER",
                 )
-            check_named(name)
+        if name.startswith((LOCAL, HUB)):
+            folder = Path(checked_name(name, arguments["cache_dir"], weights=False).removeprefix(LOCAL))
             described = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-            return described["model_cfg"], dict(described.get("preprocess_cfg") or {})
-        if name.startswith(HUB):
-            from open_clip.factory import _get_hf_config
-
-            check_named(name, arguments["cache_dir"])
-            described = _get_hf_config(name.removeprefix(HUB), cache_dir=arguments["cache_dir"])
             return described["model_cfg"], dict(described.get("preprocess_cfg") or {})
     model = open_clip.get_model_config(name.replace("/", "-"))
     if model is None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from embq.core.errors import ConfigError, ModelError
-from embq.worker.embedders.model_files import LOOKED_AT, check_settings
+from embq.worker.embedders.model_files import SMALL_FILES, check_settings
 
 CONFIG = "open_clip_config.json"
 LOCAL = "local-dir:"
@@ -39,23 +40,33 @@ class InitialModel:
     weights: Path | None = None
 
 
-def check_named(model: str, cache: str | None = None) -> None:
-    """ModelError where the files of a folder or of a repository of the hub could run code.
+def checked_name(model: str, cache: str | None = None, *, weights: bool = True) -> str:
+    """The name by which open_clip loads the files of a folder, or of a repository of the hub, that were checked.
 
-    Raises OSError where the repository is not there.
+    A repository is the folder of its snapshot: by its name open_clip would look it up again, and it may have other
+    files by then. Any other name is returned as it is.
 
     Args:
         cache: folder of the hub's cache; None for the usual one.
+        weights: whether they are fetched as well.
+
+    Raises ModelError where the files could run code, OSError where the repository is not there.
     """
     if model.startswith(LOCAL):
         check_settings(Path(model.removeprefix(LOCAL)), model, "open_clip")
-    elif model.startswith(HUB):
-        from huggingface_hub import snapshot_download
+    if not model.startswith(HUB):
+        return model
+    from huggingface_hub import snapshot_download
 
-        repository = model.removeprefix(HUB)
-        check_settings(
-            Path(snapshot_download(repository, cache_dir=cache, allow_patterns=list(LOOKED_AT))), model, "open_clip"
-        )
+    repository = model.removeprefix(HUB)
+    folder = Path(snapshot_download(repository, cache_dir=cache, allow_patterns=list(SMALL_FILES)))
+    check_settings(folder, model, "open_clip")
+    if weights:
+        from open_clip.pretrained import download_pretrained_from_hf
+
+        with suppress(FileNotFoundError):  # as open_clip, which warns, begin with random weights if there are none
+            download_pretrained_from_hf(repository, cache_dir=cache, revision=folder.name)
+    return f"{LOCAL}{folder}"
 
 
 def initial_model(model: str) -> InitialModel:
