@@ -28,6 +28,7 @@ from embq.app.verify.verification import verify
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer, keep_to_ourselves, kept_off
 from embq.core.errors import EmbqError, Exit, OutputError, OutsideError, UsageError
+from embq.core.formats.arrow import ArrowPart, unit_of_arrow
 from embq.core.formats.hdf5 import Hdf5Part
 from embq.core.formats.parquet import ParquetPart
 from embq.core.run import checkpoint
@@ -459,6 +460,29 @@ def test_a_small_hdf5_part_takes_no_large_memory(tmp_path: Path, kind: dict[str,
         file.create_dataset("unit_id", shape=(3,), maxshape=(None,), compression="gzip", **kind)
     with pytest.raises(ValueError, match="unit_id takes more than"):
         Hdf5Part(part)
+
+
+@pytest.mark.parametrize("compressed", ["lz4", "zstd", "dictionary"])
+def test_a_small_arrow_part_takes_no_large_memory(tmp_path: Path, compressed: str) -> None:
+    """Arrow unpacks as it reads, so a part of 300 kB took a gigabyte; parts of embq are never compressed."""
+    texts = pa.array(["x" * 1_000_000] * 30)
+    table = pa.table({"id": range(30), "caption": texts.dictionary_encode() if compressed == "dictionary" else texts})
+    options = pa.ipc.IpcWriteOptions(compression="zstd" if compressed == "dictionary" else compressed)
+    for path, chosen in ((tmp_path / "packed.arrow", options), (tmp_path / "plain.arrow", None)):
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema, options=chosen) as writer:
+            writer.write_table(table)
+    assert sum(piece.num_rows for piece in ArrowPart(tmp_path / "plain.arrow").tables(["id", "caption"])) == 30
+    before = pa.total_allocated_bytes()
+    with pytest.raises(ValueError, match="compressed"):
+        ArrowPart(tmp_path / "packed.arrow")
+    with open(tmp_path / "packed.arrow", "rb") as staged, pytest.raises(ValueError, match="compressed"):
+        unit_of_arrow(staged, ["id", "caption"], 30)
+    assert pa.total_allocated_bytes() - before < 1_000_000
+    data = bytearray((tmp_path / "plain.arrow").read_bytes())
+    for at in range(len(data) - 700, len(data) - 10, 3):
+        with suppress(ValueError, OSError, pa.ArrowException):
+            (tmp_path / "odd.arrow").write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
+            ArrowPart(tmp_path / "odd.arrow")
 
 
 # --- names of output folders ---

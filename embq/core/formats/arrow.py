@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from embq.core.formats.base import Draft, PartName, groups_within, slices, whole_or_none
 from embq.core.formats.parquet import with_notes
+from embq.core.rows.arrow_messages import refuse_compressed
 from embq.core.run.commits import CommittedFile
 from embq.core.storage.hashing import HashingFile
 
@@ -30,6 +31,8 @@ class ArrowPart:
         self._path = path
         with self._open() as reader:
             self.schema: pa.Schema = reader.schema
+        with open(path, "rb") as file:
+            refuse_compressed(file)
         with self._open(self.schema.names[:1]) as reader:  # with all columns, it would read the whole file
             self._batches = [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
         self.rows = sum(self._batches)
@@ -80,6 +83,7 @@ def write_arrow(table: pa.Table, name: PartName, notes: Mapping[str, str]) -> li
 def unit_of_arrow(file: IO[bytes], names: Sequence[str], most_rows: int) -> tuple[pa.Schema, pa.Table]:
     """See `embq.core.formats.part.read_unit`."""
     schema = pa.ipc.open_file(file).schema
+    refuse_compressed(file)
     options = pa.ipc.IpcReadOptions(included_fields=sorted(schema.get_field_index(name) for name in names))
     reader, batches, rows = pa.ipc.open_file(file, options=options), [], 0
     for number in range(reader.num_record_batches):
