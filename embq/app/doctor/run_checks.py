@@ -18,6 +18,7 @@ from embq.core.queue.hints import hint_queue, peek
 from embq.core.queue.keys import run_key
 from embq.core.queue.runs import RunRecord, registered
 from embq.core.redaction import printable
+from embq.core.run.control import OVER
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
 from embq.core.storage.paths import place
@@ -28,7 +29,6 @@ MOST_RUNS = 20
 """Most runs that are checked; each takes seconds."""
 MOST_HINTS = 200
 INPUT_S, LOOKUP_S = 60.0, 60.0
-OVER = ("done", "cancelled")
 
 
 def runs(client: redis.Redis, device: str, cuda_visible: str | None, *, load: bool) -> Iterator[Check]:
