@@ -13,10 +13,10 @@ import torch
 from bench.training_loaders import BATCH_SIZE, IMAGE_SIZE
 from embq.core.units import Sample
 from embq.training.data.batch import EPOCH_START, View
+from embq.training.data.epochs import whole
 from embq.training.data.images import training_pixels
 from embq.training.data.loader import WorkerBatch, made_batches
 from embq.training.data.reading import RawSample, read_shards
-from embq.training.data.regroup import whole
 from embq.training.shards.shard_set import Shards
 from embq.worker.embedders.image.decoding import Picture
 

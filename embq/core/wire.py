@@ -51,7 +51,6 @@ Count = Annotated[int, Meta(ge=0, le=2**62)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Rate = Annotated[float, Meta(ge=0, le=1e15)]
 """Anything per second."""
-Port = Annotated[int, Meta(ge=1, le=65535)]
 
 Word = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._+-]{0,64}\Z")]
 """A state, code, version or kind."""

@@ -26,7 +26,7 @@ from embq.core.queue.outage_detector import OutageDetector
 from embq.core.queue.runs import RunRecord, active, register_again
 from embq.core.queue.scripts import Loader, load_scripts
 from embq.core.queue.worker_speeds import SUM_S, keep_sum
-from embq.core.run.control import Control
+from embq.core.run.control import OVER, Control
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
 from embq.core.service.log import Events
@@ -230,7 +230,7 @@ class Feeder:
             state = meta.get("state", "")
             if state in ("running", "paused"):
                 self._unfinished[record.run] = record
-            elif state in ("done", "cancelled"):
+            elif state in OVER:
                 self._unfinished.pop(record.run, None)
             # Without a generation the writer has not set the run up yet, or is about to rebuild it.
             if not meta.get("gen") or state != "running":

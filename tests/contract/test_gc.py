@@ -290,7 +290,7 @@ def test_the_verb_tells_what_it_does(run: RunCase, settings: Settings, capsys: p
 
     assert embq([*given, "--dry-run", "--older-than", "1.5d"]) == Exit.DONE
     told = capsys.readouterr().out
-    assert "would remove 25 files, 0.0 MB" in told
+    assert "would remove 25 files, 25.0 kB" in told
     assert "and 5 more" in told
     assert "would remove 4 keys and 0 hints" in told
 

@@ -30,9 +30,9 @@ from embq.worker.claim.claim_policy import (
     SORTED_AHEAD_S,
     UNITS_AHEAD,
     ClaimPolicy,
+    makespan,
 )
 from embq.worker.claim.lease import LeasedUnit, Leases
-from embq.worker.claim.makespan import makespan
 from embq.worker.embedders.base import Embedder
 from embq.worker.meter.meter import Throughput
 from tests.support.fakes.clock import FakeClock

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from small_shards import CLASSES, key_of, write_shards
 
 from embq.training.data.batch import Batch, Failure, View
-from embq.training.data.epochs import exact_epoch, validation_samples
+from embq.training.data.epochs import exact_epoch, regrouped, validation_samples
 from embq.training.data.loader import WorkerBatch
-from embq.training.data.regroup import regrouped
 from embq.training.data.split import dealt, permuted
 from embq.training.shards.shard_set import Shards
 

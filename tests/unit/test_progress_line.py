@@ -18,7 +18,7 @@ from embq.app.status.run_progress import RunCounts, RunProgress, derive_progress
 from embq.core.models import ModelConfig
 from embq.core.queue.heartbeats import Device, Heard, Service
 from embq.core.run.control import Control
-from embq.core.service.progress_line import ProgressLine, duration, folded
+from embq.core.service.progress_line import ProgressLine, duration, folded, size_text
 
 
 class Terminal(io.StringIO):
@@ -57,6 +57,14 @@ def test_a_quiet_line_writes_nothing() -> None:
 )
 def test_a_duration_is_told_in_the_unit_that_people_use(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1_300, "1.3 kB"), (25_600_000, "25.6 MB"), (5.6e9, "5.6 GB"), (1.5e15, "1,500.0 TB")],
+)
+def test_bytes_are_told_in_powers_of_a_thousand(count: float, text: str) -> None:
+    assert size_text(count) == text
 
 
 # --- what `embq status` shows ---

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from embq.core.queue.heartbeats import BriefReport
 from embq.core.queue.worker_speeds import WorkerSpeed, keep_sum, others
-from embq.worker.claim.makespan import EXACT_S, makespan
+from embq.worker.claim.claim_policy import EXACT_S, makespan
 
 SPEEDS = st.lists(
     st.builds(WorkerSpeed, ahead_s=st.integers(0, 8).map(float), unit_s=st.sampled_from([0.25, 1.0, 2.5, 10.0])),

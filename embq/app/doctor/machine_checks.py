@@ -5,7 +5,6 @@ Nothing heavy is imported here: torch and models are tried in processes of their
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import resource
 import shutil
@@ -21,6 +20,7 @@ from embq.app.doctor.fleet_checks import fleet
 from embq.app.doctor.probes import devices, models
 from embq.core.broker.client import connect
 from embq.core.errors import UsageError
+from embq.core.process.libraries import version_of
 from embq.core.process.limits import container_bytes, cores, machine_bytes
 from embq.core.settings import Settings
 from embq.core.storage.durable import output_error, publish, write_new
@@ -65,7 +65,7 @@ def _broker_and_fleet(settings: Settings) -> Iterator[Check]:
 def packages() -> Iterator[Check]:
     """Python, the packages that every role needs, and a release of torch that is known to be broken."""
     yield Check("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
-    found = {name: _version(name) for name in ("embq", "click", "pyarrow", "redis", "rq", "numpy", "torch")}
+    found = {name: version_of(name) for name in ("embq", "click", "pyarrow", "redis", "rq", "numpy", "torch")}
     missing = [name for name in ("click", "pyarrow", "redis", "rq") if not found[name]]
     detail = ", ".join(f"{name} {version}" for name, version in found.items() if version)
     if missing:
@@ -152,10 +152,3 @@ def machine() -> Iterator[Check]:
     few = 0 <= soft < FILES_LOW
     fix = f"ulimit -n {min(65536, hard) if hard > 0 else 65536}" if few else ""
     yield Check("open files", "warn" if few else "ok", f"at most {soft:,}" if soft >= 0 else "unlimited", fix)
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

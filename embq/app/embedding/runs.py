@@ -20,6 +20,7 @@ from embq.app.status.run_control import control_run
 from embq.app.status.run_progress import RunProgress
 from embq.core.errors import EmbqError, Exit, UsageError, error_of
 from embq.core.process.children import python
+from embq.core.run.control import OVER
 from embq.core.settings import child_environment
 from embq.core.storage.paths import place
 from embq.core.wire import python_value
@@ -29,7 +30,6 @@ STOP_S = 20.0
 """Time that a run gets to end when its handle is closed."""
 LOG_TAIL = 2_000
 """Characters of the log in the error for a process that ended without a word."""
-OVER = ("done", "cancelled")
 
 Inputs = str | PathLike[str] | Iterable[str | PathLike[str]]
 

@@ -8,6 +8,7 @@ from typing import Any
 import redis
 
 from embq.core.queue.heartbeats import Rate, live_workers, measured_rates
+from embq.core.service.progress_line import size_text
 from embq.producer.estimate import Estimate, known_dims
 
 
@@ -80,7 +81,7 @@ def lines(found: Estimate, cost: Cost | None) -> list[str]:
     said = to_json(found, cost)
     kinds = ", ".join(f"{count:,} of kind {kind}" for kind, count in sorted(found.kinds.items())) or "none"
     rows = [("units", kinds + (f", to be added to {found.there:,} of run {found.run}" if found.run else ""))]
-    rows.append(("input", _size(found.bytes) + (f"; {found.listing}" if found.listing else "")))
+    rows.append(("input", size_text(found.bytes) + (f"; {found.listing}" if found.listing else "")))
     if found.rows is None:
         rows.append(("rows", "not known: only reading tells, and none of the units that were tried can be read"))
     elif found.exact:
@@ -96,7 +97,7 @@ def lines(found: Estimate, cost: Cost | None) -> list[str]:
     if said["dims"] is None:
         rows.append(("vectors", "not known: the model has not run on this broker, and is not looked into"))
     elif said["vector_bytes"]:
-        sizes = ", ".join(f"{_size(size)} as {dtype}" for dtype, size in said["vector_bytes"].items())
+        sizes = ", ".join(f"{size_text(size)} as {dtype}" for dtype, size in said["vector_bytes"].items())
         rows.append(("vectors", f"{said['dims']:,} numbers a row: {sizes}; keys, captions and metadata come on top"))
     if cost is None:
         rows.append(("device hours", "not known: no broker is configured (--broker)"))
@@ -129,12 +130,3 @@ def _dims(found: Estimate, cost: Cost | None) -> int | None:
 
 def _hours(rows: int, rows_per_s: float) -> float:
     return round(rows / rows_per_s / 3600, 4)
-
-
-def _size(count: int) -> str:
-    size, unit = float(count), "bytes"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if size < 1000:
-            break
-        size, unit = size / 1000, larger
-    return f"{count:,} bytes" if unit == "bytes" else f"{size:,.1f} {unit}"

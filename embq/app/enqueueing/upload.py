@@ -12,7 +12,7 @@ import click
 import redis
 
 from embq.core.errors import UsageError, command_line
-from embq.core.service.progress_line import ProgressLine, duration
+from embq.core.service.progress_line import ProgressLine, duration, size_text
 from embq.core.storage.objects import ObjectPath
 from embq.producer.enqueue import Request, prepare
 from embq.producer.upload import PlannedUpload, UploadedInputs, UploadResult, deliver, plan_upload
@@ -57,7 +57,7 @@ def send_run(
 
 def _progress(done: int, total: int, why: str, seconds: float) -> str:
     """A line on an upload: bytes that the writer has, of all, and what it waits for."""
-    text = f"sending: {done / 1e6:.1f} of {total / 1e6:.1f} MB are on the writer's disk"
+    text = f"sending: {size_text(done)} of {size_text(total)} are on the writer's disk"
     if why:
         return f"{text}; waits: {why}"
     if not done:

@@ -12,6 +12,7 @@ import click
 
 from embq.app.indexing.clip_back import write_clip_back
 from embq.core.errors import Exit, UsageError
+from embq.core.service.progress_line import size_text
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import place
 from embq.indexer.collection.opening import rows_now
@@ -78,7 +79,7 @@ def export_json(done: FaissExport) -> dict[str, Any]:
 def export_text(done: FaissExport) -> str:
     """An export as it is printed."""
     version, cosine = done.version, done.version.plan.metric == "cosine"
-    lines = [f"{one.path}: {one.rows:,} rows, {one.bytes / 1e6:,.1f} MB" for one in done.files]
+    lines = [f"{one.path}: {one.rows:,} rows, {size_text(one.bytes)}" for one in done.files]
     lines.append(f"{version.plan.key}, {version.name} of {version.index}; searches look at {done.nprobe} lists")
     squared = cosine and done.distance == "squared distance"
     lines.append(

@@ -18,7 +18,7 @@ from embq.core.queue.heartbeats import ROLES, SERVICE_REPORTS, STATES, WORKER_RE
 from embq.core.queue.keys import RUNS, SERVICES, UPLOADS, WORKERS, queue_name, run_key, service_key, worker_key
 from embq.core.queue.ledger import read_meta
 from embq.core.queue.runs import RunRecord, records_of
-from embq.core.run.control import Control, requested_changes
+from embq.core.run.control import OVER, Control, requested_changes
 from embq.core.service.health import single_try_client
 from embq.core.service.metrics import MetricSamples
 
@@ -26,7 +26,6 @@ ANSWER_S = 2.0
 """Timeout of one answer; less than the timeout of a scrape."""
 SHOWN_S = 600.0
 """A run that has ended has all of its metrics for so long, so that the last values are scraped."""
-ENDED = ("done", "cancelled")
 
 Fields = dict[str, str]
 
@@ -70,7 +69,7 @@ class _Run:
     def shown(self, now_ms: int) -> bool:
         """True if it has more metrics than its state."""
         moved_ms = self.number("last_commit_ms") or self.number("opened_ms")
-        return self.state != "waiting" and (self.state not in ENDED or now_ms - moved_ms < SHOWN_S * 1000)
+        return self.state != "waiting" and (self.state not in OVER or now_ms - moved_ms < SHOWN_S * 1000)
 
 
 class BrokerMetrics:

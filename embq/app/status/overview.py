@@ -28,10 +28,10 @@ from embq.core.queue.ledger import Ledger
 from embq.core.queue.runs import RunRecord, over, registered
 from embq.core.queue.scripts import Script, load_scripts
 from embq.core.queue.uploads import UploadProgress
+from embq.core.run.control import OVER
 from embq.core.service.progress_line import PLAIN_EVERY_S, duration
 
 LOOK_S = 1.0
-OVER = ("done", "cancelled")
 DROPPED = ("output", "model", "rows", "failures")
 """Columns that narrow terminals lack, in this order."""
 PIPE_COLUMNS = 10_000

@@ -10,6 +10,7 @@ from embq.core.errors import InputError, MalformedError
 from embq.core.queue.runs import RunRecord
 from embq.core.queue.uploads import UploadProgress, in_progress, outcome_of
 from embq.core.redaction import printable
+from embq.core.service.progress_line import size_text
 
 
 def arriving(client: redis.Redis, run: str, output: str = "") -> list[UploadProgress]:
@@ -55,8 +56,8 @@ def line(one: UploadProgress) -> str:
     how = "all of it is in the broker" if one.sent else "its sender has not sent all of it"
     waits = f"; waits: {one.why}" if one.why else ""
     return printable(
-        f"arriving: run {one.upload.run} for {one.upload.output} ({_model(one)}): {one.bytes / 1e6:,.1f} of "
-        f"{one.bytes_total / 1e6:,.1f} MB are on the writer's disk, {how}{waits}"
+        f"arriving: run {one.upload.run} for {one.upload.output} ({_model(one)}): {size_text(one.bytes)} of "
+        f"{size_text(one.bytes_total)} are on the writer's disk, {how}{waits}"
     )
 
 

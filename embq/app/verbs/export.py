@@ -11,6 +11,7 @@ from embq.app.cli.shared_options import json_option
 from embq.app.export.targets import FOLDERS, TABLES
 from embq.core.errors import UsageError
 from embq.core.redaction import masked
+from embq.core.service.progress_line import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -201,4 +202,4 @@ def _print_account(folder: str, done: ExportResult | CopyResult) -> None:
         there = f", {done.rows - done.written:,} of them were there" if done.written < done.rows else ""
         click.echo(f"{done.rows:,} rows in {done.target}, each id once{there}")
         return
-    click.echo(f"{done.rows:,} rows in {len(done.files):,} files ({done.bytes / 1e6:,.1f} MB), {done.dtype}: {folder}")
+    click.echo(f"{done.rows:,} rows in {len(done.files):,} files ({size_text(done.bytes)}), {done.dtype}: {folder}")

@@ -11,6 +11,7 @@ import click
 
 from embq.app.cli.sections import SectionedCommand
 from embq.app.cli.shared_options import broker_option, json_option, settings_with
+from embq.core.service.progress_line import size_text
 
 if TYPE_CHECKING:
     from embq.app.gc.collect import Collected
@@ -78,9 +79,9 @@ def command(output: str, older_than: float, dry_run: bool, broker: str, as_json:
 
 def _print_account(collected: Collected, removed: str) -> None:
     found, keys = collected.found, collected.broker
-    click.echo(f"{removed} {len(found.files):,} files, {found.bytes / 1e6:,.1f} MB")
+    click.echo(f"{removed} {len(found.files):,} files, {size_text(found.bytes)}")
     for item in found.files[:SHOWN]:
-        click.echo(f"  {item.path}  {item.bytes / 1e6:,.1f} MB, {item.age_s / 3600:,.1f} h old")
+        click.echo(f"  {item.path}  {size_text(item.bytes)}, {item.age_s / 3600:,.1f} h old")
     if len(found.files) > SHOWN:
         click.echo(f"  ... and {len(found.files) - SHOWN:,} more (--json lists them)")
     if keys is not None:

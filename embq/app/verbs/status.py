@@ -71,6 +71,7 @@ def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *,
     """Show the run until it is done or cancelled."""
     from embq.app.status.display import Display
     from embq.app.status.run_log import RunLog
+    from embq.core.run.control import OVER
     from embq.core.storage.paths import place
 
     progress = monitor.look()
@@ -83,10 +84,10 @@ def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *,
         while True:
             progress = monitor.look()
             display.show(progress)
-            log.show(progress, last=progress.state in ("done", "cancelled"))
+            log.show(progress, last=progress.state in OVER)
             if as_json:
                 click.echo(json.dumps(progress.to_json()))
-            if progress.state in ("done", "cancelled"):
+            if progress.state in OVER:
                 return
             time.sleep(WATCH_S)
 

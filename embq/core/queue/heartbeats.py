@@ -84,18 +84,15 @@ class Heartbeats(Generic[T]):
         arguments = [name, wire.write(report), int(life_s * 1000)]
         scripts["report"](keys=[self._members, self._key(name)], args=arguments, client=client)
 
-    def heard(
-        self, client: redis.Redis, *, within_s: float = math.inf, of: Callable[[str], bool] = bool
-    ) -> Iterator[tuple[T, int, float]]:
-        """(report, ms of its time by the broker's clock, its age in seconds), none older than `within_s`.
+    def heard(self, client: redis.Redis, *, of: Callable[[str], bool] = bool) -> Iterator[tuple[T, int, float]]:
+        """(report, ms of its time by the broker's clock, its age in seconds).
 
         Args:
             of: whether the report of a name is wanted.
         """
         now_ms, listed = self._listed(client)
         ages = {name: max(0.0, (now_ms - at_ms) / 1000) for name, at_ms in listed.items() if of(name)}
-        reports = self.reports(client, [name for name, age_s in ages.items() if age_s <= within_s])
-        for name, report in reports.items():
+        for name, report in self.reports(client, ages).items():
             yield report, int(listed[name]), ages[name]
 
     def reports(self, client: redis.Redis, names: Iterable[str]) -> dict[str, T]:

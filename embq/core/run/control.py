@@ -22,6 +22,8 @@ from embq.core.storage.durable import output_error, overwrite
 SCHEMA = 1
 MOST_BYTES = 4_096
 STATES = ("running", "paused", "cancelled")
+OVER = ("done", "cancelled")
+"""States in which nothing of a run is begun any more."""
 PRIORITY, LEAST_PRIORITY, MOST_PRIORITY = 10, 1, 100
 
 

@@ -25,6 +25,17 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86400:.1f} days"
 
 
+def size_text(count: float) -> str:
+    """Bytes for people: 410 B, 1.3 kB, 5.6 GB."""
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        count /= 1000
+        if count < 1000:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1000:,.1f} TB"
+
+
 _COMMAND = re.compile(r"`[^`\n]*`|(?<=: )embq .*$")
 
 

@@ -5,10 +5,11 @@ Rebuilt for each epoch: a loader that is used again would give the same order ag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 import webdataset as wds
 
 from embq.core.errors import InputError
@@ -16,7 +17,6 @@ from embq.training.data.batch import EPOCH_START, Batch, EpochPosition, Failure,
 from embq.training.data.images import PixelsOf, training_pixels, validation_pixels
 from embq.training.data.loader import WorkerBatch, loaded, made_batches
 from embq.training.data.reading import read_shards
-from embq.training.data.regroup import regrouped, whole
 from embq.training.data.split import dealt, own_stream, permuted, seed_of, stream_number
 from embq.training.shards.shard_set import Shards
 
@@ -48,6 +48,105 @@ def batches_or_error(sent: Iterable[WorkerBatch], view: View) -> Iterator[Batch]
         if not made:
             raise _fruitless([failure for _, failure in made.failed])
         yield whole(made, view)
+
+
+def whole(made: WorkerBatch, view: View) -> Batch:
+    """A message of a loader worker as a batch."""
+    return Batch(
+        pixels=made.pixels.permute(0, 3, 1, 2),
+        mean=view.mean,
+        std=view.std,
+        labels=torch.tensor(made.labels),
+        keys=made.keys,
+        shards=made.shards,
+        failed=tuple(failure for _, failure in made.failed),
+        reached=((made.stream, made.read),),
+        next_stream=(made.stream + 1) % view.streams,
+    )
+
+
+def regrouped(sent: Iterable[WorkerBatch], view: View) -> Iterator[Batch]:
+    """Batches of an exact epoch from the messages of its loader workers, in the order of the loader.
+
+    Each worker's stream ends with a piece of a batch. Those pieces are kept until all streams have ended, and then
+    shared out again in batches of nearly equal size. So the smallest batch is no single sample, on which batch
+    normalisation cannot be trained, unless the process has but one.
+    """
+    held: WorkerBatch | None = None
+    pieces: list[WorkerBatch] = []
+    for made in sent:
+        if len(made) < view.batch_size:
+            pieces.append(made)
+            continue
+        if held is not None:
+            yield whole(held, view)
+        held = made
+    left = sum(map(len, pieces))
+    if held is not None:
+        # One sample alone, or failures alone, go with the last full batch.
+        if pieces and left <= 1:
+            pieces.append(held)
+            left += len(held)
+        else:
+            yield whole(held, view)
+    yield from _shared_out(pieces, left, view)
+
+
+class _Item(NamedTuple):
+    """A sample or a failure at its place in a stream; ordered by place, so that the order of arrival does not matter.
+
+    Attributes:
+        row: of the sample in `piece`; -1 of a failure.
+    """
+
+    stream: int
+    position: int
+    row: int
+    piece: WorkerBatch
+    failure: Failure | None
+
+
+def _shared_out(pieces: Sequence[WorkerBatch], left: int, view: View) -> Iterator[Batch]:
+    """Batches of nearly equal size from the items of partial batches, larger ones first.
+
+    So after any of them, sharing out what is left gives the very batches that come next.
+    """
+    items = sorted(item for piece in pieces for item in _items(piece))
+    batches = -(-left // view.batch_size)
+    group: list[_Item] = []
+    size = 0
+    for item in items:
+        if item.failure is None:
+            if size and size == -(-left // batches):
+                yield _joined(group, view)
+                left, batches, group, size = left - size, batches - 1, [], 0
+            size += 1
+        group.append(item)
+    if group:
+        yield _joined(group, view)
+
+
+def _items(piece: WorkerBatch) -> Iterator[_Item]:
+    for row, position in enumerate(piece.positions):
+        yield _Item(piece.stream, position, row, piece, None)
+    for position, failure in piece.failed:
+        yield _Item(piece.stream, position, -1, piece, failure)
+
+
+def _joined(group: Sequence[_Item], view: View) -> Batch:
+    samples = [item for item in group if item.failure is None]
+    pixels = [item.piece.pixels[item.row] for item in samples]
+    return Batch(
+        pixels=(torch.stack(pixels) if pixels else group[0].piece.pixels[:0]).permute(0, 3, 1, 2),
+        mean=view.mean,
+        std=view.std,
+        labels=torch.tensor([item.piece.labels[item.row] for item in samples], dtype=torch.int64),
+        keys=[item.piece.keys[item.row] for item in samples],
+        shards=[item.piece.shards[item.row] for item in samples],
+        failed=tuple(item.failure for item in group if item.failure is not None),
+        reached=tuple({item.stream: item.position for item in group}.items()),
+        next_stream=None,
+    )
 
 
 def _fruitless(failed: list[Failure]) -> InputError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from embq.core.service.progress_line import ProgressLine, duration
+from embq.core.service.progress_line import ProgressLine, duration, size_text
 
 SETTLED_S = 2.0
 """No end is predicted earlier."""
@@ -57,14 +57,3 @@ class Counter:
             return text
         share = self._bytes / self._total_bytes if self._total_bytes else self._done / self._total
         return f"{text}, about {duration(max(0.0, seconds * (1 - share) / share))} left"
-
-
-def size_text(count: float) -> str:
-    """Bytes for people: 410 B, 1.3 kB, 5.6 GB."""
-    if count < 1000:
-        return f"{count:.0f} B"
-    for unit in ("kB", "MB", "GB"):
-        count /= 1000
-        if count < 1000:
-            return f"{count:.1f} {unit}"
-    return f"{count / 1000:,.1f} TB"

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from embq.core.errors import EmbqError, InputError, OutputError
+from embq.core.service.progress_line import size_text
 from embq.core.storage.durable import NO_SPACE, NOT_WRITABLE, overwrite
 from embq.training.run.folder import exclusive
-from embq.training.run.progress import size_text
 from embq.training.shards.conversion_plan import Pattern, Plan, ShardPlan
 from embq.training.shards.pictures import LeftOut
 from embq.training.shards.processes import each

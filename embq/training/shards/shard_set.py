@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from embq.core.errors import InputError
+from embq.core.service.progress_line import size_text
 from embq.sources.access.files import stat_file
-from embq.training.run.progress import size_text
 from embq.training.shards.names import contract, expand, folder_of, name_of, parts
 from embq.training.shards.sizes import CLASSES, SIZES, sizes_beside
 

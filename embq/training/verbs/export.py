@@ -10,6 +10,7 @@ import click
 from embq.app.cli.sections import SectionedCommand
 from embq.app.cli.shared_options import json_option
 from embq.core.errors import UsageError, command_line
+from embq.core.service.progress_line import size_text
 
 if TYPE_CHECKING:
     from embq.training.export.model_folder import Exported
@@ -73,7 +74,7 @@ def _print(made: Exported) -> None:
     samples = "" if seen is None else f", {seen:,} samples seen"
     lines = [
         ("from", f"{source['path']}{epoch}{samples}"),
-        ("model", f"{made.folder}, {made.weights_bytes / 1e6:,.1f} MB, outputs equal to those of the trained model"),
+        ("model", f"{made.folder}, {size_text(made.weights_bytes)}, outputs equal to those of the trained model"),
         ("fingerprint", f"{made.fingerprint}, of images in fp32"),
     ]
     if made.needs:

@@ -143,7 +143,7 @@ def _usable(listing: Listing, *, check: bool, metadata: bool, processes: int, qu
 
 
 def _print(plan: Plan, done: Converted | None, seconds: float, *, as_json: bool) -> None:
-    from embq.training.run.progress import size_text
+    from embq.core.service.progress_line import size_text
     from embq.training.shards.pictures import notes
 
     listing, pattern = plan.listing, plan.layout.pattern

@@ -74,7 +74,7 @@ def command(
 
 def _print(report: Report, seconds: float, *, write_sizes: bool) -> None:
     from embq.core.redaction import printable
-    from embq.training.run.progress import size_text
+    from embq.core.service.progress_line import size_text
 
     speed = size_text(report.bytes / max(seconds, 1e-3))
     members = ", ".join(f"{name} ({count:,})" for name, count in report.members.items())
