@@ -134,8 +134,11 @@ def _address(name: str) -> Address | None:
         ) from error
 
 
+TARGET_SECRETS = ("QDRANT_API_KEY", "MILVUS_TOKEN", "PGPASSWORD")
+
+
 def target_secret(name: str) -> str | None:
-    """The secret for the server of an export, such as QDRANT_API_KEY; None where the variable is not set."""
+    """The secret for the server of an export, one of `TARGET_SECRETS`; None where the variable is not set."""
     return os.environ.get(name) or None
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 
 from embq.core.queue.result_stream import PART_SUFFIX, RESULT_SUFFIX, Entry
 from embq.core.run.layout import Layout
-from embq.core.storage.beneath import folder
+from embq.core.storage.beneath import written
 from embq.core.storage.durable import drop_in, names_in, output_error, overwrite
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.objects import unfinished as uploads
@@ -25,10 +24,8 @@ def leave_nonce(layout: Layout, nonce: str) -> None:
         overwrite(layout.staged_parts / ".shared", nonce.encode())
     name = f"{_NONCE}{secrets.token_hex(4)}"
     try:
-        with folder(layout.staging.parent, layout.staging.name) as staging:
-            with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=staging), "w") as file:
-                file.write(nonce)
-            os.rename(name, ".shared", src_dir_fd=staging, dst_dir_fd=staging)
+        with written(layout.staging.parent, f"{layout.staging.name}/.shared", temporary=name) as file:
+            file.write(nonce.encode())
     except OSError as error:
         raise output_error(error, layout.staging / ".shared") from error
 

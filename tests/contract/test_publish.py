@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from embq.app.verify.vectors import differing
-from embq.core.errors import OutputError
+from embq.core.errors import OutputError, OutsideError
 from embq.core.queue.hints import Hint
 from embq.core.queue.keys import MAX_ATTEMPTS
 from embq.core.rows.spec import RowSpec
 from embq.core.rows.vectors import STORED_DTYPES
+from embq.core.storage.durable import link
 from embq.worker.claim.lease import LeasedUnit, Leases
 from embq.worker.embedders.stub import StubEmbedder
 from embq.worker.meter.meter import Meter
@@ -24,7 +27,7 @@ from embq.worker.stages import publish as module
 from embq.worker.stages.embed import EmbedStage
 from embq.worker.stages.publish import PublishStage
 from embq.worker.stages.read import Chunk, EndOfUnit
-from tests.support.outputs.run_case import DIM, FINGERPRINT, MakeRun, RunCase, sample, vector
+from tests.support.outputs.run_case import DIM, FINGERPRINT, MakeRun, RunCase, next_file_is, sample, vector
 
 
 @pytest.fixture
@@ -48,12 +51,6 @@ def embedded_unit(run: RunCase, leases: Leases, u: int) -> LeasedUnit:
     return work
 
 
-def lead_its_file_to(run: RunCase, work: LeasedUnit, target: str) -> None:
-    """Redirect the first write to the unit's temporary staging file to `target`."""
-    name = f".{work.unit_id}.{work.token.replace(':', '_')}.arrow"
-    (run.layout.staging / name).symlink_to(target)
-
-
 @pytest.fixture
 def on_full(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[logging.LogRecord]]:
     """The lines that say that the disk is full."""
@@ -75,12 +72,12 @@ def test_a_staged_result_becomes_rows(run: RunCase, stage: PublishStage, leases:
 
 
 def test_a_full_disk_is_waited_out_with_the_result_in_hand(
-    run: RunCase, stage: PublishStage, leases: Leases, on_full: list[logging.LogRecord]
+    run: RunCase, stage: PublishStage, leases: Leases, on_full: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = run.writer()
     for u in (0, 1):
         work = embedded_unit(run, leases, u)
-        lead_its_file_to(run, work, "/dev/full")
+        next_file_is("/dev/full", monkeypatch)
         stage.run(work)
         assert len(on_full) == u + 1, "said once for each time that it fills up"
         assert stage.full_runs() == {run.info.run}
@@ -187,11 +184,11 @@ def test_a_result_too_large_for_the_broker_ends_as_a_failure_that_says_so(
 
 
 def test_a_full_disk_is_waited_for_only_as_long_as_the_lease_is_ours(
-    run: RunCase, stage: PublishStage, leases: Leases, on_full: list[logging.LogRecord]
+    run: RunCase, stage: PublishStage, leases: Leases, on_full: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.writer()
     work = embedded_unit(run, leases, 0)
-    lead_its_file_to(run, work, "/dev/full")
+    next_file_is("/dev/full", monkeypatch)
 
     class LosesTheLease(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -211,15 +208,60 @@ def test_a_full_disk_is_waited_for_only_as_long_as_the_lease_is_ours(
 
 
 def test_any_other_error_of_the_disk_ends_the_worker(
-    run: RunCase, stage: PublishStage, leases: Leases, on_full: list[logging.LogRecord]
+    run: RunCase, stage: PublishStage, leases: Leases, on_full: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.writer()
     work = embedded_unit(run, leases, 0)
-    lead_its_file_to(run, work, "/nowhere/at/all")
+    next_file_is("/nowhere/at/all", monkeypatch)
     with pytest.raises(OutputError):
         stage.run(work)
     assert on_full == []
     assert {path.name for path in run.layout.staging.iterdir()} == {".shared"}
+
+
+def test_a_result_is_not_written_where_a_link_of_another_worker_leads(
+    run: RunCase, stage: PublishStage, leases: Leases, tmp_path: Path
+) -> None:
+    """All workers may write to `_staging` and read the tokens of the others, which name the files."""
+    writer = run.writer()
+    private = tmp_path / "notes.txt"
+    private.write_text("private")
+    work = embedded_unit(run, leases, 0)
+    (run.layout.staging / f".{work.unit_id}.{work.token.replace(':', '_')}.arrow").symlink_to(private)
+    stage.run(work)
+    writer.drain()
+    run.assert_exact([0])
+    assert private.read_text() == "private"
+
+
+def test_a_staging_folder_that_has_become_a_link_is_not_written_to(
+    run: RunCase, stage: PublishStage, leases: Leases, tmp_path: Path
+) -> None:
+    run.writer()
+    stage.run(embedded_unit(run, leases, 0))
+    work = embedded_unit(run, leases, 1)
+    run.layout.staging.rename(run.layout.root / "old")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    run.layout.staging.symlink_to(elsewhere)
+    with pytest.raises(OutputError, match="is a symbolic link"):
+        stage.run(work)
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("exchanged", ["file", "folder"])
+def test_a_part_that_becomes_a_link_after_it_was_looked_at_is_not_named(exchanged: str, tmp_path: Path) -> None:
+    private, staging, path = tmp_path / "private", tmp_path / "_staging", tmp_path / "part"
+    private.mkdir()
+    (private / "a.part").write_text("private")
+    if exchanged == "file":
+        staging.mkdir()
+        (staging / "a.part").symlink_to(private / "a.part")
+    else:
+        staging.symlink_to(private)
+    with pytest.raises(OutsideError):
+        link(staging / "a.part", path, tmp_path / "temporary")
+    assert not os.path.lexists(path)
 
 
 # --- what is stored of vectors ---

@@ -33,7 +33,7 @@ from embq.worker.claim.lease import LeasedUnit, Leases
 from embq.worker.meter.meter import Meter
 from embq.worker.stages import publish as module
 from embq.worker.stages.publish import PublishStage
-from tests.support.outputs.run_case import DIM, FINGERPRINT, MakeRun, RunCase, sample, vector, write
+from tests.support.outputs.run_case import DIM, FINGERPRINT, MakeRun, RunCase, next_file_is, sample, vector, write
 from tests.support.servers.storage import Killed, environment, s3_proxy
 
 FORMATS = ("parquet", "arrow")
@@ -251,11 +251,10 @@ def test_no_part_is_taken_where_the_staging_folder_is_apart(
     run.assert_exact([0])
 
 
-def test_a_full_disk_keeps_the_rows(run: RunCase, stage: PublishStage) -> None:
+def test_a_full_disk_keeps_the_rows(run: RunCase, stage: PublishStage, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = run.writer()
     token = run.claim(0)
-    name = f".{run.units[0].unit_id}.{token.replace(':', '_')}{PART_SUFFIX}"
-    (run.layout.staging / name).symlink_to("/dev/full")
+    next_file_is("/dev/full", monkeypatch)
     publish(run, stage, 0, token=token)
     assert stage.full_runs() == {run.info.run}
     deadline = time.monotonic() + 10

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import random
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import repeat
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -262,6 +267,128 @@ def test_a_server_that_does_not_answer_is_one_error_without_its_password(
         copy_rows(embq.open(out), target_of(kind, destination, "embq"))
     assert away.value.code == "target_failed"
     assert "secret" not in str(away.value)
+
+
+RUN_OF_ANOTHER = {"embq.run": "\x1b[31m" + "x" * 100_000, "embq.columns": [1, None]}
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A server in the place of Qdrant's, whose answer to each request is `answer`."""
+
+    answer: Callable[[Answers], bytes | Iterator[bytes]]
+    status = 200
+    headers_sent: ClassVar[dict[str, str]] = {}
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(self.status)
+        for name, value in self.headers_sent.items():
+            self.send_header(name, value)
+        self.end_headers()
+        body = type(self).answer(self)
+        with suppress(OSError):
+            for piece in [body] if isinstance(body, bytes) else body:
+                self.wfile.write(piece)
+
+    do_POST = do_PUT = do_GET
+
+    def log_message(self, format: str, *values: object) -> None:
+        """Nothing on stderr."""
+
+
+def collection(self: Answers, points: bytes = b"", **changes: Any) -> bytes:
+    """A collection of the run's own columns."""
+    if self.path.endswith("/exists"):
+        return b'{"result": {"exists": true}}'
+    if self.path.endswith("/scroll"):
+        return b'{"result": %s}' % points
+    numbers = {"m": 1, "ef_construct": 1, "full_scan_threshold": 1}
+    optimizer = {"deleted_threshold": 0, "default_segment_number": 1, "flush_interval_sec": 1}
+    config = {
+        "params": {"vectors": {"embedding": {"size": 16, "distance": "Cosine"}}},
+        "hnsw_config": numbers,
+        "optimizer_config": {**optimizer, "vacuum_min_vector_number": 1},
+        **changes,
+    }
+    shape = {"status": "green", "optimizer_status": "ok", "segments_count": 1, "payload_schema": {}}
+    return json.dumps({"result": {**shape, "config": config}}).encode()
+
+
+def own(out: Path) -> dict[str, Any]:
+    run_id = json.loads((out / "run.json").read_text())["run"]
+    return {"embq.run": run_id, "embq.columns": ["id", "key", "embedding", "n"]}
+
+
+HOSTILE_ANSWERS: dict[str, tuple[str, Callable[[Answers, Path], bytes | Iterator[bytes]]]] = {
+    "no result": ("target_failed", lambda *_: b"{}"),
+    "without end": ("target_failed", lambda *_: repeat(b" " * (1 << 20))),
+    "the same page without end": (
+        "target_differs",
+        lambda self, out: collection(self, b'{"points": [{"id": 0}], "next_page_offset": 0}', metadata=own(out)),
+    ),
+    "no vectors": ("other_columns", lambda self, _: collection(self, params={})),
+    "columns of other types": ("other_columns", lambda self, _: collection(self, metadata=RUN_OF_ANOTHER)),
+    "columns that are no list": ("other_columns", lambda self, _: collection(self, metadata={"embq.columns": 7})),
+    "a run of 100,000 characters": (
+        "other_rows",
+        lambda self, out: collection(self, metadata={**own(out), "embq.run": RUN_OF_ANOTHER["embq.run"]}),
+    ),
+    "the key, in an error": (
+        "target_failed",
+        lambda self, _: b"what is " + self.headers["api-key"].encode(),
+    ),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("case", [*HOSTILE_ANSWERS, "compressed"])
+@pytest.mark.filterwarnings("ignore:Api key is used")
+def test_an_answer_of_a_hostile_server_is_one_short_error(
+    case: str, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bugs, loops without end, and an answer that grew until memory ended."""
+    pytest.importorskip("qdrant_client")
+    monkeypatch.setenv("QDRANT_API_KEY", "k3y-of-qdrant")
+    code, answer = HOSTILE_ANSWERS.get(case, ("target_failed", lambda *_: gzip.compress(bytes(64 << 20))))
+    sent = {"Content-Encoding": "gzip"} if case == "compressed" else {}
+    status = 403 if "error" in case else 200
+    kind = type(
+        "Hostile", (Answers,), {"answer": lambda self: answer(self, out), "headers_sent": sent, "status": status}
+    )
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        assert run(["export", str(out), url, "--to", "qdrant", "--columns", "n"]) in (65, 74)
+        server.shutdown()
+    told = capsys.readouterr().err
+    assert f"error[{code}]" in told
+    assert "k3y-of-qdrant" not in told
+    assert len(told) < 2_000
+
+
+def test_values_that_milvus_would_change_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A text in a column of several types was sent as JSON text: "12" came back as a number, "007" ended the export."""
+    pytest.importorskip("milvus_lite")
+    for name, record, column, step in (
+        ("mixed", {"text": "b", "n": "12"}, "n", "leave the column out"),
+        ("long", {"text": "b", "n": 2, "id": "x" * 70_000}, "key", "leave the row out: name the others with --ids"),
+    ):
+        source = write_jsonl(tmp_path / f"{name}.jsonl", [{"id": "a", "text": "a", "n": 1}, record])
+        root = build(tmp_path / name, [source], model="stub:16")
+        assert run(["export", str(root), str(tmp_path / f"{name}.db"), "--to", "milvus"]) == 65
+        told = capfd.readouterr().err
+        assert f"{column} of the row with key" in told
+        assert step in told
+    refused = run(["export", str(root), str(tmp_path / "other.db"), "--to", "milvus", "--table", "../x"])
+    assert refused == 74
+    assert len(capfd.readouterr().err.splitlines()) == 2, "the client's log of the same error"
+
+
+def test_a_table_without_a_name_is_refused(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty variable of a script wrote into the default table."""
+    pytest.importorskip("lancedb")
+    assert run(["export", str(out), str(tmp_path / "x"), "--to", "lance", "--table", ""]) != 0
+    assert not (tmp_path / "x" / "embq.lance").exists()
 
 
 def test_a_folder_that_another_export_fills_is_left_alone(out: Path, tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def command(
             done = export(place(output), Path(folder), wanted, on_rows=show)
         else:
             _refuse_for_target(to, table, given)
-            target = target_of(to, folder, table or "embq")
+            target = target_of(to, folder, "embq" if table is None else table)
             done = copy_rows(Output(output), target, columns=kept, ids=ids, without=left_out, on_rows=show)
     if as_json:
         import json

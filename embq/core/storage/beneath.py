@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path, PurePath
-from typing import TypeVar, cast
+from typing import IO, TypeVar, cast
 
 from embq.core.errors import MalformedError, OutsideError
 from embq.core.storage.objects import ObjectPath
@@ -98,6 +98,27 @@ def open_file(root: Path, name: str | PurePath, flags: int = os.O_RDONLY, mode: 
         os.close(descriptor)
         raise _outside(root, name, "it is no regular file")
     return descriptor
+
+
+@contextmanager
+def written(root: Path, name: str | PurePath, *, temporary: str) -> Iterator[IO[bytes]]:
+    """A new file, which has the name `root / name` after the block, in place of what had it; none after an error.
+
+    Args:
+        temporary: its name until then, in the same folder; what has that is removed.
+    """
+    with parent(root, name) as (above, last):
+        with suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=above)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            with open(os.open(temporary, flags, 0o666, dir_fd=above), "wb") as file:
+                yield file
+            os.rename(temporary, last, src_dir_fd=above, dst_dir_fd=above)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=above)
+            raise
 
 
 def reader(root: Path | ObjectPath, name: str | PurePath) -> BufferedReader:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from embq.core.errors import OutputError
+from embq.core.errors import OutputError, OutsideError
 from embq.core.storage import beneath
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place
@@ -181,7 +181,7 @@ NOT_LINKABLE = (errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.EOPN
 
 def link(staged: Place, path: Place, temporary: Path) -> None:
     """Give a finished file a second name, or an object a copy; an orphan of that name, left by a dead writer, is
-    replaced. Not durable yet in a folder, which must be synced.
+    replaced. Not durable yet in a folder, which must be synced. OutsideError where `staged` or its folder is a link.
 
     Args:
         temporary: name for a copy, where the file cannot be linked.
@@ -189,15 +189,20 @@ def link(staged: Place, path: Place, temporary: Path) -> None:
     if isinstance(staged, ObjectPath) or isinstance(path, ObjectPath):
         ObjectPath(str(staged)).copy(str(path))
         return
+    name = f"{staged.parent.name}/{staged.name}"
     try:
         with suppress(FileNotFoundError):
             os.unlink(path)
-        os.link(staged, path, follow_symlinks=False)
+        with beneath.parent(staged.parents[1], name) as (above, last):
+            os.link(last, path, src_dir_fd=above, follow_symlinks=False)
+        os.close(beneath.open_file(path.parent, path.name))  # OutsideError where `staged` has become a link
+    except OutsideError:
+        drop(path)
+        raise
     except OSError as error:
         if error.errno not in NOT_LINKABLE:
             raise
         try:
-            name = f"{staged.parent.name}/{staged.name}"
             with beneath.reader(staged.parent.parent, name) as file, open(temporary, "xb") as copy:
                 shutil.copyfileobj(file, copy, 1 << 20)
                 copy.flush()

@@ -26,8 +26,8 @@ from embq.core.run.layout import Layout
 from embq.core.run.run_info import RunInfo, load_run
 from embq.core.service.log import Events
 from embq.core.settings import spool_folder
-from embq.core.storage.beneath import read_bytes
-from embq.core.storage.durable import drop, output_error
+from embq.core.storage.beneath import read_bytes, written
+from embq.core.storage.durable import drop_in, output_error
 from embq.core.storage.hashing import HashingFile
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place, place
@@ -194,7 +194,7 @@ class PublishStage(Publisher):
             given_up = full.waiting.popleft()
             self.log.warning("result_given_up", run=run, u=given_up.lease.u, why="its run has no room for it")
             if given_up.staged is not None:
-                drop(given_up.staged)
+                drop_in(given_up.staged.parent, given_up.staged.name)
             given_up.lease.release()
             if not full.waiting:
                 del self._full[run]
@@ -231,7 +231,7 @@ class PublishStage(Publisher):
         else:
             # Another attempt's result stands, or the lease is gone: only our own file goes.
             if result.staged is not None:
-                drop(result.staged)
+                drop_in(result.staged.parent, result.staged.name)
             self.log.info("result_not_taken", run=lease.run, u=lease.u, answer=accepted)
         lease.end()
         return True
@@ -325,14 +325,9 @@ class PublishStage(Publisher):
                     spool.seek(0)  # which some systems share with whoever opens the descriptor
                     path.take(Path(f"/dev/fd/{spool.fileno()}"))
             else:
-                temporary = path.with_name(f".{path.name}")
-                try:
-                    with open(temporary, "wb") as raw:
-                        digest = self._write(result, raw, synced=result.part is not None)
-                    os.rename(temporary, path)
-                except OSError:
-                    drop(temporary)
-                    raise
+                name = f"{folder.name}/{path.name}"
+                with written(path.parents[1], name, temporary=f".{path.name}") as raw:
+                    digest = self._write(result, raw, synced=result.part is not None)
         except OSError as error:
             raise output_error(error, path) from error
         result.fields |= {"ref": path.name, "sha256": digest}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
@@ -35,6 +38,7 @@ from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place, opened
 from embq.core.units import Failure, Sample, Unit
 from embq.producer.feeder import Feeder
+from embq.worker.stages import publish
 from embq.writer.run_writer import RunWriter
 from tests.support.fakes.clock import FakeClock
 
@@ -252,6 +256,19 @@ class RunCase:
         there = {f"{folder.name}/{path.name}" for folder in folders for path in folder.iterdir()}
         assert there == named
         assert list(self.layout.temporary.iterdir()) == []
+
+
+def next_file_is(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the worker write its next staging file to `target`, such as a device that is full."""
+    real = publish.written
+
+    @contextmanager
+    def elsewhere(*_: object, **_names: str) -> Iterator[IO[bytes]]:
+        monkeypatch.setattr(publish, "written", real)
+        with open(target, "wb") as file:
+            yield file
+
+    monkeypatch.setattr(publish, "written", elsewhere)
 
 
 def write(path: Place, data: bytes) -> None:

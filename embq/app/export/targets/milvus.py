@@ -13,6 +13,7 @@ from embq.app.export.targets.target import OTHER_TOOL, TargetRows, check_columns
 from embq.core.errors import InputError
 from embq.core.formats.base import vectors
 from embq.core.settings import target_secret
+from embq.core.storage.paths import is_url
 
 RUN = "embq_run"
 """Column with the id of the run: Milvus Lite keeps no description of a collection."""
@@ -38,7 +39,8 @@ class Milvus:
         self.name = f"collection {table} of {destination}"
         self._table, self._destination = table, destination
         self._module = client_library("pymilvus", "milvus")
-        logging.getLogger("pymilvus").setLevel(logging.ERROR)  # it warns of what Milvus Lite lacks, in each call
+        for name in ("pymilvus", "milvus_lite"):  # they log what Milvus Lite lacks, and each error beside raising it
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         self.errors = (self._module.exceptions.MilvusException, OSError, ValueError)
         self._client: Any = None
         self._rows: TargetRows | None = None
@@ -69,10 +71,10 @@ class Milvus:
     def write(self, table: pa.Table) -> None:
         """See `Target`."""
         assert self._rows is not None
-        found = records(table, self._rows)
+        found = records(table, self._rows, json_as_text=True)  # pymilvus takes a string for a JSON text
         blocks = {name: vectors(table, name).astype(np.float32) for name in self._rows.dims}
         for number, (id_, record) in enumerate(zip(table["id"].to_pylist(), found, strict=True)):
-            self._refuse_long(record)
+            self._refuse_unfit(record)
             record.update({"id": id_, RUN: self._rows.run}, **{name: block[number] for name, block in blocks.items()})
         self._client.upsert(self._table, found)
 
@@ -107,12 +109,20 @@ class Milvus:
                 schema.add_field(field.name, kinds.VARCHAR, max_length=MOST_TEXT_BYTES, nullable=True)
         self._client.create_collection(self._table, schema=schema, index_params=index)
 
-    def _refuse_long(self, record: dict[str, Any]) -> None:
+    def _refuse_unfit(self, record: dict[str, Any]) -> None:
+        """InputError for a value that Milvus does not hold, or that Milvus Lite gives back as another one."""
+        lite = not is_url(self._destination)
         for name, value in record.items():
+            leave_out = "leave the column out: name the others with --columns"
             if isinstance(value, str) and len(value) > MOST_TEXT_BYTES // 4 and len(value.encode()) > MOST_TEXT_BYTES:
-                raise InputError(
-                    f"{name} of the row with key {record['key'][:200]!r} has over {MOST_TEXT_BYTES:,} bytes, "
-                    "the most that Milvus holds",
-                    next_step="leave the column out: name the others with --columns",
-                    code="text_too_long",
-                )
+                what = f"has over {MOST_TEXT_BYTES:,} bytes, the most that Milvus holds"
+                code = "text_too_long"
+                leave_out = "leave the row out: name the others with --ids" if name == "key" else leave_out
+            elif lite and self._rows and name in self._rows.json and value is not None and value[0] not in "[{":
+                what = "is a single value in a column of several types, which Milvus Lite mixes up"
+                code = "other_columns"
+            else:
+                continue
+            raise InputError(
+                f"{name} of the row with key {record['key'][:200]!r} {what}", next_step=leave_out, code=code
+            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,8 +72,8 @@ class PgVector:
             into = self._composed("COPY embq_batch ({}) FROM STDIN", named)
             with self._connection.cursor() as cursor, cursor.copy(into) as copy:
                 ids = table["id"].to_pylist()
-                for id_, record, *blocks in zip(ids, records(table, rows), *texts, strict=True):
-                    copy.write_row((id_, *blocks, *(_json(record, name, rows) for name in others)))
+                for id_, record, *blocks in zip(ids, records(table, rows, json_as_text=True), *texts, strict=True):
+                    copy.write_row((id_, *blocks, *(record[name] for name in others)))
             self._run("INSERT INTO {table} ({}) SELECT {} FROM embq_batch ON CONFLICT (id) DO NOTHING", named, named)
 
     def finish(self) -> None:
@@ -129,9 +128,3 @@ class PgVector:
 def _texts(block: np.ndarray) -> list[str]:
     """Vectors in the text form of pgvector, which gives every float16 and float32 back as it is."""
     return [f"[{','.join(map(repr, row))}]" for row in block.astype(np.float32).tolist()]
-
-
-def _json(record: dict[str, Any], name: str, rows: TargetRows) -> Any:
-    """The value of a column, JSON as its text."""
-    value = record[name]
-    return json.dumps(value) if name in rows.json and value is not None else value

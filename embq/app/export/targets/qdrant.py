@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,9 @@ from embq.core.settings import target_secret
 PAGE = 10_000
 """Ids of one request."""
 
+ANSWER_BYTES, ANSWER_S = 16 << 20, 60
+"""Bounds of an answer, which the client reads into memory: a page of ids has less than 1 MB."""
+
 
 class Qdrant:
     """A collection; see `embq.app.export.targets.target.Target`. Columns are the payload, JSON parsed.
@@ -38,7 +42,9 @@ class Qdrant:
         self._table = table
         self._client_module = client_library("qdrant_client", "qdrant")
         exceptions = client_library("qdrant_client.http.exceptions", "qdrant")
-        self.errors = (exceptions.ApiException, OSError, RuntimeError, ValueError)
+        self._httpx = client_library("httpx", "qdrant")
+        # AssertionError: of the client, for an answer without a result
+        self.errors = (exceptions.ApiException, OSError, RuntimeError, ValueError, AssertionError)
         self._destination = destination
         self._client: Any = None
         self._rows: TargetRows | None = None
@@ -48,8 +54,17 @@ class Qdrant:
         remote = self._destination.startswith(("http://", "https://"))
         make = self._client_module.QdrantClient
         key = target_secret("QDRANT_API_KEY")
+        hooks = {"response": [self._read]}
+        uncompressed = {"Accept-Encoding": "identity"}
         self._client = (
-            make(url=self._destination, api_key=key, timeout=60, check_compatibility=False)
+            make(
+                url=self._destination,
+                api_key=key,
+                timeout=ANSWER_S,
+                check_compatibility=False,
+                headers=uncompressed,
+                event_hooks=hooks,
+            )
             if remote
             else make(path=self._destination)
         )
@@ -63,11 +78,13 @@ class Qdrant:
             self._client.create_collection(self._table, vectors_config=sizes, metadata=notes)
         config = self._client.get_collection(self._table).config
         held = config.params.vectors
-        dims = {name: one.size for name, one in held.items()} if isinstance(held, dict) else {"": held.size}
+        named = held if isinstance(held, dict) else {"": held} if held else {}
+        dims = {name: one.size for name, one in named.items()}
         if dims != rows.dims:
             raise other_form(self.name, f"vectors {dims}", f"{rows.dims}")
         metadata = config.metadata or {}
-        check_columns(self.name, metadata.get("embq.columns", []), rows)
+        columns = metadata.get("embq.columns")
+        check_columns(self.name, [str(name) for name in columns] if isinstance(columns, list) else [], rows)
         return str(metadata.get("embq.run", OTHER_TOOL))
 
     def ids(self) -> Iterator[np.ndarray]:
@@ -80,7 +97,7 @@ class Qdrant:
             # A point with a UUID, or with a number beyond int64, is none of ours.
             ids = [point.id if isinstance(point.id, int) and point.id < 1 << 63 else -1 for point in points]
             yield np.array(ids, np.int64)
-            if offset is None:
+            if offset is None or not points:
                 return
 
     def write(self, table: pa.Table) -> None:
@@ -99,3 +116,15 @@ class Qdrant:
         """Close the client, which unlocks the folder."""
         if self._client is not None:
             self._client.close()
+
+    def _read(self, response: Any) -> None:
+        """Read an answer within its bounds; OSError beyond them, or where it is compressed, which is not asked for."""
+        data, until = bytearray(), time.monotonic() + ANSWER_S
+        if "Content-Encoding" in response.headers:
+            raise OSError("an answer is compressed, which was not asked for")
+        for piece in response.stream:
+            data += piece
+            if len(data) > ANSWER_BYTES or time.monotonic() > until:
+                raise OSError(f"an answer has over {ANSWER_BYTES:,} bytes, or takes longer than {ANSWER_S} s")
+        response.stream.close()
+        response.stream = self._httpx.ByteStream(bytes(data))

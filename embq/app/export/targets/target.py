@@ -16,11 +16,15 @@ import pyarrow.compute as pc
 from embq.app.export.export import ALWAYS, check_ids
 from embq.app.output.output import Output
 from embq.core.errors import ConfigError, EmbqError, InputError, OutputError
-from embq.core.redaction import masked, printable
+from embq.core.redaction import HIDDEN, masked, printable
 from embq.core.rows.results import ARROW_DTYPES
+from embq.core.settings import TARGET_SECRETS, target_secret
 
 PRIVATE = ("ordinal", "unit_id")
 """Columns that are exported only where they are named: they mean nothing outside of the run."""
+
+MOST_HELD = 500
+"""Characters of what a server answers in a message."""
 
 OTHER_TOOL = "?"
 """Stands for the run of a table that embq has not made."""
@@ -137,11 +141,11 @@ def copy_rows(
     wanted, rows = _wanted(output, ids, without), _rows_of(output, columns)
     with closing(target), _translated(target):
         holder = target.open(rows)
-        if holder not in (None, rows.run):
-            raise _other_rows(target, "rows of another tool" if holder == OTHER_TOOL else f"rows of the run {holder}")
+        if holder is not None and holder != rows.run:
+            held = "rows of another tool" if holder == OTHER_TOOL else f"rows of the run {holder[:MOST_HELD]}"
+            raise _other_rows(target, held)
         present = np.zeros(len(wanted), np.bool_)
-        for block in target.ids():
-            _refuse_others(target, block, wanted)
+        for block in _ids(target, wanted):
             present[block] = True
         total, done = int(wanted.sum()), int(present.sum())
         before = done
@@ -222,11 +226,18 @@ def _converted(output: Output, table: pa.Table, rows: TargetRows) -> pa.Table:
     return pa.table(columns, schema=rows.schema)
 
 
-def _refuse_others(target: Target, ids: np.ndarray, wanted: np.ndarray) -> None:
-    known = (ids >= 0) & (ids < len(wanted))
-    known[known] = wanted[ids[known]]
-    if not known.all():
-        raise _other_rows(target, f"rows that are not exported, such as the one with id {ids[~known][0]}")
+def _ids(target: Target, wanted: np.ndarray) -> Iterator[np.ndarray]:
+    """The ids that the target holds; InputError where one is not exported, OutputError for more than there are rows."""
+    left = int(wanted.sum())
+    for ids in target.ids():
+        known = (ids >= 0) & (ids < len(wanted))
+        known[known] = wanted[ids[known]]
+        if not known.all():
+            raise _other_rows(target, f"rows that are not exported, such as the one with id {ids[~known][0]}")
+        left -= len(ids)
+        if left < 0:  # a server may give the same page without end
+            raise _differs(target, "holds more rows than are exported", again=True)
+        yield ids
 
 
 def _other_rows(target: Target, held: str) -> InputError:
@@ -240,20 +251,23 @@ def _other_rows(target: Target, held: str) -> InputError:
 def _prove(target: Target, wanted: np.ndarray) -> None:
     seen = np.zeros(len(wanted), np.bool_)
     twice = 0
-    for block in target.ids():
-        _refuse_others(target, block, wanted)
+    for block in _ids(target, wanted):
         kinds = np.unique(block)
         twice += len(block) - len(kinds) + int(seen[kinds].sum())
         seen[kinds] = True
     lost = int(wanted.sum()) - int(seen.sum())
     if lost or twice:
-        raise OutputError(
-            f"{target.name} lacks {lost:,} rows and holds {twice:,} a second time",
-            next_step="delete it and export again, with nothing else that writes there"
-            if twice
-            else "repeat the command: it writes the rows that are missing",
-            code="target_differs",
-        )
+        raise _differs(target, f"lacks {lost:,} rows and holds {twice:,} a second time", again=twice > 0)
+
+
+def _differs(target: Target, how: str, *, again: bool) -> OutputError:
+    return OutputError(
+        f"{target.name} {how}",
+        next_step="delete it and export again, with nothing else that writes there"
+        if again
+        else "repeat the command: it writes the rows that are missing",
+        code="target_differs",
+    )
 
 
 @contextmanager
@@ -268,7 +282,10 @@ def _translated(target: Target) -> Iterator[None]:
 
 def target_failed(name: str, error: BaseException) -> OutputError:
     """The error for a target that refused a request, or did not answer."""
-    message = printable(masked(str(error)).strip())[:500] or type(error).__name__
+    message = str(error)
+    for secret in filter(None, map(target_secret, TARGET_SECRETS)):  # a server or a proxy may repeat what it was sent
+        message = message.replace(secret, HIDDEN)
+    message = printable(masked(message).strip())[:MOST_HELD] or type(error).__name__
     return OutputError(
         f"{name}: {message}",
         next_step="repeat the command when the cause is mended: it goes on where it stopped",
@@ -304,13 +321,14 @@ def sendable_text(text: str) -> str:
     return text.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
-def records(table: pa.Table, rows: TargetRows) -> list[dict[str, Any]]:
-    """The columns beside id and vectors as a dict per row: JSON parsed, NaN as None."""
+def records(table: pa.Table, rows: TargetRows, *, json_as_text: bool = False) -> list[dict[str, Any]]:
+    """The columns beside id and vectors as a dict per row: JSON parsed, or as its text; NaN as None."""
     found: list[dict[str, Any]] = table.select([field.name for field in rows.others]).to_pylist()
     for record in found:
         for name, value in record.items():
             if name in rows.json:
-                record[name] = json_value(value)
+                parsed = json_value(value)
+                record[name] = json.dumps(parsed) if json_as_text and value is not None else parsed
             elif isinstance(value, str):
                 record[name] = sendable_text(value)
             elif value != value:  # NaN: JSON has none
@@ -327,7 +345,7 @@ def check_columns(name: str, held: Sequence[str], rows: TargetRows) -> None:
 def other_form(name: str, held: str, wanted: str) -> InputError:
     """The error for a table that exists in another form."""
     return InputError(
-        f"{name} exists with {held}; the export has {wanted}",
+        f"{name} exists with {held[:MOST_HELD]}; the export has {wanted}",
         next_step="choose another --table, or the --columns that it was made with",
         code="other_columns",
     )
