@@ -251,6 +251,8 @@ def test_polars_and_datasets_come_back_with_a_column() -> None:
     pl = pytest.importorskip("polars")
     frame = embq.embed(pl.DataFrame({"body": ["a", None, "b"]}), "stub:8", text="body", on_error="null")
     assert frame.schema["embedding"] == pl.Array(pl.Float32, 8)
+    lazy = embq.embed(pl.DataFrame({"body": ["a", None, "b"]}).lazy(), "stub:8", text="body", on_error="null")
+    assert lazy.equals(frame)
     np.testing.assert_array_equal(frame["embedding"].drop_nulls().to_numpy(), vectors)
 
     datasets = pytest.importorskip("datasets")
@@ -259,6 +261,19 @@ def test_polars_and_datasets_come_back_with_a_column() -> None:
     picture = photograph().crop((0, 0, 64, 64))
     shown = datasets.Dataset.from_dict({"p": [picture]}, features=datasets.Features({"p": datasets.Image()}))
     assert len(embq.embed(shown, "stub:8", image="p")["embedding"]) == 1
+
+
+def test_what_streams_arrow_tables_is_a_table() -> None:
+    table = pa.table({"body": ["a", "b"]})
+    wanted = embq.embed(table, "stub:8", text="body")
+    assert embq.embed(table.to_reader(), "stub:8", text="body").equals(wanted)
+
+
+def test_a_relation_of_duckdb_is_a_table() -> None:
+    duckdb = pytest.importorskip("duckdb")
+    relation = duckdb.sql("SELECT * FROM (VALUES ('a'), ('b')) AS t(body)")
+    wanted = embq.embed(pa.table({"body": ["a", "b"]}), "stub:8", text="body")
+    assert embq.embed(relation, "stub:8", text="body").equals(wanted)
 
 
 def test_images_are_paths_bytes_or_pil(tmp_path: Path) -> None:

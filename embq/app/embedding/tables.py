@@ -33,11 +33,25 @@ class Table(Protocol):
 
 
 def table_of(data: Any) -> Table | None:
-    """The table that `data` is, if it is one; none of their packages is imported for it."""
+    """The table that `data` is, or streams, if it is one; none of their packages is imported for it."""
     for base in type(data).__mro__:
         if kind := TABLES.get((base.__module__.partition(".")[0], base.__name__)):
             return kind(data)
+    if (type(data).__module__.partition(".")[0], type(data).__name__) == ("polars", "LazyFrame"):
+        return PolarsTable(data.collect())
+    if hasattr(data, "__arrow_c_stream__") and (read := _read_stream(data)) is not None:
+        return ArrowTable(read)
     return DictTable(data) if isinstance(data, Mapping) else None
+
+
+def _read_stream(data: Any) -> Any:
+    """The `pyarrow.Table` of what streams tables, such as a relation of DuckDB; None for a column alone."""
+    import pyarrow as pa
+
+    try:
+        return pa.RecordBatchReader.from_stream(data).read_all()
+    except pa.ArrowInvalid:  # it is no stream of structs
+        return None
 
 
 class _OfPackage:
