@@ -206,6 +206,17 @@ def test_a_batch_that_the_footer_leaves_out_is_missed(tmp_path: Path) -> None:
         assert refusal(path).code == "table_damaged"
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_a_type_that_pyarrow_lacks_is_no_damage(tmp_path: Path, suffix: str) -> None:
+    polars = pytest.importorskip("polars")
+    path = tmp_path / f"t.{suffix}"
+    table = polars.DataFrame({"text": ["x"], "n": polars.Series([1], dtype=polars.Int128)})
+    table.write_parquet(path) if suffix == "parquet" else table.write_ipc(path)
+    error = refusal(path)
+    assert "does not read it: Integers with more than 64 bits" in error.message
+    assert "cast or drop the column" in error.next_step
+
+
 # --- values that JSON lacks, and keys ---
 
 

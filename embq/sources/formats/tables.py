@@ -235,8 +235,15 @@ def table_errors(path: str, *more: type[Exception]) -> Iterator[None]:
             raise
         if "allocation failed" in str(error):  # message of HDF5
             raise beyond_memory(path) from error
+        what = " ".join(str(error).split())[:300]
+        if isinstance(error, pa.ArrowNotImplementedError):  # of a schema alone, whatever columns are used
+            raise SourceError(
+                f"{path}: pyarrow {pa.__version__} does not read it: {what}",
+                code="table_damaged",
+                next_step="cast or drop the column of that type, and write the file again",
+            ) from error
         raise SourceError(
-            f"{path}: cannot be read as what its name says: {' '.join(str(error).split())[:300]}",
+            f"{path}: cannot be read as what its name says: {what}",
             code="table_damaged",
             next_step="copy or write the file again",
         ) from error
