@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,47 @@ def test_the_command_says_what_it_fetches(
         assert [one["id"] for one in results] == [one.id for one in embq.search(index, vector=QUERY, k=3)]
         assert notes in printed.err
         assert bool(printed.err) == bool(notes)
+
+
+@pytest.mark.parametrize("entry", ["", ".lock"])
+def test_a_link_in_the_cache_is_not_followed(
+    index: Path, tmp_path: Path, s3: str, cache: Path, capsys: pytest.CaptureFixture[str], entry: str
+) -> None:
+    """The versions of another index, which it led to, were swept as out of date; a lock was created anywhere."""
+    url = published(index, tmp_path.name)
+    np.save(tmp_path / "query.npy", QUERY)
+    question = ["search", str(url), "--vector", str(tmp_path / "query.npy")]
+    assert run(question) == Exit.DONE
+    (name,) = (path.stem for path in cache.glob("*.lock"))
+    (cache / f"{name}{entry}").rename(tmp_path / "moved")
+    precious = copy_of(index, tmp_path / "precious")
+    (precious / "v0001").rename(precious / "v0007")
+    held = sorted(precious.rglob("*"))
+    (cache / f"{name}{entry}").symlink_to(tmp_path / "created" if entry else precious)
+    capsys.readouterr()
+    assert run(question) == Exit.OUTPUT
+    assert "is a symbolic link" in capsys.readouterr().err
+    assert sorted(precious.rglob("*")) == held
+    assert not (tmp_path / "created").exists()
+
+
+@pytest.mark.parametrize("folder", ["", "indexes"])
+def test_a_cache_that_others_may_write_is_refused(
+    index: Path, tmp_path: Path, s3: str, cache: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Payloads in the cache are known by their size, so that others could choose what is found."""
+    url = published(index, tmp_path.name)
+    assert embq.search(str(url), vector=QUERY, k=1)
+    shared = cache.parent / folder
+    shared.chmod(0o777)
+    with pytest.raises(OutputError, match="may be written by all"):
+        embq.search(str(url), vector=QUERY, k=1)
+    shared.chmod(0o755)
+    assert embq.search(str(url), vector=QUERY, k=1)
+    owner = shared.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(OutputError, match="another user's") if owner else nullcontext():
+        embq.search(str(url), vector=QUERY, k=1)
 
 
 @pytest.mark.parametrize("damage", ["bytes", "size", "gone"])

@@ -93,6 +93,18 @@ def test_flags_that_embq_says_itself_and_flags_that_are_none_are_refused(tmp_pat
     assert "--epoch-samples" in refusal(UsageError, tmp_path, exact=True, epoch_samples=17)
 
 
+def test_a_secret_is_not_sent_to_wandb(tmp_path: Path) -> None:
+    """open_clip gives wandb all its settings: the URLs of shards, with passwords and signatures."""
+    report = ("--report-to", "wandb")
+    for secret in ("http://me:s3cret@127.0.0.1:9/val.tar", "https://host/val.tar?X-Amz-Signature=s3cret"):
+        further = ("--val-data", secret)
+        told = refusal(UsageError, tmp_path, further=(*further, *report))
+        assert "--val-data http" in told
+        assert "s3cret" not in told
+        plan(asked(tmp_path, further=further), CPU)
+    plan(asked(tmp_path, further=report), CPU)
+
+
 def test_shards_that_do_not_suit_are_refused(tmp_path: Path) -> None:
     assert "3 shards are too few for 4 readers" in refusal(InputError, tmp_path, loader_workers=4)
     plan(asked(tmp_path, loader_workers=4, resampled=True), CPU)

@@ -175,10 +175,11 @@ def test_wandb_gets_the_run_under_its_id_and_neither_command_line_nor_secrets(
     wandb.__dict__.update(init=init, Settings=dict, errors=SimpleNamespace(Error=Failure))
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setattr(run_log, "check_targets", lambda targets: None)
-    with RunLog(["wandb"], place("s3://bucket/out"), run="r1", facts={"model": "stub:8"}) as log:
+    model = "https://me:s3cret@host/model"
+    with RunLog(["wandb"], place("s3://bucket/out"), run="r1", facts={"model": model}) as log:
         log.show(PROGRESS)
     assert (asked["project"], asked["id"], asked["resume"]) == ("embq", "r1", "allow")
-    assert asked["config"] == {"model": "stub:8", "output": "s3://bucket/out"}
+    assert asked["config"] == {"model": "https://me:****@host/model", "output": "s3://bucket/out"}
     assert asked["settings"]["x_disable_meta"]
     with pytest.raises(ConfigError, match="no key") as refused:
         RunLog(["wandb:closed"], Path("out"), run="r1", facts={})

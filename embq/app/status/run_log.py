@@ -85,7 +85,7 @@ class RunLog:
             for target in targets:
                 kind, _, rest = target.partition(":")
                 if kind == "wandb":
-                    told = {**facts, "output": masked(str(output))}
+                    told = {name: masked(fact) for name, fact in {**facts, "output": str(output)}.items()}
                     self._logs.append(_Wandb(rest or PROJECT, run=run, facts=told, quiet=quiet))
                 else:
                     self._logs.append(_TensorBoard(_folder(rest, output)))

@@ -16,17 +16,18 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from embq.core.errors import EmbqError, OutputError, TryLaterError
 from embq.core.settings import cache_folder, index_cache_bytes
-from embq.core.storage.beneath import below
+from embq.core.storage.beneath import below, open_file
 from embq.core.storage.durable import drop, publish, try_lock
 from embq.core.storage.objects import PIECE_BYTES, ObjectPath
 from embq.indexer.index_files.files import (
@@ -73,7 +74,6 @@ def fetched(
     """
     folder = _cached(source)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder, moved):
             for _ in range(ATTEMPTS):
                 name = _current(source)
@@ -195,12 +195,11 @@ def build_cache(index: ObjectPath, build: str) -> Path:
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
     """Protect a build's copies from eviction for the length of the block."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(_lock_of(folder), "ab") as lock:
+    with _opened_lock(folder) as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
-        folder.mkdir(exist_ok=True)  # it may have been evicted meanwhile
+        below(folder.parent, folder.name).mkdir(exist_ok=True)  # it may have been evicted meanwhile
         yield
-        os.utime(lock.name)
+        os.utime(lock.fileno())
 
 
 def copied(index: ObjectPath, file: File, folder: Path) -> Path:
@@ -238,15 +237,29 @@ def forget_copies(folder: Path) -> None:
 @contextmanager
 def _locked(folder: Path, moved: Callable[[], None]) -> Iterator[None]:
     """Hold the lock of a cached index, and count that as its use."""
-    path = _lock_of(folder)
-    with open(path, "ab") as lock:
+    with _opened_lock(folder) as lock:
         while not try_lock(lock):
             moved()
             time.sleep(0.1)
-        os.utime(path)
-        folder.mkdir(exist_ok=True)  # it may have been evicted meanwhile
+        os.utime(lock.fileno())
+        below(folder.parent, folder.name).mkdir(exist_ok=True)  # it may have been evicted meanwhile
         yield
-        os.utime(path)
+        os.utime(lock.fileno())
+
+
+def _opened_lock(folder: Path) -> IO[bytes]:
+    """The lock's file. OutputError where others may write in the cache: they would choose what a search finds."""
+    cache, path = folder.parent, _lock_of(folder)
+    cache.mkdir(parents=True, exist_ok=True)
+    for one in (cache.parent, cache):
+        status = one.stat()
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
+            raise OutputError(
+                f"{one}, where indexes are cached, is another user's or may be written by all",
+                next_step="remove it or `chmod o-w` it, or set XDG_CACHE_HOME to a folder of your own",
+                code="not_writable",
+            )
+    return open(open_file(cache, path.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), "ab")
 
 
 def _lock_of(folder: Path) -> Path:
@@ -276,7 +289,7 @@ def _make_room(folder: Path, needed: int) -> None:
 
 def _evicted(folder: Path) -> bool:
     """Remove a cached index, unless a process is fetching it; processes that have it open keep its files."""
-    with open(_lock_of(folder), "ab") as lock:
+    with _opened_lock(folder) as lock:
         if not try_lock(lock):
             return False
         shutil.rmtree(folder, ignore_errors=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from embq.core.errors import InputError, UsageError
+from embq.core.redaction import masked
 from embq.training.openclip.flags import OwnFlags, absolute, flags_of, owned_flags, settings_of
 from embq.training.openclip.models import LOCAL, InitialModel, initial_model
 from embq.training.openclip.request import TrainingRequest
@@ -75,6 +76,7 @@ def plan(asked: TrainingRequest, where: Where) -> Plan:
     samples = _samples(asked, shards)
     flags = flags_of(asked, shards, samples, beginning, where.device)
     settings = settings_of(flags, owned_flags(asked, shards, samples, beginning, where.device), asked.further)
+    _refuse_secrets(settings)
     notes = [f"begins with the weights of {beginning.weights}"] if beginning.weights else []
     notes += _look_at_samples(asked, shards)
     _check_split(asked, shards, processes, settings.accum_freq)
@@ -94,6 +96,19 @@ def plan(asked: TrainingRequest, where: Where) -> Plan:
         settings=settings,
         notes=tuple(notes),
     )
+
+
+def _refuse_secrets(settings: argparse.Namespace) -> None:
+    """UsageError where wandb would be sent a secret: it gets all settings, and open_clip's file of them."""
+    if not any(name in settings.report_to for name in ("wandb", "all")):  # as open_clip looks for them
+        return
+    for name, value in vars(settings).items():
+        if isinstance(value, str) and masked(value) != value:
+            raise UsageError(
+                f"--{name.replace('_', '-')} {masked(value)[:500]} has a secret, which --report-to wandb would send",
+                next_step="name it without the secret, as with a link that needs none, or leave --report-to wandb out",
+                code="secret_in_url",
+            )
 
 
 def _processes(where: Where) -> int | None:
