@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,25 @@ def split_name(text: str) -> tuple[str | None, str]:
     # The space at the end of a prompt, which is behind a question mark, is part of it.
     whole = text.lstrip() if "?" in text else text.strip()
     head, equals, rest = whole.partition("=")
-    return (head, rest) if equals and not set(":?/") & set(head) else (None, whole)
+    return (head, rest) if equals and not set(":?") & set(head) else (None, whole)
+
+
+def with_absolute_folders(text: str) -> str:
+    """`[NAME=]SPEC` with absolute paths of the folders in it: a search may be started in another folder."""
+    name, spec = split_name(text)
+    parsed = ModelSpec.parse(spec)
+    schema = "local-dir:" if parsed.family == "open_clip" else ""
+    if parsed.family not in ("st", "hf", "open_clip") or not parsed.name.startswith(schema):
+        return text
+    folder = _absolute(parsed.name.removeprefix(schema))
+    params = tuple((key, _absolute(value) if key == "lora" else value) for key, value in parsed.params)
+    found = replace(parsed, name=f"{schema}{folder}", params=params)
+    return text if found == parsed else str(found) if name is None else f"{name}={found}"
+
+
+def _absolute(folder: str) -> str:
+    path = os.path.abspath(os.path.expanduser(folder))
+    return path if os.path.isdir(path) and "?" not in path else folder
 
 
 def asked_models(texts: Sequence[str]) -> tuple[NamedSpec, ...]:

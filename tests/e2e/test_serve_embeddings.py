@@ -39,7 +39,7 @@ def of_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
 @pytest.fixture(scope="module")
 def server(of_run: Command) -> Iterator[Server]:
     with served(
-        *("--embeddings", "minilm", "--embeddings", "plain=minilm?normalize=false"),
+        *("--embeddings", "minilm", "--embeddings", "org/plain=minilm?normalize=false"),
         *("--embeddings", SLOW, "--embeddings", "tight=stub:8?tokens=64&max_tokens=16", "--device", "cpu"),
     ) as server:
         yield server
@@ -87,7 +87,7 @@ def test_many_clients_get_the_vectors_of_a_run_each_its_own(server: Server, of_r
 def test_the_client_of_openai_works(server: Server) -> None:
     openai = pytest.importorskip("openai")
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        assert [model.id for model in client.models.list()] == ["minilm", "plain", "slow", "tight"]
+        assert [model.id for model in client.models.list()] == ["minilm", "org/plain", "slow", "tight"]
         answer = client.embeddings.create(model="minilm", input=["hello world", "b"], user="me")
         assert answer.usage.prompt_tokens == answer.usage.total_tokens == 4 + 3
         whole = np.array([one.embedding for one in answer.data])
@@ -105,7 +105,7 @@ def test_embed_of_text_embeddings_inference_works(server: Server) -> None:
     one = server.ask("/embed", {"inputs": "hello world"}).json
     assert one == [pytest.approx(embedded(server, "hello world")[0].tolist(), abs=1e-6)]
     assert len(server.ask("/embed", {"inputs": ["a", "b"], "normalize": True, "truncate": False}).json) == 2
-    free = server.ask("/embed", {"inputs": "hello world", "model": "plain", "normalize": False}).json[0]
+    free = server.ask("/embed", {"inputs": "hello world", "model": "org/plain", "normalize": False}).json[0]
     assert np.linalg.norm(free) > 1.5
     refused = server.ask("/embed", {"inputs": "a", "normalize": False})
     assert (refused.status, refused.json["error_type"]) == (400, "Validation")

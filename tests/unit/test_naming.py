@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from embq.core.errors import EmbqError, ModelError, UsageError
 from embq.core.models import EMBEDS, FAMILIES, Chunking, ModelConfig, NamedModel
 from embq.core.rows.results import embedding_columns
-from embq.producer.model_args import asked_models, config_of, split_name
+from embq.producer.model_args import asked_models, config_of, split_name, with_absolute_folders
 
 BOTH = ("image", "text")
 
@@ -37,10 +39,29 @@ def refusal(*texts: str, modalities: tuple[str, ...] = BOTH, chunking: Chunking 
         ("clip=open_clip:ViT-B-32?init=random", "clip", "open_clip:ViT-B-32?init=random"),
         (" a=minilm ", "a", "minilm"),
         ("=minilm", "", "minilm"),
+        ("BAAI/bge-small=st:./bge", "BAAI/bge-small", "st:./bge"),
     ],
 )
 def test_a_name_stands_before_the_first_equals_sign_of_a_spec(text: str, name: str | None, spec: str) -> None:
     assert split_name(text) == (name, spec)
+
+
+def test_folders_of_models_become_absolute_so_that_a_search_finds_them_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "ViT-B-32" / "openai").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for given, wanted in (
+        ("st:./mine", f"st:{tmp_path}/mine"),
+        ("a=st:mine?prompt=query", f"a=st:{tmp_path}/mine?prompt=query"),
+        ("hf:mine?pooling=mean&lora=./mine", f"hf:{tmp_path}/mine?lora={tmp_path}/mine&pooling=mean"),
+        ("open_clip:local-dir:mine", f"open_clip:local-dir:{tmp_path}/mine"),
+        ("open_clip:ViT-B-32/openai", "open_clip:ViT-B-32/openai"),
+        ("st:BAAI/bge-small", "st:BAAI/bge-small"),
+        ("minilm", "minilm"),
+    ):
+        assert with_absolute_folders(given) == wanted
 
 
 def test_one_model_is_as_it_always_was() -> None:
