@@ -112,6 +112,19 @@ def test_embed_of_text_embeddings_inference_works(server: Server) -> None:
     assert "?normalize=false" in refused.json["error"]
 
 
+def test_the_other_paths_of_these_apis_are_there_and_a_wrong_one_is_told_the_right_ones(server: Server) -> None:
+    one = server.ask("/embed", {"inputs": "hello world"}).json
+    assert server.ask("/", {"inputs": "hello world", "truncation_direction": "Right"}).json == one
+    assert server.ask("/info").json["model_id"] == "minilm"
+    assert server.ask("/v1/models/org/plain").json["id"] == "org/plain"
+    refused = server.ask("/v1/models/other")
+    assert (refused.status, refused.json["error"]["code"]) == (404, "model_not_found")
+    for fields in ({"truncation_direction": "left"}, {"prompt_name": "query"}):
+        refused = server.ask("/", {"inputs": "a", **fields})
+        assert (refused.status, refused.json["error_type"]) == (400, "Validation")
+    assert "POST /v1/embeddings or /embed" in server.ask("/v1/embedings", {"input": "a"}).json["error"]["message"]
+
+
 def test_a_long_text_is_cut_and_counted_or_refused_where_it_must_fit(server: Server) -> None:
     answer = server.ask("/v1/embeddings", {"input": ["word " * 1000, "b"], "model": "minilm"})
     assert answer.headers["x-embq-truncated"] == "1"

@@ -299,10 +299,12 @@ def logged_bug(request: Request) -> EmbqError:
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
+    embeds = any(isinstance(one, Route) and one.path == "/v1/embeddings" for one in request.app.routes)
     refusal = HttpError(
         f"there is no {request.method} {request.url.path[:100]} here",
         code="no_such_route",
-        next_step="POST /search, /knn-service or /metadata; GET /indices-list, /health, /metrics or /metrics-summary",
+        next_step=("POST /v1/embeddings or /embed, GET /v1/models or /info; for an index " if embeds else "")
+        + "POST /search, /knn-service or /metadata; GET /indices-list, /health, /metrics or /metrics-summary",
         status=error.status_code if isinstance(error, HTTPException) else 404,
     )
     body, status, _ = response_of(refusal, request.url.path)

@@ -59,8 +59,8 @@ def status_of(error: EmbqError) -> int:
     return 400 if isinstance(error, InputError | UsageError) else 500
 
 
-OPENAI, TEI = "/v1/", "/embed"
-"""Beginning of OpenAI's paths, and text-embeddings-inference's path: their errors have forms of their own."""
+OPENAI, TEI = "/v1/", ("/embed", "/", "/info")
+"""Beginning of OpenAI's paths, and text-embeddings-inference's paths: their errors have forms of their own."""
 
 
 def response_of(error: EmbqError, path: str = "") -> tuple[dict[str, Any], int, dict[str, str]]:
@@ -72,7 +72,7 @@ def response_of(error: EmbqError, path: str = "") -> tuple[dict[str, Any], int, 
         kind = "invalid_request_error" if status < 500 else "server_error"
         param = error.param if isinstance(error, HttpError) else None
         return {"error": {"message": sentence, "type": kind, "param": param, "code": error.code}}, status, headers
-    if path == TEI:
+    if path in TEI:
         kind = "Validation" if status < 500 else "Overloaded" if error.code == "overloaded" else "Backend"
         return {"error": sentence, "error_type": kind}, status, headers
     return {"code": error.code, "message": error.message, "next": error.next_step}, status, headers

@@ -23,6 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from embq import __version__
 from embq.app.searching.query import Whole, json_field, json_object
 from embq.app.serving.app import Serving, answering, json_body
 from embq.app.serving.embeddings.loading import Loaded
@@ -82,7 +83,10 @@ class EmbeddingApi:
         self.routes: list[BaseRoute] = [
             Route("/v1/embeddings", answering(self.embeddings), methods=["POST"]),
             Route("/v1/models", answering(self.models), methods=["GET"]),
+            Route("/v1/models/{name:path}", answering(self.model), methods=["GET"]),
             Route("/embed", answering(self.embed), methods=["POST"]),
+            Route("/", answering(self.embed), methods=["POST"]),
+            Route("/info", answering(self.info), methods=["GET"]),
         ]
 
     def measured_by(self, serving: Serving) -> EmbeddingApi:
@@ -103,8 +107,26 @@ class EmbeddingApi:
 
     async def models(self, request: Request) -> Response:
         """The served models, in OpenAI's form."""
-        listed = [{"id": name, "object": "model", "created": self._since, "owned_by": "embq"} for name in self._models]
-        return _answer({"object": "list", "data": listed})
+        return _answer({"object": "list", "data": [self._listed(name) for name in self._models]})
+
+    async def model(self, request: Request) -> Response:
+        """One of them."""
+        return _answer(self._listed(self._named(request.path_params["name"]).name))
+
+    async def info(self, request: Request) -> Response:
+        """The first model, in the form of text-embeddings-inference."""
+        (first, *_) = self._loaded
+        told = {
+            "model_id": first.name,
+            "model_dtype": first.config.precision,
+            "model_type": {"embedding": {}},
+            "max_client_batch_size": MOST_TEXTS,
+            "version": __version__,
+        }
+        return _answer(told)
+
+    def _listed(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._since, "owned_by": "embq"}
 
     async def embeddings(self, request: Request) -> Response:
         """Vectors of texts, in OpenAI's form."""
@@ -145,7 +167,15 @@ class EmbeddingApi:
         )
 
     def _tei(self, fields: Mapping[str, Any]) -> Wanted:
-        _check_names(fields, ("inputs", "normalize", "truncate", "model"))
+        if fields.get("prompt_name"):
+            raise HttpError(
+                "prompt_name is not taken: texts of all requests go through the model together",
+                next_step="start the server with ?prompt=NAME behind the model's spec, under a NAME of its own",
+                param="prompt_name",
+            )
+        _check_names(fields, ("inputs", "normalize", "truncate", "truncation_direction", "model"))
+        # Only the beginning of a long text is read.
+        _field(fields, "truncation_direction", Literal["right", "Right"], "right")
         model = self._named(_field(fields, "model", str, ""))
         normalize: bool = _field(fields, "normalize", bool, True)
         if not normalize and model.spec.family in NORMALIZING and model.spec.param("normalize", "") != "false":
