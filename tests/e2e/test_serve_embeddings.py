@@ -196,6 +196,24 @@ def test_one_client_keeps_out_no_other_and_a_text_counts_as_much_as_is_read(serv
     wait_until(lambda: waiting_tokens(server, "slow") == 0, deadline_s=10)
 
 
+def test_answers_that_a_client_does_not_read_are_bounded_and_keep_out_no_other() -> None:
+    """Each was in memory for two minutes: 160 of 384 numbers took 2 GB."""
+    texts = [f"text {n}" for n in range(2_048)]
+    with served("--embeddings", "wide=stub:4096") as server, ExitStack() as stack:
+        unread = []
+        for _ in range(20):
+            unread.append(stack.enter_context(sent(server, texts, "wide")))
+            unread[-1].settimeout(60)
+            if b" 503 " in unread[-1].recv(20):
+                break
+        assert 2 < len(unread) < 20
+        with sent(server, ["a text"], "wide", "127.0.0.2") as other:
+            assert b" 200 " in other.recv(20)
+        for connection in unread:
+            connection.close()
+        wait_until(lambda: server.ask("/v1/embeddings", {"input": "a text", "model": "wide"}).status == 200, 20)
+
+
 def test_a_pass_for_which_the_device_has_no_room_is_done_in_halves(server: Server) -> None:
     texts = [f"text {n}" for n in range(40)]
     expected = np.stack([stub_vector(text.encode(), 8) for text in texts])

@@ -323,7 +323,7 @@ HOSTILE_ANSWERS: dict[str, tuple[str, Callable[[Answers, Path], bytes | Iterator
     "no result": ("target_failed", lambda *_: b"{}"),
     "without end": ("target_failed", lambda *_: repeat(b" " * (1 << 20))),
     "the same page without end": (
-        "target_differs",
+        "other_rows",
         lambda self, out: collection(self, b'{"points": [{"id": 0}], "next_page_offset": 0}', metadata=own(out)),
     ),
     "no vectors": ("other_columns", lambda self, _: collection(self, params={})),

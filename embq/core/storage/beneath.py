@@ -102,11 +102,8 @@ def open_file(root: Path, name: str | PurePath, flags: int = os.O_RDONLY, mode: 
 
 @contextmanager
 def written(root: Path, name: str | PurePath, *, temporary: str) -> Iterator[IO[bytes]]:
-    """A new file, which has the name `root / name` after the block, in place of what had it; none after an error.
-
-    Args:
-        temporary: its name until then, in the same folder; what has that is removed.
-    """
+    """A new file, called `temporary` until it gets the name `root / name` at the end of the block; none after an error.
+    What has either name in that folder is replaced."""
     with parent(root, name) as (above, last):
         with suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=above)

@@ -76,7 +76,13 @@ def plan(asked: TrainingRequest, where: Where) -> Plan:
     samples = _samples(asked, shards)
     flags = flags_of(asked, shards, samples, beginning, where.device)
     settings = settings_of(flags, owned_flags(asked, shards, samples, beginning, where.device), asked.further)
-    _refuse_secrets(settings)
+    secrets = [name for name, value in vars(settings).items() if masked(str(value)) != str(value)]
+    if secrets and any(name in settings.report_to for name in ("wandb", "all")):  # as open_clip looks for them
+        raise UsageError(
+            f"--{secrets[0].replace('_', '-')} has a secret, and wandb is sent all settings",
+            next_step="name a URL without a secret, or leave --report-to wandb out",
+            code="secret_in_url",
+        )
     notes = [f"begins with the weights of {beginning.weights}"] if beginning.weights else []
     notes += _look_at_samples(asked, shards)
     _check_split(asked, shards, processes, settings.accum_freq)
@@ -96,19 +102,6 @@ def plan(asked: TrainingRequest, where: Where) -> Plan:
         settings=settings,
         notes=tuple(notes),
     )
-
-
-def _refuse_secrets(settings: argparse.Namespace) -> None:
-    """UsageError where wandb would be sent a secret: it gets all settings, and open_clip's file of them."""
-    if not any(name in settings.report_to for name in ("wandb", "all")):  # as open_clip looks for them
-        return
-    for name, value in vars(settings).items():
-        if isinstance(value, str) and masked(value) != value:
-            raise UsageError(
-                f"--{name.replace('_', '-')} {masked(value)[:500]} has a secret, which --report-to wandb would send",
-                next_step="name it without the secret, as with a link that needs none, or leave --report-to wandb out",
-                code="secret_in_url",
-            )
 
 
 def _processes(where: Where) -> int | None:

@@ -54,17 +54,9 @@ class Qdrant:
         remote = self._destination.startswith(("http://", "https://"))
         make = self._client_module.QdrantClient
         key = target_secret("QDRANT_API_KEY")
-        hooks = {"response": [self._read]}
-        uncompressed = {"Accept-Encoding": "identity"}
+        bounds = {"headers": {"Accept-Encoding": "identity"}, "event_hooks": {"response": [self._read]}}
         self._client = (
-            make(
-                url=self._destination,
-                api_key=key,
-                timeout=ANSWER_S,
-                check_compatibility=False,
-                headers=uncompressed,
-                event_hooks=hooks,
-            )
+            make(url=self._destination, api_key=key, timeout=ANSWER_S, check_compatibility=False, **bounds)
             if remote
             else make(path=self._destination)
         )
@@ -78,8 +70,9 @@ class Qdrant:
             self._client.create_collection(self._table, vectors_config=sizes, metadata=notes)
         config = self._client.get_collection(self._table).config
         held = config.params.vectors
-        named = held if isinstance(held, dict) else {"": held} if held else {}
-        dims = {name: one.size for name, one in named.items()}
+        dims = (
+            {name: one.size for name, one in held.items()} if isinstance(held, dict) else {"": getattr(held, "size", 0)}
+        )
         if dims != rows.dims:
             raise other_form(self.name, f"vectors {dims}", f"{rows.dims}")
         metadata = config.metadata or {}

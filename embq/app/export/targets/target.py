@@ -23,9 +23,6 @@ from embq.core.settings import TARGET_SECRETS, target_secret
 PRIVATE = ("ordinal", "unit_id")
 """Columns that are exported only where they are named: they mean nothing outside of the run."""
 
-MOST_HELD = 500
-"""Characters of what a server answers in a message."""
-
 OTHER_TOOL = "?"
 """Stands for the run of a table that embq has not made."""
 
@@ -142,7 +139,7 @@ def copy_rows(
     with closing(target), _translated(target):
         holder = target.open(rows)
         if holder is not None and holder != rows.run:
-            held = "rows of another tool" if holder == OTHER_TOOL else f"rows of the run {holder[:MOST_HELD]}"
+            held = "rows of another tool" if holder == OTHER_TOOL else f"rows of the run {holder[:500]}"
             raise _other_rows(target, held)
         present = np.zeros(len(wanted), np.bool_)
         for block in _ids(target, wanted):
@@ -227,7 +224,7 @@ def _converted(output: Output, table: pa.Table, rows: TargetRows) -> pa.Table:
 
 
 def _ids(target: Target, wanted: np.ndarray) -> Iterator[np.ndarray]:
-    """The ids that the target holds; InputError where one is not exported, OutputError for more than there are rows."""
+    """The ids that the target holds; InputError where one is not exported, or there are over twice as many."""
     left = int(wanted.sum())
     for ids in target.ids():
         known = (ids >= 0) & (ids < len(wanted))
@@ -235,8 +232,8 @@ def _ids(target: Target, wanted: np.ndarray) -> Iterator[np.ndarray]:
         if not known.all():
             raise _other_rows(target, f"rows that are not exported, such as the one with id {ids[~known][0]}")
         left -= len(ids)
-        if left < 0:  # a server may give the same page without end
-            raise _differs(target, "holds more rows than are exported", again=True)
+        if left < -len(wanted):  # a server may give the same page without end
+            raise _other_rows(target, "more rows than are exported")
         yield ids
 
 
@@ -257,17 +254,13 @@ def _prove(target: Target, wanted: np.ndarray) -> None:
         seen[kinds] = True
     lost = int(wanted.sum()) - int(seen.sum())
     if lost or twice:
-        raise _differs(target, f"lacks {lost:,} rows and holds {twice:,} a second time", again=twice > 0)
-
-
-def _differs(target: Target, how: str, *, again: bool) -> OutputError:
-    return OutputError(
-        f"{target.name} {how}",
-        next_step="delete it and export again, with nothing else that writes there"
-        if again
-        else "repeat the command: it writes the rows that are missing",
-        code="target_differs",
-    )
+        raise OutputError(
+            f"{target.name} lacks {lost:,} rows and holds {twice:,} a second time",
+            next_step="delete it and export again, with nothing else that writes there"
+            if twice
+            else "repeat the command: it writes the rows that are missing",
+            code="target_differs",
+        )
 
 
 @contextmanager
@@ -285,7 +278,7 @@ def target_failed(name: str, error: BaseException) -> OutputError:
     message = str(error)
     for secret in filter(None, map(target_secret, TARGET_SECRETS)):  # a server or a proxy may repeat what it was sent
         message = message.replace(secret, HIDDEN)
-    message = printable(masked(message).strip())[:MOST_HELD] or type(error).__name__
+    message = printable(masked(message).strip())[:500] or type(error).__name__
     return OutputError(
         f"{name}: {message}",
         next_step="repeat the command when the cause is mended: it goes on where it stopped",
@@ -345,7 +338,7 @@ def check_columns(name: str, held: Sequence[str], rows: TargetRows) -> None:
 def other_form(name: str, held: str, wanted: str) -> InputError:
     """The error for a table that exists in another form."""
     return InputError(
-        f"{name} exists with {held[:MOST_HELD]}; the export has {wanted}",
+        f"{name} exists with {held[:500]}; the export has {wanted}",
         next_step="choose another --table, or the --columns that it was made with",
         code="other_columns",
     )
