@@ -25,7 +25,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from embq import __version__
 from embq.app.searching.query import Whole, json_field, json_object
 from embq.app.serving.app import Serving, answering, json_body
 from embq.app.serving.embeddings.loading import Loaded
@@ -34,6 +33,7 @@ from embq.app.serving.http_errors import HttpError
 from embq.app.serving.middleware import client_of
 from embq.core.errors import DeviceError, EmbqError, InputError
 from embq.core.models import NORMALIZING
+from embq.core.process.libraries import version_of
 from embq.core.rows.spec import RowSpec
 from embq.core.rows.vectors import stored
 
@@ -126,7 +126,7 @@ class EmbeddingApi:
             "model_dtype": first.config.precision,
             "model_type": {"embedding": {}},
             "max_client_batch_size": MOST_TEXTS,
-            "version": __version__,
+            "version": version_of("embq"),
         }
         return _answer(told)
 
