@@ -154,8 +154,8 @@ POINTS: dict[str, dict[str, Any]] = {
 }
 STAGING_POINTS: dict[str, dict[str, Any]] = {
     "before the staging file": {"at": "embq.worker.stages.publish:PublishStage._stage", "when": "before", "count": 3},
-    "before the rename": {"at": "os:rename", "match": "_staging", "count": 3},
-    "renamed": {"at": "os:rename", "match": "_staging", "when": "after", "count": 3},
+    "before the rename": {"at": "os:rename", "match": ".arrow", "count": 3},
+    "renamed": {"at": "os:rename", "match": ".arrow", "when": "after", "count": 3},
 }
 COUNT = 6
 """Each point strikes a process that has done some units before, so that no unit is blamed twice."""
@@ -192,6 +192,8 @@ def test_sigkill_at_a_point(cluster: Cluster, recovery: Recovery, tmp_path: Path
     chosen = {"count": COUNT, **(POINTS | STAGING_POINTS)[point], "do": "kill", "marker": str(tmp_path / "m")}
     sabotage = [{**chosen, "times": 3}]
     if transport == "part":
+        if "match" in chosen:
+            sabotage[0]["match"] = ".part"
         transport, sabotage = "staging", [WRITES_PARTS, *sabotage]
     machine = cluster.workers("--transport", transport, sabotage=sabotage)
     for death in range(1, 4):
