@@ -23,6 +23,8 @@ EXTRAS = ["broker", "gcs", "http", "index", "index-gpu", "int8", "minilm", "s3",
 """Of all images."""
 BUILD = ["cmake", "hatchling", "ninja", "scikit-build-core"]
 """What the two wheels of the project are built with."""
+DEBIAN = ["async-timeout"]
+"""What redis asks for before Python 3.11.3, such as Debian's own: pip resolves for the Python that runs it."""
 ON_NO_ARM = {"index-gpu"}
 """faiss-gpu has no wheels for it."""
 PLATFORM = {"python-version": "3.11", "implementation": "cp", "only-binary": ":all:"}
@@ -49,7 +51,7 @@ def resolved(machine: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report=-"]
         command += [f"--target={folder}", f"--constraint={ROOT / 'constraints.txt'}", *options]
-        command += [*requirements(ROOT / "pyproject.toml", extras), *BUILD]
+        command += [*requirements(ROOT / "pyproject.toml", extras), *BUILD, *DEBIAN]
         done = subprocess.run(
             command, env={**settings, "PIP_CONFIG_FILE": os.devnull}, stdout=subprocess.PIPE, check=True
         )
@@ -58,6 +60,8 @@ def resolved(machine: str) -> list[dict[str, Any]]:
 
 def write_hashes(path: Path) -> None:
     """Write `name==version --hash=sha256:...` for each package; CalledProcessError if pip finds no solution."""
+    if sys.version_info[:2] != (3, 11):
+        sys.exit("hashes.txt is for the Python of the images: run this with Python 3.11")
     found: dict[str, set[str]] = {}
     with ThreadPoolExecutor() as machines:
         wheels = [wheel for report in machines.map(resolved, ("x86_64", "aarch64")) for wheel in report]
