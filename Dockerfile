@@ -12,24 +12,28 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
     HOME=/tmp HF_HOME=/models XDG_CACHE_HOME=/models/cache
 RUN groupadd --gid 1000 embq && useradd --uid 1000 --gid 1000 --no-create-home --home-dir /tmp embq \
  && mkdir -m 1777 /data /models /out /state
+# From this version on, pip takes hashes from a file of constraints, for what packages ask for too.
+RUN echo "pip==26.3 --hash=sha256:f3b60b20ffaadd4415ed7957212a38ac63fa4c5fa375bd0f4a797777940fad13" | pip install --require-hashes --requirement /dev/stdin
 WORKDIR /src
 
 FROM base AS wheel
-COPY constraints.txt ./
-RUN pip install --constraint constraints.txt hatchling
+COPY deploy/hashes.txt deploy/
+RUN pip install --require-hashes --constraint deploy/hashes.txt hatchling
 COPY . ./
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM base AS native
 RUN apt-get update -q && apt-get install -y -q --no-install-recommends g++ libjpeg62-turbo-dev && rm -rf /var/lib/apt/lists/*
+COPY deploy/hashes.txt deploy/
+RUN pip install --require-hashes --constraint deploy/hashes.txt cmake ninja scikit-build-core
 COPY native ./native
-RUN pip wheel --no-deps --wheel-dir /wheels ./native
+RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels ./native
 
 FROM base AS producer-packages
-COPY constraints.txt pyproject.toml ./
-COPY deploy/requirements.py deploy/trim.py deploy/
+COPY pyproject.toml ./
+COPY deploy/hashes.txt deploy/requirements.py deploy/trim.py deploy/
 RUN python deploy/requirements.py broker gcs http s3 webhdfs > requirements.txt \
- && pip install --constraint constraints.txt --requirement requirements.txt \
+ && pip install --require-hashes --constraint deploy/hashes.txt --requirement requirements.txt \
  && python deploy/trim.py
 
 FROM producer-packages AS producer
@@ -43,7 +47,7 @@ CMD ["producer"]
 
 FROM producer-packages AS writer-packages
 RUN python deploy/requirements.py writer > requirements.txt \
- && pip install --constraint constraints.txt --requirement requirements.txt \
+ && pip install --require-hashes --constraint deploy/hashes.txt --requirement requirements.txt \
  && python deploy/trim.py
 
 FROM writer-packages AS writer
@@ -62,13 +66,13 @@ ARG TORCH=2.15.0
 ARG TORCHVISION=0.29.2
 ARG TORCH_INDEX=""
 RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX" --no-deps} "torch==$TORCH" "torchvision==$TORCHVISION"
-COPY constraints.txt pyproject.toml ./
-COPY deploy/requirements.py deploy/
+COPY pyproject.toml ./
+COPY deploy/hashes.txt deploy/requirements.py deploy/
 # faiss for the GPU or for the CPU: index-gpu or index; further extras of embq: int8.
 ARG FAISS=index-gpu
 ARG EXTRAS=""
 RUN python deploy/requirements.py broker gcs http minilm s3 serve webhdfs worker writer "$FAISS" ${EXTRAS} > requirements.txt \
- && pip install --constraint constraints.txt --requirement requirements.txt
+ && pip install --require-hashes --constraint deploy/hashes.txt --requirement requirements.txt
 
 FROM worker-packages AS worker
 COPY --from=native /wheels /wheels

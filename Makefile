@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz install test-compose test-drawn-faults test-faults test-matrix test-pages test-readers test-release test-integrations test-slow test-training soak uptime clean docs
+.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz hashes install test-compose test-drawn-faults test-faults test-matrix test-pages test-readers test-release test-integrations test-slow test-training soak uptime clean docs
 
 install: .venv/installed
 
@@ -73,6 +73,9 @@ uptime: install   ## services under poisoned records of a laptop, a worker and a
 .venv/fuzz-installed: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev,fuzz]'
 	touch $@
+
+hashes: install   ## deploy/hashes.txt, which the images are installed by, from constraints.txt
+	$(BIN)/python deploy/requirements.py --hashes
 
 check: install   ## lint, types, architecture
 	$(BIN)/ruff check .

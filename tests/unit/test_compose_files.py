@@ -288,6 +288,44 @@ def test_images_install_what_the_project_asks_for() -> None:
         assert {word for word in line.split() if word.isidentifier()} <= extras.keys(), line
 
 
+def _pins(text: str) -> dict[str, str]:
+    """Name as PyPI compares it -> version."""
+    pins = re.findall(r"^([^\s=#]+)==(\S+)", text, re.MULTILINE)
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins}
+
+
+def test_what_images_install_from_pypi_has_its_hash_and_the_version_of_the_constraints() -> None:
+    again = "constraints.txt or pyproject.toml has changed: run `make hashes`"
+    lines = text_of("deploy/hashes.txt").splitlines()[1:]
+    assert [line for line in lines if not re.fullmatch(r"\S+==\S+( --hash=sha256:[0-9a-f]{64})+", line)] == []
+    hashed, pinned = _pins("\n".join(lines)), _pins(text_of("constraints.txt"))
+    assert {name for name in hashed.keys() & pinned if hashed[name] != pinned[name]} == set(), again
+    # CUDA's libraries alone are not pinned: torch and faiss name those that they were built with.
+    assert {name for name in hashed.keys() - pinned if not name.startswith(("nvidia-", "cuda-"))} == set(), again
+    module = runpy.run_path(str(ROOT / "deploy" / "requirements.py"))
+    asked = [
+        re.split(r"[^\w.-]", line)[0] for line in module["requirements"](ROOT / "pyproject.toml", module["EXTRAS"])
+    ]
+    assert _pins("".join(f"{name}==0\n" for name in [*asked, *module["BUILD"]])).keys() <= hashed.keys(), again
+
+
+def test_images_install_nothing_from_pypi_without_its_hash_but_torch() -> None:
+    """Its index is the builder's to choose, and each has files of its own."""
+    installs = re.findall(r"\bpip (?:install|wheel) [^\n]*", text_of("Dockerfile"))
+    of_ours = ("/wheels/*.whl", "--wheel-dir /wheels .", "--wheel-dir /wheels ./native")
+    from_pypi = [line for line in installs if not line.endswith(of_ours)]
+    assert [line for line in from_pypi if "--require-hashes" not in line] == [
+        'pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX" --no-deps} "torch==$TORCH" "torchvision==$TORCHVISION"'
+    ]
+    assert all("--no-deps" in line for line in installs if line not in from_pypi)
+    assert all("--no-build-isolation" in line for line in installs if line.startswith("pip wheel"))
+    of_images = {
+        word for line in re.findall(r"requirements\.py (.*?) >", text_of("Dockerfile")) for word in line.split()
+    }
+    named = runpy.run_path(str(ROOT / "deploy" / "requirements.py"))["EXTRAS"]
+    assert {word for word in of_images if word.isidentifier()} <= set(named)
+
+
 def test_the_image_has_the_torch_that_the_rest_is_tested_with() -> None:
     pinned = dict(re.findall(r"^(\S+)==(\S+)$", text_of("constraints.txt"), re.MULTILINE))
     named = dict(re.findall(r"^ARG (TORCH|TORCHVISION)=(\S+)$", text_of("Dockerfile"), re.MULTILINE))
