@@ -100,6 +100,7 @@
   async function follow() {
     if (!rowOf(location.href)) return dialog.close();
     await htmx.ajax("GET", location.href, { target: "#row", swap: "innerHTML" });
+    if (!rowOf(location.href)) return;  // closed meanwhile
     dialog.scrollTop = 0;
     opened();
   }
