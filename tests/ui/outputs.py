@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+
 from embq.core.rows.spec import RowSpec
 from examples.demo.collect import photographs
 from tests.support.outputs.build import build, write_jsonl, write_tar
@@ -46,9 +48,20 @@ def write_photographs(folder: Path, count: int = 60) -> Path:
 
 
 def write_texts(folder: Path) -> Path:
-    """A run of texts, ordinary and hostile ones, and its index."""
-    lines: list[object] = [{"id": f"plain-{i}", "text": f"an ordinary text, number {i}", "n": i} for i in range(120)]
-    lines += [{"id": f"<i>{key}</i>", "text": text, "n": -1} for key, text in HOSTILE.items()]
+    """A run of texts, ordinary and hostile ones, each with a page of its own, and its index."""
+    lines: list[object] = [
+        {"id": f"plain-{i}", "text": f"an ordinary text, number {i}", "n": i, "page": f"https://example.org/?n={i}&a=b"}
+        for i in range(120)
+    ]
+    lines += [{"id": f"<i>{key}</i>", "text": text, "n": -1, "page": text[:100]} for key, text in HOSTILE.items()]
     root = build(folder / "texts", [write_jsonl(folder / "<u>texts<u>.jsonl", lines)], model=MODEL, rows=UNIT)
     build_index(root, output="text")
     return root
+
+
+def write_vectors(folder: Path) -> Path:
+    """An index of a plain folder of embeddings: it says neither which model made them nor what they are of."""
+    (folder / "vectors").mkdir()
+    np.save(folder / "vectors" / "img_emb.npy", np.eye(16, dtype=np.float32))
+    build_index(folder / "vectors", output="img_emb")
+    return folder / "vectors"

@@ -102,6 +102,7 @@ PAGES: dict[str, dict[str, object]] = {
     "past the end": {"id": 3, "offset": 4800},
     "condition": {"id": 3, "where": "key != row-1"},
     "condition alone": {"where": "key != row-1"},
+    "details": {"id": 3, "row": 2},
 }
 """Page of the search -> fields of its address."""
 

@@ -15,13 +15,14 @@ import pytest
 from e2e.served import Server, served
 
 from embq.app.cli.entry_point import run
+from tests.support.waiting import wait_until
 from tests.ui.browser import opened_page, serious_violations, until
-from tests.ui.outputs import HOSTILE, write_photographs, write_texts
+from tests.ui.outputs import HOSTILE, write_photographs, write_texts, write_vectors
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
-PHOTOGRAPHS, TEXTS = "photographs:image", "texts:text"
+PHOTOGRAPHS, TEXTS, VECTORS = "photographs:image", "texts:text", "vectors/img_emb:image"
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("pages")
     write_photographs(folder)
     write_texts(folder)
+    write_vectors(folder)
     with served(folder, verb="ui", XDG_CACHE_HOME=str(tmp_path_factory.mktemp("cache"))) as one:
         yield one
 
@@ -39,8 +41,8 @@ def address(server: Server, **fields: object) -> str:
 
 def ids_of(page: Page) -> list[int]:
     """Ids of the results, in their order."""
-    found = page.locator(".result .more dd:first-of-type").all_text_contents()
-    return [int(one) for one in found]
+    found = page.locator(".result .details").evaluate_all("links => links.map((link) => link.href)")
+    return [int(parse_qs(urlsplit(one).query)["row"][0]) for one in found]
 
 
 def searched(server: Server, **body: object) -> list[int]:
@@ -69,6 +71,8 @@ def test_a_page_lets_no_inline_script_run_and_weighs_little(server: Server) -> N
         ({"index": "nothing:text"}, 404, "there is no index"),
         ({"index": TEXTS, "id": "1e9"}, 400, "is no number"),
         ({"index": TEXTS, "id": "99999999"}, 404, "has no row"),
+        ({"index": TEXTS, "row": "99999999"}, 404, "has no row"),
+        ({"index": TEXTS, "row": "x"}, 400, "is no number"),
         ({"index": TEXTS, "q": "x" * 10_001}, 413, "10,000"),
         ({"index": TEXTS, "like": "1,x"}, 400, "is no number"),
         ({"index": TEXTS, "id": 1, "where": "colour = red"}, 400, "colour"),
@@ -82,6 +86,29 @@ def test_a_wrong_address_is_a_page_that_says_what_to_do(
     assert answer.status == status
     assert said in answer.data.decode()
     assert b'role="alert"' in answer.data
+
+
+def test_the_details_of_a_row_are_a_part_of_the_page_with_links_of_the_web_alone(server: Server) -> None:
+    def part(row: int) -> str:
+        return server.ask("/?" + urlencode({"index": TEXTS, "row": row}), **{"HX-Target": "row"}).data.decode()
+
+    shown = part(7)
+    assert '<a href="https://example.org/?n=7&amp;a=b" target="_blank" rel="noopener noreferrer">' in shown
+    assert all(f'<th scope="row">{name}</th>' in shown for name in ("key", "source", "text"))
+    assert 'class="result"' not in shown
+    for row in range(120, 120 + len(HOSTILE)):
+        links = re.findall(r'href="([^"]*)"', part(row))
+        assert len(links) == 4
+        assert all(one.startswith("/?") for one in links), links
+    assert "has no row" in part(10**9)
+
+
+def test_an_index_without_a_model_or_a_run_offers_neither_pictures_nor_images(server: Server) -> None:
+    shown = server.ask("/?" + urlencode({"index": VECTORS})).data.decode()
+    assert 'class="result"' in shown
+    assert 'class="picture"' not in shown
+    assert 'id="file"' not in shown
+    assert 'placeholder="Choose a row below"' in shown
 
 
 def test_a_page_of_another_origin_uploads_nothing(server: Server) -> None:
@@ -121,7 +148,6 @@ def test_hostile_texts_are_shown_as_texts(server: Server, browser: Browser) -> N
         page.goto(address(server, index=TEXTS, id=0))
         page.goto(address(server, index=TEXTS, id=0, where="n = -1"))
         page.wait_for_selector(".result")
-        page.locator(".more summary").first.click()
         shown = page.inner_text("#results")
         assert HOSTILE["script"] in shown
         assert HOSTILE["template"] in shown
@@ -144,7 +170,7 @@ def test_thumbnails_are_those_of_their_rows(server: Server, browser: Browser) ->
     with opened_page(browser) as (page, _):
         page.goto(address(server, index=PHOTOGRAPHS))
         until(page, "[...document.querySelectorAll('.picture img')].slice(0, 8).every((i) => i.naturalWidth > 1)")
-        assert page.locator(".picture.none").count() == 0
+        assert page.locator(".picture[data-state=gone], .picture[data-state=busy]").count() == 0
 
 
 @pytest.mark.pages
@@ -212,13 +238,108 @@ def test_the_keyboard_reaches_everything(server: Server, browser: Browser) -> No
         page.keyboard.press("j")
         page.keyboard.press("k")
         page.keyboard.press("Enter")
-        assert page.locator(".result >> nth=0 >> .more").get_attribute("open") is not None
+        page.wait_for_selector("dialog:modal table")
+        page.keyboard.press("Escape")
+        page.wait_for_url(lambda url: "row=" not in url)
         page.keyboard.press("/")
         assert page.evaluate("document.activeElement.id") == "q"
         page.keyboard.press("Escape")
         page.keyboard.press("j")
         page.keyboard.press("m")
         page.wait_for_url(lambda url: "id=5" not in url)
+
+
+@pytest.mark.pages
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_details_of_a_row_have_an_address_and_leave_the_results_as_they_are(
+    server: Server, browser: Browser, width: int
+) -> None:
+    with opened_page(browser, width=width) as (page, _):
+        page.goto(address(server, index=PHOTOGRAPHS, id=3))
+        results, rows = page.url, ids_of(page)
+        before = page.locator("#results").bounding_box()
+
+        def shows(row: int) -> None:
+            page.wait_for_selector(f"dialog:modal h2:has-text('Row {row}')")
+            assert parse_qs(urlsplit(page.url).query)["row"] == [str(row)]
+
+        page.locator(".details").nth(1).click()
+        shows(rows[1])
+        until(page, "document.querySelector('dialog img').naturalWidth > 320")
+        assert page.locator("#results").bounding_box() == before
+        for key, at in (("ArrowRight", 2), ("j", 3), ("ArrowLeft", 2)):
+            page.keyboard.press(key)
+            shows(rows[at])
+        page.click("#previous")
+        shows(rows[1])
+        page.click("#next")
+        shows(rows[2])
+        shared = page.url
+        page.keyboard.press("Escape")
+        page.wait_for_url(results)
+        assert page.evaluate("document.activeElement === document.querySelectorAll('.details')[2]")
+        page.go_forward()
+        shows(rows[2])
+        page.go_back()
+        page.wait_for_selector("dialog", state="hidden")
+        assert ids_of(page) == rows
+
+        page.goto(shared)
+        shows(rows[2])
+        page.click("#close")
+        page.wait_for_url(results)
+        page.locator(".details").first.click()
+        shows(rows[0])
+        assert page.get_attribute("#previous", "aria-disabled") == "true"
+        page.click("dialog >> text=More like this")
+        page.wait_for_url(address(server, index=PHOTOGRAPHS, id=rows[0]))
+
+
+@pytest.mark.pages
+def test_a_thumbnail_that_fails_says_why_and_is_asked_for_again(server: Server, browser: Browser) -> None:
+    with opened_page(browser) as (page, faults):
+        asked: list[str] = []
+        answers = [503]
+
+        def answer(route: Route) -> None:
+            asked.append(route.request.url)
+            route.fulfill(status=answers[-1], json={"message": "the shard is away"})
+
+        def state(expected: str) -> bool:
+            return bool(page.evaluate("document.querySelector('.picture').dataset.state") == expected)
+
+        page.clock.install()
+        page.route("**/thumb/**", answer)
+        page.goto(address(server, index=PHOTOGRAPHS))
+        wait_until(lambda: state("busy") or page.wait_for_timeout(20), 15)
+        page.unroute("**/thumb/**")
+        page.clock.fast_forward(2_000)
+        wait_until(lambda: state("shown") or page.wait_for_timeout(20), 15)
+
+        for status, times in ((404, 2), (503, 9)):  # by the page, at once to know why, and again where that may help
+            page.goto("about:blank")
+            asked.clear()
+            answers.append(status)
+            page.route("**/thumb/**", answer)
+            page.goto(address(server, index=PHOTOGRAPHS))
+            wait_until(lambda: state("gone") or page.clock.fast_forward(64_000) or page.wait_for_timeout(50), 15)
+            assert page.locator(".picture").first.get_attribute("title") == "the shard is away"
+            assert asked.count(asked[0]) == times
+        faults.expect("Failed to load resource")
+
+
+@pytest.mark.pages
+def test_images_are_offered_where_they_can_be_searched_for(server: Server, browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no image")
+    with opened_page(browser) as (page, _):
+        page.goto(address(server, index=PHOTOGRAPHS))
+        page.set_input_files("#file", tmp_path / "notes.txt")
+        page.wait_for_selector("[role=alert] >> text=notes.txt is no image")
+        page.select_option("#index", TEXTS)
+        page.wait_for_selector("#q[placeholder^='Type a few words, or drop']")
+        page.select_option("#index", VECTORS)
+        page.wait_for_selector("#q[placeholder='Choose a row below']")
+        assert page.locator("#file").count() == 0
 
 
 @pytest.mark.pages
@@ -252,6 +373,10 @@ def test_pages_are_accessible_and_fit_their_window(server: Server, browser: Brow
         for fields in ({"index": PHOTOGRAPHS}, {"index": TEXTS, "id": 1, "like": 2, "unlike": 3, "where": "n >= 0"}):
             page.goto(address(server, **fields))
             page.wait_for_selector(".result")
-            page.locator(".more summary").first.click()
-            assert serious_violations(page) == []
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            for is_open in (False, True):
+                if is_open:
+                    page.locator(".details").first.click()
+                    page.wait_for_selector("dialog:modal table")
+                    assert page.locator("dialog").bounding_box()["width"] == (390 if width == 390 else 648)
+                assert serious_violations(page) == []
+                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -262,6 +262,8 @@ def test_bombs_and_files_that_are_no_images_are_errors_and_the_next_image_is_sho
     server = served(write_tar(tmp_path / "a.tar", [*files, ("z.jpg", image_of(2))]))
     for id_ in range(len(odd)):
         assert server.code(id_) == "bad_image"
+    original = server.client.get(f"/thumb/out/image/{[*odd].index('svg')}?size=original")
+    assert (original.content, original.headers["content-type"]) == (svg, "application/octet-stream")
     assert_shows(server.get(len(odd)).content, 2)
     assert not [path for path in server.cache.rglob("*") if path.is_file()][1:]
 
@@ -339,6 +341,19 @@ def test_the_headers_let_a_browser_keep_it_and_guess_nothing(
     assert server.get(1, if_none_match='"x"').status_code == 200
     assert server.get(3).status_code == 500  # what `no_images` raises: a failure is not cached
     assert server.get(3).headers["cache-control"] == "no-store"
+
+
+def test_a_row_has_a_large_picture_and_its_original(served: Serve, tmp_path: Path) -> None:
+    server = served(tar_input(tmp_path))
+    small, large, original = (
+        server.client.get(f"/thumb/out/image/1{size}") for size in ("", "?size=large", "?size=original")
+    )
+    assert pixels(large.content).shape == (500, 800, 3)  # not enlarged
+    assert original.content == image_of(1)
+    assert len({one.headers["etag"] for one in (small, large, original)}) == 3
+    assert {one.headers["content-type"] for one in (small, large, original)} == {"image/jpeg"}
+    assert "sandbox" in original.headers["content-security-policy"]
+    assert server.client.get("/thumb/out/image/1?size=huge").json()["code"] == "bad_request"
 
 
 def test_the_metrics_name_the_template_and_no_path(served: Serve, tmp_path: Path) -> None:

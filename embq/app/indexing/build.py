@@ -15,7 +15,8 @@ from embq.app.cli.shared_options import settings_with
 from embq.app.indexing.changes import change, grown, print_json
 from embq.app.indexing.faiss_export import export_json, export_text, file_path
 from embq.app.indexing.progress import ConsoleProgress
-from embq.core.errors import Exit, UsageError
+from embq.core.errors import Exit, UsageError, command_line
+from embq.core.models import ModelConfig
 from embq.core.process.limits import cores
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place
@@ -243,7 +244,20 @@ def print_result(built: Built, collection: Collection, options: Mapping[str, Any
             click.echo("the index exists already and is as requested; --rebuild builds it anew", err=True)
         if not collection.complete:
             click.echo("note: the run is not complete; the rows committed so far were indexed", err=True)
+        if others := _not_indexed(built.index, collection, options):
+            commands = "; ".join(command_line("index", *options["sources"], "--embedding", one) for one in others)
+            click.echo(
+                f"note: this index is of {collection.output} alone; for the others of the run: {commands}", err=True
+            )
         click.echo(summary(infos, report=built.path))
         if exported is not None:
             click.echo(export_text(exported))
     return Exit.DONE if infos.get("target_met", True) is not False else Exit.SOME_FAILED
+
+
+def _not_indexed(index: Place, collection: Collection, options: Mapping[str, Any]) -> list[str]:
+    """The other outputs of a run that have no index beside this one; none where the place of the index was given."""
+    if collection.model is None or options["output"] is not None:
+        return []
+    names = ModelConfig.from_description(collection.model).output_names
+    return [one for one in names if one != collection.output and not (index.parent / one / "CURRENT").exists()]

@@ -49,6 +49,9 @@ SECURITY_HEADERS = {
 _JOINERS = re.compile("[^\u200c\u200d]+")
 """All but the characters that join and part letters: Persian words and many emoji need them, and they hide nothing."""
 
+_LINK = re.compile(r"https?://[!-~]{1,2000}")
+"""A text from data that may be a link: of the web, without what hides its end."""
+
 MOST_SHOWN = 300
 """Characters of a text from data; the whole of a caption may have megabytes."""
 
@@ -74,6 +77,7 @@ def environment() -> Environment:
         "share": lambda number: f"{number:.1%}",
         "duration": duration,
     }
+    made.tests["link"] = lambda text: isinstance(text, str) and _LINK.fullmatch(text) is not None
     made.globals |= {"version": version_of("embq")}
     return made
 

@@ -17,11 +17,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from embq.app.searching.local import results_of
+from embq.app.searching.local import check_ids, results_of
 from embq.app.searching.query import MOST_RESULTS, Query, Result
 from embq.app.serving.app import Serving, answering, read_body
 from embq.app.serving.http_errors import HttpError, status_of
-from embq.app.serving.served_index import OpenVersion, ServedIndex
+from embq.app.serving.served_index import OpenVersion, ServedIndex, VersionInfo
 from embq.app.ui.rendering import SECURITY_HEADERS, page
 from embq.app.ui.search_state import PAGE, SearchState
 from embq.app.ui.uploaded_images import MOST_IMAGE, UploadedImages
@@ -63,6 +63,9 @@ class SearchView:
         indices: all of them.
         columns: that conditions may be about.
         copies: (tool, command) for the same search elsewhere.
+        takes: kinds of queries that the model of the index embeds, "text" and "image".
+        row: whose details are shown; None for no row.
+        pictures: whether rows may have thumbnails: they are images of a run.
     """
 
     state: SearchState
@@ -71,6 +74,9 @@ class SearchView:
     indices: Sequence[ServedIndex]
     columns: Sequence[ColumnValues]
     copies: Sequence[tuple[str, str]]
+    takes: Sequence[str]
+    row: Result | None
+    pictures: bool
     operators: Sequence[str] = OPS
     page_size: int = PAGE
 
@@ -93,16 +99,20 @@ class SearchPage:
 
     async def show(self, request: Request) -> Response:
         """The page with the results of the query in its address; for htmx the part that changes."""
+        part, row, results = request.headers.get("hx-target", ""), None, Results(rows=[], timing=[])
         try:
             state = SearchState.from_address(request.query_params)
             if (added := _added_condition(request)) is not None:
                 return RedirectResponse(state.with_(where=(*state.where, added)).href, 303)
             index = self._index(state)
+            if index is not None and state.row is not None:
+                row = await self._row(index, state.row)
         except EmbqError as error:
             state, index = SearchState(), self._first()
             results = Results(rows=[], timing=[], error=error)
         else:
-            results = await self._results(state, index) if index is not None else Results(rows=[], timing=[])
+            if index is not None and part != "row":
+                results = await self._results(state, index)
         if index is not None:
             state = replace(state, index=f"{index.name}:{index.modality}")
         view = SearchView(
@@ -112,11 +122,14 @@ class SearchPage:
             indices=self._serving.indices.all,
             columns=await self._serving.search.columns(index.name, index.modality) if index is not None else (),
             copies=_copies(str(request.base_url).rstrip("/"), state) if state.has_query else (),
+            takes=self._takes(index.version) if index is not None else (),
+            row=row,
+            pictures=index is not None and index.modality == "image" and index.version.recipe is not None,
         )
-        part = request.headers.get("hx-target") == "results"
-        status = 200 if part or results.error is None else status_of(results.error)
-        headers = {"Vary": "HX-Request, HX-Target"} | ({"HX-Push-Url": state.href} if part else {})
-        return page(request, "search_results.html" if part else "search.html", view, status, headers)
+        template = {"results": "search_results.html", "row": "search_row.html"}.get(part, "search.html")
+        status = 200 if template != "search.html" or results.error is None else status_of(results.error)
+        headers = {"Vary": "HX-Request, HX-Target"} | ({"HX-Push-Url": state.href} if part == "results" else {})
+        return page(request, template, view, status, headers)
 
     async def upload(self, request: Request) -> Response:
         """Keep an image for a query; answers its token."""
@@ -138,6 +151,21 @@ class SearchPage:
         if not state.index:
             return self._first()
         return self._serving.indices.only(state.name, state.modality)
+
+    def _takes(self, version: VersionInfo) -> tuple[str, ...]:
+        """Kinds of queries that can be embedded: none without a model."""
+        if version.recipe is None or self._serving.models.state(version) == "off":
+            return ()
+        from embq.app.searching.embedding import QueryEmbedder
+
+        return QueryEmbedder.open(version.recipe.model, version.recipe.rows, version.fingerprint).modalities
+
+    async def _row(self, index: ServedIndex, id_: int) -> Result:
+        """A row by its id. Raises InputError `no_such_id`."""
+        check_ids(Query(id=id_), index.version.ids)
+        with index.use() as version:
+            ids = np.array([id_], np.int64)
+            return (await anyio.to_thread.run_sync(partial(_rows, version, ids), limiter=version.turn))[0]
 
     async def _results(self, state: SearchState, index: ServedIndex) -> Results:
         began = time.perf_counter()
@@ -184,6 +212,10 @@ class SearchPage:
 def _first_rows(version: OpenVersion) -> list[Result]:
     """Rows from all over the index, to begin with."""
     ids = np.unique(np.linspace(0, max(0, version.info.ids - 1), PAGE).astype(np.int64))[: version.info.ids]
+    return _rows(version, ids)
+
+
+def _rows(version: OpenVersion, ids: np.ndarray) -> list[Result]:
     return results_of(ids, np.zeros(len(ids), np.float32), version.searcher.rows, k=PAGE)
 
 

@@ -32,6 +32,7 @@ class SearchState:
         like, unlike: ids of rows that are examples.
         where: conditions, as text.
         offset: of the first result.
+        row: id of the row whose details are shown.
     """
 
     index: str = ""
@@ -42,6 +43,7 @@ class SearchState:
     unlike: tuple[int, ...] = ()
     where: tuple[str, ...] = ()
     offset: int = 0
+    row: int | None = None
 
     @classmethod
     def from_address(cls, given: QueryParams) -> SearchState:
@@ -65,6 +67,7 @@ class SearchState:
             unlike=_numbers("unlike", given.get("unlike", "")),
             where=tuple(one for one in given.getlist("where") if one),
             offset=max(0, _number("offset", given.get("offset") or "0")),
+            row=_number("row", given["row"]) if given.get("row") else None,
         )
 
     @property
@@ -94,6 +97,7 @@ class SearchState:
             ("unlike", ",".join(map(str, self.unlike))),
             *(("where", one) for one in self.where),
             ("offset", self.offset or ""),
+            ("row", "" if self.row is None else self.row),
         ]
         return [(name, value) for name, value in fields if value != ""]
 
@@ -103,8 +107,12 @@ class SearchState:
         return "/?" + urlencode(self.fields)
 
     def with_(self, **changes: Any) -> SearchState:
-        """The state after a change, at its first result."""
-        return replace(self, **{"offset": 0, **changes})
+        """The state after a change, at its first result, without the details of a row."""
+        return replace(self, **{"offset": 0, "row": None, **changes})
+
+    def details(self, id_: int | None) -> SearchState:
+        """The state with the details of a row, or without."""
+        return replace(self, row=id_)
 
     def without(self, condition: str) -> SearchState:
         """The state without a condition."""

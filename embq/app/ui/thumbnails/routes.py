@@ -1,4 +1,4 @@
-"""`GET /thumb/{index}/{modality}/{id}`: the thumbnail of a row, as JPEG."""
+"""`GET /thumb/{index}/{modality}/{id}`: the thumbnail of a row, as JPEG; `?size=large` and `?size=original`."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ PATH = "/thumb/{index:path}/{modality}/{id:int}"
 SIDE_PX = 320
 """Long side of a thumbnail."""
 
+SIZES = {"": SIDE_PX, "large": 1_280, "original": 0}
+"""`size` of a request -> long side of the JPEG; 0 for the bytes of the input."""
+
+RASTER = {b"\xff\xd8\xff": "image/jpeg", b"\x89PNG": "image/png", b"GIF8": "image/gif"}
+"""Signature -> type under which a browser draws the bytes of an input, and runs nothing; others it saves."""
+
 FORM = 1
 """Of thumbnails; a change of how they are made counts it up, so that cached ones are made anew."""
 
@@ -51,6 +57,7 @@ _HEADERS = {
     "Cache-Control": "private, max-age=86400",
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",  # pages of others may not embed images of this server
+    "Content-Security-Policy": "default-src 'none'; sandbox",  # an original that is opened by itself
 }
 
 
@@ -77,7 +84,7 @@ class Thumbnails:
         self._finder = Finder()
         self._lookups, self._reads = anyio.CapacityLimiter(LOOKUPS), anyio.CapacityLimiter(READS)
         self._ahead = LookAhead(indices, images, is_busy=lambda: self._reads.borrowed_tokens > 0)
-        self._made_by = f"{FORM} {_version('pillow')} {SIDE_PX}"
+        self._made_by = f"{FORM} {_version('pillow')}"
 
         self.routes = [Route(PATH, answering(self.thumbnail), methods=["GET"])]
 
@@ -101,8 +108,10 @@ class Thumbnails:
         self.images.close()
 
     async def thumbnail(self, request: Request) -> Response:
-        """The thumbnail of a row. Raises HttpError `no_such_index`, `no_such_id` or what `_made` raises."""
-        named = request.path_params
+        """The picture of a row. Raises HttpError `no_such_index`, `no_such_id`, `bad_request` or what `_made` does."""
+        named, size = request.path_params, request.query_params.get("size", "")
+        if (side := SIZES.get(size)) is None:
+            raise HttpError(f"there is no size {size[:40]!r}", next_step="ask for large, original, or no size")
         index = self._indices.only(named["index"], named["modality"])
         with index.use() as version:
             id_ = named["id"]
@@ -115,7 +124,7 @@ class Thumbnails:
                 )
             key, unit_id = await anyio.to_thread.run_sync(_identity, version, id_, limiter=version.turn)
             collection = version.searcher.version.collection
-        find = partial(self._found, collection, id_, key, unit_id)
+        find = partial(self._found, collection, id_, key, unit_id, side)
         origin, name = await anyio.to_thread.run_sync(find, limiter=self._lookups)
         headers = {**_HEADERS, "ETag": f'"{name}"'}
         if _matches(request.headers.get("if-none-match", ""), name):
@@ -135,21 +144,22 @@ class Thumbnails:
                     return Response(status_code=400)
                 # Not bounded by the default limiter, which searches use.
                 own = anyio.CapacityLimiter(1)
-                data = await anyio.to_thread.run_sync(self._made, origin, name, limiter=own)
-        return Response(data, headers=headers, media_type="image/jpeg")
+                data = await anyio.to_thread.run_sync(self._made, origin, name, side, limiter=own)
+        kind = next((kind for head, kind in RASTER.items() if data.startswith(head)), "application/octet-stream")
+        return Response(data, headers=headers, media_type=kind)
 
-    def _found(self, collection: Collection, id_: int, key: str, unit_id: str | None) -> tuple[Origin, str]:
+    def _found(self, collection: Collection, id_: int, key: str, unit_id: str | None, side: int) -> tuple[Origin, str]:
         """The origin of a row that may be read, and the name of its thumbnail: a hash of all that decides its bytes."""
         origin = self._finder.origin(collection, id_, key, unit_id)
         try:
             self.images.require_allowed(origin.unit)
         except SourceError as error:
             raise _refused(error) from error
-        of = [self._made_by, str(origin.run), collection.run, unit_id, key]
+        of = [f"{self._made_by} {side}", str(origin.run), collection.run, unit_id, key]
         return origin, hashlib.sha256(json.dumps(of).encode()).hexdigest()[:40]
 
-    def _made(self, origin: Origin, name: str) -> bytes:
-        """A new thumbnail. Raises HttpError for an image that cannot be read, or of which none can be made."""
+    def _made(self, origin: Origin, name: str, side: int) -> bytes:
+        """A new thumbnail, or the encoded image. Raises HttpError for an image that cannot be read or decoded."""
         try:
             data = self.images.image(origin.unit, origin.key, origin.ordinal)
         except HttpError:
@@ -161,8 +171,10 @@ class Thumbnails:
             raise no_thumbnail(error.message, "look at the input of the run", code=code) from error
         except OSError as error:
             raise no_thumbnail(f"its image cannot be read: {error.strerror or error}", "see the disk") from error
+        if not side:
+            return data
         try:
-            made = self._decoders.thumbnail(data, SIDE_PX)
+            made = self._decoders.thumbnail(data, side)
         except SampleError as error:
             raise no_thumbnail(
                 f"its image cannot be decoded: {error.message} ({error.code})",
