@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from embq.core.errors import OutputError
+from embq.core.rows.arrow_messages import is_compressed
 from embq.core.rows.metadata import fill_columns
 from embq.core.rows.spec import Column, RowSpec
 from embq.core.units import Failure, Sample
@@ -309,7 +310,7 @@ class _TableReader:
         """The next stream as a table."""
         schema = self._schema(_next_message(stream, view, "schema", self._most_bytes))
         message = _next_message(stream, view, "record batch", self._most_bytes)
-        if _is_compressed(memoryview(message.metadata)):
+        if is_compressed(memoryview(message.metadata)):  # verified by now
             raise _bad("it is compressed")
         batch = pa.ipc.read_record_batch(message, schema)
         batch.validate(full=True)
@@ -361,26 +362,3 @@ def _with_width(field: pa.Field, written: pa.DataType) -> pa.Field:
 
 def _has_nulls(vectors: pa.FixedSizeListArray) -> bool:
     return bool(vectors.null_count or vectors.values.null_count)
-
-
-def _is_compressed(metadata: memoryview) -> bool:
-    """True if a record batch names a compression, by its flatbuffer (Arrow's Message.fbs; it is verified by now).
-
-    pyarrow does not expose it, and decompresses as it reads.
-    """
-    header = _table(metadata, _field(metadata, _table(metadata, 0), 2))
-    return _field(metadata, header, 3) != 0
-
-
-def _table(data: memoryview, at: int) -> int:
-    return at + int(struct.unpack_from("<I", data, at)[0])
-
-
-def _field(data: memoryview, table: int, number: int) -> int:
-    """Offset of a field of a flatbuffer's table; 0 where the table lacks it."""
-    vtable = table - struct.unpack_from("<i", data, table)[0]
-    slot = 4 + 2 * number
-    if slot + 2 > struct.unpack_from("<H", data, vtable)[0]:
-        return 0
-    (offset,) = struct.unpack_from("<H", data, vtable + slot)
-    return table + int(offset) if offset else 0
