@@ -33,13 +33,17 @@ from embq.core.models import Chunking, ModelConfig, ModelSpec  # noqa: E402
 from embq.core.units import Sample  # noqa: E402
 from embq.training.export.openclip import tokenizer_of, write_tokenizer  # noqa: E402
 from embq.training.openclip.checkpoints import Arguments  # noqa: E402
-from embq.training.openclip.models import initial_model  # noqa: E402
+from embq.training.openclip.models import checked_model, initial_model  # noqa: E402
 from embq.worker.embedders.base import HasChunks  # noqa: E402
 from embq.worker.embedders.lookup import locate  # noqa: E402
 from embq.worker.embedders.query.loading import open_query_model  # noqa: E402
 from embq.worker.embedders.query.sentence import LightSentence  # noqa: E402
 from embq.worker.embedders.registry import load  # noqa: E402
-from tests.support.models.clip import MODEL, PREPROCESS, tiny_clip  # noqa: E402
+from tests.support.models.clip import (  # noqa: E402
+    MODEL,
+    PREPROCESS,
+    hub_commit,
+)
 from tests.support.models.text import WIDTH, save_sentence_model, save_trunk  # noqa: E402
 
 CODE = """
@@ -273,6 +277,60 @@ def test_no_code_runs_when_a_training_begins_or_is_exported(place: Place) -> Non
     assert not place.marker.exists()
 
 
+def test_a_training_begins_with_the_model_of_the_hub_that_was_looked_at(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 41: the model was checked by its name, and open_clip loaded what the name stood for by then."""
+    from open_clip_train import main as training
+    from open_clip_train.params import parse_args
+    from safetensors.torch import load_file
+
+    from embq.training.openclip.__main__ import main
+    from embq.worker.embedders import model_files
+
+    hub, check = place.root / "hub", model_files.check_place
+    hub_commit(hub, "b" * 40, seed=2)
+    wanted = load_file(hub_commit(hub, "a" * 40, seed=1) / "open_clip_model.safetensors")
+    hostile = clip_tokenizer(place).removeprefix("open_clip:")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    trained: dict[str, Any] = {}
+
+    def moves_on(folder: Path, model: object) -> None:
+        check(folder, model)
+        (hub / "models--org--tiny" / "refs" / "main").write_text("b" * 40)
+
+    def train(flags: list[str]) -> None:
+        args = parse_args(flags)
+        trained["name"] = args.model
+        trained["model"], _, _ = training.create_model_and_transforms(args.model, args.pretrained)
+        training.get_tokenizer(args.model)
+        with pytest.raises(ModelError, match="trust_remote_code"):
+            training.create_model_and_transforms(hostile, None)  # as of --distill-model
+
+    monkeypatch.setattr(model_files, "check_place", moves_on)
+    monkeypatch.setattr(training, "main", train)
+    assert main(["--model", "hf-hub:org/tiny"]) == 0
+    assert trained["name"] == f"hf-hub:org/tiny@{'a' * 40}"
+    assert all(torch.equal(one, wanted[name]) for name, one in trained["model"].state_dict().items())
+    assert not place.marker.exists()
+
+
+def test_a_model_of_the_hub_without_weights_or_that_is_not_here_is_told(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """open_clip would begin with random weights, or try the hub and show a traceback."""
+    hub_commit(place.root / "hub", "a" * 40, seed=1, weights=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(place.root / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match=r"org/tiny has no open_clip_model.safetensors"):
+        checked_model("hf-hub:org/tiny")
+    for name in (f"hf-hub:org/tiny@{'c' * 40}", "hf-hub:org/other", "hf-hub:no/such/name"):
+        with pytest.raises(ModelError, match="cannot be had from the model hub") as caught:
+            initial_model(name) if "@" not in name else checked_model(name)
+        assert "HF_HOME" in caught.value.next_step
+
+
 def test_no_code_of_a_repository_in_the_cache_runs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finding 1: a model that is named by its id is looked at alike."""
     spec = nested_sentence_model(place)
@@ -493,41 +551,6 @@ def test_a_model_of_the_hub_is_loaded_from_the_files_that_were_looked_at(
     monkeypatch.setattr(model_files, "check_place", moves_on)
     spec = f"{kind}:org/name?max_length=12" + ("&embeds=text" if kind == "hf" else "")
     assert fingerprint(spec) == wanted
-
-
-def test_a_training_begins_with_the_files_of_the_hub_that_were_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The hub moves on to another commit after the check: weights and configuration are those of the check."""
-    import open_clip
-    from open_clip_train import main as training
-    from safetensors.torch import save_file
-
-    from embq.training.openclip.models import checked_name
-    from embq.training.openclip.open_clip_patches import of_checked_files
-
-    repository = tmp_path / "hub" / "models--org--clip"
-    for seed, commit in enumerate(("a" * 40, "b" * 40)):
-        folder = tiny_clip(repository / "snapshots" / commit)
-        torch.manual_seed(seed)
-        model = open_clip.create_model(f"local-dir:{folder}", load_weights=False)
-        save_file(model.state_dict(), folder / "open_clip_model.safetensors")
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("a" * 40)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    cache = str(tmp_path / "hub")
-    checked = checked_name("hf-hub:org/clip", cache)
-    (repository / "refs" / "main").write_text("b" * 40)
-    torch.manual_seed(0)
-    wanted = open_clip.create_model(f"local-dir:{tiny_clip(tmp_path / 'plain')}").state_dict()
-
-    def begins(make: Any) -> bool:
-        found = make("hf-hub:org/clip", cache_dir=cache)[0].state_dict()
-        return all(torch.equal(found[name], weights) for name, weights in wanted.items())
-
-    with of_checked_files("hf-hub:org/clip", checked):
-        assert begins(training.create_model_and_transforms)
-    assert not begins(training.create_model_and_transforms), "by its name it is what the hub has now"
 
 
 def test_the_configuration_of_a_tower_of_the_hub_is_looked_at(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

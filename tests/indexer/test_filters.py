@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from indexes_that_grow import DIM, Quiet, add_part, copy_of, grown, make_index, rows, runner
 from indices_made import index_of
@@ -261,6 +262,18 @@ def test_a_damaged_column_is_an_error_and_not_the_end_of_the_process(tmp_path: P
 
 
 # --- columns to choose from ---
+
+
+def test_a_long_text_that_many_rows_share_is_compared_once() -> None:
+    """A dictionary longer than its batch was decoded: 500 rows of a text of 1 MB took 500 MB."""
+    texts = pa.array(["x" * 1_000_000, *(f"source {n}" for n in range(1_000))])
+    codes = pa.array([None, 7, *[0] * 498], pa.int32())
+    column = pa.DictionaryArray.from_arrays(codes, texts)
+    before, most = pa.total_allocated_bytes(), pa.default_memory_pool().max_memory()
+    for op, value, count in (("=", "source 6", 1), ("!=", "source 6", 498), ("=", "nothing", 0)):
+        found = selection.matches(column, Condition("source", op, value))
+        assert (len(found), found.null_count, pc.sum(found).as_py()) == (500, 0, count)
+    assert pa.default_memory_pool().max_memory() <= max(most, before + 100_000_000)
 
 
 def test_columns_are_listed_with_the_values_of_those_that_have_few(identity: Identity) -> None:

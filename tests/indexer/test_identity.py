@@ -86,6 +86,20 @@ def test_a_file_that_is_damaged_is_named(tmp_path: Path, damage: bytes | None) -
     assert caught.value.code == "index_damaged"
 
 
+def test_a_compressed_file_is_refused_before_it_takes_memory(tmp_path: Path) -> None:
+    """A few kB of zstd become gigabytes as soon as a batch is opened, and those of its dictionaries at once."""
+    write_identity(tables(5), tmp_path / "plain.arrow")
+    with pa.ipc.open_file(tmp_path / "plain.arrow") as reader:
+        table = reader.read_all()
+    for columns in (table.column_names, ["id", "key"]):  # with and without dictionaries
+        chosen, path = table.select(columns), tmp_path / f"{len(columns)}.arrow"
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_file(str(path), chosen.schema, options=options) as writer:
+            writer.write_table(chosen)
+        with pytest.raises(InputError, match="is compressed"):
+            Identity.open([(path, 0, 5)]).rows(np.array([0]))
+
+
 def test_a_file_of_another_length_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "one.arrow"
     write_identity(tables(10), path)

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from embq.core.errors import EmbqError, InputError, ModelError, OutputError, UsageError
 from embq.core.models import ModelConfig
 from embq.training.export.openclip import CONFIG, PROVENANCE, WEIGHTS, export_openclip
 from embq.training.openclip.checkpoints import open_checkpoint
-from tests.support.models.clip import tiny_clip
+from tests.support.models.clip import hub_commit, tiny_clip
 from tests.support.models.text import word_pieces
 
 
@@ -125,6 +126,26 @@ def test_the_tokenizer_of_a_model_goes_along(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="its tokeniser"):
         export_openclip(tmp_path / "run", tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_training_from_the_hub_is_exported_by_the_commit_in_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repository has changed by then, and its weights need not be here."""
+    made = trained(tmp_path / "run")
+    params = tmp_path / "run" / "params.txt"
+    name = f"hf-hub:org/tiny@{'a' * 40}"
+    lines = [f"model: {name}" if line.startswith("model: ") else line for line in params.read_text().splitlines()]
+    params.write_text("\n".join(lines))
+    hub_commit(tmp_path / "hub", "a" * 40, seed=0, weights=False)
+    (hub_commit(tmp_path / "hub", "b" * 40, seed=0, weights=False) / CONFIG).write_text("{}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    exported = export_openclip(tmp_path / "run", tmp_path / "model")
+    assert exported.provenance["training"]["model"] == name
+    assert str(tmp_path / "hub") not in (tmp_path / "model" / PROVENANCE).read_text()
+    found = load_file(tmp_path / "model" / WEIGHTS)
+    assert all(torch.equal(one, found[key]) for key, one in made.state_dict().items())
 
 
 def test_the_latest_epoch_of_a_training_is_taken(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from embq.app.cli import entry_point
-from tests.support.models.clip import captioned_shards, tiny_clip
+from tests.support.models.clip import captioned_shards, hub_commit, tiny_clip
 from tests.support.waiting import wait_until
 
 TRAIN = ("--device", "cpu", "--warmup-steps", "2", "--log-every", "1", "--json")
@@ -104,6 +105,36 @@ def test_an_image_that_cannot_be_decoded_is_told_of_whichever_process_met_it(tmp
     assert not {"000000", "000006"} & seen.keys()
     again, said_again, _ = trained(tmp_path, *exact)  # nothing is left to do, and nothing was mended
     assert (again, said_again["inexact"], said_again["unreadable_names"]) == (3, said["inexact"], both)
+
+
+def test_a_training_from_the_hub_goes_on_with_the_commit_it_was_begun_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere the cache has another path, and the repository has changed by then."""
+    captioned_shards(tmp_path / "shards", [8] * 2)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "one"))
+    hub_commit(tmp_path / "one" / "hub", "a" * 40, seed=1)
+    options = ("--model", "hf-hub:org/tiny", "--workers", "1", "--batch-size", "4", "--epochs", "2")
+    status, _, stderr = trained(tmp_path, *options)
+    assert status == 0, stderr
+    out = tmp_path / "out"
+    assert f"model: hf-hub:org/tiny@{'a' * 40}\n" in (out / "params.txt").read_text()
+    for name in ("params.txt", "training.json"):
+        assert str(tmp_path / "one") not in (out / name).read_text()
+
+    (out / "checkpoints" / "epoch_2.pt").unlink()
+    shutil.copyfile(out / "checkpoints" / "epoch_1.pt", out / "checkpoints" / "epoch_latest.pt")
+    shutil.move(tmp_path / "one", tmp_path / "two")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "two"))
+    hub_commit(tmp_path / "two" / "hub", "b" * 40, seed=2)
+    before = len((out / "out.log").read_text())
+    status, said, stderr = trained(tmp_path, *options)
+    assert (status, said["epochs"]) == (0, 2), stderr
+    log = (out / "out.log").read_text()[before:]
+    assert "=> resuming checkpoint" in log
+    assert f"two/hub/models--org--tiny/snapshots/{'a' * 40}/open_clip_model.safetensors" in log
+    assert "b" * 40 not in log
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from embq.core.formats.base import Draft, PartName, groups_within, slices, whole_or_none
 from embq.core.formats.parquet import with_notes
-from embq.core.rows.arrow_messages import refuse_compressed
+from embq.core.rows.arrow_messages import listed_blocks, refuse_compressed
 from embq.core.run.commits import CommittedFile
 from embq.core.storage.hashing import HashingFile
 
@@ -24,15 +24,16 @@ BATCH_ROWS = 16_384
 class ArrowPart:
     """See `embq.core.formats.base.PartFile`; tables are record batches.
 
-    Each batch is validated before it is handed out: offsets of a damaged file would lead out of its memory.
+    Each batch is validated before it is handed out: offsets of a damaged file would lead out of its memory. ValueError
+    where one is compressed.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        with pa.OSFile(str(path)) as file:
+            _check_uncompressed(file)
         with self._open() as reader:
             self.schema: pa.Schema = reader.schema
-        with open(path, "rb") as file:
-            refuse_compressed(file)
         with self._open(self.schema.names[:1]) as reader:  # with all columns, it would read the whole file
             self._batches = [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
         self.rows = sum(self._batches)
@@ -82,8 +83,8 @@ def write_arrow(table: pa.Table, name: PartName, notes: Mapping[str, str]) -> li
 
 def unit_of_arrow(file: IO[bytes], names: Sequence[str], most_rows: int) -> tuple[pa.Schema, pa.Table]:
     """See `embq.core.formats.part.read_unit`."""
+    _check_uncompressed(pa.PythonFile(file, mode="r"))
     schema = pa.ipc.open_file(file).schema
-    refuse_compressed(file)
     options = pa.ipc.IpcReadOptions(included_fields=sorted(schema.get_field_index(name) for name in names))
     reader, batches, rows = pa.ipc.open_file(file, options=options), [], 0
     for number in range(reader.num_record_batches):
@@ -91,6 +92,11 @@ def unit_of_arrow(file: IO[bytes], names: Sequence[str], most_rows: int) -> tupl
         if (rows := rows + len(batches[-1])) > most_rows or len(batches[-1]) > BATCH_ROWS:
             raise ValueError(f"it has {rows} rows, and {most_rows} were announced, or too many in one batch")
     return schema, pa.Table.from_batches(batches, reader.schema).select(list(names))
+
+
+def _check_uncompressed(file: pa.NativeFile) -> None:
+    dictionaries, batches, _ = listed_blocks(file)
+    refuse_compressed(file, [*dictionaries, *batches])
 
 
 def write_batches(table: pa.Table, file: HashingFile) -> None:

@@ -43,6 +43,10 @@ CHUNK_ROWS = 16_384
 """Rows of a chunk of every other column, which are converted at once."""
 
 
+TEXT_ROWS = 256
+"""Texts of a large file that are read at once: 2 us for each row, and 1 us for 16,384 at once."""
+
+
 def h5py_module() -> ModuleType:
     """h5py; ConfigError where it is not installed."""
     try:
@@ -69,6 +73,22 @@ def columns_of(file: Any) -> list[H5Column]:
     return [H5Column(str(name), str(path), bool(null)) for name, path, null in json.loads(file.attrs[COLUMNS])]
 
 
+def read_rows(dataset: Any, start: int, stop: int) -> np.ndarray:
+    """Rows of a dataset; ValueError where their texts have more bytes than the file: many rows then share one."""
+    if dataset.dtype.kind != "O":
+        return np.asarray(dataset[start:stop])
+    most = LARGE_BYTES if dataset.is_virtual else dataset.file.id.get_filesize()  # of another file's texts
+    # Lengths show only when texts are read, and no text is longer than the file.
+    at_once = max(TEXT_ROWS, LARGE_BYTES // 16 // most)
+    pieces, found = [], 0
+    for first in range(start, stop, at_once):
+        pieces.append(dataset[first : min(first + at_once, stop)])
+        found += sum(map(len, pieces[-1]))
+        if found > most:
+            raise ValueError(f"rows of {dataset.name} share their texts, and embq writes no such file")
+    return np.concatenate(pieces)
+
+
 class Hdf5Part:
     """See `embq.core.formats.base.PartFile`; tables have at most `READ_ROWS` rows."""
 
@@ -81,7 +101,11 @@ class Hdf5Part:
             if len(lengths) != 1:
                 raise ValueError(f"its datasets have different lengths: {sorted(lengths)}")
             (self.rows,) = lengths
-            notes = {name: str(value) for name, value in self._file.attrs.items() if name != COLUMNS}
+            attributes = self._file.attrs
+            # A list may be one text many times.
+            notes = {
+                one: str(attributes[one]) for one in attributes if one != COLUMNS and not attributes.get_id(one).shape
+            }
             self.schema = pa.schema([self._field(column) for column in self._columns.values()], notes)
             self._nul = {name: self._nul_of(column) for name, column in self._columns.items()}
         except BaseException:
@@ -98,7 +122,7 @@ class Hdf5Part:
         if node.is_virtual or node.external:
             raise ValueError(f"{path} is stored in another file")
         # A chunk is unpacked as a whole, and rows that were never written still take their room.
-        at_once = max(READ_ROWS if node.ndim == 1 else 1, math.prod(node.chunks or ()))
+        at_once = max(READ_ROWS if node.ndim == 1 else math.prod(node.shape[1:]), math.prod(node.chunks or ()))
         if node.dtype.itemsize * at_once > LARGE_BYTES:
             raise ValueError(f"{path} takes more than {LARGE_BYTES} bytes to read a row")
         return node
@@ -115,19 +139,26 @@ class Hdf5Part:
 
     def _nul_of(self, column: H5Column) -> np.ndarray | None:
         path = f"{NUL}/{column.path}"
-        return self._dataset(path)[:] if path in self._file else None
+        if path not in self._file:
+            return None
+        if (dataset := self._dataset(path)).nbytes > LARGE_BYTES:
+            raise ValueError(f"{path} takes more than {LARGE_BYTES} bytes")
+        return np.asarray(dataset[:])
 
     def tables(self, columns: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[pa.Table]:
         """See `embq.core.formats.base.PartFile`."""
         schema = pa.schema([self.schema.field(name) for name in columns], self.schema.metadata)
         end = self.rows if stop is None else min(stop, self.rows)
-        for first in range(start, end, READ_ROWS):
-            last = min(first + READ_ROWS, end)
+        vectors = [one for one in (self._dataset(self._columns[name].path) for name in columns) if one.ndim == 2]
+        widest = max((one.dtype.itemsize * one.shape[1] for one in vectors), default=1)
+        at_once = min(READ_ROWS, max(1, LARGE_BYTES // max(1, widest)))
+        for first in range(start, end, at_once):
+            last = min(first + at_once, end)
             yield pa.Table.from_arrays([self._read(field, first, last) for field in schema], schema=schema)
 
     def _read(self, field: pa.Field, start: int, stop: int) -> pa.Array:
         column = self._columns[field.name]
-        values = self._dataset(column.path)[start:stop]
+        values = read_rows(self._dataset(column.path), start, stop)
         if pa.types.is_fixed_size_list(field.type):
             flat = pa.array(values.reshape(-1), field.type.value_type)
             return pa.FixedSizeListArray.from_arrays(flat, type=field.type)

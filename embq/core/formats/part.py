@@ -82,6 +82,8 @@ class Part:
             raise ValueError("its record names vectors, and no rows beside them")
         first = files[0][1].schema
         fields = {field.name: field for _, opened in files for field in opened.schema}
+        if odd := [f"{name} ({field.type})" for name, field in fields.items() if not _is_plain(field.type)]:
+            raise ValueError(f"embq writes no such columns: {', '.join(odd)[:200]}")
         notes: dict[bytes, bytes] = first.metadata or {}
         names = json.loads(notes[COLUMNS.encode()]) if COLUMNS.encode() in notes else list(fields)
         self._first_id = files[0][0].first_id if "id" not in names else -1
@@ -127,6 +129,13 @@ class Part:
                 merged |= dict(zip(more.column_names, more.columns, strict=True))
             fields = [self.schema.field(name) for name in names]
             yield pa.Table.from_arrays([merged[name] for name in names], schema=pa.schema(fields, self.schema.metadata))
+
+
+def _is_plain(type_: pa.DataType) -> bool:
+    """Whether each row of a column has bytes of its own: not of views, dictionaries, runs and nulls."""
+    if pa.types.is_fixed_size_list(type_):
+        type_ = type_.value_type
+    return bool(pa.types.is_primitive(type_) or pa.types.is_string(type_))
 
 
 @contextmanager

@@ -1,73 +1,92 @@
-"""Which messages of Arrow's IPC formats are compressed, by their flatbuffers (Arrow's Message.fbs and File.fbs).
+"""Reads of Arrow messages what pyarrow does not expose: compression, and the batches that a file's footer lists.
 
-pyarrow does not expose it, and decompresses as it reads: a few kB can become gigabytes.
+They are FlatBuffers tables of Arrow's Message.fbs and File.fbs.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
-from typing import IO
+from collections.abc import Iterable
+from typing import IO, TYPE_CHECKING
 
-END = struct.Struct("<i6s")
-"""Length of the footer, and the mark, at the end of a file."""
-BLOCK = struct.Struct("<qi4xq")
-"""Offset of a message, length of its metadata, and of its body."""
-MARK = b"\xff" * 4
-"""Before the length of a message's metadata, in files since Arrow 0.15."""
-DICTIONARY = 2
-"""Type of a message that holds the record batch of a dictionary."""
-MOST_BYTES = 64 << 20
-"""Of a footer, or of the metadata of a message."""
+if TYPE_CHECKING:
+    from pyarrow import NativeFile
 
+Block = tuple[int, int, int]
+"""A batch in a footer: offset, length of the header with its prefix, length of the body."""
 
-def is_compressed(metadata: memoryview) -> bool:
-    """True if the message of a record batch, or of a dictionary, names a compression."""
-    message = _table(metadata, 0)
-    header = _table(metadata, _field(metadata, message, 2))
-    if metadata[_field(metadata, message, 1)] == DICTIONARY:
-        header = _table(metadata, _field(metadata, header, 1))
-    return _field(metadata, header, 3) != 0
+CONTINUATION = b"\xff\xff\xff\xff"
+DICTIONARY_BATCH = 2
+_BLOCK = struct.Struct("<qi4xq")
+_TAIL = struct.Struct("<i6s")
 
 
-def refuse_compressed(file: IO[bytes]) -> None:
-    """Raise ValueError for an Arrow file of which a message is compressed, or is not where the footer says."""
+def refuse_compressed(file: NativeFile, blocks: Iterable[Block]) -> None:
+    """ValueError where one of the batches of a file is compressed: pyarrow decompresses to any size as it reads."""
+    for at, length, _ in blocks:
+        header = file.read_at(length, at)
+        try:
+            compressed = is_compressed(header[8 if header.startswith(CONTINUATION) else 4 :])
+        except struct.error as error:
+            raise ValueError(f"the header of the batch at byte {at} is broken") from error
+        if compressed:
+            raise ValueError(f"the batch at byte {at} is compressed, and embq reads none; write it uncompressed")
+
+
+def listed_blocks(file: IO[bytes] | NativeFile) -> tuple[list[Block], list[Block], int]:
+    """(dictionary batches, record batches, offset of the footer that lists them); ValueError where there is none."""
+    stop = file.seek(0, os.SEEK_END) - _TAIL.size
+    file.seek(max(0, stop))
+    tail = file.read(_TAIL.size)
+    length, magic = _TAIL.unpack(tail) if len(tail) == _TAIL.size else (0, b"")
+    if magic != b"ARROW1" or not 0 < length <= stop:
+        raise ValueError("it has no footer, so it may be cut")
+    file.seek(stop - length)
+    footer = file.read(length)
     try:
-        if any(is_compressed(metadata) for metadata in _messages(file)):
-            raise ValueError("its record batches are compressed; write it without compression")
-    except (struct.error, IndexError) as error:
-        raise ValueError(f"its footer is damaged: {error}") from error
+        return _blocks(footer, 2), _blocks(footer, 3), stop - length
+    except struct.error as error:
+        raise ValueError("its footer is broken") from error
 
 
-def _messages(file: IO[bytes]) -> Iterator[memoryview]:
-    """The metadata of the messages that the footer of a file lists."""
-    size = file.seek(0, os.SEEK_END)
-    length, _ = END.unpack(_part(file, size - END.size, END.size))
-    footer = _part(file, size - END.size - length, length)
-    for field in (_field(footer, _table(footer, 0), number) for number in (2, 3)):
-        vector = _table(footer, field) if field else 0
-        for at in range(struct.unpack_from("<I", footer, vector)[0] if field else 0):
-            metadata = _part(file, *BLOCK.unpack_from(footer, vector + 4 + at * BLOCK.size)[:2])
-            yield metadata[8 if bytes(metadata[:4]) == MARK else 4 :]
+def is_compressed(metadata: bytes | memoryview) -> bool:
+    """True if the header of a record batch or dictionary batch, without its prefix, names a compression.
+
+    Raises ValueError or struct.error where it is damaged.
+    """
+    message = struct.unpack_from("<I", metadata)[0]
+    at, kind = offset(metadata, message, 2), scalar(metadata, message, 1, "<B")
+    if at and kind == DICTIONARY_BATCH:
+        at = offset(metadata, at + struct.unpack_from("<I", metadata, at)[0], 1)
+    if not at:
+        raise ValueError("a message without its batch")
+    return offset(metadata, at + struct.unpack_from("<I", metadata, at)[0], 3) != 0
 
 
-def _part(file: IO[bytes], offset: int, size: int) -> memoryview:
-    if offset < 0 or not 0 < size <= MOST_BYTES:
-        raise ValueError(f"its footer is damaged: {size} bytes at {offset}")
-    file.seek(offset)
-    return memoryview(file.read(size))
+def _blocks(footer: bytes, number: int) -> list[Block]:
+    at = offset(footer, struct.unpack_from("<I", footer)[0], number)
+    if not at:
+        return []
+    at += struct.unpack_from("<I", footer, at)[0]
+    stop = at + 4 + _BLOCK.size * struct.unpack_from("<I", footer, at)[0]
+    if stop > len(footer):
+        raise ValueError("a list does not fit into the footer")
+    return list(_BLOCK.iter_unpack(footer[at + 4 : stop]))
 
 
-def _table(data: memoryview, at: int) -> int:
-    return at + int(struct.unpack_from("<I", data, at)[0])
+def scalar(data: bytes | memoryview, table: int, number: int, form: str) -> int:
+    """A scalar field of a table; 0 where it is left out."""
+    at = offset(data, table, number)
+    return int(struct.unpack_from(form, data, at)[0]) if at else 0
 
 
-def _field(data: memoryview, table: int, number: int) -> int:
-    """Offset of a field of a flatbuffer's table; 0 where the table lacks it."""
+def offset(data: bytes | memoryview, table: int, number: int) -> int:
+    """Offset of a field of a table; 0 where it is left out."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
-    slot = 4 + 2 * number
-    if slot + 2 > struct.unpack_from("<H", data, vtable)[0]:
-        return 0
-    (offset,) = struct.unpack_from("<H", data, vtable + slot)
-    return table + int(offset) if offset else 0
+    if vtable < 0:
+        raise ValueError("a table's description lies before the message")
+    length = struct.unpack_from("<H", data, vtable)[0]
+    place = 4 + 2 * number
+    entry = struct.unpack_from("<H", data, vtable + place)[0] if place + 2 <= length else 0
+    return table + entry if entry else 0

@@ -310,7 +310,7 @@ class _TableReader:
         """The next stream as a table."""
         schema = self._schema(_next_message(stream, view, "schema", self._most_bytes))
         message = _next_message(stream, view, "record batch", self._most_bytes)
-        if is_compressed(memoryview(message.metadata)):
+        if is_compressed(memoryview(message.metadata)):  # verified by now
             raise _bad("it is compressed")
         batch = pa.ipc.read_record_batch(message, schema)
         batch.validate(full=True)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from embq.core.errors import InputError
 from embq.core.formats.base import FORMAT_ERRORS, READ_ROWS
-from embq.core.formats.hdf5 import h5py_module
+from embq.core.formats.hdf5 import h5py_module, read_rows
 from embq.indexer.collection.columns import without_columns
 from embq.indexer.collection.listing import FileLook, Shape, choose_column, noted
 from embq.indexer.collection.parts import PartRef, damaged
@@ -96,7 +96,7 @@ def rows_of(path: FilePath, part: PartRef, columns: Sequence[str], start: int, s
             return
         for first in range(start, stop, READ_ROWS):
             last = min(first + READ_ROWS, stop)
-            yield pa.table({name: _values(file[name][first:last]) for name in there})
+            yield pa.table({name: _values(read_rows(file[name], first, last)) for name in there})
 
 
 def _values(values: np.ndarray) -> pa.Array:

@@ -107,7 +107,8 @@ def matches(column: pa.Array, test: Condition) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         if len(column.dictionary) <= len(column):
             return matches(column.dictionary, test).take(column.indices).fill_null(False)
-        column = column.dictionary_decode()
+        used = column.indices.unique().drop_null()  # decoded, a long text that many rows share would take any memory
+        return matches(column.dictionary.take(used), test).take(pc.index_in(column.indices, used)).fill_null(False)
     found = _COMPARE[test.op](column, test.value)
     if pa.types.is_floating(column.type) and test.op in ("!=", _ANY):
         found = pc.and_(found, pc.invert(pc.is_nan(column)))  # NaN is no number: it is treated as null

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from embq.core.errors import InputError
 from embq.core.formats.part import Cursor
+from embq.core.rows.arrow_messages import listed_blocks, refuse_compressed
 from embq.indexer.collection.parts import IDENTITY
 from embq.indexer.index_files.files import disk_error
 
@@ -85,10 +86,13 @@ class _File:
     def __init__(self, path: Path, first_id: int, rows: int) -> None:
         self.path, self.first_id, self.rows = path, first_id, rows
         try:
-            self._reader = pa.ipc.open_file(pa.memory_map(str(path)))
+            self._file = pa.memory_map(str(path))
+            dictionaries, self._blocks, _ = listed_blocks(self._file)
+            refuse_compressed(self._file, dictionaries)
+            self._reader = pa.ipc.open_file(self._file)
             self.schema: pa.Schema = self._reader.schema
             self.batches = self._reader.num_record_batches
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise _damaged(path, error) from error
         if self.batches != -(-rows // BATCH_ROWS):
             raise _damaged(path, f"it has {self.batches} batches, which do not hold {rows:,} rows")
@@ -99,9 +103,10 @@ class _File:
         """A batch; InputError where it cannot be read."""
         if number not in self._open:
             try:
+                refuse_compressed(self._file, [self._blocks[number]])
                 batch = self._reader.get_batch(number)
                 batch.validate()
-            except (OSError, pa.ArrowException) as error:
+            except (OSError, ValueError, pa.ArrowException) as error:
                 raise _damaged(self.path, error) from error
             if batch.num_rows != min(BATCH_ROWS, self.rows - number * BATCH_ROWS):
                 raise _damaged(self.path, f"batch {number} has {batch.num_rows} rows")

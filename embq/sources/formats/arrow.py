@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embq.core.errors import InputError, SourceError
+from embq.core.rows.arrow_messages import CONTINUATION, DICTIONARY_BATCH, listed_blocks, offset, scalar
 from embq.core.units import Unit
 from embq.sources.access.files import open_unchanged, stat_file
 from embq.sources.formats.tables import TableSource
@@ -29,18 +30,7 @@ _MAGIC = b"ARROW1"
 
 _FILE_START = 8
 
-_TAIL = struct.Struct("<i6s")
-"""The end of a file: length of its footer, magic."""
-
-_BLOCK = struct.Struct("<qi4xq")
-"""A batch in the footer: offset, length of the header with its prefix, length of the body."""
-
-_DICTIONARIES, _RECORD_BATCHES = 2, 3
-"""Fields of the footer: a FlatBuffers table of Arrow's File.fbs."""
-
-_CONTINUATION = b"\xff\xff\xff\xff"
-
-_SCHEMA, _DICTIONARY_BATCH, _RECORD_BATCH = 1, 2, 3
+_SCHEMA, _RECORD_BATCH = 1, 3
 
 _HEADER_MAX_BYTES = 256_000_000
 """A longer header is taken for damage; headers grow with the columns, not with the rows."""
@@ -135,7 +125,7 @@ def _walk(file: io.BufferedIOBase, path: str) -> tuple[list[_Message], bool]:
     while (message := _message(file, at, size, path)).kind:
         if message.kind == _RECORD_BATCH:
             found.append(message)
-        dictionaries = dictionaries or message.kind == _DICTIONARY_BATCH
+        dictionaries = dictionaries or message.kind == DICTIONARY_BATCH
         at = message.end
     if message.end != size:
         raise _damaged(path, "there is data behind its end", message.end)
@@ -148,21 +138,11 @@ def _footer_batches(file: io.BufferedIOBase, path: str) -> tuple[list[_Message],
     Raises SourceError `table_damaged` where there is no footer, or it does not match the file: a batch that is
     none, two that overlap, or one that is left out.
     """
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _TAIL.size))
-    tail = file.read(_TAIL.size)
-    length, magic = _TAIL.unpack(tail) if len(tail) == _TAIL.size else (0, b"")
-    stop = size - _TAIL.size - length
-    if magic != _MAGIC or not 0 < length <= _HEADER_MAX_BYTES or stop < _FILE_START:
-        raise _damaged(path, "it has no footer, so it may be cut", size)
-    file.seek(stop)
-    footer = file.read(length)
     try:
-        listed = [(_DICTIONARY_BATCH, *block) for block in _blocks(footer, _DICTIONARIES)]
-        dictionaries = bool(listed)
-        listed += [(_RECORD_BATCH, *block) for block in _blocks(footer, _RECORD_BATCHES)]
-    except (struct.error, ValueError) as error:
-        raise _damaged(path, "its footer is broken", stop) from error
+        dictionaries, batches, stop = listed_blocks(file)
+    except ValueError as error:
+        raise _damaged(path, str(error), file.seek(0, os.SEEK_END)) from error
+    listed = [(DICTIONARY_BATCH, *block) for block in dictionaries] + [(_RECORD_BATCH, *block) for block in batches]
     found: list[_Message] = []
     for kind, at, header, body in listed:
         if not _FILE_START <= at < stop:
@@ -177,7 +157,7 @@ def _footer_batches(file: io.BufferedIOBase, path: str) -> tuple[list[_Message],
             raise _damaged(path, "its footer names batches that overlap", message.at)
         _refuse_left_out(file, end, message.at, path)
         end = message.end
-    return [message for message in found if message.kind == _RECORD_BATCH], dictionaries
+    return [message for message in found if message.kind == _RECORD_BATCH], bool(dictionaries)
 
 
 def _refuse_left_out(file: io.BufferedIOBase, start: int, stop: int, path: str) -> None:
@@ -190,9 +170,9 @@ def _refuse_left_out(file: io.BufferedIOBase, start: int, stop: int, path: str) 
     file.seek(start)
     data = file.read(stop - start)
     at = -1
-    while (at := data.find(_CONTINUATION, at + 1)) >= 0:
+    while (at := data.find(CONTINUATION, at + 1)) >= 0:
         with suppress(SourceError):
-            if _message(file, start + at, stop, path).kind in (_DICTIONARY_BATCH, _RECORD_BATCH):
+            if _message(file, start + at, stop, path).kind in (DICTIONARY_BATCH, _RECORD_BATCH):
                 break
     else:
         return
@@ -204,7 +184,7 @@ def _message(file: io.BufferedIOBase, at: int, stop: int, path: str) -> _Message
     file.seek(at)
     prefix = file.read(4)
     start = at + 4
-    if prefix == _CONTINUATION:  # what is older than 2019 has none
+    if prefix == CONTINUATION:  # what is older than 2019 has none
         prefix = file.read(4)
         start = at + 8
     if len(prefix) < 4:
@@ -223,53 +203,24 @@ def _message(file: io.BufferedIOBase, at: int, stop: int, path: str) -> _Message
     return _Message(at, start + length + body, kind, rows, body)
 
 
-def _blocks(footer: bytes, number: int) -> list[tuple[int, int, int]]:
-    """(offset, length of the header, length of the body) of each batch that a field of the footer lists."""
-    at = _offset(footer, struct.unpack_from("<I", footer)[0], number)
-    if not at:
-        return []
-    at += struct.unpack_from("<I", footer, at)[0]
-    stop = at + 4 + _BLOCK.size * struct.unpack_from("<I", footer, at)[0]
-    if stop > len(footer):
-        raise ValueError("a list does not fit into the footer")
-    return list(_BLOCK.iter_unpack(footer[at + 4 : stop]))
-
-
 def _header(data: bytes) -> tuple[int, int, int]:
     """Type, rows (of a record batch) and body length of a message: a FlatBuffers table of Arrow's Message.fbs."""
     message = struct.unpack_from("<I", data)[0]
-    kind = _field(data, message, 1, "<B")
-    if kind not in (_SCHEMA, _DICTIONARY_BATCH, _RECORD_BATCH):
+    kind = scalar(data, message, 1, "<B")
+    if kind not in (_SCHEMA, DICTIONARY_BATCH, _RECORD_BATCH):
         raise ValueError(f"a message of type {kind}")
     rows = 0
     if kind == _RECORD_BATCH:
-        at = _offset(data, message, 2)
+        at = offset(data, message, 2)
         if not at:
             raise ValueError("a batch without description")
         batch = at + struct.unpack_from("<I", data, at)[0]
-        rows = _field(data, batch, 0, "<q")
-        nodes = _offset(data, batch, 1)
+        rows = scalar(data, batch, 0, "<q")
+        nodes = offset(data, batch, 1)
         count, first = struct.unpack_from("<Iq", data, nodes + struct.unpack_from("<I", data, nodes)[0])
         if not nodes or not count or first != rows:
             raise ValueError("a batch and its first column differ in length")
-    return kind, rows, _field(data, message, 3, "<q")
-
-
-def _field(data: bytes, table: int, number: int, form: str) -> int:
-    """A scalar field of a FlatBuffers table; 0 where it is left out."""
-    at = _offset(data, table, number)
-    return int(struct.unpack_from(form, data, at)[0]) if at else 0
-
-
-def _offset(data: bytes, table: int, number: int) -> int:
-    """Offset of a field of a table; 0 where it is left out."""
-    vtable = table - struct.unpack_from("<i", data, table)[0]
-    if vtable < 0:
-        raise ValueError("a table's description lies before the message")
-    length = struct.unpack_from("<H", data, vtable)[0]
-    place = 4 + 2 * number
-    entry = struct.unpack_from("<H", data, vtable + place)[0] if place + 2 <= length else 0
-    return table + entry if entry else 0
+    return kind, rows, scalar(data, message, 3, "<q")
 
 
 def _damaged(path: str, what: str, at: int) -> SourceError:

@@ -13,7 +13,7 @@ from typing import Any
 
 from embq.core.errors import EmbqError, ModelError
 from embq.training.openclip.checkpoints import Arguments, Checkpoint
-from embq.training.openclip.models import CONFIG, HUB, LOCAL, checked_name
+from embq.training.openclip.models import CONFIG, LOCAL, checked_model
 
 IN_VISION = {"force_patch_dropout": "patch_dropout", "force_image_size": "image_size"}
 IN_TEXT = {"force_context_length": "context_length"}
@@ -44,8 +44,9 @@ class Network:
     def __init__(self, arguments: Arguments) -> None:
         self._arguments = arguments
         self.name: str = arguments["model"]
-        model, self._preprocess = _configured(self.name, arguments)
-        self._plain = copy.deepcopy(model)
+        with model_failures(self.name):
+            self._source = checked_model(self.name, arguments["cache_dir"], weights=False)
+        model, self._preprocess = _configured(self._source, arguments)
         for part, settings in ((model["vision_cfg"], IN_VISION), (model["text_cfg"], IN_TEXT), (model, IN_MODEL)):
             part.update({key: arguments[flag] for flag, key in settings.items() if arguments[flag]})
         if arguments["siglip"]:
@@ -59,24 +60,17 @@ class Network:
         self._preprocess |= overrides
         self.config: dict[str, Any] = {"model_cfg": model}
 
-    def trained(self, checkpoint: Checkpoint, plain: Path) -> Any:
+    def trained(self, checkpoint: Checkpoint) -> Any:
         """The trained model in float32, built as the training built it; also completes `config`.
-
-        Args:
-            plain: an empty folder, for the configuration of a model that lies on the hub.
 
         Raises ModelError where the weights are not those of this network, or are no numbers.
         """
         import open_clip
 
         flags = self._arguments
-        name = self.name
-        if name.startswith(HUB):  # whose weights open_clip would fetch again
-            (plain / CONFIG).write_text(json.dumps({"model_cfg": self._plain}), encoding="utf-8")
-            name = f"{LOCAL}{plain}"
         with model_failures(self.name), _quiet():
             model = open_clip.create_model(
-                name,
+                self._source,
                 load_weights=False,
                 pretrained_text=False,
                 force_quick_gelu=bool(flags["force_quick_gelu"]),
@@ -117,8 +111,6 @@ def _configured(name: str, arguments: Arguments) -> tuple[dict[str, Any], dict[s
                     f"the training's model {name}: {folder.resolve() / CONFIG} is not there (any more)",
                     next_step="put it back, or say where it is now: --model FOLDER",
                 )
-        if name.startswith((LOCAL, HUB)):
-            folder = Path(checked_name(name, arguments["cache_dir"], weights=False).removeprefix(LOCAL))
             described = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
             return described["model_cfg"], dict(described.get("preprocess_cfg") or {})
     model = open_clip.get_model_config(name.replace("/", "-"))

@@ -13,7 +13,7 @@ from embq.training.export.model_folder import PROVENANCE, Exported, check_target
 from embq.training.export.network import Network, model_failures
 from embq.training.openclip.checkpoints import Arguments, Checkpoint, open_checkpoint
 from embq.training.openclip.log import read
-from embq.training.openclip.models import CONFIG, LOCAL, checked_name
+from embq.training.openclip.models import CONFIG, LOCAL, checked_model
 from embq.training.run.folder import save_weights
 
 if TYPE_CHECKING:
@@ -34,9 +34,10 @@ def tokenizer_of(arguments: Arguments) -> Any:
     import open_clip
 
     with model_failures(f"{arguments['model']} (its tokeniser)"):
-        name = checked_name(arguments["model"], arguments["cache_dir"], weights=False)
         return open_clip.get_tokenizer(
-            name, cache_dir=arguments["cache_dir"], context_length=arguments["force_context_length"]
+            checked_model(arguments["model"], arguments["cache_dir"], weights=False),
+            cache_dir=arguments["cache_dir"],
+            context_length=arguments["force_context_length"],
         )
 
 
@@ -51,7 +52,7 @@ def write_tokenizer(tokenizer: Any, folder: Path) -> None:
     with model_failures("the tokeniser"):
         if hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(str(folder))
-        found = open_clip.get_tokenizer(checked_name(f"{LOCAL}{folder}"))
+        found = open_clip.get_tokenizer(checked_model(f"{LOCAL}{folder}"))
         same = all(torch.equal(tokenizer([text]), found([text])) for text in TRIED)
     if not same:
         raise ModelError(
@@ -136,7 +137,7 @@ def export_openclip(given: Path, target: Path, *, model: str = "") -> Exported:
     spec = f"open_clip:{LOCAL}{target.absolute()}"
     with new_folder(target) as folder:
         network = Network(arguments)
-        trained = network.trained(checkpoint, folder)
+        trained = network.trained(checkpoint)
         (folder / CONFIG).write_text(json.dumps(network.config, indent=2) + "\n", encoding="utf-8")
         tokenizer = tokenizer_of(arguments)
         write_tokenizer(tokenizer, folder)

@@ -16,14 +16,14 @@ def main(arguments: Sequence[str]) -> int:
     from open_clip_train.params import parse_args
 
     from embq.training.openclip.flags import split_flags
-    from embq.training.openclip.models import checked_name
-    from embq.training.openclip.open_clip_patches import noted_failures, of_checked_files, patched, recorded_keys
+    from embq.training.openclip.models import pinned
+    from embq.training.openclip.open_clip_patches import noted_failures, patched, recorded_keys
     from embq.training.openclip.progress import shown_progress
 
     own, flags = split_flags(arguments)
-    asked = parse_args(flags)
-    files = of_checked_files(asked.model, checked_name(asked.model, asked.cache_dir))
-    with patched(), files, recorded_keys(own.keys), noted_failures(own.unreadable), shown_progress(own.progress):
+    given = parse_args(flags)
+    flags += ["--model", pinned(given.model, given.cache_dir)]
+    with patched(), recorded_keys(own.keys), noted_failures(own.unreadable), shown_progress(own.progress):
         from open_clip_train.main import main as train
 
         status = train(flags)

@@ -15,8 +15,9 @@ from embq.core.errors import OutputError
 from embq.training.openclip.checkpoints import CHECKPOINTS, LATEST, bring_forward, epochs_done
 from embq.training.openclip.flags import absolute
 from embq.training.openclip.log import parse
+from embq.training.openclip.models import HUB
 from embq.training.openclip.open_clip_patches import noted
-from embq.training.openclip.training_plan import KEYS, UNREADABLE, Plan
+from embq.training.openclip.training_plan import KEYS, RECORD, UNREADABLE, Plan
 from embq.training.run.folder import RunFolder
 
 LOG = "out.log"
@@ -55,7 +56,7 @@ def begin(plan: Plan) -> Iterator[LockedFolder]:
 
     Raises OutputError where it holds anything else, TryLaterError where another process trains in it.
     """
-    folder = RunFolder(plan.asked.out, "training.json")
+    folder = RunFolder(plan.asked.out, RECORD)
     root = folder.root
     if root.exists() and not root.is_dir():
         raise OutputError(f"{root} is a file", next_step="name a folder for --output")
@@ -85,7 +86,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
             {
                 "schema": 1,
                 "shards": plan.shards.digest,
-                "model": plan.asked.model,
+                "model": plan.beginning.name if plan.asked.model.startswith(HUB) else plan.asked.model,
                 "processes": plan.processes,
                 "exact": plan.asked.exact,
                 "settings": settings,

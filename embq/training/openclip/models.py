@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from embq.core.errors import ConfigError, ModelError
-from embq.worker.embedders.model_files import SMALL_FILES, check_settings
+from embq.worker.embedders.model_files import OPEN_CLIP_WEIGHTS, SMALL_FILES, check_settings, towers_of_hub
 
 CONFIG = "open_clip_config.json"
 LOCAL = "local-dir:"
@@ -40,39 +39,54 @@ class InitialModel:
     weights: Path | None = None
 
 
-def checked_name(model: str, cache: str | None = None, *, weights: bool = True) -> str:
-    """The name by which open_clip loads the files of a folder, or of a repository of the hub, that were checked.
+def checked_model(model: str, cache: str | None = None, *, weights: bool = True) -> str:
+    """The name by which open_clip loads the very files that were checked: for a model of the hub, `local-dir:` and the
+    folder of its commit in the hub's cache. An architecture's name is returned as it is.
 
-    A repository is the folder of its snapshot: by its name open_clip would look it up again, and it may have other
-    files by then. Any other name is returned as it is.
+    Raises ModelError where the files could run code, or the hub's cannot be had.
 
     Args:
+        model: a name as open_clip has it; of the hub also `hf-hub:ORG/NAME@COMMIT`.
         cache: folder of the hub's cache; None for the usual one.
-        weights: whether they are fetched as well.
-
-    Raises ModelError where the files could run code, OSError where the repository is not there.
+        weights: whether the weights of a model of the hub are wanted.
     """
-    if model.startswith(LOCAL):
-        check_settings(Path(model.removeprefix(LOCAL)), model, "open_clip")
-    if not model.startswith(HUB):
+    if not model.startswith((LOCAL, HUB)):
         return model
+    folder = Path(model.removeprefix(LOCAL))
+    if of_hub := model.startswith(HUB):
+        folder = _snapshot(model.removeprefix(HUB), model, cache, OPEN_CLIP_WEIGHTS if weights else ())
+    check_settings(folder, model, "open_clip")
+    for tower in towers_of_hub(folder, model):
+        check_settings(_snapshot(tower, model, cache), f"{model}: {tower}", "hf")
+    if of_hub and weights and not any((folder / name).is_file() for name in OPEN_CLIP_WEIGHTS):
+        raise ModelError(f"{model} has no {OPEN_CLIP_WEIGHTS[0]}", next_step="use a model with weights in safetensors")
+    return f"{LOCAL}{folder}"
+
+
+def pinned(model: str, cache: str | None = None) -> str:
+    """`hf-hub:ORG/NAME@COMMIT` of a model of the hub, other names as they are; raises as `checked_model`."""
+    found = checked_model(model, cache, weights=False)
+    return f"{model}@{Path(found).name}" if model.startswith(HUB) and "@" not in model else model
+
+
+def _snapshot(repository: str, model: str, cache: str | None, weights: Sequence[str] = ()) -> Path:
     from huggingface_hub import snapshot_download
 
-    repository = model.removeprefix(HUB)
-    folder = Path(snapshot_download(repository, cache_dir=cache, allow_patterns=list(SMALL_FILES)))
-    check_settings(folder, model, "open_clip")
-    if weights:
-        from open_clip.pretrained import download_pretrained_from_hf
-
-        with suppress(FileNotFoundError):  # as open_clip, which warns, begin with random weights if there are none
-            download_pretrained_from_hf(repository, cache_dir=cache, revision=folder.name)
-    return f"{LOCAL}{folder}"
+    name, _, commit = repository.partition("@")
+    wanted = [*SMALL_FILES, *weights]
+    try:
+        return Path(snapshot_download(name, revision=commit or None, cache_dir=cache, allow_patterns=wanted))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{model}: {repository} cannot be had from the model hub: {str(error).partition('.')[0]}",
+            next_step="check the name and the way to the hub, or copy the cache (HF_HOME) of a machine that has it",
+        ) from error
 
 
 def initial_model(model: str) -> InitialModel:
     """The model of a name of open_clip's, of a folder, or of the hub; ModelError where it does not exist."""
     if model.startswith(HUB):
-        return InitialModel(name=model, optimizer={})
+        return InitialModel(name=pinned(model), optimizer={})
     folder = Path(model.removeprefix(LOCAL))
     # A folder may be called as an architecture is, such as that of its training.
     if model.startswith((LOCAL, ".", "/", "~")) or (folder / CONFIG).is_file():

@@ -9,13 +9,14 @@ import importlib
 import logging
 import os
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from embq.core.errors import OutputError
+from embq.training.openclip.models import checked_model
 
 UNREADABLE = "Handling webdataset error"
 """Start of open_clip's log line for a sample or shard that it could not read and leaves out. Only rank 0 has a log."""
@@ -153,7 +154,24 @@ def no_training_twice() -> AbstractContextManager[None]:
     return replaced(main, "init_distributed_device", begin_anew)
 
 
+@contextmanager
+def checked_models() -> Iterator[None]:
+    """Load models and tokenisers from the files that were checked; `args.model` and params.txt keep the name."""
+    from open_clip_train import main, zero_shot
+
+    def checked(load: Callable[..., Any], name: str, *rest: Any, **options: Any) -> Any:
+        return load(checked_model(name, options.get("cache_dir")), *rest, **options)
+
+    with ExitStack() as patches:
+        for module in (main, zero_shot):
+            patches.enter_context(replaced(module, "get_tokenizer", partial(checked, module.get_tokenizer)))
+        create = partial(checked, main.create_model_and_transforms)
+        patches.enter_context(replaced(main, "create_model_and_transforms", create))
+        yield
+
+
 ALL = (
+    checked_models,
     shards_over_http,
     distributed_on_cpus,
     a_group_that_is_there,

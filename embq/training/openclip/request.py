@@ -21,7 +21,7 @@ class TrainingRequest:
 
     shards: str
     further: tuple[str, ...]
-    model: str = required("Architecture of open_clip's, or a model folder.", metavar="NAME|FOLDER", short="-m")
+    model: str = required("Name of open_clip's, a folder, or hf-hub:ORG/NAME.", metavar="NAME|FOLDER", short="-m")
     out: Path = required(  # noqa: RUF009 - a field
         "Folder of this training.", click.Path(path_type=Path, file_okay=False), name="--output", short="-o"
     )

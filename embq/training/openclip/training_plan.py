@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embq.core.errors import InputError, UsageError
 from embq.core.redaction import masked
 from embq.training.openclip.flags import OwnFlags, absolute, flags_of, owned_flags, settings_of
-from embq.training.openclip.models import LOCAL, InitialModel, initial_model
+from embq.training.openclip.models import HUB, LOCAL, InitialModel, initial_model
 from embq.training.openclip.request import TrainingRequest
 from embq.training.openclip.split import Split
 from embq.training.openclip.usable_samples import count_usable
+from embq.training.run.folder import RunFolder
 from embq.training.shards.shard_set import Shards, open_shards
 
 if TYPE_CHECKING:
     from embq.training.launch.launch_options import Where
 
 
+RECORD = "training.json"
+"""File of a training for the settings it was begun with."""
 KEYS = "keys"
 """Folder of a training for what each process was trained on."""
 UNREADABLE = "unreadable"
@@ -71,7 +75,7 @@ def plan(asked: TrainingRequest, where: Where) -> Plan:
     these shards as asked, or would not do what was asked without saying so.
     """
     processes = _processes(where)
-    beginning = initial_model(asked.model)
+    beginning = initial_model(begun_with(asked.out, asked.model))
     shards = open_shards(asked.shards)
     samples = _samples(asked, shards)
     flags = flags_of(asked, shards, samples, beginning, where.device)
@@ -102,6 +106,13 @@ def plan(asked: TrainingRequest, where: Where) -> Plan:
         settings=settings,
         notes=tuple(notes),
     )
+
+
+def begun_with(out: Path, model: str) -> str:
+    """A name of the hub with the commit with which the training in `out` was begun; others as they are."""
+    record = RunFolder(out, RECORD).read_record() if model.startswith(HUB) and out.is_dir() else None
+    then = str((record or {}).get("model"))
+    return then if then.startswith(f"{model}@") else model
 
 
 def _processes(where: Where) -> int | None:

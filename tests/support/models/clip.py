@@ -48,3 +48,22 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(data)
     tar.addfile(member, io.BytesIO(data))
+
+
+def hub_commit(hub: Path, commit: str, *, seed: int, weights: bool = True) -> Path:
+    """A commit of `org/tiny` in a hub's cache, with random weights of a seed; it is what `main` is from now on."""
+    import open_clip
+    import torch
+    from safetensors.torch import save_file
+
+    repository = hub / "models--org--tiny"
+    folder = tiny_clip(repository / "snapshots" / commit)
+    if weights:
+        torch.manual_seed(seed)
+        made = open_clip.create_model(f"local-dir:{folder}")
+        save_file(
+            {name: one.contiguous() for name, one in made.state_dict().items()}, folder / "open_clip_model.safetensors"
+        )
+    (repository / "refs").mkdir(exist_ok=True)
+    (repository / "refs" / "main").write_text(commit)
+    return folder
