@@ -167,6 +167,7 @@ class Files:
                 self._schema = schema
             elif not schema.equals(self._schema):
                 self._findings.add("schema", file.path, "its columns differ from those of the first rows")
+        more: list[str] = []
         wrong = [name for name, type_ in wanted.items() if name not in schema.names or schema.field(name).type != type_]
         if file.kind == "rows":
             embeddings = embedding_columns(self._info.model.output_names)
@@ -184,7 +185,7 @@ class Files:
                 self._findings.add("fingerprint", file.path, f"model {inside}, its record says {commit.fingerprint}")
         if wrong:
             self._findings.add("schema", file.path, f"columns missing or of another type: {', '.join(wrong)}")
-        return not wrong
+        return not wrong and not more
 
     def _holds_vectors(self, type_: pa.DataType) -> bool:
         """True if a column of this type can hold the stored form of a vector."""

@@ -82,8 +82,6 @@ class Part:
             raise ValueError("its record names vectors, and no rows beside them")
         first = files[0][1].schema
         fields = {field.name: field for _, opened in files for field in opened.schema}
-        if odd := [f"{name} ({field.type})" for name, field in fields.items() if not _is_plain(field.type)]:
-            raise ValueError(f"embq writes no such columns: {', '.join(odd)[:200]}")
         notes: dict[bytes, bytes] = first.metadata or {}
         names = json.loads(notes[COLUMNS.encode()]) if COLUMNS.encode() in notes else list(fields)
         self._first_id = files[0][0].first_id if "id" not in names else -1
@@ -109,6 +107,9 @@ class Part:
         names = self.schema.names if columns is None else list(columns)
         if absent := [name for name in names if name not in self.schema.names]:
             raise KeyError(f"no column {', '.join(absent)}")
+        read = [self.schema.field(name) for name in names]
+        if odd := [f"{field.name} ({field.type})" for field in read if not _is_plain(field.type)]:
+            raise ValueError(f"embq writes no such columns: {', '.join(odd)[:200]}")
         wanted = [[name for name in names if name in opened.schema.names] for _, opened in self._files]
         (_, first), *others = self._files
         beside = [
@@ -127,8 +128,8 @@ class Part:
                 if more.num_rows != table.num_rows:
                     raise ValueError("its files do not have the same number of rows")
                 merged |= dict(zip(more.column_names, more.columns, strict=True))
-            fields = [self.schema.field(name) for name in names]
-            yield pa.Table.from_arrays([merged[name] for name in names], schema=pa.schema(fields, self.schema.metadata))
+            schema = pa.schema(read, self.schema.metadata)
+            yield pa.Table.from_arrays([merged[name] for name in names], schema=schema)
 
 
 def _is_plain(type_: pa.DataType) -> bool:

@@ -198,20 +198,6 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-@contextmanager
-def of_checked_files(named: str, checked: str) -> Iterator[None]:
-    """Load the model `named` by the name `checked`; logs and checkpoints have the one that was given."""
-    from open_clip_train import main
-
-    def by_checked_name(make: Any) -> Any:
-        return lambda model, *rest, **options: make(checked if model == named else model, *rest, **options)
-
-    with ExitStack() as patches:
-        for name in ("create_model_and_transforms", "get_tokenizer"):
-            patches.enter_context(replaced(main, name, by_checked_name(getattr(main, name))))
-        yield
-
-
 def noted_failures(folder: Path | None) -> AbstractContextManager[None]:
     """Record what each rank, with its loader workers, could not read: a file `rank-R.txt` of lines `shard<tab>member`.
 
