@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz hashes install test-compose test-drawn-faults test-faults test-matrix test-pages test-readers test-release test-integrations test-slow test-training soak uptime clean docs
+.PHONY: demo test check coverage bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz hashes install test-compose test-drawn-faults test-faults test-matrix test-pages test-peers test-readers test-release test-integrations test-slow test-training soak uptime clean docs
 
 install: .venv/installed
 
@@ -51,6 +51,21 @@ test-readers: install .venv-readers/installed   ## what autofaiss, embedding-rea
 	.venv-readers/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	.venv-readers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		--requirement tests/readers/requirements_alone.txt
+	touch $@
+
+test-peers: install .venv-peers/installed   ## calls and tests of autofaiss, sentence-transformers, clip-retrieval and clients of embedding servers
+	.venv-peers/bin/python -m pytest -q tests/peers tests/unit/test_clip_retrieval.py tests/e2e/test_clip_retrieval_names.py
+
+# On top of what is in .venv; site.addsitedir, for embq itself is there by a .pth file. autofaiss needs numpy 1: of it there are only the tests.
+.venv-peers/installed: tests/peers/requirements.txt .venv/integrations-installed
+	$(PYTHON) -m venv .venv-peers
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > \
+		$$(.venv-peers/bin/python -c 'import site; print(site.getsitepackages()[0])')/embq.pth
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt \
+		--requirement $<
+	.venv-peers/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary autofaiss \
+		--constraint constraints.txt --dest .venv-peers/src autofaiss
+	tar --extract --gzip --directory .venv-peers/src --file .venv-peers/src/autofaiss-*.tar.gz
 	touch $@
 
 test-release: install   ## sdist and wheel as a user gets them, and the README in a folder of somebody else's
@@ -179,4 +194,4 @@ soak: install   ## random faults, exact check after each seed: [SEED=1] [SEEDS=2
 	$(SOAK) --seed $(or $(SEED),1) --workers $(or $(JOBS),1)
 
 clean:
-	rm -rf .venv .venv-readers .venv-bench .venv-autofaiss bench/cache build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage .coverage.* .coverage-html
+	rm -rf .venv .venv-readers .venv-peers .venv-bench .venv-autofaiss bench/cache build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage .coverage.* .coverage-html

@@ -74,6 +74,12 @@ def test_arguments_of_sentence_transformers_are_taken(minilm: embq.Model) -> Non
     assert minilm.encode([]).shape == (0, 384)
     assert minilm.get_sentence_embedding_dimension() == 384
     np.testing.assert_array_equal(minilm.encode_query("a"), minilm.encode("a"))
+    assert minilm.similarity_fn_name == "cosine"
+    other = embq.Model("stub:8")
+    other.similarity_fn_name = "euclidean"
+    assert other.similarity([[0.0, 3.0]], [[4.0, 0.0]]).item() == -5
+    with pytest.raises(UsageError, match="similarity_fn_name is 'maxsim'"):
+        other.similarity_fn_name = "maxsim"
     assert minilm.encode(inputs=TEXTS[:2]).shape == minilm.encode(sentences=TEXTS[:2]).shape == (2, 384)
     tensors = minilm.encode(TEXTS[:2], convert_to_numpy=False)
     assert [type(one) for one in tensors] == [torch.Tensor] * 2

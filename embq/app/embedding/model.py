@@ -19,6 +19,7 @@ from embq.core.settings import Settings, change_environment, child_environment
 OnError = Literal["raise", "null"]
 
 AUTO = "auto"
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
 class Model:
@@ -43,6 +44,7 @@ class Model:
         sizes = {"batch_size": batch_size, "threads": threads}
         self._options: dict[str, Any] = {"device": device, "precision": precision, **sizes}
         self._loaded: dict[str, InProcess] = {}
+        self._similarity = ""
 
     def __repr__(self) -> str:
         return f"embq.Model({str(self.spec)!r})"
@@ -132,10 +134,17 @@ class Model:
 
     @property
     def similarity_fn_name(self) -> str:
-        """The model's own similarity: "cosine", "dot", "euclidean" or "manhattan"."""
-        if self.spec.family not in ("minilm", "st"):
-            return "cosine"
+        """The model's own similarity, or the one that was set: "cosine", "dot", "euclidean" or "manhattan"."""
+        if self._similarity or self.spec.family not in ("minilm", "st"):
+            return self._similarity or "cosine"
         return str(getattr(self._engine("text").embedder, "similarity_fn_name", "cosine"))
+
+    @similarity_fn_name.setter
+    def similarity_fn_name(self, name: Any) -> None:
+        value = getattr(name, "value", name)
+        if value not in SIMILARITIES:
+            raise UsageError(f"similarity_fn_name is {value!r}", next_step=f"use {', '.join(SIMILARITIES)}")
+        self._similarity = value
 
     def similarity(self, first: Any, second: Any) -> Any:
         """`similarity_fn_name` of each with each: a torch tensor of shape (n, m) for (n, dim) and (m, dim)."""
