@@ -161,6 +161,46 @@ def test_quotes_of_a_tsv_that_means_none_are_characters(tmp_path: Path) -> None:
     assert verified(tmp_path / "t.tsv", quotes="none") == 4
 
 
+LINES = [f"{n}\tplain {n}" for n in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "count"),
+    [
+        ([*LINES, '8\t"so he said', '9\t5" pipe', '10\t"a" b'], 11),  # no quote is closed
+        ([*LINES, '8\t"hello', '9\tworld"'], 10),  # a later one closes it, and takes a row
+        ([*LINES, '8\t"a\nb\tc"\td', '9\t"e\nf"'], 10),  # quoted as in RFC 4180
+        (['1\t"a"', '2\t"b ""c"""'], 2),
+    ],
+)
+def test_the_first_rows_of_a_tsv_tell_whether_quotes_enclose(tmp_path: Path, rows: list[str], count: int) -> None:
+    path = tmp_path / "t.tsv"
+    path.write_text("\n".join(["id\ttext", *rows]) + "\n")
+    (unit,) = plan([str(path)], ReadOptions()).units
+    assert unit.samples == count
+    if count == 11:
+        assert verified(path) == 11
+        (unit,) = plan([str(path)], ReadOptions(quotes="enclose")).units
+        assert unit.samples == 10
+
+
+def test_a_quote_that_nothing_closes_refuses_its_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embq.sources.formats.delimited.LINES_MAX", 50)
+    (tmp_path / "a.csv").write_text(
+        "id,text\n" + "".join(f"{n},plain\n" for n in range(30)) + '30,"open\n' + "x,y\n" * 99
+    )
+    (tmp_path / "b.csv").write_text('id,text\n1,"a\n' + "b\n" * 40 + '"\n')
+    broken, whole = plan([str(tmp_path)], ReadOptions(unit_samples=10)).units
+    assert (broken.samples, whole.samples) == (None, 1)
+    with pytest.raises(SourceError, match=r"not closed within 50 lines") as caught:
+        list(read(broken, ()))
+    assert (caught.value.code, "--quotes none" in caught.value.next_step) == ("table_damaged", True)
+    (whole, *_) = plan([str(tmp_path / "a.csv")], ReadOptions(quotes="none")).units
+    assert whole.samples == 130
+
+
 @pytest.mark.parametrize("name", ["t.txt", "t.jsonl", "t.csv", "t.txt.gz", "t.csv.gz"])
 @pytest.mark.parametrize(
     ("data", "says"),
@@ -168,6 +208,7 @@ def test_quotes_of_a_tsv_that_means_none_are_characters(tmp_path: Path) -> None:
         ("text\na red car\n".encode("utf-16"), "is UTF-16"),
         ("text\na red car\n".encode("utf-16-le"), "UTF-16 without a mark"),
         (b"\xff\xd8\xff\xe0\x00\x10JFIF\n\x02\n", "binary"),
+        ("text\ncaf\u00e9\nplain\nna\u00efve \u00e9".encode("latin-1"), "text, but not UTF-8"),
     ],
 )
 def test_a_file_that_is_no_utf8_fails_once_and_not_line_by_line(
@@ -181,6 +222,7 @@ def test_a_file_that_is_no_utf8_fails_once_and_not_line_by_line(
     with pytest.raises(SourceError, match=says) as caught:
         list(read(unit, ()))
     assert caught.value.code == "source_damaged"
+    assert "; iconv -f " in caught.value.message
 
 
 def test_a_column_that_one_csv_lacks_makes_its_units_fail(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from embq.sources.columns import ChosenColumns, Column, choose, refuse_duplicate
 from embq.sources.decode import decode_text
 from embq.sources.formats.compressed import SUFFIXES as COMPRESSED
 from embq.sources.formats.text_files import (
+    HEAD_BYTES,
     Cut,
     Text,
     check_head,
@@ -47,28 +48,30 @@ COLUMNS_MAX = 10_000
 _MANY_FIELDS, _FIELD_BYTES = 1 << 20, 150
 """A line up to this size is split without a look at it. A field of few bytes takes so many in each of two forms."""
 
+LINES_MAX = 100_000
+"""Most lines of a row: more than a book has in a field, and what a quote that nothing closes soon takes."""
+
 _CHUNK_ROWS = 64
 """Rows that are turned into samples at a time, so that images behind URLs are fetched several at a time."""
 
 _MARK = BOM_UTF8.decode("latin-1")
 
-TAB_SUFFIXES = (".tsv", ".tab")
-
 DELIMITERS = ",;\t|^~\x01\x1f"
 """Looked for in the header, outside quotes."""
 
 OPTION = "delimiter"
-"""Option of units: the delimiter of their file, as the user names it or as it was found when the run was planned."""
+"""Option of units: the delimiter of their file, named by the user or found when the run was planned."""
 
 _NAMED = re.compile(r'"?sep=(.)"?\r?\n?', re.IGNORECASE | re.DOTALL)
 """The line before the header by which Excel names the delimiter."""
 
 _QUOTED = re.compile(r'"[^"]*("|$)')
 
-_SNIFFED_ROWS = 100
+_SNIFFED_ROWS, _QUOTED_ROWS = 100, 10_000
+"""First rows that are tried for a delimiter, and for the meaning of quotes in a .tsv that names none."""
 
 QUOTES = "quotes"
-"""Option of units: "none" where quotes are characters like others."""
+"""Option of units: "none" where quotes are characters like others, as the user says or the first rows of a .tsv."""
 
 Row = list[str] | str
 """The fields of a row, each character one byte; or the reason why it cannot be split."""
@@ -88,8 +91,7 @@ class DelimitedSource(Source):
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
         """The modalities that the samples of this file can have, from its header; SourceError where it has none."""
         with open_planned(Unit(kind=self.kind, source=path, options=options.columns)) as (unit, text):
-            names, _, _ = _read_header(text, unit)
-        return _choice(names, unit).modalities
+            return _choice(_read_header(text, unit)[0], unit).modalities
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units of `unit_samples` rows, from one pass over the file. Columns that are missing make its units fail.
@@ -101,20 +103,19 @@ class DelimitedSource(Source):
         try:
             with open_planned(unit) as (unit, text):
                 names, delimiter, behind = _read_header(text, unit)
-                unit = replace(unit, options=tuple(sorted((dict(unit.options) | {OPTION: delimiter}).items())))
+                unit = _with(unit, OPTION, delimiter)
+                if not options.quotes and _is_tabbed(path) and _misfits(_with(unit, QUOTES, "none")) < _misfits(unit):
+                    unit = _with(unit, QUOTES, "none")
                 try:
                     _choice(names, unit)
                 except SourceError as error:
                     note_unusable(path, error)
-                cuts = _cuts(
-                    _rows(text, unit, behind, delimiter, len(names)), behind, options.unit_samples, options.unit_bytes
-                )
+                found = _rows(text, unit, behind, delimiter, len(names))
+                cuts = _cuts(found, behind, options.unit_samples, options.unit_bytes)
                 for start, stop, rows in whole_first(unit, cuts):
                     yield replace(unit, start=start, stop=stop, first=first, samples=rows)
                     first += rows
         except SourceError as error:
-            if first:
-                raise
             yield failing_unit(unit, error)
             return
         if not first:
@@ -126,7 +127,9 @@ class DelimitedSource(Source):
         if unit.samples is None:
             with open_text(unit, moved) as text:
                 check_head(text, unit)
-                _read_header(text, unit)
+                names, delimiter, behind = _read_header(text, unit)
+                for _ in _rows(text, unit, behind, delimiter, len(names)):
+                    pass
                 raise damage_of(text, unit)
         names, delimiter = _header_of(unit)
         choice = _choice(names, unit)
@@ -187,10 +190,10 @@ def _header(whole: Unit) -> tuple[list[str], str]:
 
 def _read_header(text: Text, unit: Unit) -> tuple[list[str], str, int]:
     """The names of the columns, the delimiter, and the offset behind the header."""
-    lines, path = _Lines(text, 0), unit.source
+    lines, path = _Lines(text, 0, unit.source), unit.source
     try:
+        refuse_encoding(path, text.peek(HEAD_BYTES))
         line = next(lines, "").removeprefix(_MARK)
-        refuse_encoding(path, line.encode("latin-1"))
         named = dict(unit.options).get(OPTION, "")
         if excel := _NAMED.fullmatch(line):
             line, named = next(lines, ""), named or excel[1]
@@ -199,16 +202,20 @@ def _read_header(text: Text, unit: Unit) -> tuple[list[str], str, int]:
             raise csv.Error(f"it has more than {COLUMNS_MAX:,} names")
         fields = next(csv.reader(chain([line], lines), delimiter=delimiter, strict=True, quoting=_quoting(unit)), [])
         names = [decode_text(field.encode("latin-1")) for field in fields]
+        if not names:
+            raise csv.Error("it is blank")
     except (csv.Error, SampleError) as error:
         why = "its lines end with CR alone, not with LF or CRLF" if "new-line character" in str(error) else str(error)
-        raise _bad_header(path, why) from error
-    if not names:
-        raise _bad_header(path, "it is blank")
+        raise SourceError(
+            f"{path}: its first line is no header of columns: {why}",
+            code="table_damaged",
+            next_step="write the file with one name for each column in its first line",
+        ) from error
     return names, delimiter, lines.offset
 
 
 def _checked(named: str) -> str:
-    """The delimiter that a user or a file names. Raises UsageError where fields cannot be separated by it."""
+    """The delimiter that a user or a file names; UsageError where fields cannot be separated by it."""
     delimiter = "\t" if named in ("tab", "\\t") else named
     if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0 ':
         raise UsageError(
@@ -237,24 +244,34 @@ def _delimiter_in(header: str, unit: Unit) -> str:
 
 def _fits(delimiter: str, unit: Unit) -> bool:
     """True if most of the first rows have as many fields as the header by this delimiter."""
-    whole = replace(unit, options=tuple(sorted((dict(unit.options) | {OPTION: delimiter}).items())))
-    with open_planned(whole) as (now, text):
-        names, _, behind = _read_header(text, now)
-        rows = [row for _, row in islice(_rows(text, unit, behind, delimiter, len(names)), _SNIFFED_ROWS)]
+    names, rows = _first_rows(_with(unit, OPTION, delimiter), _SNIFFED_ROWS)
     return 2 * sum(isinstance(row, list) and len(row) == len(names) for row in rows) > len(rows)
+
+
+def _misfits(unit: Unit) -> int:
+    """Number of the first rows that do not fit the header, or of whose fields, if several, one goes over lines."""
+    try:
+        names, rows = _first_rows(unit, _QUOTED_ROWS)
+    except SourceError:
+        return _QUOTED_ROWS + 1
+    return sum(
+        isinstance(row, str) or len(names) != len(row) or (len(row) > 1 and "\n" in "".join(row)) for row in rows
+    )
+
+
+def _first_rows(unit: Unit, most: int) -> tuple[list[str], list[Row]]:
+    with open_planned(unit) as (_, text):
+        names, delimiter, behind = _read_header(text, unit)
+        return names, [row for _, row in islice(_rows(text, unit, behind, delimiter, len(names)), most)]
+
+
+def _with(unit: Unit, name: str, value: str) -> Unit:
+    return replace(unit, options=tuple(sorted({**dict(unit.options), name: value}.items())))
 
 
 def _is_tabbed(path: str) -> bool:
     name = (path_of(path) if is_url(path) else path).lower()
-    return name.removesuffix(next((end for end in COMPRESSED if name.endswith(end)), "")).endswith(TAB_SUFFIXES)
-
-
-def _bad_header(path: str, why: str) -> SourceError:
-    return SourceError(
-        f"{path}: its first line is no header of columns: {why}",
-        code="table_damaged",
-        next_step="write the file with one name for each column in its first line",
-    )
+    return name.removesuffix(next((end for end in COMPRESSED if name.endswith(end)), "")).endswith((".tsv", ".tab"))
 
 
 def _choice(names: list[str], unit: Unit) -> ChosenColumns:
@@ -274,11 +291,13 @@ class _Lines:
     Attributes:
         offset: of the byte behind the last line that was given.
         begun: where the row that is being read begins: set to `offset` before each row.
+        lines: that were given of this row: set to 0 before each row.
     """
 
-    def __init__(self, text: Text, offset: int) -> None:
+    def __init__(self, text: Text, offset: int, path: str) -> None:
         self.offset = self.begun = offset
-        self._text = text
+        self._text, self._path = text, path
+        self.lines = 0
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -287,6 +306,11 @@ class _Lines:
         line = self._text.readline(FIELD_MAX_BYTES + 1)
         if not line:
             raise StopIteration
+        self.lines += 1
+        if self.lines > LINES_MAX:
+            why = f"a quote in the row at byte {self.begun:,} is not closed within {LINES_MAX:,} lines"
+            step = "use --quotes none where quotes are characters like others"
+            raise SourceError(f"{self._path}: {why}; {step}", code="table_damaged", next_step=f"close it, or {step}")
         self.offset += len(line)
         if len(line) > FIELD_MAX_BYTES:
             while not line.endswith(b"\n") and (line := self._text.readline(1 << 20)):
@@ -309,10 +333,10 @@ def _quoting(unit: Unit) -> Literal[0, 3]:
 def _rows(text: Text, unit: Unit, offset: int, delimiter: str, columns: int) -> Iterator[tuple[int, Row]]:
     """(offset behind it, fields) of each row from `offset` on, where `text` stands."""
     csv.field_size_limit(FIELD_MAX_BYTES)  # of the whole process; its default is 128 kB
-    lines = _Lines(text, offset)
+    lines = _Lines(text, offset, unit.source)
     reader = csv.reader(lines, delimiter=delimiter, strict=True, quoting=_quoting(unit))
     while True:
-        lines.begun = lines.offset
+        lines.begun, lines.lines = lines.offset, 0
         try:
             fields = next(reader)
         except StopIteration:
@@ -327,10 +351,7 @@ def _rows(text: Text, unit: Unit, offset: int, delimiter: str, columns: int) -> 
 
 
 def _cuts(rows: Iterator[tuple[int, Row]], start: int, most: int, most_bytes: int) -> Iterator[Cut]:
-    """Slices of at most `most` rows, or that end with the row that reaches `most_bytes`, where that is not 0.
-
-    `rows` as `_rows` gives them from `start` on.
-    """
+    """Slices of `rows` from `start` on: of `most`, or up to the one that reaches `most_bytes` where that is not 0."""
     count, stop = 0, start
     for stop, _ in rows:
         count += 1
