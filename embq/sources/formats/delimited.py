@@ -244,25 +244,27 @@ def _delimiter_in(header: str, unit: Unit) -> str:
 
 def _fits(delimiter: str, unit: Unit) -> bool:
     """True if most of the first rows have as many fields as the header by this delimiter."""
-    names, rows = _first_rows(_with(unit, OPTION, delimiter), _SNIFFED_ROWS)
-    return 2 * sum(isinstance(row, list) and len(row) == len(names) for row in rows) > len(rows)
+    first = _first_rows(_with(unit, OPTION, delimiter), _SNIFFED_ROWS)
+    fits = [isinstance(row, list) and len(row) == columns for row, columns in first]
+    return 2 * sum(fits) > len(fits)
 
 
 def _misfits(unit: Unit) -> int:
     """Number of the first rows that do not fit the header, or of whose fields, if several, one goes over lines."""
     try:
-        names, rows = _first_rows(unit, _QUOTED_ROWS)
+        return sum(
+            isinstance(row, str) or len(row) != columns or (columns > 1 and "\n" in "".join(row))
+            for row, columns in _first_rows(unit, _QUOTED_ROWS)
+        )
     except SourceError:
         return _QUOTED_ROWS + 1
-    return sum(
-        isinstance(row, str) or len(names) != len(row) or (len(row) > 1 and "\n" in "".join(row)) for row in rows
-    )
 
 
-def _first_rows(unit: Unit, most: int) -> tuple[list[str], list[Row]]:
+def _first_rows(unit: Unit, most: int) -> Iterator[tuple[Row, int]]:
     with open_planned(unit) as (_, text):
         names, delimiter, behind = _read_header(text, unit)
-        return names, [row for _, row in islice(_rows(text, unit, behind, delimiter, len(names)), most)]
+        for _, row in islice(_rows(text, unit, behind, delimiter, len(names)), most):
+            yield row, len(names)
 
 
 def _with(unit: Unit, name: str, value: str) -> Unit:
