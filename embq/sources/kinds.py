@@ -241,7 +241,7 @@ def _files_below(path: str, wanted: str, image_keys: tuple[str, ...], listing: L
         else:
             found.setdefault(kind, []).append(relative)
     if images and wanted in ("", "files"):
-        if lone := texts + len(found.pop("lines", ())) - captions:
+        if (lone := texts + len(found.pop("lines", ())) - captions) > 0:
             listing.left["texts beside no image"] += lone
         for kind in ("csv", "jsonl") if not is_url(path) else ():
             if files := [one for one in found.pop(kind, ()) if os.path.basename(one) not in METADATA_FILES]:

@@ -92,7 +92,7 @@ class ReadOptions:
             where rows are lines (.jsonl, .csv), and takes none elsewhere.
         delimiter: character between the fields of a .csv; "" takes the one that its header has.
         quotes: "none" takes a quote in a .csv or .tsv for a character like others, "enclose" for what encloses a field;
-            "" does so where the first rows of a .tsv do not fit better with "none".
+            "" does so, but for a .tsv of which the rows fit better with "none".
         damaged: "keep" takes the samples of a damaged shard that are whole; "" fails all of it.
         map: name, package and version of the function that samples go through, see `embq.sources.maps`; "" for none.
     """
@@ -139,7 +139,7 @@ class ReadOptions:
     quotes: str = _option(
         "",
         "--quotes",
-        "Quotes in .csv and .tsv files enclose fields, or are characters; auto: as the first rows of a .tsv tell.",
+        "Quotes in .csv and .tsv files enclose fields, or are characters; auto: as the rows of a .tsv tell.",
         ("csv",),
         choices=("auto", "enclose", "none"),
     )

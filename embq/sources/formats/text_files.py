@@ -256,11 +256,10 @@ def check_head(file: Text, unit: Unit) -> None:
     """Raise SourceError for a file that was planned as a plain one, and is no text by how it begins."""
     if OPTION not in dict(unit.options):
         file.seek(0)
-        head = file.read(HEAD_BYTES)
+        head = file.peek(HEAD_BYTES)  # as planning does: the same bytes tell the same
         compression_of(head[:_START_BYTES], unit.source)
         _refuse_lost_head(unit.source, head[:_START_BYTES])
         refuse_encoding(unit.source, head)
-        file.seek(0)
 
 
 def damage_of(file: Text, unit: Unit) -> SourceError:
@@ -295,9 +294,9 @@ def refuse_encoding(path: str, head: bytes) -> None:
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         what, encoding = "is UTF-16, not UTF-8", "UTF-16"
     elif b"\0" in start or not (_TEXT.fullmatch(start) or _is_utf8(start)):
-        what, encoding = "is no text in UTF-8: it is binary, or UTF-16 without a mark", "UTF-16LE"
+        what, encoding = "is no text in UTF-8: it is binary, or UTF-16 without a mark", _utf16(start)
     elif not head.isascii() and _is_other(head):
-        what, encoding = "is text, but not UTF-8: no line is but those in ASCII", "WINDOWS-1252"
+        what, encoding = "is text, but not UTF-8: most lines that are not ASCII are not", "WINDOWS-1252"
     else:
         return
     raise SourceError(
@@ -307,11 +306,20 @@ def refuse_encoding(path: str, head: bytes) -> None:
     )
 
 
+def _utf16(start: bytes) -> str:
+    """The order of bytes in UTF-16, by the half that is 0 in ASCII."""
+    return "UTF-16BE" if start[::2].count(0) > start[1::2].count(0) else "UTF-16LE"
+
+
 def _is_other(head: bytes) -> bool:
-    """True if several lines are not UTF-8, and none is but those in ASCII. One bad line is a failure of its own."""
-    *whole, last = head.splitlines()
-    bad = [not _is_utf8(line + b"\n") for line in whole if not line.isascii()]  # the last one may be cut
-    return all(bad) and len(bad) + (not _is_utf8(last)) > 1
+    """True if several lines are not UTF-8, and more than those that are so beyond ASCII. A bad line fails alone.
+
+    In other encodings of two bytes, such as GBK, one short line in 50 happens to be UTF-8 as well.
+    """
+    *whole, last = head.split(b"\n")
+    bad = [not _is_utf8(line + b"\n") for line in whole if not line.isascii()]
+    bad += [True] * (not _is_utf8(last))  # it may be cut
+    return sum(bad) > max(1, len(bad) // 2)
 
 
 def _is_utf8(head: bytes) -> bool:
