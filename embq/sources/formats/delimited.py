@@ -55,7 +55,7 @@ class DelimitedSource(Source):
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units of `unit_samples` rows, from one pass over the file. Columns that are missing make its units fail.
 
-        A file that has no header, is compressed and damaged, or has a quote that nothing closes, gives one unit that fails.
+        A file without a header, compressed and damaged, or with a quote that nothing closes, gives one unit that fails.
         """
         unit = Unit(kind=self.kind, source=path, options=options.columns)
         first = 0
