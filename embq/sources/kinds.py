@@ -224,7 +224,9 @@ def _files_below(path: str, wanted: str, image_keys: tuple[str, ...], listing: L
     for relative, _ in walk(path, listing.left, sizes=False):
         folder = os.path.dirname(relative)
         near = {stem: there for stem, there in near.items() if relative.startswith(f"{stem}.")}
-        if (is_image := extensions.is_image(relative)) or relative.endswith(".txt"):
+        of_writer = "/_" in f"/{folder}"  # of Spark and Delta Lake: the state of a writer
+        may_be_caption = relative.endswith(".txt") and (folder in images or not of_writer)
+        if (is_image := extensions.is_image(relative)) or may_be_caption:
             stem = extensions.stem(relative) if is_image else relative.removesuffix(".txt")
             there = near.get(stem, 0)
             near[stem] = there | (1 if is_image else 2)
@@ -236,12 +238,12 @@ def _files_below(path: str, wanted: str, image_keys: tuple[str, ...], listing: L
             texts += 1  # the paths of many millions of captions are not kept
         elif kind is None:
             listing.left[os.path.splitext(relative)[1].lower() or "no extension"] += 1
-        elif "/_" in f"/{folder}":
-            listing.left["in a folder whose name begins with _"] += 1  # of Spark and Delta Lake: the state of a writer
+        elif of_writer:
+            listing.left["in a folder whose name begins with _"] += 1
         else:
             found.setdefault(kind, []).append(relative)
     if images and wanted in ("", "files"):
-        if (lone := texts + len(found.pop("lines", ())) - captions) > 0:
+        if lone := texts + len(found.pop("lines", ())) - captions:
             listing.left["texts beside no image"] += lone
         for kind in ("csv", "jsonl") if not is_url(path) else ():
             if files := [one for one in found.pop(kind, ()) if os.path.basename(one) not in METADATA_FILES]:

@@ -72,6 +72,10 @@ def test_texts_beside_no_image_are_counted_and_captions_are_not(tmp_path: Path) 
         listing = Listing()
         assert detect(str(tmp_path), wanted, listing=listing) == [("files", str(tmp_path))]
         assert (listing.taken, listing.left) == ({"files": 5}, {"texts beside no image": 6})
+    touch(tmp_path, "_x/a.txt", "_x/a.webp")  # the text comes first, and is left as one in such a folder
+    listing = Listing()
+    detect(str(tmp_path), listing=listing)
+    assert listing.left == {"texts beside no image": 6, "in a folder whose name begins with _": 1}
 
 
 @pytest.mark.parametrize(
