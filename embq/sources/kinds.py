@@ -212,10 +212,8 @@ def detect(
 
 
 def _files_below(path: str, wanted: str, image_keys: tuple[str, ...], listing: Listing) -> dict[str, list[str]]:
-    """Relative paths of the files of a folder and below it, sorted, by kind; of images the first alone.
-
-    What is read beside images, or is no input, is left out.
-    """
+    """Relative paths of the files of a folder and below it, sorted, by kind; of images the first alone. What is read
+    beside images, or is no input, is left out."""
     extensions = Extensions(images=image_keys) if image_keys else ALL
     images: Counter[str] = Counter()  # by the folders that hold them
     near: dict[str, int] = {}  # what has a name but for its extension: 1 an image, 2 a text; of names in a row
@@ -225,8 +223,8 @@ def _files_below(path: str, wanted: str, image_keys: tuple[str, ...], listing: L
         folder = os.path.dirname(relative)
         near = {stem: there for stem, there in near.items() if relative.startswith(f"{stem}.")}
         of_writer = "/_" in f"/{folder}"  # of Spark and Delta Lake: the state of a writer
-        may_be_caption = relative.endswith(".txt") and (folder in images or not of_writer)
-        if (is_image := extensions.is_image(relative)) or may_be_caption:
+        is_image = extensions.is_image(relative)
+        if is_image or (relative.endswith(".txt") and (folder in images or not of_writer)):
             stem = extensions.stem(relative) if is_image else relative.removesuffix(".txt")
             there = near.get(stem, 0)
             near[stem] = there | (1 if is_image else 2)
