@@ -186,7 +186,7 @@ def detect(
         return [(kind, path)]
     names = list_names(path)
     if MARKS.issubset(names):
-        path = join(path, "parts")
+        path = join(path, "parts" if "parts" in names else "metadata")  # of a run in npy
         names = list_names(path)
     listing = listing or Listing()
     if wanted in ("", "arrow") and (saved := saved_files(path, names)) is not None:
@@ -212,29 +212,37 @@ def detect(
 
 
 def _files_below(path: str, wanted: str, image_keys: tuple[str, ...], listing: Listing) -> dict[str, list[str]]:
-    """Relative paths of the files of a folder and below it, sorted, by kind; of images the first alone.
-
-    What is read beside images, or is no input, is left out.
-    """
+    """Relative paths of the files of a folder and below it, sorted, by kind; of images the first alone. What is read
+    beside images, or is no input, is left out."""
     extensions = Extensions(images=image_keys) if image_keys else ALL
     images: Counter[str] = Counter()  # by the folders that hold them
+    near: dict[str, int] = {}  # what has a name but for its extension: 1 an image, 2 a text; of names in a row
+    texts = captions = 0
     found: dict[str, list[str]] = {}
     for relative, _ in walk(path, listing.left, sizes=False):
         folder = os.path.dirname(relative)
-        if extensions.is_image(relative):
+        near = {stem: there for stem, there in near.items() if relative.startswith(f"{stem}.")}
+        of_writer = "/_" in f"/{folder}"  # of Spark and Delta Lake: the state of a writer
+        is_image = extensions.is_image(relative)
+        if is_image or (relative.endswith(".txt") and (folder in images or not of_writer)):
+            stem = extensions.stem(relative) if is_image else relative.removesuffix(".txt")
+            there = near.get(stem, 0)
+            near[stem] = there | (1 if is_image else 2)
+            captions += near[stem] == 3 > there
+        if is_image:
             images[folder] += 1
             found.setdefault("files", [relative])
         elif (kind := kind_of(relative)) == "lines" and folder in images and wanted in ("", "files"):
-            continue  # a caption; the paths of many millions are not kept
+            texts += 1  # the paths of many millions of captions are not kept
         elif kind is None:
             listing.left[os.path.splitext(relative)[1].lower() or "no extension"] += 1
-        elif "/_" in f"/{folder}":
-            listing.left["in a folder whose name begins with _"] += 1  # of Spark and Delta Lake: the state of a writer
+        elif of_writer:
+            listing.left["in a folder whose name begins with _"] += 1
         else:
             found.setdefault(kind, []).append(relative)
     if images and wanted in ("", "files"):
-        if texts := [one for one in found.pop("lines", ()) if os.path.dirname(one) not in images]:
-            listing.left["texts beside no image"] += len(texts)
+        if lone := texts + len(found.pop("lines", ())) - captions:
+            listing.left["texts beside no image"] += lone
         for kind in ("csv", "jsonl") if not is_url(path) else ():
             if files := [one for one in found.pop(kind, ()) if os.path.basename(one) not in METADATA_FILES]:
                 found[kind] = files

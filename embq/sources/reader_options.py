@@ -91,7 +91,8 @@ class ReadOptions:
         metadata_columns: columns or JSON fields that become metadata; `ALL` among them takes all others; () does so
             where rows are lines (.jsonl, .csv), and takes none elsewhere.
         delimiter: character between the fields of a .csv; "" takes the one that its header has.
-        quotes: "none" takes a quote in a .csv or .tsv for a character like others; "" for what encloses a field.
+        quotes: "none" takes a quote in a .csv or .tsv for a character like others, "enclose" for what encloses a field;
+            "" does so, but for a .tsv of which the rows fit better with "none".
         damaged: "keep" takes the samples of a damaged shard that are whole; "" fails all of it.
         map: name, package and version of the function that samples go through, see `embq.sources.maps`; "" for none.
     """
@@ -138,9 +139,9 @@ class ReadOptions:
     quotes: str = _option(
         "",
         "--quotes",
-        "Quotes in .csv and .tsv files enclose fields, or are characters like others.",
+        "Quotes in .csv and .tsv files enclose fields, or are characters; auto: as the rows of a .tsv tell.",
         ("csv",),
-        choices=("enclose", "none"),
+        choices=("auto", "enclose", "none"),
     )
     damaged: str = _option(
         "",

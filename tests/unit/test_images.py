@@ -14,7 +14,7 @@ from PIL import Image
 from embq.core.errors import SampleError
 from embq.worker.embedders.image import headers
 from embq.worker.embedders.image.decoding import FORMATS, open_image, quiet_pillow
-from tests.support.picture_files import encoded
+from tests.support.picture_files import chunk, chunk_inserted, encoded
 
 
 def noise(mode: str = "RGB", size: tuple[int, int] = (80, 60)) -> Image.Image:
@@ -93,6 +93,19 @@ def test_an_animation_gives_its_first_frame() -> None:
 
 def test_one_pixel_is_an_image() -> None:
     assert open_image(encoded(Image.new("RGB", (1, 1)), "PNG")).size == (1, 1)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_profiles_and_texts_of_a_png_are_ignored_however_large_they_are(behind: bool) -> None:
+    plain, huge = encoded(noise(), "PNG"), zlib.compress(bytes(80_000_000))
+    texts = {b"iCCP": b"x\0\0" + huge, b"zTXt": b"x\0\0" + huge, b"iTXt": b"x\0\1\0\0\0" + huge, b"tEXt": b"x\0" + huge}
+    data = plain
+    for kind, content in texts.items():
+        data = data[:-12] + chunk(kind, content) + data[-12:] if behind else chunk_inserted(data, kind, content)
+    np.testing.assert_array_equal(np.asarray(open_image(data)), np.asarray(noise()))
+    with pytest.raises(SampleError) as caught:
+        open_image(data[: len(plain) // 2 if behind else -len(plain) // 2])
+    assert caught.value.code == "truncated"
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -53,6 +53,7 @@ def test_a_file_tells_its_kind_by_its_name(tmp_path: Path, name: str, kind: str)
         (["a.arrow", "cache-1.arrow", "dataset_info.json"], [("arrow", "a.arrow")]),
         (["a.csv", "out/run.json", "out/manifest/gen.json", "out/parts/b.parquet"], [("csv", "a.csv")]),
         (["run.json", "manifest/gen.json", "parts/b.parquet"], [("parquet", "parts/b.parquet")]),
+        (["run.json", "manifest/0", "metadata/a.parquet", "img_emb/0.npy"], [("parquet", "metadata/a.parquet")]),
     ],
 )
 def test_a_folder_stands_for_what_it_holds(tmp_path: Path, names: list[str], found: list[tuple[str, str]]) -> None:
@@ -65,6 +66,16 @@ def test_texts_beside_no_image_are_counted_and_captions_are_not(tmp_path: Path) 
     listing = Listing()
     assert detect(str(tmp_path), listing=listing) == [("files", str(tmp_path))]
     assert listing.left == {"texts beside no image": 2}
+    # One image has two names before its extension, two have one caption, and four texts have no image.
+    touch(tmp_path, "c.txt", "c.webp", "d.e.png", "d.e.txt", "b.png", "README.txt", "b.txt.gz", "d.txt", "a.jpg.txt")
+    for wanted in ("", "files"):
+        listing = Listing()
+        assert detect(str(tmp_path), wanted, listing=listing) == [("files", str(tmp_path))]
+        assert (listing.taken, listing.left) == ({"files": 5}, {"texts beside no image": 6})
+    touch(tmp_path, "_x/a.txt", "_x/a.webp")  # the text comes first, and is left as one in such a folder
+    listing = Listing()
+    detect(str(tmp_path), listing=listing)
+    assert listing.left == {"texts beside no image": 6, "in a folder whose name begins with _": 1}
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,68 @@ def test_quotes_of_a_tsv_that_means_none_are_characters(tmp_path: Path) -> None:
     assert verified(tmp_path / "t.tsv", quotes="none") == 4
 
 
+LINES = [f"{n}\tplain {n}" for n in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "text"),
+    [
+        ([*LINES, '8\t"so he said', '9\t5" pipe', '10\t"a" b'], 11, '"a" b'),  # no quote is closed
+        ([*LINES, '8\t"hello', '9\tworld"'], 10, 'world"'),  # a later one closes it, and takes a row
+        ([*LINES, '8\t"He said" and left', '9\t"all"'], 10, "all"),  # one of each: they enclose
+        ([*LINES, '8\t"He said" and left', '9\t"Go" now', '10\t"all"'], 11, '"all"'),
+        ([*LINES, '8\t"a\nb\tc"\td', '9\t"e\nf"'], 10, "e\nf"),
+        ([*LINES, '8\t"a\tb"', '9\t"e\nf"'], 10, "e\nf"),  # quoted as in RFC 4180
+        (['1\t"a"', '2\t"b ""c"""'], 2, 'b "c"'),
+        ([*(f'{n}\t"a\nb"' for n in range(9)), '9\t"x" y', "10\tz"], 11, "z"),  # a bad row changes no other
+        ([*(f'"{n}"\t"a"' for n in range(9)), '"9"\t"5" pipe"', '"10"\t"z"'], 11, "z"),
+    ],
+)
+@pytest.mark.parametrize("before", [0, 12_000])
+@pytest.mark.parametrize("suffix", ["tsv", "tsv.gz"])
+def test_rows_with_quotes_of_a_tsv_tell_whether_they_enclose(
+    tmp_path: Path, rows: list[str], count: int, text: str, before: int, suffix: str
+) -> None:
+    path = tmp_path / f"t.{suffix}"
+    plain = [f"{n:x}-\tplain" for n in range(before)]
+    data = "\n".join(["id\ttext", *plain, *rows, ""]).encode()
+    path.write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
+    (unit,) = plan([str(path)], ReadOptions(unit_samples=1 << 20)).units
+    samples = list(read(unit, ()))
+    assert (unit.samples, samples[-1].text) == (before + count, text)
+    if not any(sample.error for sample in samples):
+        assert verified(path, unit_samples=1 << 20) == before + count
+
+
+def test_names_in_quotes_tell_that_quotes_enclose(tmp_path: Path) -> None:
+    samples = csv_samples(tmp_path, b'"id"\t"text"\n1\t"5" pipe\n2\t"so\n', "t.tsv")
+    assert [sample.error[0] for sample in samples if sample.error] == ["bad_csv", "bad_csv"]
+    assert "in the row at byte 12, of lines: 1" in str(samples[0].error)
+
+
+def test_a_quote_that_nothing_closes_refuses_its_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embq.sources.formats.delimited_rows.LINES_MAX", 50)
+    (tmp_path / "a.csv").write_text(
+        "id,text\n" + "".join(f"{n},plain\n" for n in range(30)) + '30,"open\n' + "x,y\n" * 99
+    )
+    (tmp_path / "b.csv").write_text('id,text\n1,"a\n' + "b\n" * 40 + '"\n')
+    broken, whole = plan([str(tmp_path)], ReadOptions(unit_samples=10)).units
+    assert (broken.samples, whole.samples) == (None, 1)
+    with pytest.raises(SourceError, match=r"not closed within 50 lines") as caught:
+        list(read(broken, ()))
+    assert (caught.value.code, "--quotes none" in caught.value.next_step) == ("table_damaged", True)
+    (whole, *_) = plan([str(tmp_path / "a.csv")], ReadOptions(quotes="none")).units
+    assert whole.samples == 130
+    monkeypatch.setattr("embq.sources.formats.delimited_rows.FIELD_MAX_BYTES", 100)
+    (broken,) = plan([str(tmp_path / "b.csv")], ReadOptions()).units
+    assert broken.samples == 1
+    (tmp_path / "c.csv").write_text('id,text\n1,"a\n' + "a long line\n" * 40 + '"\n')
+    with pytest.raises(SourceError, match="not closed within"):
+        list(read(*plan([str(tmp_path / "c.csv")], ReadOptions()).units, ()))
+
+
 @pytest.mark.parametrize("name", ["t.txt", "t.jsonl", "t.csv", "t.txt.gz", "t.csv.gz"])
 @pytest.mark.parametrize(
     ("data", "says"),
@@ -168,6 +230,12 @@ def test_quotes_of_a_tsv_that_means_none_are_characters(tmp_path: Path) -> None:
         ("text\na red car\n".encode("utf-16"), "is UTF-16"),
         ("text\na red car\n".encode("utf-16-le"), "UTF-16 without a mark"),
         (b"\xff\xd8\xff\xe0\x00\x10JFIF\n\x02\n", "binary"),
+        ("text\na red car\n".encode("utf-16-be"), "iconv -f UTF-16BE"),
+        ("text\ncaf\u00e9\nplain\nna\u00efve \u00e9".encode("latin-1"), "text, but not UTF-8"),
+        (
+            "text\n\u4f60\u597d\n\u8054\u901a\n\u4e16\u754c\n".encode("gbk"),
+            "text, but not UTF-8",
+        ),  # the second is UTF-8
     ],
 )
 def test_a_file_that_is_no_utf8_fails_once_and_not_line_by_line(
@@ -181,6 +249,15 @@ def test_a_file_that_is_no_utf8_fails_once_and_not_line_by_line(
     with pytest.raises(SourceError, match=says) as caught:
         list(read(unit, ()))
     assert caught.value.code == "source_damaged"
+    assert "; iconv -f " in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["t.txt", "t.csv"])
+@pytest.mark.parametrize("rest", [b"plain\n", "na\u00efve\ncaf\u00e9\n".encode()])
+def test_a_line_that_is_no_utf8_is_a_failure_alone(tmp_path: Path, name: str, rest: bytes) -> None:
+    (tmp_path / name).write_bytes(b"text\n" + rest + b"caf\xe9\n" + rest)
+    (unit,) = plan([str(tmp_path / name)], ReadOptions()).units
+    assert [sample.error[0] for sample in read(unit, ()) if sample.error] == ["text_not_utf8"]
 
 
 def test_a_column_that_one_csv_lacks_makes_its_units_fail(tmp_path: Path) -> None:

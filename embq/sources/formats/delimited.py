@@ -6,72 +6,34 @@ column. Fields are split before they are decoded, so that one that is not UTF-8 
 
 from __future__ import annotations
 
-import csv
-import re
-from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
-from itertools import chain, islice
-from typing import Literal
+from functools import lru_cache, partial
+from itertools import islice
 
-from embq.core.errors import InputError, SampleError, SourceError, UsageError
-from embq.core.process.limits import decoded_bytes
-from embq.core.storage.paths import is_url
+from embq.core.errors import InputError, SampleError, SourceError
 from embq.core.units import Sample, Unit
 from embq.sources.access.files import require_same
-from embq.sources.access.urls import path_of
 from embq.sources.columns import ChosenColumns, Column, choose, refuse_duplicates
 from embq.sources.decode import decode_text
-from embq.sources.formats.compressed import SUFFIXES as COMPRESSED
-from embq.sources.formats.text_files import (
-    Cut,
-    Text,
-    check_head,
-    damage_of,
-    open_planned,
-    open_text,
-    refuse_encoding,
-    whole_first,
+from embq.sources.formats.delimited_rows import (
+    OPTION,
+    QUOTES,
+    QuotesAreCharacters,
+    Row,
+    read_header,
+    require_enclosing,
+    split_rows,
+    with_option,
 )
-from embq.sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
+from embq.sources.formats.text_files import Cut, check_head, damage_of, open_planned, open_text, whole_first
+from embq.sources.interface import Moved, Source, unwatched
 from embq.sources.reader_options import ReadOptions
 from embq.sources.rows import RowSamples, metadata_of
 from embq.sources.unusable import failing_unit, note_unusable, refuse_unreadable
 
-FIELD_MAX_BYTES = 2 * SAMPLE_MAX_BYTES
-"""A longer field or line makes its row a `bad_csv`; between this and `SAMPLE_MAX_BYTES` it is `too_large`."""
-
-COLUMNS_MAX = 10_000
-
-_MANY_FIELDS, _FIELD_BYTES = 1 << 20, 150
-"""A line up to this size is split without a look at it. A field of few bytes takes so many in each of two forms."""
-
 _CHUNK_ROWS = 64
 """Rows that are turned into samples at a time, so that images behind URLs are fetched several at a time."""
-
-_MARK = BOM_UTF8.decode("latin-1")
-
-TAB_SUFFIXES = (".tsv", ".tab")
-
-DELIMITERS = ",;\t|^~\x01\x1f"
-"""Looked for in the header, outside quotes."""
-
-OPTION = "delimiter"
-"""Option of units: the delimiter of their file, as the user names it or as it was found when the run was planned."""
-
-_NAMED = re.compile(r'"?sep=(.)"?\r?\n?', re.IGNORECASE | re.DOTALL)
-"""The line before the header by which Excel names the delimiter."""
-
-_QUOTED = re.compile(r'"[^"]*("|$)')
-
-_SNIFFED_ROWS = 100
-
-QUOTES = "quotes"
-"""Option of units: "none" where quotes are characters like others."""
-
-Row = list[str] | str
-"""The fields of a row, each character one byte; or the reason why it cannot be split."""
 
 
 class DelimitedSource(Source):
@@ -88,30 +50,32 @@ class DelimitedSource(Source):
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
         """The modalities that the samples of this file can have, from its header; SourceError where it has none."""
         with open_planned(Unit(kind=self.kind, source=path, options=options.columns)) as (unit, text):
-            names, _, _ = _read_header(text, unit)
-        return _choice(names, unit).modalities
+            return _choice(read_header(text, unit)[0], unit).modalities
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units of `unit_samples` rows, from one pass over the file. Columns that are missing make its units fail.
 
-        A file that has no header, or is compressed and damaged, gives one unit that fails.
+        A file without a header, compressed and damaged, or with a quote that nothing closes, gives one unit that fails.
         """
         unit = Unit(kind=self.kind, source=path, options=options.columns)
         first = 0
         try:
             with open_planned(unit) as (unit, text):
-                names, delimiter, behind = _read_header(text, unit)
-                unit = replace(unit, options=tuple(sorted((dict(unit.options) | {OPTION: delimiter}).items())))
+                names, delimiter, behind = read_header(text, unit)
+                unit = with_option(unit, OPTION, delimiter)
+                on_quote = None if options.quotes else partial(require_enclosing, unit)
+                found = split_rows(text, unit, behind, delimiter, len(names), on_quote)
+                cuts = whole_first(unit, _cuts(found, behind, options.unit_samples, options.unit_bytes))
                 try:
                     _choice(names, unit)
                 except SourceError as error:
                     note_unusable(path, error)
-                cuts = _cuts(
-                    _rows(text, unit, behind, delimiter, len(names)), behind, options.unit_samples, options.unit_bytes
-                )
-                for start, stop, rows in whole_first(unit, cuts):
+                for start, stop, rows in cuts:
                     yield replace(unit, start=start, stop=stop, first=first, samples=rows)
                     first += rows
+        except QuotesAreCharacters:
+            yield from self.split(path, replace(options, quotes="none"))
+            return
         except SourceError as error:
             if first:
                 raise
@@ -126,7 +90,9 @@ class DelimitedSource(Source):
         if unit.samples is None:
             with open_text(unit, moved) as text:
                 check_head(text, unit)
-                _read_header(text, unit)
+                names, delimiter, behind = read_header(text, unit)
+                for _ in split_rows(text, unit, behind, delimiter, len(names)):
+                    pass
                 raise damage_of(text, unit)
         names, delimiter = _header_of(unit)
         choice = _choice(names, unit)
@@ -134,7 +100,7 @@ class DelimitedSource(Source):
         stop, rows = unit.start, 0
         with open_text(unit, moved) as text:
             text.seek(unit.start)
-            planned = islice(_rows(text, unit, unit.start, delimiter, len(names)), unit.samples)
+            planned = islice(split_rows(text, unit, unit.start, delimiter, len(names)), unit.samples)
             while some := list(islice(planned, _CHUNK_ROWS)):
                 stop, rows = some[-1][0], rows + len(some)
                 yield from _samples(samples, choice, names, [row for _, row in some])
@@ -150,7 +116,7 @@ class DelimitedSource(Source):
         names, delimiter = _header_of(unit)
         with open_text(unit, unwatched) as text:
             text.seek(unit.start)
-            cuts = _cuts(_rows(text, unit, unit.start, delimiter, len(names)), unit.start, 1, 0)
+            cuts = _cuts(split_rows(text, unit, unit.start, delimiter, len(names)), unit.start, 1, 0)
             for start, stop, _ in islice(cuts, ordinal, ordinal + 1):
                 return replace(unit, start=start, stop=stop, first=unit.first + ordinal, samples=1)
         return unit
@@ -165,7 +131,7 @@ class DelimitedSource(Source):
         choice = _choice(names, unit).metadata_only
         with open_text(unit, unwatched) as text:
             text.seek(unit.start)
-            rows = islice(_rows(text, unit, unit.start, delimiter, len(names)), min(most, unit.samples or 0))
+            rows = islice(split_rows(text, unit, unit.start, delimiter, len(names)), min(most, unit.samples or 0))
             for sample in _samples(metadata_of(unit), choice, names, [row for _, row in rows]):
                 if sample.metadata is not None:
                     yield sample.metadata
@@ -181,80 +147,8 @@ def _header(whole: Unit) -> tuple[list[str], str]:
     """Names and delimiter of a file's version; every unit needs them, and few files are open at a time."""
     with open_planned(whole) as (now, text):
         require_same(whole, now.etag, "source_changed")
-        names, delimiter, _ = _read_header(text, whole)
+        names, delimiter, _ = read_header(text, whole)
     return names, delimiter
-
-
-def _read_header(text: Text, unit: Unit) -> tuple[list[str], str, int]:
-    """The names of the columns, the delimiter, and the offset behind the header."""
-    lines, path = _Lines(text, 0), unit.source
-    try:
-        line = next(lines, "").removeprefix(_MARK)
-        refuse_encoding(path, line.encode("latin-1"))
-        named = dict(unit.options).get(OPTION, "")
-        if excel := _NAMED.fullmatch(line):
-            line, named = next(lines, ""), named or excel[1]
-        delimiter = _checked(named) if named else _delimiter_in(line, unit)
-        if line.count(delimiter) >= COLUMNS_MAX:
-            raise csv.Error(f"it has more than {COLUMNS_MAX:,} names")
-        fields = next(csv.reader(chain([line], lines), delimiter=delimiter, strict=True, quoting=_quoting(unit)), [])
-        names = [decode_text(field.encode("latin-1")) for field in fields]
-    except (csv.Error, SampleError) as error:
-        why = "its lines end with CR alone, not with LF or CRLF" if "new-line character" in str(error) else str(error)
-        raise _bad_header(path, why) from error
-    if not names:
-        raise _bad_header(path, "it is blank")
-    return names, delimiter, lines.offset
-
-
-def _checked(named: str) -> str:
-    """The delimiter that a user or a file names. Raises UsageError where fields cannot be separated by it."""
-    delimiter = "\t" if named in ("tab", "\\t") else named
-    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0 ':
-        raise UsageError(
-            f"{named!r} is no delimiter of fields", next_step="give --delimiter one ASCII character, or 'tab'"
-        )
-    return delimiter
-
-
-def _delimiter_in(header: str, unit: Unit) -> str:
-    """The delimiter of a file that names none. Raises SourceError where its header and first rows allow several."""
-    if _is_tabbed(unit.source):
-        return "\t"
-    bare = _QUOTED.sub("", header)
-    found = [one for one in DELIMITERS if one in bare]
-    if len(found) > 1:
-        fitting = [one for one in found if _fits(one, unit)]
-        if len(fitting) != 1:
-            raise SourceError(
-                f"{unit.source}: its columns may be separated by any of {' '.join(map(repr, fitting or found))}",
-                code="table_damaged",
-                next_step="name the delimiter with --delimiter",
-            )
-        found = fitting
-    return found[0] if found else ","
-
-
-def _fits(delimiter: str, unit: Unit) -> bool:
-    """True if most of the first rows have as many fields as the header by this delimiter."""
-    whole = replace(unit, options=tuple(sorted((dict(unit.options) | {OPTION: delimiter}).items())))
-    with open_planned(whole) as (now, text):
-        names, _, behind = _read_header(text, now)
-        rows = [row for _, row in islice(_rows(text, unit, behind, delimiter, len(names)), _SNIFFED_ROWS)]
-    return 2 * sum(isinstance(row, list) and len(row) == len(names) for row in rows) > len(rows)
-
-
-def _is_tabbed(path: str) -> bool:
-    name = (path_of(path) if is_url(path) else path).lower()
-    return name.removesuffix(next((end for end in COMPRESSED if name.endswith(end)), "")).endswith(TAB_SUFFIXES)
-
-
-def _bad_header(path: str, why: str) -> SourceError:
-    return SourceError(
-        f"{path}: its first line is no header of columns: {why}",
-        code="table_damaged",
-        next_step="write the file with one name for each column in its first line",
-    )
 
 
 def _choice(names: list[str], unit: Unit) -> ChosenColumns:
@@ -268,69 +162,8 @@ def _choice(names: list[str], unit: Unit) -> ChosenColumns:
     return replace(choice, metadata=others)
 
 
-class _Lines:
-    """The lines of a text as csv wants them, each character one byte.
-
-    Attributes:
-        offset: of the byte behind the last line that was given.
-        begun: where the row that is being read begins: set to `offset` before each row.
-    """
-
-    def __init__(self, text: Text, offset: int) -> None:
-        self.offset = self.begun = offset
-        self._text = text
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = self._text.readline(FIELD_MAX_BYTES + 1)
-        if not line:
-            raise StopIteration
-        self.offset += len(line)
-        if len(line) > FIELD_MAX_BYTES:
-            while not line.endswith(b"\n") and (line := self._text.readline(1 << 20)):
-                self.offset += len(line)
-            raise csv.Error(f"a line has more than {FIELD_MAX_BYTES} bytes")
-        if self.offset - self.begun > FIELD_MAX_BYTES:
-            raise csv.Error(f"a row has more than {FIELD_MAX_BYTES} bytes")
-        if (
-            len(line) > _MANY_FIELDS
-            and _FIELD_BYTES * sum(map(line.count, map(str.encode, DELIMITERS))) > decoded_bytes()
-        ):
-            raise csv.Error("a line has more fields than a reader has memory for here")
-        return line.decode("latin-1")
-
-
-def _quoting(unit: Unit) -> Literal[0, 3]:
-    return csv.QUOTE_NONE if dict(unit.options).get(QUOTES) == "none" else csv.QUOTE_MINIMAL
-
-
-def _rows(text: Text, unit: Unit, offset: int, delimiter: str, columns: int) -> Iterator[tuple[int, Row]]:
-    """(offset behind it, fields) of each row from `offset` on, where `text` stands."""
-    csv.field_size_limit(FIELD_MAX_BYTES)  # of the whole process; its default is 128 kB
-    lines = _Lines(text, offset)
-    reader = csv.reader(lines, delimiter=delimiter, strict=True, quoting=_quoting(unit))
-    while True:
-        lines.begun = lines.offset
-        try:
-            fields = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            yield lines.offset, str(error)
-            continue
-        if fields:
-            yield lines.offset, fields
-        elif columns == 1:
-            yield lines.offset, [""]
-
-
 def _cuts(rows: Iterator[tuple[int, Row]], start: int, most: int, most_bytes: int) -> Iterator[Cut]:
-    """Slices of at most `most` rows, or that end with the row that reaches `most_bytes`, where that is not 0.
-
-    `rows` as `_rows` gives them from `start` on.
-    """
+    """Slices of `rows` from `start` on: of `most`, or up to the one that reaches `most_bytes` where that is not 0."""
     count, stop = 0, start
     for stop, _ in rows:
         count += 1

@@ -28,7 +28,10 @@ OPTION = "compression"
 Cut = tuple[int, int, int]
 """First byte, byte after the last, and samples of a slice."""
 
-_HEAD_BYTES = 1024
+HEAD_BYTES = 1 << 20
+"""Bytes of a text that are looked at for its encoding, and, by `_START_BYTES` of them, for what is no text at all."""
+
+_START_BYTES = 1024
 
 _TEXT = re.compile(rb"[^\0-\x08\x0e-\x1f\x7f]*")
 
@@ -115,7 +118,7 @@ def open_planned(unit: Unit) -> Iterator[tuple[Unit, Text]]:
     """The whole text of a file that is being planned, and the unit with the file's version and compression."""
     with open_current(unit, "source_changed", unwatched) as (version, file):
         unit = replace(unit, etag=version)
-        head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
+        head = file.peek(_START_BYTES)[:_START_BYTES]
         compression = compression_of(head, unit.source)
         if not compression:
             _refuse_lost_head(unit.source, head)
@@ -141,8 +144,9 @@ def split_lines(unit: Unit, most: int, most_bytes: int = 0) -> Iterator[Unit]:
     first = 0
     try:
         with open_planned(unit) as (unit, file):
-            refuse_encoding(path, file.peek(_HEAD_BYTES)[:_HEAD_BYTES])
-            for start, stop, lines in whole_first(unit, _cuts(file, most, most_bytes)):
+            refuse_encoding(path, file.peek(HEAD_BYTES))
+            cuts = _cuts(file, most, most_bytes)
+            for start, stop, lines in whole_first(unit, cuts) if OPTION in dict(unit.options) else cuts:
                 yield replace(unit, start=start, stop=stop, first=first, samples=lines)
                 first += lines
     except SourceError as error:
@@ -157,13 +161,11 @@ def split_lines(unit: Unit, most: int, most_bytes: int = 0) -> Iterator[Unit]:
 
 
 def whole_first(unit: Unit, cuts: Iterator[Cut]) -> Iterable[Cut]:
-    """The cuts (start, stop, samples) of a unit's file: where it is compressed, after all of it has been read.
+    """The cuts (start, stop, samples) of a unit's file, after all of it has been read.
 
-    Nothing of a file that turns out to be damaged may stand in the manifest, as only its end tells whether what came
-    out of it was right. Held until then are 24 bytes for each cut.
+    Nothing of a file that turns out to be damaged may stand in the manifest: where it is compressed, or has quotes,
+    only its end tells whether what came out of it was right. Held until then are 24 bytes for each cut.
     """
-    if OPTION not in dict(unit.options):
-        return cuts
     flat = array("q")
     for cut in cuts:
         flat.extend(cut)
@@ -254,18 +256,17 @@ def check_head(file: Text, unit: Unit) -> None:
     """Raise SourceError for a file that was planned as a plain one, and is no text by how it begins."""
     if OPTION not in dict(unit.options):
         file.seek(0)
-        head = file.read(_HEAD_BYTES)
-        compression_of(head, unit.source)
-        _refuse_lost_head(unit.source, head)
+        head = file.peek(HEAD_BYTES)  # as planning does: the same bytes tell the same
+        compression_of(head[:_START_BYTES], unit.source)
+        _refuse_lost_head(unit.source, head[:_START_BYTES])
         refuse_encoding(unit.source, head)
-        file.seek(0)
 
 
 def damage_of(file: Text, unit: Unit) -> SourceError:
     """Error of a file that was damaged when it was planned, found by reading it; `readable_now` for a whole one."""
     check_head(file, unit)
     if OPTION in dict(unit.options):
-        refuse_encoding(unit.source, file.read(_HEAD_BYTES))
+        refuse_encoding(unit.source, file.peek(HEAD_BYTES))
     while file.read(OUTPUT_BYTES):
         pass
     return readable_now(unit)
@@ -284,14 +285,41 @@ def _refuse_lost_head(path: str, head: bytes) -> None:
 
 
 def refuse_encoding(path: str, head: bytes) -> None:
-    """Raise SourceError for a file that is UTF-16 or binary by how it begins, so that it fails once and not by line."""
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        what, step = "is UTF-16, not UTF-8", "convert it: iconv -f UTF-16 -t UTF-8"
-    elif b"\0" in head or not (_TEXT.fullmatch(head) or _is_utf8(head)):
-        what, step = "is no text in UTF-8: it is binary, or UTF-16 without a mark", "convert it, or leave it out"
+    """Raise SourceError for a file that is not UTF-8 by how it begins, so that it fails once and not by line.
+
+    Args:
+        head: its first bytes, at least `_START_BYTES` where it has so many.
+    """
+    start = head[:_START_BYTES]
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        what, encoding = "is UTF-16, not UTF-8", "UTF-16"
+    elif b"\0" in start or not (_TEXT.fullmatch(start) or _is_utf8(start)):
+        what, encoding = "is no text in UTF-8: it is binary, or UTF-16 without a mark", _utf16(start)
+    elif not head.isascii() and _is_other(head):
+        what, encoding = "is text, but not UTF-8: most lines that are not ASCII are not", "WINDOWS-1252"
     else:
         return
-    raise SourceError(f"{path}: {what}", code="source_damaged", next_step=step)
+    raise SourceError(
+        f"{path}: {what}; iconv -f {encoding} -t UTF-8 converts it where that is its encoding",
+        code="source_damaged",
+        next_step="convert it, or leave it out",
+    )
+
+
+def _utf16(start: bytes) -> str:
+    """The order of bytes in UTF-16, by the half that is 0 in ASCII."""
+    return "UTF-16BE" if start[::2].count(0) > start[1::2].count(0) else "UTF-16LE"
+
+
+def _is_other(head: bytes) -> bool:
+    """True if several lines are not UTF-8, and more than those that are so beyond ASCII. A bad line fails alone.
+
+    In other encodings of two bytes, such as GBK, one short line in 50 happens to be UTF-8 as well.
+    """
+    *whole, last = head.split(b"\n")
+    bad = [not _is_utf8(line + b"\n") for line in whole if not line.isascii()]
+    bad += [True] * (not _is_utf8(last))  # it may be cut
+    return sum(bad) > max(1, len(bad) // 2)
 
 
 def _is_utf8(head: bytes) -> bool:

@@ -147,7 +147,7 @@ def open_image(data: bytes, about_to_decode: Callable[[int], object] = int, *, l
     headers.check_file(data)
     image = None
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image = Image.open(io.BytesIO(headers.without_texts(data)), formats=FORMATS)
         is_jpeg = image.format in ("JPEG", "MPO")
         headers.check_size(image.size, headers.JPEG_MAX_PIXELS if is_jpeg else headers.OTHER_MAX_PIXELS)
         about_to_decode(image.width * image.height)

@@ -9,7 +9,11 @@ from collections.abc import Iterable
 from embq.core.errors import SampleError
 from embq.worker.embedders.image import avif, jpeg, tiff
 
-SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM", *tiff.SIGNATURES)
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+_UNUSED_CHUNKS = (b"iCCP", b"tEXt", b"zTXt", b"iTXt")
+
+SIGNATURES = (b"\xff\xd8\xff", _PNG, b"GIF87a", b"GIF89a", b"BM", *tiff.SIGNATURES)
 """First bytes of the formats, but for WebP and AVIF, which have theirs after a length."""
 
 FILE_MAX_BYTES = 32_000_000
@@ -85,6 +89,21 @@ def check_size(size: tuple[int, int], pixels_max: int) -> None:
         raise SampleError("too_large", f"the image has {width}x{height} pixels")
     if max(size) > ASPECT_MAX * min(size):
         raise SampleError("bad_aspect", f"the image has {width}x{height} pixels, more than {ASPECT_MAX}:1")
+
+
+def without_texts(data: bytes) -> bytes:
+    """A PNG without its profile and texts; other data as it is.
+
+    They change no pixel, and Pillow refuses the image where they are large (`PngImagePlugin.MAX_TEXT_CHUNK`).
+    """
+    kept, begun, at = [], 0, len(_PNG)
+    while data.startswith(_PNG) and (name := data[at + 4 : at + 8]) not in (b"", b"IEND"):
+        end = at + 12 + int.from_bytes(data[at : at + 4], "big")
+        if name in _UNUSED_CHUNKS and end <= len(data):
+            kept.append(data[begun:at])
+            begun = end
+        at = end
+    return b"".join([*kept, data[begun:]]) if kept else data
 
 
 def damaged(data: bytes, error: Exception, *, ends_early: bool = False) -> SampleError:
