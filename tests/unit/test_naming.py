@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from embq.core.errors import EmbqError, ModelError, UsageError
@@ -34,6 +36,9 @@ def refusal(*texts: str, modalities: tuple[str, ...] = BOTH, chunking: Chunking 
         ("minilm?batch_size=3", None, "minilm?batch_size=3"),
         ("stub:8?ms_per_sample=2", None, "stub:8?ms_per_sample=2"),
         ("st:./a=b", None, "st:./a=b"),
+        ("./a=b", None, "./a=b"),
+        ("BAAI/x=minilm", "BAAI/x", "minilm"),
+        ("BAAI/x=st:./y", "BAAI/x", "st:./y"),
         ("clip=open_clip:ViT-B-32?init=random", "clip", "open_clip:ViT-B-32?init=random"),
         (" a=minilm ", "a", "minilm"),
         ("=minilm", "", "minilm"),
@@ -144,3 +149,15 @@ def test_a_config_of_several_models_survives_being_written_down() -> None:
 
 def test_every_family_says_what_it_embeds() -> None:
     assert list(EMBEDS) == list(FAMILIES)
+
+
+def test_a_folder_that_is_here_is_kept_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "my")
+    specs = ("st:./model?lora=../my/model", "hf:model?pooling=mean", "st:org/model", "open_clip:local-dir:model")
+    (lora, hf, hub, clip) = [str(asked_models((spec,))[0].spec) for spec in specs]
+    folder = tmp_path / "my" / "model"
+    assert lora == f"st:{folder}?lora={folder}"
+    assert hf == f"hf:{folder}?pooling=mean"
+    assert hub == "st:org/model"
+    assert clip == f"open_clip:local-dir:{folder}"

@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from embq.app.searching.query import SCHEMA, Query
+from embq.app.searching.query import EXAMPLE, SCHEMA, Query
 from embq.app.serving.http_errors import HttpError, response_of
 from embq.app.serving.index_discovery import IndexWatcher, Named, named_indices
 from embq.app.serving.indices import Indices
@@ -162,9 +162,9 @@ def application(
         for index in indices.all:
             index.close()
 
-    return Starlette(
-        routes=routes, middleware=middleware, lifespan=lifespan, exception_handlers={HTTPException: _no_such_route}
-    )
+    both = ([EMBEDDINGS] if embeddings else []) + ([SEARCHES] if found or followed or not embeddings else [])
+    handlers: dict[Any, Any] = {HTTPException: partial(_no_such_route, paths="; to search: ".join(both))}
+    return Starlette(routes=routes, middleware=middleware, lifespan=lifespan, exception_handlers=handlers)
 
 
 def _existing(given: str) -> Path:
@@ -272,8 +272,8 @@ class Routes:
         }
 
 
-def answering(endpoint: Endpoint) -> Endpoint:
-    """An endpoint whose errors are JSON responses."""
+def answering(endpoint: Endpoint, path: str = "") -> Endpoint:
+    """An endpoint whose errors are JSON responses, in the form of `path` where that is not the request's own."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -281,9 +281,9 @@ def answering(endpoint: Endpoint) -> Endpoint:
         except ClientDisconnect:
             return Response(status_code=400)  # not read by anyone
         except EmbqError as error:
-            return _json(*response_of(error, request.url.path))
+            return _json(*response_of(error, path or request.url.path))
         except Exception:  # noqa: BLE001 - the boundary to the client
-            return _json(*response_of(logged_bug(request), request.url.path))
+            return _json(*response_of(logged_bug(request), path or request.url.path))
 
     return answer
 
@@ -298,11 +298,16 @@ def logged_bug(request: Request) -> EmbqError:
     )
 
 
-async def _no_such_route(request: Request, error: Exception) -> Response:
+SEARCHES = "POST /search, /knn-service or /metadata; GET /indices-list, /health, /metrics or /metrics-summary"
+EMBEDDINGS = "POST /v1/embeddings or /embed; GET /v1/models, /info, /health or /metrics"
+"""Paths of a server, for requests to others."""
+
+
+async def _no_such_route(request: Request, error: Exception, *, paths: str) -> Response:
     refusal = HttpError(
         f"there is no {request.method} {request.url.path[:100]} here",
         code="no_such_route",
-        next_step="POST /search, /knn-service or /metadata; GET /indices-list, /health, /metrics or /metrics-summary",
+        next_step=paths,
         status=error.status_code if isinstance(error, HTTPException) else 404,
     )
     body, status, _ = response_of(refusal, request.url.path)
@@ -330,8 +335,11 @@ async def read_body(request: Request, most: int = MOST_BODY) -> bytes:
     return bytes(found)
 
 
-async def json_body(request: Request, most: int = MOST_BODY) -> object:
+async def json_body(request: Request, most: int = MOST_BODY, *, example: str = EXAMPLE) -> object:
     """The JSON of a body, whatever its content type: clip-retrieval's client and page send none.
+
+    Args:
+        example: of a body, for the errors.
 
     Raises HttpError as `read_body`, and `bad_json`.
     """
@@ -341,7 +349,7 @@ async def json_body(request: Request, most: int = MOST_BODY) -> object:
         return parse() if len(found) <= PARSED_HERE else await anyio.to_thread.run_sync(parse)
     except (ValueError, RecursionError) as error:
         raise HttpError(
-            f"the body is not JSON: {error}", code="bad_json", next_step='send an object, such as {"text": "a red car"}'
+            f"the body is not JSON: {error}", code="bad_json", next_step=f"send an object, such as {example}"
         ) from error
 
 
