@@ -294,6 +294,7 @@ class Sample:
         error: (code, message) where the reader found that this sample cannot be embedded, such as a duplicate key or
             a text that is not UTF-8; such a sample becomes a failure.
         passage: position of `text` in its document; None for a text that was not cut.
+        parts: extensions of the members of a shard that it has, where it lacks an image or a text.
     """
 
     ordinal: int
@@ -303,6 +304,7 @@ class Sample:
     metadata: str | None = None
     error: tuple[str, str] | None = None
     passage: Passage | None = None
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,16 @@ from typing import Any
 import redis
 
 from embq.core.errors import ModelError, UsageError
-from embq.core.models import MODALITIES, REFERENCE, Chunking, ModelConfig, ModelSpec, NamedModel
+from embq.core.models import (
+    FAMILIES,
+    MODALITIES,
+    REFERENCE,
+    Chunking,
+    ModelConfig,
+    ModelSpec,
+    NamedModel,
+    plugin_family,
+)
 from embq.core.queue.heartbeats import Device, services
 from embq.core.rows.spec import RowSpec
 
@@ -36,25 +45,15 @@ def split_name(text: str) -> tuple[str | None, str]:
     # The space at the end of a prompt, which is behind a question mark, is part of it.
     whole = text.lstrip() if "?" in text else text.strip()
     head, equals, rest = whole.partition("=")
-    return (head, rest) if equals and not set(":?") & set(head) else (None, whole)
+    # Names of a server may have a slash, as ids of the hub; a path may have an equals sign.
+    is_name = bool(equals) and not set(":?") & set(head) and ("/" not in head or _is_spec(rest))
+    return (head, rest) if is_name else (None, whole)
 
 
-def with_absolute_folders(text: str) -> str:
-    """`[NAME=]SPEC` with absolute paths of the folders in it: a search may be started in another folder."""
-    name, spec = split_name(text)
-    parsed = ModelSpec.parse(spec)
-    schema = "local-dir:" if parsed.family == "open_clip" else ""
-    if parsed.family not in ("st", "hf", "open_clip") or not parsed.name.startswith(schema):
-        return text
-    folder = _absolute(parsed.name.removeprefix(schema))
-    params = tuple((key, _absolute(value) if key == "lora" else value) for key, value in parsed.params)
-    found = replace(parsed, name=f"{schema}{folder}", params=params)
-    return text if found == parsed else str(found) if name is None else f"{name}={found}"
-
-
-def _absolute(folder: str) -> str:
-    path = os.path.abspath(os.path.expanduser(folder))
-    return path if os.path.isdir(path) and "?" not in path else folder
+def _is_spec(spec: str) -> bool:
+    """Whether a text begins like a model spec: with a family."""
+    family = re.split(r"[:?]", spec.strip(), maxsplit=1)[0]
+    return family in FAMILIES or plugin_family(family) is not None
 
 
 def asked_models(texts: Sequence[str]) -> tuple[NamedSpec, ...]:
@@ -68,7 +67,7 @@ def asked_models(texts: Sequence[str]) -> tuple[NamedSpec, ...]:
             raise UsageError(
                 f"the run has one model, and {name!r} is a name for one of several", next_step=f"-m {spec}"
             )
-        return (NamedSpec(name="", spec=ModelSpec.parse(spec)),)
+        return (NamedSpec(name="", spec=_located(ModelSpec.parse(spec))),)
     asked = [_asked(*split_name(text)) for text in texts]
     for name, count in Counter(model.name for model in asked).items():
         if count > 1:
@@ -117,8 +116,21 @@ def config_of(
     return config
 
 
+def _located(spec: ModelSpec) -> ModelSpec:
+    """The spec with absolute paths of folders that are here, so that the run's model is found from other folders."""
+
+    def absolute(name: str, prefix: str = "") -> str:
+        path = os.path.abspath(os.path.expanduser(name.removeprefix(prefix)))
+        return prefix + path if os.path.isdir(path) and "?" not in path else name
+
+    prefix = "local-dir:" if spec.family == "open_clip" else ""
+    named = spec.family in ("st", "hf") or (prefix and spec.name.startswith(prefix))
+    params = ((key, absolute(value) if key == "lora" else value) for key, value in spec.params)
+    return replace(spec, name=absolute(spec.name, prefix) if named else spec.name, params=tuple(params))
+
+
 def _asked(name: str | None, text: str) -> NamedSpec:
-    spec = ModelSpec.parse(text)
+    spec = _located(ModelSpec.parse(text))
     chosen = _short(spec) if name is None else name
     why = ""
     if not _NAME.fullmatch(chosen):

@@ -92,7 +92,7 @@ def choose(columns: Sequence[Column], named: Iterable[tuple[str, str]], path: st
     image = _image(columns, wanted, path)
     text = _text(columns, wanted, path, image.name if image else "")
     asked = tuple(name for name in wanted.get("metadata_columns", "").split(",") if name)
-    key = _key(columns, wanted, path, text, (image.name if image else "", *asked))
+    key = chosen_key(columns, wanted, path, text, (image.name if image else "", *asked))
     metadata = asked
     if ALL in asked:
         taken = set(filter(None, (text, image.name if image else "", key)))
@@ -191,7 +191,9 @@ def _text(columns: Sequence[Column], wanted: Mapping[str, str], path: str, image
     return others[0].name
 
 
-def _key(columns: Sequence[Column], wanted: Mapping[str, str], path: str, text: str, taken: Sequence[str]) -> str:
+def chosen_key(
+    columns: Sequence[Column], wanted: Mapping[str, str], path: str, text: str = "", taken: Sequence[str] = ()
+) -> str:
     """The column of keys; "" where rows are counted.
 
     A column that is called like one of keys, and cannot hold any, is refused unless the user named it as something

@@ -1,17 +1,23 @@
-"""The bottleneck of a run is told while it works and at its end: decoding where that is slow, or the device."""
+"""The bottleneck of a run is told while it works and at its end: decoding where that is slow, or the device.
+
+And limits of the machine, which end a run at once.
+"""
 
 from __future__ import annotations
 
 import io
 import json
 import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.session import await_in, started, succeed
+from e2e.session import Command, await_in, ended, started, succeed, write_texts
 from PIL import Image
 
+from embq.core.errors import Exit
 from embq.worker.meter.bottleneck import verdict
 from examples.demo.collect import photographs
 
@@ -70,3 +76,48 @@ def test_status_and_the_account_say_what_limits_a_run(
             assert prepare["busy"] > device["busy"]
             assert device["starved"] > device["blocked"]
             assert told["threads"] == 1 < told["cores_needed"]
+
+
+SMALL_MACHINES = {
+    "few_files": ("ulimit -n 64", Exit.EXHAUSTED, "may open 64 files here, and a run needs", "ulimit -n 4096"),
+    "no_inodes": ("mount -t tmpfs -o nr_inodes=12 none .", Exit.OUTPUT, "no inode (a file system", "make room"),
+    "little_shm": ("mount -t tmpfs -o size=64k none /dev/shm", Exit.DONE, "", ""),
+}
+
+
+@pytest.mark.parametrize("limit", SMALL_MACHINES)
+def test_a_limit_of_the_machine_ends_a_run_with_one_sentence_or_does_not_hinder_it(short_tmp: Path, limit: str) -> None:
+    script, status, message, next_step = SMALL_MACHINES[limit]
+    source, room = short_tmp / "texts.jsonl", short_tmp / "room"
+    write_texts(source, 5)
+    room.mkdir()
+    own: tuple[str, ...] = ()
+    if "mount" in script:
+        own = ("unshare", "--mount", "--map-root-user")
+        if not shutil.which("unshare") or subprocess.run([*own, "sh", "-c", script], cwd=room).returncode:
+            pytest.skip("no file system can be mounted here")
+    command = Command(
+        "run", source, "-o", room / "out", "-m", "stub:8", "--quiet",
+        prefix=(*own, "sh", "-c", f'{script} && exec "$@"', "sh"), cwd=room,
+    )  # fmt: skip
+    try:
+        assert command.wait() == status, command.said
+        assert command.stderr.count("error[") == (status != Exit.DONE), command.said
+        unfolded = " ".join(command.stderr.split())
+        assert message in unfolded, command.said
+        assert next_step in unfolded, command.said
+    finally:
+        command.close()
+
+
+def test_a_socket_that_fits_neither_beside_the_output_nor_into_tmpdir_names_tmpdir(short_tmp: Path) -> None:
+    deep = short_tmp / "/".join(["deep" * 10] * 3)
+    deep.mkdir(parents=True)
+    source = short_tmp / "texts.jsonl"
+    write_texts(source, 5)
+    command = ("run", source, "-o", deep / "out", "-m", "stub:8", "--quiet")
+    status, _, stderr = ended(*command, environment={"TMPDIR": str(deep)})
+    assert status == Exit.CONFIG, stderr
+    assert stderr.count("error[") == 1, stderr
+    assert "set TMPDIR to a folder with a short path" in " ".join(stderr.split())
+    assert ended(*command, environment={"TMPDIR": str(short_tmp)})[0] == Exit.DONE

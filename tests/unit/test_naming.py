@@ -9,7 +9,7 @@ import pytest
 from embq.core.errors import EmbqError, ModelError, UsageError
 from embq.core.models import EMBEDS, FAMILIES, Chunking, ModelConfig, NamedModel
 from embq.core.rows.results import embedding_columns
-from embq.producer.model_args import asked_models, config_of, split_name, with_absolute_folders
+from embq.producer.model_args import asked_models, config_of, split_name
 
 BOTH = ("image", "text")
 
@@ -36,6 +36,9 @@ def refusal(*texts: str, modalities: tuple[str, ...] = BOTH, chunking: Chunking 
         ("minilm?batch_size=3", None, "minilm?batch_size=3"),
         ("stub:8?ms_per_sample=2", None, "stub:8?ms_per_sample=2"),
         ("st:./a=b", None, "st:./a=b"),
+        ("./a=b", None, "./a=b"),
+        ("BAAI/x=minilm", "BAAI/x", "minilm"),
+        ("BAAI/x=st:./y", "BAAI/x", "st:./y"),
         ("clip=open_clip:ViT-B-32?init=random", "clip", "open_clip:ViT-B-32?init=random"),
         (" a=minilm ", "a", "minilm"),
         ("=minilm", "", "minilm"),
@@ -44,24 +47,6 @@ def refusal(*texts: str, modalities: tuple[str, ...] = BOTH, chunking: Chunking 
 )
 def test_a_name_stands_before_the_first_equals_sign_of_a_spec(text: str, name: str | None, spec: str) -> None:
     assert split_name(text) == (name, spec)
-
-
-def test_folders_of_models_become_absolute_so_that_a_search_finds_them_from_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "ViT-B-32" / "openai").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    for given, wanted in (
-        ("st:./mine", f"st:{tmp_path}/mine"),
-        ("a=st:mine?prompt=query", f"a=st:{tmp_path}/mine?prompt=query"),
-        ("hf:mine?pooling=mean&lora=./mine", f"hf:{tmp_path}/mine?lora={tmp_path}/mine&pooling=mean"),
-        ("open_clip:local-dir:mine", f"open_clip:local-dir:{tmp_path}/mine"),
-        ("open_clip:ViT-B-32/openai", "open_clip:ViT-B-32/openai"),
-        ("st:BAAI/bge-small", "st:BAAI/bge-small"),
-        ("minilm", "minilm"),
-    ):
-        assert with_absolute_folders(given) == wanted
 
 
 def test_one_model_is_as_it_always_was() -> None:
@@ -165,3 +150,20 @@ def test_a_config_of_several_models_survives_being_written_down() -> None:
 
 def test_every_family_says_what_it_embeds() -> None:
     assert list(EMBEDS) == list(FAMILIES)
+
+
+def test_a_folder_that_is_here_is_kept_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("mine", "what?", "ViT-B-32/openai"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for given, kept in (
+        ("st:./mine", f"st:{tmp_path}/mine"),
+        ("st:mine?prompt=query&lora=../nothing", f"st:{tmp_path}/mine?lora=../nothing&prompt=query"),
+        ("hf:mine?pooling=mean&lora=./mine", f"hf:{tmp_path}/mine?lora={tmp_path}/mine&pooling=mean"),
+        ("hf:mine?pooling=mean&lora=./what%3F", f"hf:{tmp_path}/mine?lora=./what%3F&pooling=mean"),
+        ("open_clip:local-dir:mine", f"open_clip:local-dir:{tmp_path}/mine"),
+        ("open_clip:ViT-B-32/openai", "open_clip:ViT-B-32/openai"),
+        ("st:BAAI/bge-small", "st:BAAI/bge-small"),
+        ("minilm", "minilm"),
+    ):
+        assert str(asked_models((given,))[0].spec) == kept

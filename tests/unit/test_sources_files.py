@@ -189,3 +189,21 @@ def test_a_large_image_tells_of_each_piece_that_comes_in(tmp_path: Path) -> None
     (sample,) = FILES.read(unit, lambda: pieces.append(1))
     assert len(sample.image or b"") == 3 * PIECE_BYTES
     assert len(pieces) >= 3
+
+
+def test_a_folder_of_links_out_of_it_is_refused_before_the_run(tmp_path: Path) -> None:
+    write(tmp_path, "blobs/1", "blobs/2")
+    snapshot = tmp_path / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    for name in ("1", "2"):
+        (snapshot / f"{name}.jpg").symlink_to(f"../../blobs/{name}")
+    with pytest.raises(InputError, match=r"links out of the folder, such as 1\.jpg to .*blobs/1") as caught:
+        units_of(snapshot)
+    assert caught.value.code == "outside_root"
+    assert "cp -rL" in caught.value.next_step
+    write(snapshot, "3.jpg")
+    assert {key: code(sample) for key, sample in read(snapshot).items()} == {
+        "1.jpg": "outside_root",
+        "2.jpg": "outside_root",
+        "3.jpg": None,
+    }

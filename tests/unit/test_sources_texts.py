@@ -183,3 +183,16 @@ def test_a_long_line_tells_of_each_piece_that_comes_in(tmp_path: Path) -> None:
     (sample,) = SOURCES["lines"].read(unit, lambda: pieces.append(1))
     assert len(sample.text or "") == 3 * PIECE_BYTES
     assert len(pieces) >= 3
+
+
+def test_ids_that_are_floats_are_refused_before_a_run_as_those_of_tables_are(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    source = SOURCES["jsonl"]
+    path.write_text('{"id": 1.0, "text": "a"}\n{"id": 2.0, "text": "b"}\n')
+    for named in ({}, {"id_column": "id"}):
+        with pytest.raises(SourceError, match="no keys can be made of column 'id', which is of type float") as caught:
+            source.holds(str(path), ReadOptions(**named))
+        assert caught.value.code == "wrong_column_type"
+    assert source.holds(str(path), ReadOptions(metadata_columns=("id",))) == ("text",)
+    samples = read(tmp_path, "a.jsonl", b'{"id": 1, "text": "a"}\n{"id": 2.0, "text": "b"}\n')
+    assert [(sample.key, code(sample)) for sample in samples] == [("1", None), ("a.jsonl:2", "missing_id")]

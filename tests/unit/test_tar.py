@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import logging
 import lzma
 import os
 import random
@@ -15,12 +16,13 @@ from pathlib import Path
 import pytest
 
 from embq.app.verify.rereading import reread
-from embq.core.errors import SourceError
+from embq.core.errors import SampleError, SourceError
 from embq.core.units import Sample, Unit
 from embq.sources.access.files import PIECE_BYTES
 from embq.sources.formats.tar import TarSource, split_name
 from embq.sources.formats.tar_headers import BLOCK, parse_members
 from embq.sources.reader_options import ReadOptions
+from embq.worker.embedders.sample_fields import image_of
 from tests.support.archives import outcome_of, tar_of
 
 if sys.version_info >= (3, 14):
@@ -432,3 +434,30 @@ def test_extensions_of_images_and_captions_can_be_named(tmp_path: Path) -> None:
     assert [found.image for found in reread(unit, images=True)][:2] == [b"a png", b"b jpg"]
     (plain,) = TarSource().split(str(path), ReadOptions())
     assert plain.options == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "endings"),
+    [
+        (["s0.input.jpg", "s0.txt", "s1.input.jpg", "s1.txt"], "input.jpg, txt"),
+        ([f"Track 2.0 no. {n}.jpg" for n in range(4)], "0 no. 0.jpg, 0 no. 1.jpg, 0 no. 2.jpg, 0 no. 3.jpg"),
+    ],
+)
+def test_a_key_without_an_image_names_its_endings_and_is_told_before_the_run(
+    tmp_path: Path, names: list[str], endings: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = read(tmp_path, tar_of([(name, b"content") for name in names]))[0]
+    with pytest.raises(SampleError, match=f"no image; its members end in {endings}: --image-key"):
+        image_of(first)
+    (shard,) = tmp_path.glob("*.tar")
+    with caplog.at_level(logging.WARNING):
+        TarSource().holds(str(shard), ReadOptions())
+    (warning,) = [record.message for record in caplog.records]
+    assert warning.startswith("images_not_taken ")
+    assert endings.partition(",")[0] in warning
+    assert "--image-key" in warning
+    caplog.clear()
+    TarSource().holds(str(shard), ReadOptions(image_keys=(endings.partition(",")[0],)))
+    shard.write_bytes(tar_of([("a.jpg", b"x"), ("a.mask.png", b"y"), ("b.txt", b"z")]))
+    TarSource().holds(str(shard), ReadOptions())
+    assert not caplog.records

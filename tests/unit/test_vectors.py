@@ -78,7 +78,8 @@ def test_a_number_that_is_cut_off_must_be_finite_as_well() -> None:
 
 def test_what_does_not_fit_float16_is_a_fault_unless_it_is_brought_to_length_one() -> None:
     block = np.array([[1e9, 1.0]], dtype=np.float32)
-    assert stored(block, RowSpec())[1][0].code == "non_finite"
+    assert stored(block, RowSpec())[1][0].code == "beyond_float16"
+    assert "65,504" in stored(block, RowSpec())[1][0].message
     assert not stored(block, RowSpec(dtype="float32"))[1]
     assert not stored(block, RowSpec(normalize=True))[1]
 

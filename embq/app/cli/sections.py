@@ -40,6 +40,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "--prompt-text",
         "--modality",
         "--embeddings",
+        "--token-ids",
         "--precision",
         "--decode",
         "--no-model",

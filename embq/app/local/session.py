@@ -26,6 +26,7 @@ from embq.app.status.run_progress import RunProgress
 from embq.core.broker.client import check, connect
 from embq.core.broker.embedded import EmbeddedServer, keep_to_ourselves
 from embq.core.errors import AwayError, EmbqError, Exit, command_line
+from embq.core.process.limits import check_open_files
 from embq.core.queue.heartbeats import Device
 from embq.core.queue.ledger import Ledger
 from embq.core.run.layout import Layout
@@ -97,6 +98,7 @@ class Session:
 
     def run(self) -> Outcome:
         """Work until the run is closed or a stop is requested. Raises the error of a service that gives up."""
+        check_open_files()
         with ExitStack() as stack:
             url = self.settings.broker_url or self._start_server(stack)
             if self.server is None:

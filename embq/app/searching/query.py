@@ -236,10 +236,14 @@ class ServedAnswer(Answer):
 # --- fields of a JSON body ---
 
 
-def json_object(body: object) -> Mapping[str, Any]:
-    """The fields of a body; InputError `bad_request` where it is not an object."""
+EXAMPLE = '{"text": "a red car"}'
+"""A body of `/search`."""
+
+
+def json_object(body: object, example: str = EXAMPLE) -> Mapping[str, Any]:
+    """The fields of a body; InputError `bad_request`, with an example, where it is not an object."""
     if not isinstance(body, dict):
-        raise _bad_request("the body is not a JSON object", 'send an object, such as {"text": "a red car"}')
+        raise _bad_request("the body is not a JSON object", f"send an object, such as {example}")
     return body
 
 

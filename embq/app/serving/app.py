@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from embq.app.searching.query import SCHEMA, Query
+from embq.app.searching.query import EXAMPLE, SCHEMA, Query
 from embq.app.serving.http_errors import HttpError, response_of
 from embq.app.serving.index_discovery import IndexWatcher, Named, named_indices
 from embq.app.serving.indices import Indices
@@ -162,9 +162,9 @@ def application(
         for index in indices.all:
             index.close()
 
-    return Starlette(
-        routes=routes, middleware=middleware, lifespan=lifespan, exception_handlers={HTTPException: _no_such_route}
-    )
+    both = ([EMBEDDINGS] if embeddings else []) + ([SEARCHES] if found or followed or not embeddings else [])
+    handlers: dict[Any, Any] = {HTTPException: partial(_no_such_route, paths="; to search: ".join(both))}
+    return Starlette(routes=routes, middleware=middleware, lifespan=lifespan, exception_handlers=handlers)
 
 
 def _existing(given: str) -> Path:
@@ -298,13 +298,16 @@ def logged_bug(request: Request) -> EmbqError:
     )
 
 
-async def _no_such_route(request: Request, error: Exception) -> Response:
-    embeds = any(isinstance(one, Route) and one.path == "/v1/embeddings" for one in request.app.routes)
+SEARCHES = "POST /search, /knn-service or /metadata; GET /indices-list, /health, /metrics or /metrics-summary"
+EMBEDDINGS = "POST /v1/embeddings or /embed; GET /v1/models, /info, /health or /metrics"
+"""Paths of a server, for requests to others."""
+
+
+async def _no_such_route(request: Request, error: Exception, *, paths: str) -> Response:
     refusal = HttpError(
         f"there is no {request.method} {request.url.path[:100]} here",
         code="no_such_route",
-        next_step=("POST /v1/embeddings or /embed, GET /v1/models or /info; for an index " if embeds else "")
-        + "POST /search, /knn-service or /metadata; GET /indices-list, /health, /metrics or /metrics-summary",
+        next_step=paths,
         status=error.status_code if isinstance(error, HTTPException) else 404,
     )
     body, status, _ = response_of(refusal, request.url.path)
@@ -332,8 +335,11 @@ async def read_body(request: Request, most: int = MOST_BODY) -> bytes:
     return bytes(found)
 
 
-async def json_body(request: Request, most: int = MOST_BODY) -> object:
+async def json_body(request: Request, most: int = MOST_BODY, *, example: str = EXAMPLE) -> object:
     """The JSON of a body, whatever its content type: clip-retrieval's client and page send none.
+
+    Args:
+        example: of a body, for the errors.
 
     Raises HttpError as `read_body`, and `bad_json`.
     """
@@ -343,7 +349,7 @@ async def json_body(request: Request, most: int = MOST_BODY) -> object:
         return parse() if len(found) <= PARSED_HERE else await anyio.to_thread.run_sync(parse)
     except (ValueError, RecursionError) as error:
         raise HttpError(
-            f"the body is not JSON: {error}", code="bad_json", next_step='send an object, such as {"text": "a red car"}'
+            f"the body is not JSON: {error}", code="bad_json", next_step=f"send an object, such as {example}"
         ) from error
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import resource
 import signal
 import socket
 import time
@@ -24,6 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from embq.app.serving.middleware import MOST_IN_FLIGHT
 from embq.core import networks
 from embq.core.networks import Address
+from embq.core.process.limits import open_files
 from embq.core.service.log import Events
 
 if TYPE_CHECKING:
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 MOST_CONNECTIONS, MOST_OF_CLIENT = 3 * MOST_IN_FLIGHT, 2 * MOST_IN_FLIGHT
 """The limit for one client is above that of concurrent requests: all may come through one proxy, which is to get the
 error for too many requests."""
-
-FILES = 4096
-"""Wanted limit of open files, enough for connections and index files."""
 
 REQUEST_S = 10.0
 """Deadline for the headers of a request, from the connection or their first byte; also for the rest of an unread
@@ -164,12 +161,7 @@ def _client(connection: BoundedConnection) -> bytes:
 
 def room() -> int:
     """The limit of connections by the open-file limit, after raising that."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
-    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, max(8, soft // 2))
+    return int(min(MOST_CONNECTIONS, max(8, open_files() // 2)))
 
 
 BACKLOG = 128

@@ -23,7 +23,8 @@ MENDS = {
     "chunk_too_long": "larger --chunk-tokens, in a new run of these texts",
     "crash": "look at the log of the workers and at memory",
     "lost_result": "check the shared storage",
-    "non_finite": "--dtype float32 holds larger values: a new run of these samples",
+    "beyond_float16": "--dtype float32 holds larger values, --normalize makes them small: a new run of these samples",
+    "non_finite": "look at the model: it gives no finite vector in fp32 either",
     "out_of_memory": "a device with more memory, or smaller --chunk-tokens in a new run",
     "outside_root": "put the files into the folder of the input",
     "source_denied": "give the worker the right to read them",
@@ -40,7 +41,7 @@ MENDS = {
 }
 """Failure code -> what to do before a retry, where that is not fixing the samples themselves."""
 
-FINAL = frozenset({"chunk_too_long", "non_finite", "too_many_chunks"})
+FINAL = frozenset({"beyond_float16", "chunk_too_long", "non_finite", "too_many_chunks"})
 """Codes that a retry in the same run gives again."""
 
 

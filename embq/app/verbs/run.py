@@ -78,13 +78,11 @@ def run(
     from embq.app.local.unused_runs import is_new, undone_on_error
     from embq.app.status.run_log import check_targets
     from embq.core.storage.paths import place
-    from embq.producer.model_args import asked_models, with_absolute_folders
+    from embq.producer.model_args import asked_models
 
     check_targets(options["log"])
-    request = request_from(inputs, options)
-    request = replace(request, models=tuple(map(with_absolute_folders, request.models)))
     request, reason = resolve_precision(
-        request, there=precision_of_output, devices=lambda: own_devices(options["devices"])
+        request_from(inputs, options), there=precision_of_output, devices=lambda: own_devices(options["devices"])
     )
     root = place(options["output"])
     client = _configured_broker(settings_with(broker))  # before anything is written

@@ -79,6 +79,12 @@ server_options = option_group(
     help="Embed texts with this model: /v1/embeddings and /embed; requests name it by NAME; repeatable.  [SPEC]",
 )
 @click.option(
+    "--token-ids",
+    default="",
+    metavar="NAME",
+    help="Accept token ids of this tokenizer of tiktoken in place of texts, as LangChain sends: cl100k_base.",
+)
+@click.option(
     "--precision",
     type=click.Choice((AUTO, *PRECISIONS)),
     default=AUTO,
@@ -134,6 +140,7 @@ def serve_pages(
     announce: str,
     follow: bool = False,
     embeddings: tuple[str, ...] = (),
+    token_ids: str = "",
     precision: str = AUTO,
     device: str = "auto",
     host: str = "127.0.0.1",
@@ -164,8 +171,10 @@ def serve_pages(
     from embq.core.networks import is_loopback
     from embq.core.service.log import Events, configure, is_json
 
-    if not embeddings and (precision, device) != (AUTO, "auto"):
-        raise UsageError("--precision and --device are for --embeddings", next_step="add it, or leave them out")
+    if not embeddings and (precision, device, token_ids) != (AUTO, "auto", ""):
+        raise UsageError(
+            "--precision, --device and --token-ids are for --embeddings", next_step="add it, or leave them out"
+        )
     settings = settings_with(broker)
     fleet = FleetPages(sources_of(folders, settings.broker_url, settings.broker_password), allow_actions=allow_actions)
     alone = is_loopback(host)
@@ -176,9 +185,10 @@ def serve_pages(
         api: EmbeddingApi | None = None
         if embeddings:
             from embq.app.serving.embeddings.api import EmbeddingApi
-            from embq.app.serving.embeddings.loading import load_models
+            from embq.app.serving.embeddings.loading import load_detokenizer, load_models
 
-            api = EmbeddingApi(load_models(embeddings, precision=precision, device=device, settings=settings))
+            decode = load_detokenizer(token_ids) if token_ids else None
+            api = EmbeddingApi(load_models(embeddings, precision=precision, device=device, settings=settings), decode)
         app = application(
             folders,
             names,

@@ -28,6 +28,7 @@ import redis
 from embq.core.broker.client import connect
 from embq.core.errors import BrokerError, ConfigError, OutputError, TryLaterError
 from embq.core.process.children import start, stop
+from embq.core.redaction import printable
 from embq.core.storage import beneath
 from embq.core.storage.durable import output_error, try_lock
 
@@ -163,8 +164,9 @@ class EmbeddedServer:
         folder: state folder, made if missing and emptied; locked against a second server.
         maxmemory_mb: memory limit; the server refuses writes above it and never evicts.
 
-    `start` raises TryLaterError where another process holds the folder, BrokerError where the server does not come up,
-    OutputError where another user could put something into the folder.
+    `start` raises ConfigError where no path is short enough for the socket, TryLaterError where another process holds
+    the folder, BrokerError where the server does not come up, OutputError where another user could put something into
+    the folder.
     """
 
     def __init__(self, folder: Path, *, maxmemory_mb: int = 2048) -> None:
@@ -178,12 +180,22 @@ class EmbeddedServer:
 
     @property
     def socket(self) -> Path:
-        """Path of the unix socket; in a private temporary folder where the state folder's path is too long."""
+        """Path of the unix socket; in a private temporary folder where the state folder's path is too long.
+
+        ConfigError where the path of that is too long as well.
+        """
         path = self.folder / "server.sock"
         if len(os.fsencode(path)) <= SOCKET_PATH_MAX_BYTES:
             return path
         digest = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"embq-{os.getuid()}-{digest}" / "server.sock"
+        path = Path(tempfile.gettempdir()) / f"embq-{os.getuid()}-{digest}" / "server.sock"
+        if (size := len(os.fsencode(path))) > SOCKET_PATH_MAX_BYTES:
+            raise ConfigError(
+                f"the socket of the private server would be {path}: {size} bytes, and the system takes "
+                f"{SOCKET_PATH_MAX_BYTES}",
+                next_step="set TMPDIR to a folder with a short path, such as TMPDIR=/tmp, or give --broker redis://...",
+            )
+        return path
 
     @property
     def url(self) -> str:
@@ -200,7 +212,7 @@ class EmbeddedServer:
             with beneath.reader(server.folder.parent, f"{server.folder.name}/password") as file:
                 password = file.read(100).decode("ascii", "replace")
             listens = stat.S_ISSOCK(os.lstat(server.socket).st_mode)
-        except (OSError, OutputError):  # no server, or another user's
+        except (OSError, OutputError, ConfigError):  # no server, or another user's
             return ""
         if not listens or not _PASSWORD.fullmatch(password):
             return ""
@@ -274,7 +286,7 @@ class EmbeddedServer:
         while time.monotonic() < end:
             if self.process.poll() is not None:
                 raise BrokerError(
-                    f"the embedded server stopped at once with status {self.process.returncode}",
+                    f"the embedded server stopped at once with status {self.process.returncode}{self._last_words()}",
                     next_step=f"its log is {self.folder / 'server.log'}",
                 )
             if self.socket.exists():
@@ -285,6 +297,13 @@ class EmbeddedServer:
                     pass
             time.sleep(0.02)
         raise BrokerError(f"the embedded server did not answer within {deadline_s:.0f} s")
+
+    def _last_words(self) -> str:
+        """The last warning in the log, ready to stand behind a message; "" where there is none."""
+        with suppress(OSError), beneath.reader(self.folder, "server.log") as log:
+            if warned := re.findall(rb"^\d+:\S+ .*? # (.*)$", log.read(1 << 20), re.MULTILINE):
+                return f": {printable(warned[-1].decode('utf-8', 'replace'))}"
+        return ""
 
     def _set_state_aside(self) -> None:
         aside = f"appendonlydir.damaged-{int(time.time())}"

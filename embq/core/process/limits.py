@@ -1,4 +1,5 @@
-"""CPU, cores and memory that this process may use, and the errors where memory, threads or processes are used up."""
+"""CPU, cores and memory that this process may use, and the errors where memory, threads,
+processes or open files are used up."""
 
 from __future__ import annotations
 
@@ -98,7 +99,33 @@ UNIT_SHARE, UNIT_MOST_BYTES = 16, 1 << 30
 """Texts and metadata of one unit. Several units are on their way at once, each up to three times: as it was read, as
 columns and as bytes. The bound of 1 GiB is that of a column of Arrow strings, 2 GiB, less a factor of two."""
 
+FILES, LEAST_FILES = 4096, 128
+"""Open files that are asked of the system, and without which no run begins: with 32 to 48 its services wait for
+connections without end, because its private broker keeps 32 files for itself."""
+
 _processes = 1
+
+
+def open_files() -> float:
+    """The most files that this process may open, after raising that to `FILES` where the hard limit lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard < 0 else min(FILES, hard)
+    if 0 <= soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return math.inf if soft < 0 else max(soft, wanted)
+
+
+def check_open_files() -> None:
+    """Raise ExhaustedError where this process and its children may open too few files for a run."""
+    if (most := open_files()) < LEAST_FILES:
+        told = f"a process may open {most:.0f} files here, and a run needs {LEAST_FILES}"
+        raise ExhaustedError(told, next_step=_MORE_FILES)
+
+
+_MORE_FILES = (
+    f"`ulimit -n {FILES}` in the shell before the command, after raising the hard limit if need be "
+    f"(--ulimit nofile={FILES} of a container, LimitNOFILE of systemd)"
+)
 
 
 def machine_bytes() -> int:
@@ -147,7 +174,7 @@ def unit_bytes() -> int:
 
 
 def exhausted(error: BaseException) -> ExhaustedError | None:
-    """The error for a user where memory, threads or processes are used up; None for any other error."""
+    """The error for a user where memory, threads, processes or files are used up; None for any other error."""
     is_memory = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
     if is_memory or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):  # of torch
         return ExhaustedError(
@@ -155,6 +182,8 @@ def exhausted(error: BaseException) -> ExhaustedError | None:
             next_step="give the machine or container more memory, or end what else uses it; for workers fewer "
             "--workers and a smaller --batch-size; `ulimit -v` shows a limit of the shell",
         )
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return ExhaustedError("all files that this process may open at once are open", next_step=_MORE_FILES)
     is_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
     if is_thread or isinstance(error, BlockingIOError):
         return ExhaustedError(

@@ -32,7 +32,8 @@ class Fault:
 FLOAT16_BEYOND = np.float32(65_520)
 """The least number that float16 rounds to infinity."""
 
-NON_FINITE = Fault(code="non_finite", message="the model gave a vector that is not finite, or does not fit float16")
+NON_FINITE = Fault(code="non_finite", message="the model gave a vector that is not finite, in fp32 as well")
+BEYOND_FLOAT16 = Fault(code="beyond_float16", message="the vector has a number beyond 65,504, the largest of float16")
 ZERO_VECTOR = Fault(code="zero_vector", message="the model gave a vector of zeros, which has no direction")
 
 
@@ -58,7 +59,7 @@ def stored(block: np.ndarray, rows: RowSpec) -> tuple[np.ndarray, dict[int, Faul
     values = _cast(kept, rows)
     if rows.dtype == "float16":
         beyond = (np.abs(kept) >= FLOAT16_BEYOND).any(axis=1)  # float16 itself is ten times as slow to look at
-        faults |= dict.fromkeys(np.flatnonzero(beyond).tolist(), NON_FINITE)
+        faults |= dict.fromkeys(np.flatnonzero(beyond).tolist(), BEYOND_FLOAT16)
     return values, faults
 
 

@@ -29,6 +29,8 @@ from embq.core.storage.paths import Place
 _libc = ctypes.CDLL(None, use_errno=True)
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+FEW_INODES, FEW_BYTES = 16, 1 << 20
+"""Left after a write failed: what it had begun is removed, and its inode is free again."""
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 """Errors of the operating system that a user can resolve."""
 
@@ -238,6 +240,15 @@ _NEXT_STEPS = {
 """Code -> next step for a run's output folder."""
 
 
+def _used_up(path: Place) -> str:
+    """What a file system without room for `path` has none of: space, or inodes while it has space."""
+    with suppress(OSError):
+        found = os.statvfs(os.path.dirname(str(path)))
+        if found.f_files and found.f_favail < FEW_INODES and found.f_bavail * found.f_frsize > FEW_BYTES:
+            return "inode (a file system holds so many files, see `df -i`)"
+    return "space"
+
+
 def output_error(error: OSError, path: Place, *, next_steps: Mapping[str, str] = _NEXT_STEPS) -> OutputError:
     """The error of a failed write, with the code `no_space`, `not_writable`, or `output` for anything else.
 
@@ -251,7 +262,7 @@ def output_error(error: OSError, path: Place, *, next_steps: Mapping[str, str] =
             code="no_space",
         )
     if error.errno in NO_SPACE:
-        code, told = "no_space", f"no space left for {path}"
+        code, told = "no_space", f"no {_used_up(path)} left for {path}"
     elif error.errno in NOT_WRITABLE:
         code, told = "not_writable", f"{path} cannot be written: {error.strerror}"
     else:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import repeat
+from itertools import chain, islice, repeat
 from typing import Any
 
 from embq.core.errors import InputError, SampleError, SourceError
@@ -33,6 +33,9 @@ log = Events("sources")
 
 METADATA_FILES = ("metadata.csv", "metadata.jsonl")
 """Local files of captions and metadata by `file_name`, for the images beside and below: `datasets`' imagefolder."""
+
+_LINKS = 100
+"""First images of a folder of which it is seen before the run whether they are links out of it."""
 
 _ASKED = 10
 """First images of a unit beside which metadata are looked for before the unit is read."""
@@ -73,7 +76,8 @@ class FilesSource(Source):
             files = list(files)
             empty = replace(empty, options=(*_extensions_beside(files, wanted), *empty.options))
         unit = None
-        for unit in cut(empty, images_of(files, others, wanted), options.unit_samples):
+        images = images_of(files, others, wanted)
+        for unit in cut(empty, images if is_url(path) else _inside(path, images), options.unit_samples):
             yield unit
         if unit is None:
             raise InputError(
@@ -142,6 +146,19 @@ def cut(empty: Unit, items: Iterable[tuple[str, int]], most: int, *, first: int 
 
 def _unit(empty: Unit, items: list[tuple[str, int]], first: int) -> Unit:
     return replace(empty, first=first, samples=len(items), items=tuple(items))
+
+
+def _inside(path: str, images: Iterator[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """The images of a local folder, InputError `outside_root` where all of the first are links out of it."""
+    first, root = list(islice(images, _LINKS)), os.path.join(os.path.realpath(path), "")
+    real = [os.path.realpath(os.path.join(path, name)) for name, _ in first]
+    if real and not any(one.startswith(root) for one in real):
+        raise InputError(
+            f"{path}: its images are links out of the folder, such as {first[0][0]} to {real[0]}",
+            code="outside_root",
+            next_step=f"copy the files, as with `cp -rL {path} COPY`, and name the copy; nothing outside is read",
+        )
+    return chain(first, images)
 
 
 def _extensions_beside(files: Iterable[tuple[str, int]], wanted: Extensions) -> tuple[tuple[str, str], ...]:

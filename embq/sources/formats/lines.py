@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from embq.core.errors import SampleError, SourceError
 from embq.core.units import Sample, Unit, is_unicode
 from embq.sources.access.files import name_of
-from embq.sources.columns import ID_COLUMNS, TEXT_COLUMNS
+from embq.sources.columns import ID_COLUMNS, TEXT_COLUMNS, Column, chosen_key
 from embq.sources.decode import compact_json, decode_text, parse_object
 from embq.sources.formats.text_files import open_planned, open_text, read_lines, split_lines
 from embq.sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
@@ -59,10 +59,16 @@ class JsonLinesSource(Source):
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
         """Texts. A field that the user named must be in one of the first lines.
 
-        Raises SourceError `missing_column` where it is in none of them. A damaged file fails when it is read.
+        Raises SourceError `missing_column` where it is in none of them, `wrong_column_type` where ids are floats.
+        A damaged file fails when it is read.
         """
         named = {"--text-column": options.text_column, "--id-column": options.id_column}
-        there = _first_fields(path) if any(named.values()) else Counter[str]()
+        try:
+            there, floats = _first_fields(path)
+        except SourceError:
+            if any(named.values()):
+                raise
+            return self.modalities
         for option, name in named.items():
             if name and there and name not in there:
                 found = ", ".join(f"{field} ({count:,})" for field, count in there.most_common(20))
@@ -71,6 +77,10 @@ class JsonLinesSource(Source):
                     code="missing_column",
                     next_step=f"check {option}, or leave the file out",
                 )
+        columns = _Columns.of(dict(options.columns))
+        identity = next((name for name in columns.ids if name in there), "")
+        if identity in floats and identity not in (columns.kept or ()):
+            chosen_key([Column(name=identity, role="other", type="float")], {}, path)
         return self.modalities
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
@@ -105,9 +115,13 @@ _LOOK_LINES, _LOOK_BYTES = 1_000, 1 << 22
 """Part of a file that is read to find its fields; it ends with whichever bound comes first."""
 
 
-def _first_fields(path: str) -> Counter[str]:
-    """The fields of the first lines, with the number of lines that have each; lines that are no objects have none."""
+def _first_fields(path: str) -> tuple[Counter[str], set[str]]:
+    """The fields of the first lines, with the number of lines that have each, and those that hold a float.
+
+    Lines that are no objects have none.
+    """
     there: Counter[str] = Counter()
+    floats: set[str] = set()
     try:
         with open_planned(Unit(kind="jsonl", source=path)) as (_, file):
             left = _LOOK_BYTES
@@ -118,11 +132,13 @@ def _first_fields(path: str) -> Counter[str]:
                 if not line or left <= 0:
                     break
                 with suppress(SampleError):
-                    there.update(parse_object(decode_text(line), "bad_json").keys())
+                    fields = parse_object(decode_text(line), "bad_json")
+                    there.update(fields.keys())
+                    floats.update(name for name, value in fields.items() if isinstance(value, float))
     except SourceError as error:
         if error.code not in COMPRESSION_CODES:
             raise
-    return there
+    return there, floats
 
 
 def _keyed_lines(unit: Unit, moved: Moved) -> Iterator[tuple[int, str, bytes | None]]:
@@ -199,7 +215,7 @@ def _parse(ordinal: int, key: str, line: bytes | None, columns: _Columns) -> Sam
         identity, text = fields.get(id_name) if id_name else None, fields.get(text_name)
         if (isinstance(identity, str) and identity) or type(identity) is int:
             key = str(identity)
-        elif columns.needs_id:
+        elif columns.needs_id or (isinstance(identity, float) and id_name not in (columns.kept or ())):
             raise SampleError("missing_id", f"no string or integer in {id_name!r}; {_found(fields)}")
         else:
             id_name = ""  # not a key, so it stays among the metadata

@@ -62,6 +62,8 @@ class TarSource(Source):
         """
         if (options.image_keys or options.caption_keys) and not is_url(path) and path.lower().endswith(SUFFIX):
             _require(path, options)
+        if not is_url(path) and path.lower().endswith(SUFFIX):
+            _warn_of_other_images(path, extensions_of(options.of_shards))
         return self.modalities
 
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
@@ -114,6 +116,26 @@ class TarSource(Source):
             if "json" in entry.parts and entry.again is None:
                 with suppress(SampleError):
                     yield decode_metadata(_content(entry.parts["json"], data))
+
+
+def _warn_of_other_images(path: str, wanted: Extensions) -> None:
+    """Log where first keys of a shard have members that look like images and are none by webdataset's rule."""
+    with suppress(OSError), open(path, "rb") as file:
+        entries = group(parse_first_members(file.read(LOOKED_AT_BYTES)), wanted)
+        lost = [
+            [extension for extension in entry.parts if wanted.is_image(f".{extension}")]
+            for entry in entries
+            if not entry.parts.keys() & set(wanted.images)
+        ]
+        if others := [extension for extensions in lost for extension in extensions]:
+            log.warning(
+                "images_not_taken",
+                path=path,
+                members=len(others),
+                keys=sum(map(bool, lost)),
+                why=f"a key ends at the first dot, so these members end in {', '.join(sorted(set(others))[:4])}",
+                next="name their ending with --image-key, or write names without further dots",
+            )
 
 
 def _require(path: str, options: ReadOptions) -> None:
@@ -329,7 +351,8 @@ def _sample(ordinal: int, entry: Entry, data: Memory, images: Memory | memoryvie
             metadata = decode_metadata(_content(parts["json"], data))
     except SampleError as problem:
         error = (problem.code, problem.message)
-    return Sample(ordinal=ordinal, key=key, image=image, text=text, metadata=metadata, error=error)
+    seen = tuple(parts) if image is None or text is None else ()
+    return Sample(ordinal=ordinal, key=key, image=image, text=text, metadata=metadata, error=error, parts=seen)
 
 
 def _content(member: Member, data: Memory) -> bytes:

@@ -167,7 +167,8 @@ def loaded(stages: list[Any], view: View) -> Iterator[WorkerBatch]:
         raise UnwellError(
             f"a loader worker has died: {(str(error) or type(error).__name__).strip().splitlines()[-1]}",
             next_step="often the machine had no memory left, or /dev/shm none: fewer --workers, a smaller "
-            "--shuffle-buffer or --batch-size; the same command goes on where the training stopped",
+            "--shuffle-buffer or --batch-size, or a container with --shm-size=1g or --ipc=host; the same command goes "
+            "on where the training stopped",
         ) from error
 
 

@@ -212,6 +212,18 @@ class PromptedEmbedder(Embedder, Protocol):
 
 
 @runtime_checkable
+class VariedEmbedder(Embedder, Protocol):
+    """A model of texts that can prepare some of them in another way than the others."""
+
+    def preparing(self, *, prompt_name: str = "", cut: str = "") -> Embedder:
+        """An embedder whose `prepare` takes another prompt, or cuts long texts at the "left" or "right"; "": neither.
+
+        What it gives goes into passes of this one. Raises ModelError where the model has no such prompt or cut.
+        """
+        ...
+
+
+@runtime_checkable
 class HasChunks(Embedder, Protocol):
     """A model whose samples are chunks of texts."""
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 def image_of(sample: Sample) -> bytes:
     """The sample's encoded image; SampleError `missing_member` where it has none."""
     if sample.image is None:
-        raise SampleError("missing_member", "the sample has no image")
+        raise SampleError("missing_member", f"the sample has no image{_has(sample, '--image-key')}")
     return bytes(sample.image)
 
 
@@ -28,7 +28,7 @@ def text_of(sample: Sample) -> str:
     UTF-8, which JSON escapes such as "\\ud800" can produce and no tokeniser accepts.
     """
     if sample.text is None:
-        raise SampleError("missing_member", "the sample has no text")
+        raise SampleError("missing_member", f"the sample has no text{_has(sample, '--caption-key')}")
     if not sample.text.strip():
         raise SampleError("empty_text", "the text is empty or only white space")
     try:
@@ -36,6 +36,14 @@ def text_of(sample: Sample) -> str:
     except UnicodeEncodeError as error:
         raise SampleError("text_not_utf8", f"the text is not valid Unicode: {error.reason}") from error
     return sample.text
+
+
+def _has(sample: Sample, option: str) -> str:
+    """What a sample of a shard has instead, ready to stand behind a message; "" where that is not known."""
+    if not sample.parts:
+        return ""
+    shown = ", ".join(sample.parts[:8]) + (", ..." if len(sample.parts) > 8 else "")
+    return f"; its members end in {shown}: {option} names another ending"
 
 
 def is_panic(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""`/v1/embeddings` and `/v1/models` of OpenAI's API, and `/embed` of text-embeddings-inference.
+"""`/v1/embeddings` and `/v1/models` of OpenAI's API, and `/embed` and `/info` of text-embeddings-inference.
 
 Fields, answers and errors are those of https://platform.openai.com/docs/api-reference/embeddings and
 https://huggingface.github.io/text-embeddings-inference, so that their clients work. A field that would change the
@@ -30,7 +30,7 @@ from embq.app.serving.app import Serving, answering, json_body
 from embq.app.serving.embeddings.loading import Loaded
 from embq.app.serving.embeddings.model import Job, ServedModel
 from embq.app.serving.http_errors import HttpError
-from embq.app.serving.middleware import client_of
+from embq.app.serving.middleware import MOST_IN_FLIGHT, client_of
 from embq.core.errors import DeviceError, EmbqError, InputError
 from embq.core.models import NORMALIZING
 from embq.core.process.libraries import version_of
@@ -50,7 +50,15 @@ MOST_UNREAD, _PIECE = 512 * 2**20, 64 * 2**10
 """Bytes of answers that clients have not read yet, above which no more texts are embedded; and of a write."""
 
 Texts = str | list[str | int | list[int]]
-"""OpenAI's API takes tokens, too, alone or in lists; they are refused with a sentence of their own."""
+"""OpenAI's API takes token ids of its own models, too, of one text or of several."""
+
+OPENAI_BODY, TEI_BODY = '{"model": "NAME", "input": "a red car"}', '{"inputs": "a red car"}'
+"""Examples of bodies, for errors."""
+
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
+"""Precision -> its name in text-embeddings-inference."""
+
+Detokenizer = Callable[[Sequence[int]], str]
 
 T = TypeVar("T")
 
@@ -63,6 +71,7 @@ class Wanted:
         rows: form of the vectors, in float32.
         must_fit: whether a text longer than the model reads is an error; else its beginning is embedded.
         base64: vectors as little-endian float32 in base64, as OpenAI's client asks for; else as lists of numbers.
+        prompt_name, cut: as of `embq.worker.embedders.base.VariedEmbedder`.
     """
 
     model: ServedModel
@@ -70,18 +79,23 @@ class Wanted:
     rows: RowSpec
     must_fit: bool = False
     base64: bool = False
+    prompt_name: str = ""
+    cut: str = ""
 
 
 class EmbeddingApi:
     """The endpoints that embed.
+
+    Args:
+        detokenizer: gives the text of token ids; None refuses them.
 
     Attributes:
         routes: of the endpoints.
         broken: why the server stops by itself; None while it does not.
     """
 
-    def __init__(self, loaded: Sequence[Loaded]) -> None:
-        self._loaded = loaded
+    def __init__(self, loaded: Sequence[Loaded], detokenizer: Detokenizer | None = None) -> None:
+        self._loaded, self._detokenizer = loaded, detokenizer
         self._models: dict[str, ServedModel] = {}
         self._since = int(time.time())
         self.broken: DeviceError | None = None
@@ -112,30 +126,28 @@ class EmbeddingApi:
 
     async def models(self, request: Request) -> Response:
         """The served models, in OpenAI's form."""
-        return _answer({"object": "list", "data": [self._listed(name) for name in self._models]})
+        return _answer({"object": "list", "data": [self._described(name) for name in self._models]})
 
     async def model(self, request: Request) -> Response:
         """One of them."""
-        return _answer(self._listed(self._named(request.path_params["name"]).name))
+        return _answer(self._described(self._named(request.path_params["name"]).name))
 
     async def info(self, request: Request) -> Response:
-        """The first model, in the form of text-embeddings-inference."""
-        (first, *_) = self._loaded
-        told = {
-            "model_id": first.name,
-            "model_dtype": first.config.precision,
-            "model_type": {"embedding": {}},
-            "max_client_batch_size": MOST_TEXTS,
-            "version": version_of("embq"),
-        }
-        return _answer(told)
+        """The first model, or that of `?model=`, in the form of text-embeddings-inference."""
+        model = self._named(request.query_params.get("model", ""))
+        about = {"model_id": model.name, "model_sha": None, "model_dtype": DTYPES[model.precision]}
+        limits = {"max_concurrent_requests": MOST_IN_FLIGHT, "max_client_batch_size": MOST_TEXTS, **model.limits}
+        return _answer(
+            {**about, "model_type": {"embedding": {}}, **limits, "auto_truncate": True, "version": version_of("embq")}
+        )
 
-    def _listed(self, name: str) -> dict[str, Any]:
+    def _described(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._since, "owned_by": "embq"}
 
     async def embeddings(self, request: Request) -> Response:
         """Vectors of texts, in OpenAI's form."""
-        wanted = self._openai(json_object(await json_body(request, MOST_BODY)))
+        body_json = await json_body(request, MOST_BODY, example=OPENAI_BODY)
+        wanted = self._openai(json_object(body_json, OPENAI_BODY))
         job, vectors = await _embedded(request, wanted)
 
         def body() -> dict[str, Any]:
@@ -150,37 +162,23 @@ class EmbeddingApi:
 
     async def embed(self, request: Request) -> Response:
         """Vectors of texts, in the form of text-embeddings-inference."""
-        job, vectors = await _embedded(request, self._tei(json_object(await json_body(request, MOST_BODY))))
+        body = await json_body(request, MOST_BODY, example=TEI_BODY)
+        job, vectors = await _embedded(request, self._tei(json_object(body, TEI_BODY)))
         return await _encoded(vectors.tolist, vectors, job)
 
     def _openai(self, fields: Mapping[str, Any]) -> Wanted:
         _check_names(fields, ("input", "model", "encoding_format", "dimensions", "user"))
         model = self._named(_field(fields, "model", str, ""))
-        dimensions: int = _field(fields, "dimensions", Whole, 0)
-        if dimensions > model.dim:
-            raise HttpError(
-                f"dimensions is {dimensions:,}: the vectors of {model.name} have {model.dim:,} numbers",
-                next_step=f"ask for {model.dim:,} or fewer, or leave it out",
-                code="wrong_dimension",
-                param="dimensions",
-            )
         return Wanted(
             model=model,
-            texts=_texts(fields, "input"),
-            rows=RowSpec(dtype="float32", truncate_dim=dimensions),
+            texts=_texts(fields, "input", self._detokenizer),
+            rows=RowSpec(dtype="float32", truncate_dim=_dimensions(fields, model)),
             base64=_field(fields, "encoding_format", Literal["float", "base64"], "float") == "base64",
         )
 
     def _tei(self, fields: Mapping[str, Any]) -> Wanted:
-        if fields.get("prompt_name"):
-            raise HttpError(
-                "prompt_name is not taken: texts of all requests go through the model together",
-                next_step="start the server with ?prompt=NAME behind the model's spec, under a NAME of its own",
-                param="prompt_name",
-            )
-        _check_names(fields, ("inputs", "normalize", "truncate", "truncation_direction", "model"))
-        # Only the beginning of a long text is read.
-        _field(fields, "truncation_direction", Literal["right", "Right"], "right")
+        optional = ("normalize", "truncate", "truncation_direction", "prompt_name", "dimensions", "model")
+        _check_names(fields, ("inputs", *optional))
         model = self._named(_field(fields, "model", str, ""))
         normalize: bool = _field(fields, "normalize", bool, True)
         if not normalize and model.spec.family in NORMALIZING and model.spec.param("normalize", "") != "false":
@@ -191,9 +189,13 @@ class EmbeddingApi:
             )
         return Wanted(
             model=model,
-            texts=_texts(fields, "inputs"),
-            rows=RowSpec(dtype="float32", normalize=True if normalize else None),
+            texts=_texts(fields, "inputs", self._detokenizer),
+            rows=RowSpec(
+                dtype="float32", truncate_dim=_dimensions(fields, model), normalize=True if normalize else None
+            ),
             must_fit=not _field(fields, "truncate", bool, True),
+            prompt_name=_field(fields, "prompt_name", str, ""),
+            cut=_field(fields, "truncation_direction", Literal["left", "right", "Left", "Right"], "").lower(),
         )
 
     def _named(self, name: str) -> ServedModel:
@@ -227,9 +229,22 @@ def _check_names(fields: Mapping[str, Any], known: Sequence[str]) -> None:
         raise HttpError(f"there is no field {name!r}", next_step=f"send only {', '.join(known)}", param=name)
 
 
-def _texts(fields: Mapping[str, Any], name: str) -> list[str]:
+def _dimensions(fields: Mapping[str, Any], model: ServedModel) -> int:
+    """Numbers of a vector that are asked for; 0 for all."""
+    dimensions: int = _field(fields, "dimensions", Whole, 0)
+    if dimensions > model.dim:
+        raise HttpError(
+            f"dimensions is {dimensions:,}: the vectors of {model.name} have {model.dim:,} numbers",
+            next_step=f"ask for {model.dim:,} or fewer, or leave it out",
+            code="wrong_dimension",
+            param="dimensions",
+        )
+    return dimensions
+
+
+def _texts(fields: Mapping[str, Any], name: str, detokenizer: Detokenizer | None) -> list[str]:
     given = _field(fields, name, Texts, [])
-    texts = [given] if isinstance(given, str) else given
+    texts = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
     if not texts:
         raise HttpError(f"{name} has no text", next_step="send a text, or a list of texts", param=name)
     if len(texts) > MOST_TEXTS:
@@ -240,14 +255,25 @@ def _texts(fields: Mapping[str, Any], name: str) -> list[str]:
             status=413,
             param=name,
         )
-    if not all(isinstance(text, str) for text in texts):
+    if all(isinstance(text, str) for text in texts):
+        return texts
+    if detokenizer is None:
         raise HttpError(
             f"{name} holds token ids; each model has its own, and here texts are taken only",
-            next_step="send the texts; with LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)",
+            next_step="send the texts, with LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False); or start "
+            "the server with --token-ids cl100k_base, the tokenizer of OpenAI's models",
             code="token_ids",
             param=name,
         )
-    return texts
+    try:
+        return [text if isinstance(text, str) else detokenizer(text) for text in texts]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise HttpError(
+            f"{name} holds what is neither a text nor ids of the tokenizer: {error}",
+            next_step="send texts, or ids of the tokenizer that --token-ids names",
+            code="token_ids",
+            param=name,
+        ) from error
 
 
 async def _embedded(request: Request, wanted: Wanted) -> tuple[Job, np.ndarray]:
@@ -264,7 +290,7 @@ async def _embedded(request: Request, wanted: Wanted) -> tuple[Job, np.ndarray]:
             status=503,
             retry_after_s=1,
         )
-    job = wanted.model.submit(wanted.texts, client_of(request.scope))
+    job = wanted.model.submit(wanted.texts, client_of(request.scope), prompt_name=wanted.prompt_name, cut=wanted.cut)
     result = asyncio.wrap_future(job.future)
     leaving = asyncio.ensure_future(request.receive())
     try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from embq.app.embedding.in_process import keep_memory
-from embq.core.errors import UsageError
+from embq.core.errors import ConfigError, UsageError
 from embq.core.models import ModelConfig, ModelSpec
 from embq.core.process.limits import cores
 from embq.core.service.log import Events
@@ -40,6 +40,33 @@ class Loaded:
     name: str
     config: ModelConfig
     embedder: Embedder
+
+
+def load_detokenizer(name: str) -> Callable[[Sequence[int]], str]:
+    """The function from ids of a tokenizer of tiktoken to their text.
+
+    Raises ConfigError where the package or the tokenizer's data is not here, UsageError for an unknown name.
+    """
+    try:
+        import tiktoken
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "--token-ids needs the package tiktoken", next_step="pip install tiktoken, or leave the option out"
+        ) from error
+    if name not in (known := tiktoken.list_encoding_names()):
+        raise UsageError(f"tiktoken has no tokenizer {name!r}", next_step=f"name one of {', '.join(known)}")
+    try:
+        found = tiktoken.get_encoding(name)
+    except (OSError, ValueError) as error:  # those of requests among them
+        raise ConfigError(
+            f"the data of tiktoken's tokenizer {name} is neither here nor to be had: {type(error).__name__}",
+            next_step="set TIKTOKEN_CACHE_DIR to a folder in which tiktoken has kept it on a machine with the internet",
+        ) from error
+
+    def text_of(ids: Sequence[int]) -> str:
+        return found.decode(list(ids), errors="strict")
+
+    return text_of
 
 
 def load_models(asked: Sequence[str], *, precision: str, device: str, settings: Settings) -> list[Loaded]:

@@ -17,12 +17,12 @@ from embq.app.serving.embeddings.loading import Loaded
 from embq.app.serving.embeddings.passes import Batch, Passes
 from embq.app.serving.http_errors import HttpError
 from embq.app.serving.metrics import Metrics
-from embq.core.errors import DeviceError, DeviceFullError, EmbqError, SampleError
+from embq.core.errors import DeviceError, DeviceFullError, EmbqError, ModelError, SampleError
 from embq.core.models import ModelSpec
 from embq.core.process.limits import cores
 from embq.core.service.log import Events
 from embq.core.units import Sample
-from embq.worker.embedders.base import PendingVectors, Prepared, Truncated
+from embq.worker.embedders.base import Embedder, PendingVectors, Prepared, Truncated, VariedEmbedder
 from embq.worker.meter.meter import Throughput
 
 MOST_WAIT_S = 30.0
@@ -60,10 +60,11 @@ class Job:
     Args:
         client: who asks.
         longest: most tokens that the model reads of a text.
+        embedder: prepares the texts.
     """
 
-    def __init__(self, texts: Sequence[str], client: str, longest: float) -> None:
-        self.texts, self.client = texts, client
+    def __init__(self, texts: Sequence[str], client: str, longest: float, embedder: Embedder) -> None:
+        self.texts, self.client, self.embedder = texts, client, embedder
         self.future: Future[np.ndarray] = Future()
         self.tokens = int(sum(min(1 + len(text) / 4, longest) for text in texts))
         self.prepared: list[Prepared] = []
@@ -112,6 +113,8 @@ class ServedModel:
         name: by which requests name it.
         spec: of the model.
         dim: numbers of a vector.
+        limits: of a text and of a pass, by their names in text-embeddings-inference's `/info`; None for none.
+        precision: in which it computes, one of `embq.core.models.PRECISIONS`.
     """
 
     def __init__(self, loaded: Loaded, metrics: Metrics, on_broken: Callable[[DeviceError], None]) -> None:
@@ -128,7 +131,14 @@ class ServedModel:
         self._changed = threading.Condition()
         self._jobs: set[Job] = set()
         self._waiting: Counter[str] = Counter()
+        self._prepared_by: dict[tuple[str, str], Embedder] = {}
         self._longest = self._measured_longest()
+        self.limits = {
+            "max_input_length": None if math.isinf(self._longest) else int(self._longest),
+            "max_batch_tokens": self._embedder.token_budget or None,
+            "max_batch_requests": self._embedder.batch_size,
+        }
+        self.precision = loaded.config.precision
         self._arrived: list[Job] = []
         self._closed: EmbqError | None = None
 
@@ -143,13 +153,15 @@ class ServedModel:
         self._thread.join()
         self._pool.shutdown()
 
-    def submit(self, texts: Sequence[str], client: str = "") -> Job:
-        """Have texts embedded, at least one. The job's future raises HttpError where one of them cannot be.
+    def submit(self, texts: Sequence[str], client: str = "", *, prompt_name: str = "", cut: str = "") -> Job:
+        """Have texts embedded, at least one, with a prompt and a cut as of `VariedEmbedder`.
 
-        Raises HttpError `overloaded` where too many tokens wait, of all clients or of this one, and what has broken the
-        device.
+        The job's future raises HttpError where one of them cannot be.
+
+        Raises HttpError `overloaded` where too many tokens wait, of all clients or of this one, `bad_request` where the
+        model has no such prompt, and what has broken the device.
         """
-        job = Job(texts, client, self._longest)
+        job = Job(texts, client, self._longest, self._preparing(prompt_name, cut))
         speed = self._throughput.tokens_per_s or 0.0
         a_pass = max(self._embedder.token_budget, self._embedder.batch_size)
         limit = max(LEAST_PASSES * a_pass, speed * MOST_WAIT_S)
@@ -169,6 +181,21 @@ class ServedModel:
         job.future.add_done_callback(lambda _: self._release(job))
         self._pool.submit(self._prepare, job)
         return job
+
+    def _preparing(self, prompt_name: str, cut: str) -> Embedder:
+        """The embedder that prepares texts so. Called in one thread."""
+        if not prompt_name and not cut:
+            return self._embedder
+        if (prompt_name, cut) not in self._prepared_by:
+            param = "prompt_name" if prompt_name else "truncation_direction"
+            try:
+                if not isinstance(self._embedder, VariedEmbedder):
+                    raise ModelError(f"{self.name} takes no {param}", next_step="leave it out")
+                other = self._embedder.preparing(prompt_name=prompt_name, cut=cut)
+            except ModelError as error:
+                raise HttpError(error.message, next_step=error.next_step, param=param) from error
+            self._prepared_by[prompt_name, cut] = other
+        return self._prepared_by[prompt_name, cut]
 
     def _tokens_in_the_way(self, job: Job, limit: float, a_pass: int) -> int:
         """The tokens that wait, where they are too many for one more job; else 0.
@@ -210,7 +237,7 @@ class ServedModel:
         texts = job.texts[first : first + PREPARE_TEXTS]
         samples = [Sample(ordinal=place, key="", text=self._cut(text)) for place, text in enumerate(texts)]
         try:
-            for place, one in enumerate(self._embedder.prepare(samples), first):
+            for place, one in enumerate(job.embedder.prepare(samples), first):
                 if isinstance(one, SampleError):
                     raise HttpError(f"input[{place}]: {one.message}", code=one.code, param="input")
                 job.prepared.append(one)

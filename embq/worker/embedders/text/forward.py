@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from embq.core.errors import DeviceFullError, SampleError
+from embq.core.errors import DeviceFullError, ModelError, SampleError
 from embq.core.models import Chunking, ModelConfig, ModelSpec
 from embq.core.service.log import Events
 from embq.core.units import Sample
@@ -205,6 +206,20 @@ class TextEmbedder:
     def use_prompt(self, spec: ModelSpec, task: str = "") -> None:
         """See `embq.worker.embedders.base.PromptedEmbedder`."""
         self._prompt = spec.param("prompt_text", "")
+
+    def preparing(self, *, prompt_name: str = "", cut: str = "") -> TextEmbedder:
+        """See `embq.worker.embedders.base.VariedEmbedder`."""
+        other = copy.copy(self)
+        if prompt_name:
+            other._prompt = self._named_prompt(prompt_name)
+        if cut and isinstance(self._tokens, Tokens):
+            other._tokens = self._tokens.cutting(cut)
+        elif cut and self._tokens is None:
+            raise ModelError(f"{self._spec}: the model cuts texts by itself", next_step="leave out the side")
+        return other
+
+    def _named_prompt(self, name: str) -> str:
+        raise ModelError(f"{self._spec}: {name!r} cannot be the name of a prompt: the model's prompts have none")
 
     def splitter(self, chunking: Chunking) -> TokenSplitter:
         """The splitter by the model's tokeniser; the prompt before each chunk counts as well."""

@@ -170,6 +170,16 @@ class SentenceEmbedder(TextEmbedder):
         if self._flat is not None and (head := self._trunk_and_head()[1]) is not None:
             self._flat.head = head
 
+    def _named_prompt(self, name: str) -> str:
+        asked = ModelSpec.parse(self._spec).without_prompt().with_prompt(name, None)
+        text, parts = chosen(asked, self._model.prompts, None).text, self._model.modules()
+        if self._tokens is None or any(isinstance(part, Pooling) and not part.include_prompt for part in parts):
+            raise ModelError(
+                f"{self._spec}: the model needs its prompt beside the text",
+                next_step=f"load it with ?prompt={name} behind its spec, under a name of its own",
+            )
+        return text
+
     def _set_prompt(self, prompt: Prompt) -> None:
         self._prompt, self._task = prompt.text, {"task": prompt.task} if prompt.task else {}
         self._tokens = None if _is_task_bound(self._model[0], prompt) else self._all_tokens

@@ -82,6 +82,12 @@ class Tokens:
         # They depend on the place in the template only, so one text of some tokens shows whether all are 0.
         self._is_typed = "token_type_ids" in self._pad_ids and any(tokenizer("a b c")["token_type_ids"])
 
+    def cutting(self, side: str) -> Tokens:
+        """The same tokeniser that cuts texts that are too long at their end on a side, "left" or "right"."""
+        tokenizer = copy.deepcopy(self.tokenizer)
+        tokenizer.truncation_side = side
+        return Tokens(tokenizer, self._max_length, vocabulary=self._vocabulary)
+
     def rows(self, texts: Sequence[str]) -> list[TokenRow | SampleError]:
         """One row per text with special tokens, without padding; a `Truncated` one where the text is too long.
 
