@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import struct
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from embq.core.errors import AwayError
 from embq.core.formats.part import read_unit
 from embq.core.queue.hints import Hint
 from embq.core.queue.result_stream import PART_SUFFIX
+from embq.core.rows.arrow_messages import listed_blocks
 from embq.core.run.commit_log import CommitLog
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place
@@ -323,6 +325,20 @@ def test_a_part_of_another_length_than_announced_is_not_read(tmp_path: Path, for
     for most in (rows, rows - 1) if format_ == "parquet" else (rows - 1,):
         with open(path, "rb") as part, pytest.raises(ValueError, match="rows"):
             read_unit(format_, part, schema, most_rows=most)
+
+
+@pytest.mark.parametrize("block", [(0, -(1 << 30), 8), (-8, 64, 8), (1 << 40, 64, 8), (8, 64, 1 << 40)], ids=str)
+def test_a_batch_that_is_listed_outside_of_an_arrow_part_is_not_read(block: tuple[int, int, int]) -> None:
+    """pyarrow ends in a SystemError where a length is negative: found by `make fuzz`."""
+    table, file = pa.table({"ordinal": pa.array([0], pa.int32())}), io.BytesIO()
+    with pa.ipc.new_file(file, table.schema) as into:
+        into.write_table(table)
+    (listed,) = listed_blocks(file)[1]
+    data = file.getvalue()
+    assert data.count(struct.pack("<qi4xq", *listed)) == 1
+    changed = io.BytesIO(data.replace(struct.pack("<qi4xq", *listed), struct.pack("<qi4xq", *block)))
+    with pytest.raises(ValueError, match="lists a batch that is not in the file"):
+        read_unit("arrow", changed, table.schema, most_rows=1)
 
 
 def test_a_run_whose_disk_is_full_gets_no_hints(run: RunCase) -> None:

@@ -45,9 +45,12 @@ def listed_blocks(file: IO[bytes] | NativeFile) -> tuple[list[Block], list[Block
     file.seek(stop - length)
     footer = file.read(length)
     try:
-        return _blocks(footer, 2), _blocks(footer, 3), stop - length
+        dictionaries, batches = _blocks(footer, 2), _blocks(footer, 3)
     except struct.error as error:
         raise ValueError("its footer is broken") from error
+    if any(min(block) < 0 or sum(block) > stop - length for block in (*dictionaries, *batches)):
+        raise ValueError("its footer lists a batch that is not in the file")
+    return dictionaries, batches, stop - length
 
 
 def is_compressed(metadata: bytes | memoryview) -> bool:
