@@ -63,7 +63,8 @@ class TarSource(Source):
         if (options.image_keys or options.caption_keys) and not is_url(path) and path.lower().endswith(SUFFIX):
             _require(path, options)
         if not is_url(path) and path.lower().endswith(SUFFIX):
-            _warn_of_other_images(path, extensions_of(options.of_shards))
+            with suppress(SourceError):  # its own unit fails by it
+                _warn_of_other_images(next(self.split(path, options)))
         return self.modalities
 
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
@@ -118,24 +119,23 @@ class TarSource(Source):
                     yield decode_metadata(_content(entry.parts["json"], data))
 
 
-def _warn_of_other_images(path: str, wanted: Extensions) -> None:
+def _warn_of_other_images(unit: Unit) -> None:
     """Log where first keys of a shard have members that look like images and are none by webdataset's rule."""
-    with suppress(OSError), open(path, "rb") as file:
-        entries = group(parse_first_members(file.read(LOOKED_AT_BYTES)), wanted)
-        lost = [
-            [extension for extension in entry.parts if wanted.is_image(f".{extension}")]
-            for entry in entries
-            if not entry.parts.keys() & set(wanted.images)
-        ]
-        if others := [extension for extensions in lost for extension in extensions]:
-            log.warning(
-                "images_not_taken",
-                path=path,
-                members=len(others),
-                keys=sum(map(bool, lost)),
-                why=f"a key ends at the first dot, so these members end in {', '.join(sorted(set(others))[:4])}",
-                next="name their ending with --image-key, or write names without further dots",
-            )
+    wanted = extensions_of(unit.options)
+    lost = [
+        [extension for extension in entry.parts if wanted.is_image(f".{extension}")]
+        for entry in group(parse_first_members(beginning(unit, LOOKED_AT_BYTES)), wanted)
+        if not entry.parts.keys() & set(wanted.images)
+    ]
+    if others := [extension for extensions in lost for extension in extensions]:
+        log.warning(
+            "images_not_taken",
+            path=unit.source,
+            members=len(others),
+            keys=sum(map(bool, lost)),
+            why=f"a key ends at the first dot, so these members end in {', '.join(sorted(set(others))[:4])}",
+            next="name their ending with --image-key, or write names without further dots",
+        )
 
 
 def _require(path: str, options: ReadOptions) -> None:
