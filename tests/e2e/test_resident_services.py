@@ -148,7 +148,9 @@ def test_two_models_embed_the_images_and_captions_of_one_run(services: Services,
         check_complete(root, wide, units=3, dim=dim, columns=columns, failures={"lonely": "missing_member"})
 
     (group,) = json.loads(succeed("failures", root, "--json"))["groups"]
-    assert [example["message"] for example in group["examples"]] == ["wide: the sample has no text"]
+    (example,) = group["examples"]
+    endings = "its members end in jpg: --caption-key names another ending"
+    assert example["message"] == f"wide: the sample has no text; {endings}"
     assert json.loads(succeed("verify", root, "--json"))["vectors_recomputed"] == len(images)
     assert told["model"] == "wide=stub:32 + narrow=stub:8?batch_size=7"
     # The same models under other names are another run.

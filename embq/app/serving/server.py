@@ -161,7 +161,7 @@ def _client(connection: BoundedConnection) -> bytes:
 
 def room() -> int:
     """The limit of connections by the open-file limit, after raising that."""
-    return int(min(MOST_CONNECTIONS, max(8, open_files() // 2)))
+    return int(min(MOST_CONNECTIONS, max(8, open_files() / 2)))
 
 
 BACKLOG = 128
