@@ -260,6 +260,12 @@ def test_a_line_that_is_no_utf8_is_a_failure_alone(tmp_path: Path, name: str, re
     assert [sample.error[0] for sample in read(unit, ()) if sample.error] == ["text_not_utf8"]
 
 
+def test_a_file_of_ascii_with_some_lines_that_are_no_utf8_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_bytes((b"plain\n" * 9 + b"caf\xe9\n") * 20)
+    (unit,) = plan([str(tmp_path / "t.txt")], ReadOptions()).units
+    assert [bool(sample.error) for sample in read(unit, ())] == ([False] * 9 + [True]) * 20
+
+
 def test_a_column_that_one_csv_lacks_makes_its_units_fail(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"body,x\n1,1\n")
     (tmp_path / "b.csv").write_bytes(b"title,x\n2,2\n")

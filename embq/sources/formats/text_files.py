@@ -296,7 +296,7 @@ def refuse_encoding(path: str, head: bytes) -> None:
     elif b"\0" in start or not (_TEXT.fullmatch(start) or _is_utf8(start)):
         what, encoding = "is no text in UTF-8: it is binary, or UTF-16 without a mark", _utf16(start)
     elif not head.isascii() and _is_other(head):
-        what, encoding = "is text, but not UTF-8: most lines that are not ASCII are not", "WINDOWS-1252"
+        what, encoding = "is text, but not UTF-8: too many of its lines are not", "WINDOWS-1252"
     else:
         return
     raise SourceError(
@@ -312,14 +312,15 @@ def _utf16(start: bytes) -> str:
 
 
 def _is_other(head: bytes) -> bool:
-    """True if several lines are not UTF-8, and more than those that are so beyond ASCII. A bad line fails alone.
+    """True if more than a quarter of the lines are not UTF-8, and more than those that are so beyond ASCII.
 
-    In other encodings of two bytes, such as GBK, one short line in 50 happens to be UTF-8 as well.
+    Fewer bad lines fail alone: a file of English may have some, and all others would be lost with them. In other
+    encodings of two bytes, such as GBK, one short line in 50 happens to be UTF-8 as well.
     """
     *whole, last = head.split(b"\n")
     bad = [not _is_utf8(line + b"\n") for line in whole if not line.isascii()]
     bad += [True] * (not _is_utf8(last))  # it may be cut
-    return sum(bad) > max(1, len(bad) // 2)
+    return sum(bad) > max(1, len(bad) // 2, (len(whole) + bool(last)) // 4)
 
 
 def _is_utf8(head: bytes) -> bool:
