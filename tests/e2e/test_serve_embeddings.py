@@ -255,6 +255,7 @@ def test_a_mistake_is_answered_in_the_form_of_openai(
     assert (answer.status, error["code"], error["param"]) == (status, code, param)
     assert error["type"] == "invalid_request_error"
     assert error["message"]
+    assert "image" not in error["message"]
 
 
 def test_the_rules_of_the_server_hold_for_these_paths_too(server: Server) -> None:

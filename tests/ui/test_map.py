@@ -139,7 +139,7 @@ def test_points_are_drawn_and_selected_in_a_browser(server: Server, browser: Bro
             const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
             return new Set(new Uint32Array(pixels.buffer)).size;
         })()"""
-        assert page.evaluate(colours) > 3
+        until(page, f"{colours} > 3")
         page.focus("#points")
         page.keyboard.press("0")
         page.keyboard.press("Enter")

@@ -314,8 +314,15 @@ async def _no_such_route(request: Request, error: Exception, *, paths: str) -> R
     return _json(body, status, dict(getattr(error, "headers", None) or {}))
 
 
-async def read_body(request: Request, most: int = MOST_BODY) -> bytes:
-    """The bytes of a body. Raises HttpError `too_large` above `most` of them, `too_slow` after BODY_S."""
+SMALLER = "send less in one request; of an image, models look at a few hundred pixels"
+
+
+async def read_body(request: Request, most: int = MOST_BODY, *, smaller: str = SMALLER) -> bytes:
+    """The bytes of a body. Raises HttpError `too_large` above `most` of them, `too_slow` after BODY_S.
+
+    Args:
+        smaller: next step where it is too large.
+    """
     found = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
@@ -325,7 +332,7 @@ async def read_body(request: Request, most: int = MOST_BODY) -> bytes:
                     raise HttpError(
                         f"the body has more than {most:,} bytes",
                         code="too_large",
-                        next_step="send less in one request; of an image, models look at a few hundred pixels",
+                        next_step=smaller,
                         status=413,
                     )
     except TimeoutError as error:
@@ -335,15 +342,18 @@ async def read_body(request: Request, most: int = MOST_BODY) -> bytes:
     return bytes(found)
 
 
-async def json_body(request: Request, most: int = MOST_BODY, *, example: str = EXAMPLE) -> object:
+async def json_body(
+    request: Request, most: int = MOST_BODY, *, example: str = EXAMPLE, smaller: str = SMALLER
+) -> object:
     """The JSON of a body, whatever its content type: clip-retrieval's client and page send none.
 
     Args:
         example: of a body, for the errors.
+        smaller: as of `read_body`.
 
     Raises HttpError as `read_body`, and `bad_json`.
     """
-    found = await read_body(request, most)
+    found = await read_body(request, most, smaller=smaller)
     parse = partial(json.loads, found, parse_constant=_no_constant)
     try:
         return parse() if len(found) <= PARSED_HERE else await anyio.to_thread.run_sync(parse)

@@ -40,6 +40,8 @@ from embq.core.rows.vectors import stored
 MOST_BODY = 4 * 2**20
 """Bytes of a body. The longest texts that models read, MOST_TEXTS of 512 tokens, are about as many."""
 
+SMALLER = "send fewer texts in one request"
+
 MOST_TEXTS = 2_048
 """Texts of one request, as OpenAI's API has it."""
 
@@ -146,7 +148,7 @@ class EmbeddingApi:
 
     async def embeddings(self, request: Request) -> Response:
         """Vectors of texts, in OpenAI's form."""
-        body_json = await json_body(request, MOST_BODY, example=OPENAI_BODY)
+        body_json = await json_body(request, MOST_BODY, example=OPENAI_BODY, smaller=SMALLER)
         wanted = self._openai(json_object(body_json, OPENAI_BODY))
         job, vectors = await _embedded(request, wanted)
 
@@ -162,7 +164,7 @@ class EmbeddingApi:
 
     async def embed(self, request: Request) -> Response:
         """Vectors of texts, in the form of text-embeddings-inference."""
-        body = await json_body(request, MOST_BODY, example=TEI_BODY)
+        body = await json_body(request, MOST_BODY, example=TEI_BODY, smaller=SMALLER)
         job, vectors = await _embedded(request, self._tei(json_object(body, TEI_BODY)))
         return await _encoded(vectors.tolist, vectors, job)
 
