@@ -79,7 +79,7 @@ def test_a_notebook_runs_from_an_empty_folder(name: str, short_tmp: Path, kernel
     for cell in cells_of(notebook):
         cell["outputs"] = []
     resources = {"metadata": {"path": str(folder)}}
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
+    nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3", resources=resources).execute()
     assert not errors_of(notebook)
     assert re.search(LAST[name] + r"\Z", printed(cells_of(notebook)[-1]))
     assert [path.name for path in folder.iterdir()] == [name.replace("_", "-")]

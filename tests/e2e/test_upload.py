@@ -250,7 +250,7 @@ def test_without_a_writer_the_broker_keeps_it_and_says_so(setting: Setting, shor
     (waiting,) = json.loads(told)["uploads"]
     assert (waiting["run"], waiting["output"], waiting["sent"]) == (run, str(setting.root), True)
     _, told, _ = ended("status", run, environment=environment)
-    assert told.startswith(f"arriving: run {run} for {setting.root} (stub:{DIM}): 0.0 of ")
+    assert told.startswith(f"arriving: run {run} for {setting.root} (stub:{DIM}): 0 B of ")
     watching = setting.watch(run)
     wait_until(lambda: '"state": "arriving"' in watching.stdout)
     for name in ("writer", "producer", "worker"):
