@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from embq.app.serving.unread_answers import MOST_UNREAD, CountedResponse
 from embq.app.ui.thumbnails import decoder, decoder_process, images, routes
 from embq.app.ui.thumbnails.images import Images
 from embq.producer.retry import FailureFilter, retry
@@ -353,6 +354,19 @@ def test_a_row_has_a_large_picture_and_its_original(served: Serve, tmp_path: Pat
     assert len({one.headers["etag"] for one in (small, large, original)}) == 3
     assert {one.headers["content-type"] for one in (small, large, original)} == {"image/jpeg"}
     assert "sandbox" in original.headers["content-security-policy"]
+
+
+def test_pictures_that_clients_do_not_read_are_bounded(served: Serve, tmp_path: Path) -> None:
+    """Originals have up to 32 MB, and as many as requests are answered at a time would be in memory."""
+    server = served(tar_input(tmp_path))
+    CountedResponse.unread["testclient"] = MOST_UNREAD
+    try:
+        answer = server.client.get("/thumb/out/image/1?size=original")
+        assert (answer.status_code, answer.json()["code"]) == (503, "overloaded")
+    finally:
+        del CountedResponse.unread["testclient"]
+    assert server.client.get("/thumb/out/image/1?size=original").content == image_of(1)
+    assert CountedResponse.unread.total() == 0
     assert server.client.get("/thumb/out/image/1?size=huge").json()["code"] == "bad_request"
 
 

@@ -12,10 +12,9 @@ import base64
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import anyio
 import msgspec
@@ -23,7 +22,6 @@ import numpy as np
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
 
 from embq.app.searching.query import Whole, json_field, json_object
 from embq.app.serving.app import Serving, answering, json_body
@@ -31,6 +29,7 @@ from embq.app.serving.embeddings.loading import Loaded
 from embq.app.serving.embeddings.model import Job, ServedModel
 from embq.app.serving.http_errors import HttpError
 from embq.app.serving.middleware import MOST_IN_FLIGHT, client_of
+from embq.app.serving.unread_answers import CountedResponse, require_read
 from embq.core.errors import DeviceError, EmbqError, InputError
 from embq.core.models import NORMALIZING
 from embq.core.process.libraries import version_of
@@ -47,9 +46,6 @@ MOST_TEXTS = 2_048
 
 ENCODED_HERE = 64 * 1024
 """Numbers of an answer that are encoded without a change of threads."""
-
-MOST_UNREAD, _PIECE = 512 * 2**20, 64 * 2**10
-"""Bytes of answers that clients have not read yet, above which no more texts are embedded; and of a write."""
 
 Texts = str | list[str | int | list[int]]
 """OpenAI's API takes token ids of its own models, too, of one text or of several."""
@@ -283,15 +279,7 @@ async def _embedded(request: Request, wanted: Wanted) -> tuple[Job, np.ndarray]:
 
     Raises ClientDisconnect when the client leaves; what has not been embedded is dropped then.
     """
-    unread = _Answer.unread
-    if unread[client_of(request.scope)] > MOST_UNREAD * 3 // 4 or unread.total() > MOST_UNREAD:
-        raise HttpError(
-            "clients read their answers too slowly",
-            code="overloaded",
-            next_step="ask later",
-            status=503,
-            retry_after_s=1,
-        )
+    require_read(request)
     job = wanted.model.submit(wanted.texts, client_of(request.scope), prompt_name=wanted.prompt_name, cut=wanted.cut)
     result = asyncio.wrap_future(job.future)
     leaving = asyncio.ensure_future(request.receive())
@@ -329,24 +317,5 @@ async def _encoded(body: Callable[[], object], vectors: np.ndarray, job: Job) ->
 def _answer(content: object, headers: Mapping[str, str] | None = None) -> Response:
     # Many numbers, which msgspec writes ten times faster than json.
     data = msgspec.json.encode(content)
-    return _Answer(data, headers={"Cache-Control": "no-store", **(headers or {})}, media_type="application/json")
-
-
-class _Answer(Response):
-    """An answer in pieces, so that the server knows when it is read; `unread` are the bytes that are not, by client."""
-
-    unread: ClassVar[Counter[str]] = Counter()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See `Response`."""
-        size, client = len(self.body), client_of(scope)
-        self.unread[client] += size
-        try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            for end in range(_PIECE, size + _PIECE, _PIECE):
-                piece = self.body[end - _PIECE : end]
-                await send({"type": "http.response.body", "body": piece, "more_body": end < size})
-        finally:
-            self.unread[client] -= size
-            if not self.unread[client]:
-                del self.unread[client]
+    headers = {"Cache-Control": "no-store", **(headers or {})}
+    return CountedResponse(data, headers=headers, media_type="application/json")

@@ -19,6 +19,7 @@ from embq.app.serving.app import answering
 from embq.app.serving.http_errors import HttpError
 from embq.app.serving.indices import Indices
 from embq.app.serving.served_index import OpenVersion
+from embq.app.serving.unread_answers import CountedResponse, require_read
 from embq.app.ui.thumbnails.cache import ThumbnailCache
 from embq.app.ui.thumbnails.decoder import Decoders
 from embq.app.ui.thumbnails.finder import Finder, Origin, no_thumbnail
@@ -129,6 +130,7 @@ class Thumbnails:
         headers = {**_HEADERS, "ETag": f'"{name}"'}
         if _matches(request.headers.get("if-none-match", ""), name):
             return Response(status_code=304, headers=headers)
+        require_read(request)
         data = await anyio.to_thread.run_sync(self._cache.get, name, limiter=self._lookups)
         if data is None:
             if self._reads.statistics().tasks_waiting >= MOST_WAITING:
@@ -146,7 +148,7 @@ class Thumbnails:
                 own = anyio.CapacityLimiter(1)
                 data = await anyio.to_thread.run_sync(self._made, origin, name, side, limiter=own)
         kind = next((kind for head, kind in RASTER.items() if data.startswith(head)), "application/octet-stream")
-        return Response(data, headers=headers, media_type=kind)
+        return CountedResponse(data, headers=headers, media_type=kind)
 
     def _found(self, collection: Collection, id_: int, key: str, unit_id: str | None, side: int) -> tuple[Origin, str]:
         """The origin of a row that may be read, and the name of its thumbnail: a hash of all that decides its bytes."""
