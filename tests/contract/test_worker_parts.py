@@ -26,7 +26,7 @@ from embq.core.errors import AwayError
 from embq.core.formats.part import read_unit
 from embq.core.queue.hints import Hint
 from embq.core.queue.result_stream import PART_SUFFIX
-from embq.core.rows.arrow_messages import listed_blocks
+from embq.core.rows.arrow_messages import MOST_BYTES, listed_blocks
 from embq.core.run.commit_log import CommitLog
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place
@@ -339,6 +339,19 @@ def test_a_batch_that_is_listed_outside_of_an_arrow_part_is_not_read(block: tupl
     changed = io.BytesIO(data.replace(struct.pack("<qi4xq", *listed), struct.pack("<qi4xq", *block)))
     with pytest.raises(ValueError, match="lists a batch that is not in the file"):
         read_unit("arrow", changed, table.schema, most_rows=1)
+
+
+def test_a_footer_of_an_arrow_part_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embq.core.rows.arrow_messages.MOST_BYTES", 1)
+    table, file = pa.table({"ordinal": pa.array([0], pa.int32())}), io.BytesIO()
+    with pa.ipc.new_file(file, table.schema) as into:
+        into.write_table(table)
+    with pytest.raises(ValueError, match=r"the header of the batch at byte \d+ has"):
+        read_unit("arrow", file, table.schema, most_rows=1)
+    length = MOST_BYTES + 1
+    large = io.BytesIO(b"ARROW1\0\0" + bytes(length) + struct.pack("<i", length) + b"ARROW1")
+    with pytest.raises(ValueError, match="its footer has 67,108,865 bytes, more than 67,108,864"):
+        listed_blocks(large)
 
 
 def test_a_run_whose_disk_is_full_gets_no_hints(run: RunCase) -> None:

@@ -18,6 +18,9 @@ Block = tuple[int, int, int]
 
 CONTINUATION = b"\xff\xff\xff\xff"
 DICTIONARY_BATCH = 2
+MOST_BYTES = 64 << 20
+"""Of a footer, or of the header of a batch, in a file that embq reads as its own."""
+
 _BLOCK = struct.Struct("<qi4xq")
 _TAIL = struct.Struct("<i6s")
 
@@ -25,6 +28,8 @@ _TAIL = struct.Struct("<i6s")
 def refuse_compressed(file: NativeFile, blocks: Iterable[Block]) -> None:
     """ValueError where one of the batches of a file is compressed: pyarrow decompresses to any size as it reads."""
     for at, length, _ in blocks:
+        if length > MOST_BYTES:
+            raise ValueError(f"the header of the batch at byte {at} has {length:,} bytes")
         header = file.read_at(length, at)
         try:
             compressed = is_compressed(header[8 if header.startswith(CONTINUATION) else 4 :])
@@ -34,14 +39,21 @@ def refuse_compressed(file: NativeFile, blocks: Iterable[Block]) -> None:
             raise ValueError(f"the batch at byte {at} is compressed, and embq reads none; write it uncompressed")
 
 
-def listed_blocks(file: IO[bytes] | NativeFile) -> tuple[list[Block], list[Block], int]:
-    """(dictionary batches, record batches, offset of the footer that lists them); ValueError where there is none."""
+def listed_blocks(
+    file: IO[bytes] | NativeFile, *, most_bytes: int = MOST_BYTES
+) -> tuple[list[Block], list[Block], int]:
+    """(dictionary batches, record batches, offset of the footer that lists them).
+
+    Raises ValueError where there is none, or it is larger than `most_bytes`.
+    """
     stop = file.seek(0, os.SEEK_END) - _TAIL.size
     file.seek(max(0, stop))
     tail = file.read(_TAIL.size)
     length, magic = _TAIL.unpack(tail) if len(tail) == _TAIL.size else (0, b"")
     if magic != b"ARROW1" or not 0 < length <= stop:
         raise ValueError("it has no footer, so it may be cut")
+    if length > most_bytes:
+        raise ValueError(f"its footer has {length:,} bytes, more than {most_bytes:,}")
     file.seek(stop - length)
     footer = file.read(length)
     try:

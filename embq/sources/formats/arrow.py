@@ -139,7 +139,7 @@ def _footer_batches(file: io.BufferedIOBase, path: str) -> tuple[list[_Message],
     none, two that overlap, or one that is left out.
     """
     try:
-        dictionaries, batches, stop = listed_blocks(file)
+        dictionaries, batches, stop = listed_blocks(file, most_bytes=_HEADER_MAX_BYTES)
     except ValueError as error:
         raise _damaged(path, str(error), file.seek(0, os.SEEK_END)) from error
     listed = [(DICTIONARY_BATCH, *block) for block in dictionaries] + [(_RECORD_BATCH, *block) for block in batches]
