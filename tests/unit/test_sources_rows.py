@@ -197,7 +197,7 @@ def test_rows_with_quotes_of_a_tsv_tell_whether_they_enclose(
 def test_names_in_quotes_tell_that_quotes_enclose(tmp_path: Path) -> None:
     samples = csv_samples(tmp_path, b'"id"\t"text"\n1\t"5" pipe\n2\t"so\n', "t.tsv")
     assert [sample.error[0] for sample in samples if sample.error] == ["bad_csv", "bad_csv"]
-    assert "in the row at byte 12, of lines: 1" in str(samples[0].error)
+    assert "in the row at byte 12 (lines: 1)" in str(samples[0].error)
 
 
 def test_a_quote_that_nothing_closes_refuses_its_file_and_no_other(

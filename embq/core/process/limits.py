@@ -1,5 +1,4 @@
-"""CPU, cores and memory that this process may use, and the errors where memory, threads,
-processes or open files are used up."""
+"""CPU, cores, memory and open files that this process may use, and the errors where one of them is used up."""
 
 from __future__ import annotations
 

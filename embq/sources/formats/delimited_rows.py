@@ -239,7 +239,7 @@ def split_rows(
         except StopIteration:
             return
         except csv.Error as error:
-            yield lines.offset, f"{error}, in the row at byte {lines.begun:,}, of lines: {lines.lines:,}"
+            yield lines.offset, f"{error} in the row at byte {lines.begun:,} (lines: {lines.lines:,})"
             continue
         if fields:
             yield lines.offset, fields
