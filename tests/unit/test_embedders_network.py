@@ -125,7 +125,8 @@ def test_what_bf16_cannot_hold_is_computed_in_fp32_and_the_weights_are_as_before
     assert (mended * expected).sum(axis=1).min() > 0.999
     assert not np.array_equal(mended[0], mended[1])
     np.testing.assert_array_equal(half.embed(batch)["text"], first)
-    np.testing.assert_array_equal(full.embed_in_fp32(batch)["text"], expected)
+    # `embed` takes the path that was faster when the model was loaded, and that rounds otherwise.
+    np.testing.assert_allclose(full.embed_in_fp32(batch)["text"], expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.usefixtures("bf16_cpu")
