@@ -64,7 +64,7 @@ def load_detokenizer(name: str) -> Callable[[Sequence[int]], str]:
         ) from error
 
     def text_of(ids: Sequence[int]) -> str:
-        return found.decode(list(ids), errors="strict")
+        return str(found.decode(list(ids), errors="strict"))
 
     return text_of
 
