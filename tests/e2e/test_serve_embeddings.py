@@ -339,7 +339,7 @@ def test_a_stop_answers_what_has_begun() -> None:
         (("--device", "cpu"), Exit.USAGE, "are for --embeddings"),
         (
             ("--embeddings", "stub:8", "--token-ids", "none_such"),
-            *((Exit.USAGE, "has no tokenizer") if find_spec("tiktoken") else (Exit.CONFIG, "needs the package tiktoken")),
+            *((Exit.USAGE, "has no tokenizer") if find_spec("tiktoken") else (Exit.CONFIG, "needs the package")),
         ),
     ],
 )
