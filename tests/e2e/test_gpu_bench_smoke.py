@@ -55,10 +55,10 @@ def test_a_profile_holds_each_run_and_the_passes(tmp_path: Path, capsys: pytest.
     figures = json.loads((tmp_path / "profile.json").read_text())["figures"]
     assert [(one["workers"], one["threads"]) for one in figures["runs"]] == [(1, 2), (2, 1)]
     assert all(one["rows"] >= gpu_profile.QUICK_ROWS for one in figures["runs"])
+    alone, two = (one.get("process") for one in figures["runs"])
+    assert alone["cores"] > 0, "the process computes on the CPU"
     # One worker of two may have done all before the other has its model: such a run is not looked at.
-    looked_at = [one["process"]["cores"] for one in figures["runs"] if one.get("process")]
-    assert looked_at
-    assert min(looked_at) > 0, "the process computes on the CPU"
+    assert not two or two["cores"] > 0
     assert figures["passes"]["pass_ms"] > 0
     assert "1x2" in capsys.readouterr().out
 
