@@ -21,6 +21,8 @@ from embq.sources.interface import SAMPLE_MAX_BYTES, Moved, unwatched
 _ROOTS = "roots"
 """Option of a unit that is being read: the URLs that those in its rows must be below, one a line."""
 
+NO_IMAGES = ("images", "none")
+"""Option of a unit that is being read: images that are files of their own are left out."""
 
 KEYS_BY_DATASET = ("keys", "dataset")
 """Option of HDF5 units whose keys name dataset and row. Units of older runs lack it and count rows through the file."""
@@ -59,6 +61,7 @@ class RowSamples:
         named = dict(unit.options)
         self._needs_id = bool(named.get("id_column"))
         self._may_fetch = bool(named.get("image_column"))
+        self._without_images = NO_IMAGES in unit.options
         self._roots = named[_ROOTS].splitlines() if _ROOTS in named else None
 
     def failed(self, code: str, message: str) -> Sample:
@@ -119,6 +122,9 @@ class RowSamples:
 
         A path is relative to the table's folder, which it may not leave. A URL is read where the user named the column.
         """
+        if self._without_images:
+            yield from images
+            return
         places = [
             self._place(link) if image is None and link else None for image, link in zip(images, links, strict=True)
         ]
@@ -172,6 +178,11 @@ def metadata_of(unit: Unit) -> RowSamples:
 def within(unit: Unit, roots: Sequence[str]) -> Unit:
     """The unit for a worker that may not read everything: URLs in its rows are read below `roots` only."""
     return replace(unit, options=(*unit.options, (_ROOTS, "\n".join(root for root in roots if is_url(root)))))
+
+
+def without_images(unit: Unit) -> Unit:
+    """The unit for a reader that does not look at images."""
+    return replace(unit, options=(*unit.options, NO_IMAGES))
 
 
 def _text(choice: ChosenColumns, text: bytes | None) -> str | None:

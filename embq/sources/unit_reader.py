@@ -22,14 +22,14 @@ from embq.sources.interface import Moved, unwatched
 from embq.sources.kinds import is_guarded, source_for
 from embq.sources.partitions import add_partition, merged, partition_of
 from embq.sources.reader_process import client
-from embq.sources.rows import within
+from embq.sources.rows import within, without_images
 from embq.sources.unusable import may_be_opened
 
 METADATA_CHARS = 1_000_000
 """Most metadata that a look at one unit gives."""
 
 
-def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Iterator[Sample]:
+def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched, images: bool = True) -> Iterator[Sample]:
     """The samples of a unit that came over the network; of a retry, those that it repeats, with their first ordinals.
 
     Tables are read in a process of their own, under a limit of memory: see `embq.sources.reader_process`.
@@ -38,12 +38,15 @@ def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Itera
         unit: what to read.
         roots: the folders and URLs that units may lie in, links resolved; empty allows all.
         moved: called whenever bytes have come in.
+        images: False leaves out images that are files of their own, which are neither read nor fetched.
 
     Raises SourceError `shard_scheme_denied`, `source_denied` or `unknown_kind` at once, later what the source raises,
     and `too_large` where the texts of the unit are more than a unit may have.
     """
     require_allowed(unit.source, roots)
     source_for(unit.kind)
+    if not images:
+        unit = without_images(unit)
     samples = client.read(unit, roots, moved) if is_guarded(unit.kind) else read_here(unit, roots, moved=moved)
     return _bounded(unit, samples)
 

@@ -24,7 +24,6 @@ from embq.app.export.export import ExportOptions, export
 from embq.app.gc.collect import collect
 from embq.app.gc.orphans import Orphan, Orphans, find_orphans, remove_orphans
 from embq.app.local.service_process import ServiceProcess
-from embq.app.verify.verification import verify
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer, keep_to_ourselves, kept_off
 from embq.core.errors import EmbqError, Exit, OutputError, OutsideError, UsageError
@@ -45,6 +44,7 @@ from embq.core.units import canonical_json
 from embq.indexer.index_files.version import resolve_index
 from embq.writer.staging import leave_nonce, sweep
 from tests.support.outputs.build import build, file_path, reseal, write_jsonl
+from tests.support.second_reader.checks import verify
 
 # --- the state of the private server ---
 

@@ -27,8 +27,6 @@ from safetensors.torch import save_file
 
 from embq.app.verify.findings import Findings
 from embq.app.verify.manifest import Coverage
-from embq.app.verify.rereading import reread
-from embq.app.verify.verification import verify
 from embq.core.errors import ModelError, SampleError, SourceError
 from embq.core.models import ModelConfig
 from embq.core.units import Sample, Unit
@@ -42,6 +40,8 @@ from embq.worker.embedders.image.pixels import pixels_of
 from embq.worker.embedders.registry import load
 from tests.support.models.text import word_pieces
 from tests.support.outputs.build import build, go_on, request_of
+from tests.support.second_reader.checks import verify
+from tests.support.second_reader.samples import reread
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -24,7 +24,6 @@ from contract.reading import Reading, reading
 from e2e.session import ended
 from pyarrow import ipc
 
-from embq.app.verify.verification import verify
 from embq.core.errors import Exit, InputError, SourceError
 from embq.producer.enqueue import prepare
 from embq.producer.plan import plan
@@ -33,6 +32,7 @@ from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import read
 from tests.support.outputs.build import build, request_of, write_folder, write_tar
 from tests.support.planning import samples_of, units_of
+from tests.support.second_reader.checks import verify
 
 POLARS = Path(__file__).parent / "polars.arrow"
 """Ten rows in batches of four, as polars 2.1 writes them: views of strings, a categorical, a schema without prefix."""

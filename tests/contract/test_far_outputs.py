@@ -16,7 +16,6 @@ import redis
 from faults.kit.disk import DiskError, SmallDisk
 
 from embq.app.gc.collect import collect
-from embq.app.verify.verification import verify
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import ConfigError, InputError, OutputError, TryLaterError
 from embq.core.formats.files import row_folders
@@ -36,6 +35,7 @@ from embq.sources.reader_options import ReadOptions
 from embq.writer.run_writer import RunWriter
 from tests.support.outputs.build import go_on, request_of
 from tests.support.outputs.run_case import RunCase, make_case
+from tests.support.second_reader.checks import verify
 from tests.support.servers.storage import Killed, killing
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from embq.app.status.run_monitor import RunMonitor
-from embq.app.verify.verification import verify
 from embq.core.queue.keys import ACTIVE
 from embq.core.queue.runs import active, go_on, register, restore_active
 from embq.core.run.commit_log import CommitLog
@@ -17,6 +16,7 @@ from embq.core.run.run_info import load_run
 from embq.producer.announce import record_of
 from embq.writer.service import WriterService
 from tests.support.outputs.run_case import MakeRun, RunCase, unit_of
+from tests.support.second_reader.checks import verify
 
 
 def add(case: RunCase, units: int, *, samples: int = 3) -> None:

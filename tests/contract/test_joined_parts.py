@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from contract.storing import COLUMNS, FINGERPRINT, Output
 
-from embq.app.verify.verification import verify
 from embq.core.errors import OutputError
 from embq.core.run.commit_log import CommitLog
 from embq.writer.run_writer import RunWriter
+from tests.support.second_reader.checks import verify
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ import pytest
 from PIL import Image
 
 from embq.app.status.run_monitor import RunMonitor
-from embq.app.verify.verification import verify
 from embq.core.errors import InputError, TryLaterError, UsageError
 from embq.core.models import Chunking
 from embq.core.queue.result_stream import Entry
@@ -37,6 +36,7 @@ from embq.producer.retry import FailureFilter, RetryResult, preview, retry
 from embq.writer.accept import Accepted, Acceptor
 from embq.writer.commit import Committer
 from tests.support.outputs.build import build, go_on, request_of, rewrite, write_folder, write_tar
+from tests.support.second_reader.checks import verify
 
 BAD = frozenset({1, 4, 5, 9})
 """Samples that cannot be used until they are mended, of ten in units of three or four."""

@@ -16,13 +16,13 @@ import pytest
 from contract.storing import Output, float32_schema, rows_table
 from faults.kit.disk import DiskError, SmallDisk
 
-from embq.app.verify.verification import verify
 from embq.core.errors import OutputError
 from embq.core.formats.part import opened
 from embq.core.rows.results import COLUMN_ARROW, row_schema
 from embq.core.rows.spec import FORMATS, Column, RowSpec
 from embq.core.run.commit_log import CommitLog
 from embq.core.run.reader import committed_parts, row_tables
+from tests.support.second_reader.checks import verify
 
 
 @pytest.fixture(params=FORMATS)

@@ -21,7 +21,6 @@ import pytest
 
 from embq.app.export.export import ExportOptions, export
 from embq.app.output.output import open_output
-from embq.app.verify.verification import verify
 from embq.core.errors import AwayError
 from embq.core.formats.part import read_unit
 from embq.core.queue.hints import Hint
@@ -36,6 +35,7 @@ from embq.worker.meter.meter import Meter
 from embq.worker.stages import publish as module
 from embq.worker.stages.publish import PublishStage
 from tests.support.outputs.run_case import DIM, FINGERPRINT, MakeRun, RunCase, next_file_is, sample, vector, write
+from tests.support.second_reader.checks import verify
 from tests.support.servers.storage import Killed, environment, s3_proxy
 
 FORMATS = ("parquet", "arrow")

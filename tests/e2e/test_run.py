@@ -32,9 +32,9 @@ from e2e.session import (
 )
 from faults.kit.cluster import Sabotage, held_after, let_go, sabotaged
 
-from embq.app.verify.verification import verify
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import Exit
+from tests.support.second_reader.checks import verify
 from tests.support.waiting import wait_until
 
 DIM = 16

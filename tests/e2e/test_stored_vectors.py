@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embq.app.verify.verification import verify
 from embq.core.models import ModelConfig
 from embq.core.rows.spec import RowSpec
 from embq.worker.embedders.registry import load
 from examples.demo.collect import docstrings
 from tests.e2e.session import ended, write_texts
 from tests.support.outputs.build import build
+from tests.support.second_reader.checks import verify
 
 
 def part(root: Path) -> pa.Table:

@@ -18,7 +18,6 @@ import redis
 from e2e.plain import read_joined_hdf5
 from e2e.session import LOOK_S
 
-from embq.app.verify.verification import verify
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.formats.part import UNIT_FORMATS
 from embq.core.rows.spec import FORMATS
@@ -27,6 +26,7 @@ from faults.kit.cluster import QUICK_LEASES, Cluster, Service, held_after, let_g
 from faults.kit.strace import Call, Zygote, attached, calls_in, unavailable, zygote_in
 from faults.kit.table import Recovery
 from tests.support.outputs.run_case import RunCase, make_case
+from tests.support.second_reader.checks import verify
 
 BACK_S = 10.0
 """The bar: a writer that was started again has committed something."""

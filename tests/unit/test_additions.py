@@ -18,7 +18,6 @@ import pytest
 from e2e.check import _read_manifest
 
 from embq.app.gc.orphans import find_orphans
-from embq.app.verify.verification import verify
 from embq.core.errors import InputError, OutputError
 from embq.core.rows.spec import RowSpec
 from embq.core.run.commit_log import CommitLog
@@ -32,6 +31,7 @@ from embq.producer.plan import plan
 from embq.producer.selection import Selection
 from embq.sources.reader_options import ReadOptions
 from tests.support.planning import run_at_once, snapshot
+from tests.support.second_reader.checks import verify
 
 ROOT = Path(__file__).parents[2]
 

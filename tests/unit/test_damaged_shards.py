@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from embq.app.verify.rereading import reread
-from embq.app.verify.verification import verify
 from embq.core.errors import InputError, SourceError
 from embq.core.run.standing_failures import standing_failures
 from embq.core.units import DAMAGED_REST, Retry, Sample, Unit
@@ -26,6 +24,8 @@ from embq.sources.reader_options import ReadOptions
 from embq.writer.accept import Rejected
 from tests.support.archives import tar_of
 from tests.support.outputs.build import build, go_on
+from tests.support.second_reader.checks import verify
+from tests.support.second_reader.samples import reread
 from tests.unit.test_tar import block
 
 KEEP = ReadOptions(damaged="keep")

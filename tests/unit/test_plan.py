@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 from e2e.session import write_tar
 
-from embq.app.verify.rereading import reread
 from embq.core.errors import InputError, UsageError
 from embq.core.units import Unit
 from embq.producer.plan import Plan, first_columns, plan
 from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import read
+from tests.support.second_reader.samples import reread
 
 
 def touch(root: Path, *names: str) -> None:

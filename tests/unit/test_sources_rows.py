@@ -15,8 +15,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from embq.app.verify.rereading_tables import csv_rows
-from embq.app.verify.verification import verify
 from embq.core.errors import InputError, SourceError, UsageError
 from embq.core.units import Sample, Unit
 from embq.producer.enqueue import Request, prepare
@@ -28,6 +26,8 @@ from embq.sources.rows import without_dataset_keys
 from embq.sources.unit_reader import read
 from tests.support.outputs.build import build, go_on
 from tests.support.planning import samples_of, units_of
+from tests.support.second_reader.checks import verify
+from tests.support.second_reader.tables import csv_rows
 
 if sys.version_info >= (3, 14):
     from compression import zstd

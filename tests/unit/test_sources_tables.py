@@ -12,8 +12,6 @@ import pytest
 from pyarrow import ipc
 
 import embq.sources.rows
-from embq.app.verify.rereading import reread
-from embq.app.verify.verification import verify
 from embq.core.errors import InputError, SourceError
 from embq.core.units import Sample, Unit
 from embq.producer.plan import plan
@@ -22,6 +20,8 @@ from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import read, read_here
 from tests.support.outputs.build import build
 from tests.support.planning import samples_of, units_of
+from tests.support.second_reader.checks import verify
+from tests.support.second_reader.samples import reread
 
 
 def write(path: Path, **columns: Any) -> Path:

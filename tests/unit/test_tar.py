@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from embq.app.verify.rereading import reread
 from embq.core.errors import SampleError, SourceError
 from embq.core.units import Sample, Unit
 from embq.sources.access.files import PIECE_BYTES
@@ -24,6 +23,7 @@ from embq.sources.formats.tar_headers import BLOCK, parse_members
 from embq.sources.reader_options import ReadOptions
 from embq.worker.embedders.sample_fields import image_of
 from tests.support.archives import outcome_of, tar_of
+from tests.support.second_reader.samples import reread
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -16,8 +16,7 @@ import pytest
 
 from embq.app.cli.entry_point import run
 from embq.app.verify.findings import KEPT, Findings
-from embq.app.verify.rereading import reread
-from embq.app.verify.verification import Report, verify
+from embq.app.verify.verification import Report
 from embq.core.errors import Exit, InputError, OutputError
 from embq.core.formats.base import vectors
 from embq.core.redaction import printable
@@ -43,6 +42,8 @@ from tests.support.outputs.build import (
     write_jsonl,
     write_tar,
 )
+from tests.support.second_reader.checks import verify
+from tests.support.second_reader.samples import reread
 
 LINES = [
     b"\xef\xbb\xbf" + b'{"id": "a", "text": "first"}\n',

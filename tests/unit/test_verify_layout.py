@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from embq.app.cli.entry_point import run
-from embq.app.verify.verification import verify
 from embq.core.errors import Exit, InputError
 from tests.support.outputs.build import build, write_jsonl
+from tests.support.second_reader.checks import verify
 
 
 @pytest.fixture

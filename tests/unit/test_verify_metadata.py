@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embq.app.verify.metadata import leaves
-from embq.app.verify.rereading import reread
-from embq.app.verify.verification import Report, verify
+from embq.app.verify.verification import Report
 from embq.core.rows.spec import FORMATS
 from embq.core.run.run_info import load_run
 from embq.core.units import Unit
@@ -24,6 +23,8 @@ from embq.sources.kinds import SOURCES
 from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import read
 from tests.support.outputs.build import build, rewrite, set_column, write_folder, write_jsonl, write_tar
+from tests.support.second_reader.checks import verify
+from tests.support.second_reader.samples import reread
 
 LINES: list[dict[str, Any]] = [
     {"id": "a", "text": "one", "n": 1, "size": {"w": 2}, "tags": ["x"], "ok": True, "score": 0.5},

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 from embq.app.cli.entry_point import run
-from embq.app.verify.verification import Stopwatch, verify
+from embq.app.verify.verification import Stopwatch
 from embq.core.errors import Exit, OutputError
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest, first_segment_writer
@@ -27,6 +27,7 @@ from tests.support.outputs.build import (
     set_column,
     write_jsonl,
 )
+from tests.support.second_reader.checks import verify
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from embq.app.verify.verification import verify
 from embq.core.formats.base import vectors
 from embq.core.rows.spec import DTYPES, FORMATS, RowSpec
 from tests.support.outputs.build import build, rewrite, set_column, write_folder
+from tests.support.second_reader.checks import verify
 
 INPUTS = {f"{n}.{kind}": f"{kind} {n}".encode() for n in range(5) for kind in ("jpg", "txt")}
 BOTH = ("image", "text")

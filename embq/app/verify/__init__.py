@@ -1,1 +1,1 @@
-"""`embq verify`: checks an output folder against its commit log and a second, independent reading of the inputs."""
+"""`embq verify`: checks an output folder against its commit log and a second reading of the inputs."""

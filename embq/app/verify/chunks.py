@@ -1,7 +1,6 @@
 """Checks the rows of a chunked text: each chunk once, at its stated offsets, and no text left out.
 
-The splitters of the product are not used: chunks are checked against the text itself, and the words of a stub model are
-counted again.
+The splitters are not used: chunks are checked against the text itself.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-
-from embq.core.models import Chunking
 
 COLUMNS = ("document", "chunk", "chunks", "char_start", "char_end")
 
@@ -31,14 +28,9 @@ class Part:
 
 
 class Documents:
-    """The rows and failures of one unit, grouped by text.
+    """The rows and failures of one unit, grouped by text."""
 
-    Args:
-        words: the chunking of a stub model, which is recomputed; None for other models.
-    """
-
-    def __init__(self, rows: pa.Table, failures: pa.Table, words: Chunking | None) -> None:
-        self._words = words
+    def __init__(self, rows: pa.Table, failures: pa.Table) -> None:
         self.parts: dict[int, list[Part]] = {}
         self.failed: dict[int, list[str]] = {}
         for ordinal, *values in zip(*_columns(rows), strict=True) if rows.num_rows else ():
@@ -66,7 +58,7 @@ class Documents:
             return "neither a row nor a failure"
         if wrong := next((part for part in parts if part.document != key or part.key != f"{key}#{part.chunk}"), None):
             return f"a row with the key {wrong.key!r} of {wrong.document!r}"
-        return self._numbers(key, parts, failed) or ("" if text is None else self._content(text, parts, bool(failed)))
+        return self._numbers(key, parts, failed) or ("" if text is None else self.content(text, parts, bool(failed)))
 
     def _numbers(self, key: str, parts: Sequence[Part], failed: Sequence[str]) -> str:
         """Check that chunk numbers are complete and unique; without a row their total is not known."""
@@ -82,7 +74,7 @@ class Documents:
             return f"chunks {_ranges(sorted(numbers))}, and its rows say that it has {totals}"
         return ""
 
-    def _content(self, text: str, parts: Sequence[Part], incomplete: bool) -> str:
+    def content(self, text: str, parts: Sequence[Part], incomplete: bool) -> str:
         """Check that each chunk is the slice it states, with only white space in between."""
         end = 0
         for part in parts:
@@ -93,18 +85,6 @@ class Documents:
             end = max(end, part.end)
         if not incomplete and text[end:].strip():
             return f"what stands behind character {end} is in no chunk"
-        return self._windows(text, parts) if self._words is not None else ""
-
-    def _windows(self, text: str, parts: Sequence[Part]) -> str:
-        assert self._words is not None
-        most, step = self._words.tokens, self._words.tokens - self._words.overlap
-        words = text.split()
-        for part in parts:
-            expected = words[part.chunk * step : part.chunk * step + most]
-            if (part.text or "").split() != expected:
-                return f"chunk {part.chunk} does not hold words {part.chunk * step} to {part.chunk * step + most}"
-            if part.chunks != 1 + max(0, -(-(len(words) - most) // step)):
-                return f"{len(words)} words do not make {part.chunks} chunks"
         return ""
 
 

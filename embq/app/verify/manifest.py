@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Iterator, Set
 from dataclasses import replace
@@ -14,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from embq.app.verify.findings import Findings
-from embq.app.verify.input_files import LINES, SourceLines
-from embq.app.verify.rereading import IMAGES, count, is_as_planned
+from embq.app.verify.source_lines import LINES, SourceLines
 from embq.core.errors import OutputError
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
 from embq.core.run.run_info import RunInfo
 from embq.core.units import Unit
+from embq.sources.formats.image_folder import walk_with
 
 
 def check_manifest(layout: Layout, info: RunInfo, findings: Findings) -> Manifest | None:
@@ -143,7 +142,7 @@ class Coverage:
         first = self._ends.get(unit.source, 0)
         if not first:
             return 0, self._folders[unit.source]
-        if _by_bytes(unit) and is_as_planned(unit):
+        if _by_bytes(unit):
             return self._lines.placed(replace(unit, first=first)).start, first
         return unit.start, first
 
@@ -158,17 +157,14 @@ class Coverage:
         if not self._whole:
             return
         for folder, planned in self._folders.items():
-            if Path(folder).is_dir() and (there := _images_in(folder)) != planned:
+            if Path(folder).is_dir() and (there := sum(1 for _ in walk_with((), folder, Counter()))) != planned:
                 self._findings.note(
                     f"{folder} holds {there:,} images now, {planned:,} are planned: it has changed since"
                 )
 
     def _end_of_source(self) -> None:
         last = self._last
-        if last is None or last.kind == "files" or not self._whole:
-            return
-        if not _by_bytes(last):
-            self._count_rows(last)
+        if last is None or not _by_bytes(last) or not self._whole:
             return
         size = last.etag.rpartition("-")[2]
         if size.isdigit() and last.stop != int(size):
@@ -176,28 +172,9 @@ class Coverage:
                 "coverage", last.source, f"its units end at byte {last.stop}, when planned it had {size} bytes"
             )
 
-    def _count_rows(self, last: Unit) -> None:
-        """Compare with the row count of an independent reading, where the source is unchanged."""
-        planned = self._at[1]
-        there = count(last) if last.samples is not None else planned
-        if there is not None and there != planned:
-            self._findings.add("coverage", last.source, f"its units have {planned:,} rows, the source has {there:,}")
-
 
 def _by_bytes(unit: Unit) -> bool:
     """True if the units of this source are consecutive byte ranges."""
     if unit.kind in LINES:  # one that could not be planned has no slice
         return unit.samples is not None and "compression" not in dict(unit.options)
     return unit.kind == "tar"
-
-
-def _images_in(folder: str) -> int:
-    """Number of images below `folder` by their names, without hidden ones, and those in linked folders and outputs."""
-    count = 0
-    for at, folders, names in os.walk(folder):
-        if at != folder and "run.json" in names and "manifest" in folders:
-            folders.clear()
-            continue
-        folders[:] = [name for name in folders if name[0] != "."]
-        count += sum("." in name[1:] and name[0] != "." and name.rpartition(".")[2].lower() in IMAGES for name in names)
-    return count

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from embq.app.verify.findings import Findings
-from embq.app.verify.input_files import LINES, SourceLines
+from embq.app.verify.source_lines import SLICED, SourceLines
 from embq.core.errors import OutputError
 from embq.core.run.commits import CommittedUnit
 from embq.core.run.layout import Layout
@@ -23,7 +23,7 @@ class Retried:
         self._layout = layout
         self._findings = findings
         self._retries = Retries(manifest, lambda _: True)
-        self._versions: dict[str, str] = {}
+        self._versions: dict[str, tuple[str, int]] = {}
         self._sizes: dict[tuple[str, str], int] = {}
         self._claimed: dict[int, set[int]] = {}
         self._lines = SourceLines()
@@ -33,18 +33,18 @@ class Retried:
             if unit.kind == "files":
                 self._sizes.update({(unit.source, path): size for path, size in unit.items})
             else:
-                self._versions[unit.source] = unit.etag
+                self._versions[unit.source] = unit.etag, unit.stop
 
     def now(self, unit: Unit) -> Unit:
         """The unit with its source as of the last retry; unchanged where the source cannot be read."""
         if unit.kind == "files":
             items = tuple((path, self._sizes.get((unit.source, path), size)) for path, size in unit.items)
             return replace(unit, items=items)
-        version = self._versions.get(unit.source, unit.etag)
+        version, size = self._versions.get(unit.source, (unit.etag, 0))
         if version == unit.etag:
             return unit
-        mended = replace(unit, etag=version)
-        return self._lines.placed(mended) if unit.kind in LINES and unit.samples is not None else mended
+        mended = replace(unit, etag=version, stop=size if unit.kind == "tar" else unit.stop)
+        return self._lines.placed(mended) if unit.kind in SLICED and unit.samples is not None else mended
 
     def again(self, u: int) -> list[Retry]:
         """The later retries of the samples of unit `u`."""

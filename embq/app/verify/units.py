@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,39 +16,22 @@ import pyarrow.compute as pc
 from embq.app.verify.chunks import Documents
 from embq.app.verify.findings import Findings
 from embq.app.verify.metadata import StoredMetadata
-from embq.app.verify.rereading import READERS, SourceChangedError, SourceSample, SourceUnreadableError, reread
-from embq.app.verify.vectors import COSINE_OFF, differing, wrong_cosines, wrong_norms
-from embq.core.errors import OutputError
+from embq.app.verify.vectors import COSINE_OFF, wrong_cosines, wrong_norms
+from embq.core.errors import OutputError, SourceError
 from embq.core.formats.base import vectors
-from embq.core.models import ModelConfig, ModelSpec, has_unit_length
-from embq.core.rows.results import embedding_columns
+from embq.core.models import has_unit_length
+from embq.core.rows.results import clean_text, embedding_columns
 from embq.core.run.commits import CommittedUnit
 from embq.core.run.run_info import RunInfo
-from embq.core.units import DAMAGED_REST, Retry, Unit
-from embq.worker.embedders.stub import stub_digest, stub_vectors
+from embq.core.units import DAMAGED_REST, Retry, Sample, Unit, json_value
+from embq.sources.kinds import source_for
+from embq.sources.unit_reader import read
+
+CHANGED = ("source_changed", "source_denied", "source_missing", "storage_missing")
+"""Codes of a source that is not what was planned any more, so that nothing can be compared with it."""
 
 SHOWN = 3
 """Samples named in one violation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stub:
-    """A column of vectors that can be recomputed from the bytes of the samples' `modality`."""
-
-    column: str
-    modality: str
-    dim: int
-
-
-def stubs_of(model: ModelConfig) -> tuple[Stub, ...]:
-    """The columns of a run that stub models made."""
-    columns = zip(embedding_columns(model.output_names), model.outputs, strict=True)
-    specs = [(column, output.modality, output.spec) for column, output in columns]
-    return tuple(
-        Stub(column, modality, int(ModelSpec.parse(spec).name))
-        for column, modality, spec in specs
-        if spec.startswith("stub:")
-    )
 
 
 class Rows:
@@ -65,50 +49,34 @@ class Rows:
 
 
 class Content:
-    """Collects what the bytes of a unit's samples say about its rows; keeps digests, never the bytes."""
+    """Collects what a unit's source says about its rows.
 
-    def __init__(self, rows: Rows, stubs: tuple[Stub, ...], *, mapped: bool = False) -> None:
+    Args:
+        mapped: a map has changed the samples, so that only their metadata can be compared.
+    """
+
+    def __init__(self, rows: Rows, *, mapped: bool) -> None:
         self.captions: list[tuple[int, str]] = []
         self.metadata: list[str] = []
-        self.absent: list[tuple[int, str]] = []
-        self.positions: list[int] = []
-        self.digests: list[list[bytes]] = [[] for _ in stubs]
         self._rows = rows
-        self._stubs = stubs
         self._mapped = mapped
 
-    def take(self, ordinal: int, found: SourceSample) -> None:
-        """One sample that has a row."""
-        position = self._rows.position[ordinal]
+    def take(self, position: int, sample: Sample) -> None:
+        """One sample and the position of its row."""
         captions = self._rows.captions
-        if self._mapped:  # the source does not tell what the map made of it
-            self.take_metadata(position, found)
-            return
-        text = None if found.text is None else found.text.encode("utf-8", "backslashreplace")
-        if captions is not None and captions[position] != (None if text is None else text.decode()):
+        if captions is not None and not self._mapped and captions[position] != sample.text:
             self.captions.append(self._rows.names[position])
-        self.take_metadata(position, found)
-        self._digest(position, found.image, text)
+        self.take_metadata(position, sample)
 
-    def take_metadata(self, position: int, found: SourceSample) -> None:
+    def take_metadata(self, position: int, sample: Sample) -> None:
         """The metadata of one row."""
-        if why := self._rows.metadata.differs(position, found.metadata):
+        if why := self._rows.metadata.differs(position, _fields(sample)):
             self.metadata.append(f"{self._rows.names[position][1]!r}: {why}")
 
-    def take_row(self, position: int, text: str | None) -> None:
-        """One chunk, whose text has been compared with its source."""
-        self._digest(position, None, None if text is None else text.encode())
 
-    def _digest(self, position: int, image: bytes | None, text: bytes | None) -> None:
-        if not self._stubs:
-            return
-        contents = [image if stub.modality == "image" else text for stub in self._stubs]
-        if any(content is None for content in contents):
-            self.absent.append(self._rows.names[position])
-            return
-        self.positions.append(position)
-        for stub, digests, content in zip(self._stubs, self.digests, contents, strict=True):
-            digests.append(stub_digest(content or b"", stub.dim))
+def _fields(sample: Sample) -> dict[str, Any] | None:
+    fields = None if sample.metadata is None else json_value(sample.metadata)
+    return fields if isinstance(fields, dict) else None
 
 
 def pairs(table: pa.Table) -> list[tuple[int, str]]:
@@ -135,19 +103,16 @@ class Units:
 
     Attributes:
         keys: samples whose keys were compared with the source.
-        recomputed: rows whose vectors were recomputed and compared; see `embq.app.verify.vectors.differing`.
         beside: rows with metadata that fit no column.
         not_compared: kind of a plug-in -> units that were not compared with their sources.
     """
 
     def __init__(self, info: RunInfo, findings: Findings) -> None:
         self.keys = 0
-        self.recomputed = 0
         self.beside = 0
         self.not_compared: Counter[str] = Counter()
         self._findings = findings
         self._columns = embedding_columns(info.model.output_names)
-        self._stubs = stubs_of(info.model)
         self._rows = info.rows
         self._unit_length = {
             column: info.rows.unit_length or (has_unit_length(output.spec) and not info.rows.truncate_dim)
@@ -186,7 +151,7 @@ class Units:
         self.beside += metadata.beside
         if self._is_whole(where, recorded, rows, failures):
             return
-        if unit is not None and unit.kind not in READERS:
+        if unit is not None and not self.can_read(unit):
             self._check_count(where, unit, rows, failures)
             unit = None
         if self._chunking is not None:
@@ -284,86 +249,109 @@ class Units:
             self._findings.add("ordinals", where, f"samples behind the damage of its shard: {some(behind)}")
         return failures, rest
 
+    def can_read(self, unit: Unit) -> bool:
+        """True if `read` can; False for the kind of a plug-in that is not installed here."""
+        try:
+            return bool(source_for(unit.kind))
+        except SourceError:
+            return False
+
+    def read(self, unit: Unit) -> Iterator[Sample]:
+        """All samples of the slice of a source that the unit names, of a retry too, without the bytes of images.
+
+        Raises SourceError as `embq.sources.unit_reader.read` does.
+        """
+        return read(replace(unit, retry=None), (), images=False)
+
+    def content(self, rows: Rows, *, mapped: bool) -> Content:
+        """What collects the differences of one unit."""
+        return Content(rows, mapped=mapped)
+
+    def documents(self, rows: pa.Table, failures: pa.Table) -> Documents:
+        """What checks the chunks of one unit."""
+        return Documents(rows, failures)
+
+    def _samples(self, where: str, unit: Unit, rest: int) -> Iterator[tuple[int, Sample]]:
+        """(ordinal, sample) of each up to the ordinal `rest`.
+
+        Raises _NotComparedError, after it was told, where the source has changed or cannot be read.
+        """
+        try:
+            samples = islice(self.read(unit), rest)
+            # A retry of files names those alone that it repeats.
+            of_files = unit.wanted if unit.kind == "files" else None
+            yield from zip(of_files, samples, strict=True) if of_files else enumerate(samples)
+        except SourceError as error:
+            if error.code in CHANGED:
+                self._findings.add("source_changed", where, f"cannot be checked: {error.message}")
+            else:
+                message = f"it has rows or failures, and a second reading fails: {error.message}"
+                self._findings.add("keys", where, message)
+            raise _NotComparedError(error.code) from error
+
     def _compare(
         self, where: str, unit: Unit, samples: list[tuple[int, str]], retried: Set[int], rows: Rows, rest: int
     ) -> None:
-        """Compare with an independent second reading of the source, up to the ordinal `rest`."""
+        """Compare with a second reading of the source, up to the ordinal `rest`."""
         keys: list[tuple[int, str]] = []
         count = 0
-        changed: list[str] = []
-        check = Content(rows, self._stubs, mapped=_is_mapped(unit))
-        images = any(stub.modality == "image" for stub in self._stubs)
+        unread: list[str] = []
+        check = self.content(rows, mapped=_is_mapped(unit))
         wanted = None if unit.wanted is None else frozenset(unit.wanted)
         try:
-            for ordinal, found in islice(numbered(unit, images=images), rest):
+            for ordinal, sample in self._samples(where, unit, rest):
                 count += 1
                 if ordinal not in retried and (ordinal >= unit.first_ordinal if wanted is None else ordinal in wanted):
-                    keys.append((ordinal, found.key))
-                if ordinal not in rows.position:
-                    continue
-                if found.changed:
-                    changed.append(found.changed)
-                else:
-                    check.take(ordinal, found)
-        except SourceChangedError as error:
-            self._findings.add("source_changed", where, str(error))
+                    keys.append((ordinal, clean_text(sample.key)))
+                position = rows.position.get(ordinal)
+                if position is not None and sample.error is not None:
+                    unread.append(f"cannot be checked: {sample.key!r}: {sample.error[1]}")
+                elif position is not None:
+                    check.take(position, sample)
+        except _NotComparedError as error:
             there = len(samples) + len(retried)
-            if unit.expected is not None and unit.expected != there:
+            if error.code in CHANGED and unit.expected not in (None, there):
                 self._findings.add(
                     "keys", where, f"{there} samples, {unit.expected} were planned, and the source cannot tell"
                 )
             return
-        except SourceUnreadableError as error:
-            self._findings.add("keys", where, f"it has rows or failures, and a second reading fails: {error}")
-            return
-        if changed:
-            more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-            self._findings.add("source_changed", where, changed[0] + more)
+        if unread:
+            self._findings.add("source_changed", where, listed(unread))
         if unit.samples is not None and unit.samples != count:
             self._findings.add("keys", where, f"the manifest says {unit.samples} samples, the source has {count}")
         self._compare_keys(where, samples, keys)
+        self.add_differences(where, rows, check)
+
+    def add_differences(self, where: str, rows: Rows, check: Content) -> None:
+        """Report what was collected."""
         if check.captions:
             self._findings.add("captions", where, f"not the text of the source: {some(check.captions)}")
         if check.metadata:
             self._findings.add("metadata", where, f"not those of the source: {listed(check.metadata)}")
-        wrong = check.absent + self._wrong_vectors(check, rows)
-        if wrong:
-            self._findings.add("vectors", where, f"not what the sample's bytes give: {some(wrong)}")
 
     def _check_chunks(
-        self,
-        where: str,
-        unit: Unit | None,
-        rows: pa.Table,
-        failures: pa.Table,
-        by_place: Rows,
-        again: Sequence[Retry],
+        self, where: str, unit: Unit | None, rows: pa.Table, failures: pa.Table, by_place: Rows, again: Sequence[Retry]
     ) -> None:
-        """Compare the rows of cut texts with an independent second reading of the source."""
+        """Compare the rows of cut texts with a second reading of the source."""
         failures, rest = self._without_rest(where, unit, rows, failures)
-        documents = Documents(rows, failures, self._chunking if self._stubs else None)
+        documents = self.documents(rows, failures)
         if unit is None:
             return
         wrong: list[str] = []
-        check = Content(by_place, self._stubs)
+        check = self.content(by_place, mapped=True)  # `documents` compares the texts
         count = 0
         retried, wanted = _retried(again, failures), None if unit.wanted is None else frozenset(unit.wanted)
         try:
-            for ordinal, found in islice(numbered(unit, images=False), rest):
+            for ordinal, sample in self._samples(where, unit, rest):
                 count += 1
                 if ordinal in retried or (ordinal < unit.first_ordinal if wanted is None else ordinal not in wanted):
                     continue
-                if why := found.changed or (
-                    "" if _is_mapped(unit) else documents.check(ordinal, found.key, found.text)
-                ):
-                    wrong.append(f"text {found.key!r}: {why}")
+                key = clean_text(sample.key)
+                if not _is_mapped(unit) and (why := documents.check(ordinal, key, sample.text)):
+                    wrong.append(f"text {key!r}: {why}")
                 for position in by_place.positions.get(ordinal, ()):
-                    check.take_metadata(position, found)
-        except SourceChangedError as error:
-            self._findings.add("source_changed", where, str(error))
-            return
-        except SourceUnreadableError as error:
-            self._findings.add("keys", where, f"it has rows or failures, and a second reading fails: {error}")
+                    check.take_metadata(position, sample)
+        except _NotComparedError:
             return
         self.keys += rows.num_rows + sum(ordinal not in retried for ordinal, _ in pairs(failures))
         if unit.samples is not None and unit.samples != count:
@@ -372,12 +360,7 @@ class Units:
             self._findings.add("keys", where, f"it has rows or failures of more than the {count} texts of the source")
         if wrong:
             self._findings.add("chunks", where, listed(wrong))
-        if check.metadata:
-            self._findings.add("metadata", where, f"not those of the source: {listed(check.metadata)}")
-        for position, text in enumerate(rows["caption"].to_pylist() if rows.num_rows else ()):
-            check.take_row(position, text)
-        if bad := self._wrong_vectors(check, by_place):
-            self._findings.add("vectors", where, f"not what the chunk's bytes give: {some(bad)}")
+        self.add_differences(where, by_place, check)
 
     def _compare_keys(self, where: str, samples: list[tuple[int, str]], expected: list[tuple[int, str]]) -> None:
         self.keys += len(samples)
@@ -392,24 +375,17 @@ class Units:
             parts.append(f"not in the source: {some(extra)}")
         self._findings.add("keys", where, "; ".join(parts))
 
-    def _wrong_vectors(self, check: Content, rows: Rows) -> list[tuple[int, str]]:
-        """The samples whose stored vectors are not those of their bytes."""
-        if not check.positions or any(stub.column not in rows.vectors for stub in self._stubs):
-            return []
-        good = np.ones(len(check.positions), dtype=bool)
-        for stub, digests in zip(self._stubs, check.digests, strict=True):
-            stored = rows.vectors[stub.column][check.positions]
-            if stored.shape[1] != self._rows.width(stub.dim):
-                return [rows.names[position] for position in check.positions]
-            good &= ~differing(stored, stub_vectors(digests, stub.dim), self._rows)
-        self.recomputed += len(check.positions)
-        return [rows.names[check.positions[i]] for i in np.flatnonzero(~good).tolist()]
 
+class _NotComparedError(Exception):
+    """A unit cannot be compared with its source.
 
-def numbered(unit: Unit, *, images: bool) -> Iterator[tuple[int, SourceSample]]:
-    """(ordinal, sample) of what a second reading of the unit finds; of a retry of files, only those are named."""
-    found = reread(unit, images=images)
-    return zip(unit.wanted, found, strict=True) if unit.wanted and unit.kind == "files" else enumerate(found)
+    Attributes:
+        code: of the SourceError.
+    """
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 def _is_mapped(unit: Unit) -> bool:

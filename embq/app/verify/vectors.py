@@ -1,4 +1,4 @@
-"""Expected stored vectors, computed in float64 by other formulas than those of the product."""
+"""Checks of stored vectors, computed in float64."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ COSINE_OFF = {"float16": 2e-3, "float32": 1e-5}
 SHORT = 1e-3
 """Length below which float16 has too few bits for the numbers of a vector."""
 
-BIT_VALUES = np.array([128, 64, 32, 16, 8, 4, 2, 1])
-FLOAT_DTYPES = {"float16": np.float16, "float32": np.float32}
-LAST_PLACE = {"float16": (2.0**-10, 2.0**-24), "float32": (2.0**-23, 2.0**-149)}
-"""The unit in the last place of 1, and the smallest positive number."""
+FLOAT_DTYPES = ("float16", "float32")
 
 
 def wrong_norms(values: np.ndarray, rows: RowSpec) -> np.ndarray:
@@ -44,38 +41,6 @@ def wrong_norms(values: np.ndarray, rows: RowSpec) -> np.ndarray:
     return wrong
 
 
-def differing(values: np.ndarray, given: np.ndarray, rows: RowSpec) -> np.ndarray:
-    """Mask of stored vectors that differ from the stored form of `given`: bool of shape (n,).
-
-    Floats that are only cut are compared bit for bit, and so are the signs of binary. What was divided by its length
-    may be off by one unit in the last place, int8 by half a step.
-
-    Args:
-        values: as stored, shape (n, width).
-        given: float32 of shape (n, dim), as the model gives them.
-    """
-    kept = given[:, : rows.truncate_dim].astype(np.float64) if rows.truncate_dim else given.astype(np.float64)
-    if rows.unit_length:
-        kept = kept / np.linalg.norm(kept, axis=1, keepdims=True)
-    wrong: np.ndarray
-    off: np.ndarray
-    if rows.dtype == "binary":
-        signs = (kept > 0).reshape(len(kept), kept.shape[1] // 8, 8)
-        wrong = (signs * BIT_VALUES).sum(axis=2) != values
-    elif rows.dtype == "int8":
-        step = rows.int8_range / 127
-        off = np.abs(values.astype(np.float64) * step - np.clip(kept, -rows.int8_range, rows.int8_range))
-        wrong = (off > STEP_OFF * step) | (values == -128)
-    elif rows.unit_length:
-        relative, least = LAST_PLACE[rows.dtype]
-        off = np.abs(values.astype(np.float64) - kept)
-        wrong = off > relative * np.abs(kept) + least
-    else:
-        # As bytes: a comparison of numbers would take -0.0 for 0.0.
-        wrong = _as_bytes(values) != _as_bytes(kept.astype(FLOAT_DTYPES[rows.dtype]))
-    return np.asarray(wrong.any(axis=1))
-
-
 def wrong_cosines(cosines: np.ndarray, images: np.ndarray, texts: np.ndarray, off: float) -> np.ndarray:
     """Mask of values that are not cosines, or differ from those of their vectors by more than `off`: bool (n,).
 
@@ -87,7 +52,3 @@ def wrong_cosines(cosines: np.ndarray, images: np.ndarray, texts: np.ndarray, of
     near = np.abs((first * second).sum(axis=1) - cosines * product) <= off * product
     right: np.ndarray = (np.abs(cosines) <= 1.0) & (near | (lengths < SHORT))
     return ~right  # so that NaN is wrong as well
-
-
-def _as_bytes(matrix: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(matrix).view(np.uint8)

@@ -55,7 +55,6 @@ class Report:
         files, bytes: committed files that are whole.
         litter: files that are in no record.
         samples_checked: rows and failures whose keys were compared with the source.
-        vectors_recomputed: rows whose vectors were recomputed bit for bit (models `stub:` only).
         violations: the first ones; `violations_total` counts all.
         notes: observations that are not violations.
     """
@@ -74,7 +73,6 @@ class Report:
     bytes: int
     litter: int
     samples_checked: int
-    vectors_recomputed: int
     violations: tuple[Violation, ...]
     violations_total: int
     seconds: Mapping[str, float]
@@ -109,12 +107,14 @@ def verify(
 class Verification:
     """One verification of a folder: checks the log record by record, and each record unit by unit."""
 
+    units = Units
+
     def __init__(self, root: Place, mode: Mode) -> None:
         self._mode = mode
         self._layout, self._info = Layout(root), load_run(root)
         self._findings, self._watch = Findings(), Stopwatch()
         self._files = Files(self._layout, self._info, self._findings)
-        self._units = Units(self._info, self._findings)
+        self._units = self.units(self._info, self._findings)
         self._key_hashes: list[np.ndarray] | None = []
         self._empty_units = 0
         self._first_empty = ""
@@ -244,7 +244,6 @@ class Verification:
             bytes=self._files.bytes,
             litter=len(litter),
             samples_checked=self._units.keys,
-            vectors_recomputed=self._units.recomputed,
             violations=tuple(findings.violations),
             violations_total=findings.count,
             seconds={kind: round(seconds, 3) for kind, seconds in self._watch.seconds.items()},

@@ -338,6 +338,20 @@ _PERMANENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 def read_inside(root: str, relative: str, size: int | None, moved: Moved) -> bytes:
     """The bytes of a plain file under `root`, of `size` bytes where that is known.
 
+    Raises as `check_inside` does, and SampleError `source_changed` where it changes meanwhile.
+    """
+    path = os.path.join(root, relative)
+    real, size = check_inside(root, relative, size)
+    with _of_sample(path), WatchedFile(real, moved) as file:
+        data = read_all(file, size)
+    if len(data) != size:
+        raise SampleError("source_changed", f"{path} changed while it was read")
+    return data
+
+
+def check_inside(root: str, relative: str, size: int | None) -> tuple[str, int]:
+    """Real path and size of a plain file under `root`, which must have `size` bytes where that is known.
+
     Raises SampleError `outside_root`, `source_missing`, `source_denied`, `source_changed`, `unsupported_member` or
     `too_large`; SourceError where the storage fails.
     """
@@ -345,16 +359,22 @@ def read_inside(root: str, relative: str, size: int | None, moved: Moved) -> byt
     real = os.path.realpath(path)
     if not real.startswith(os.path.join(root, "")):
         raise SampleError("outside_root", f"{path} leads to {real}, outside of the folder {root}")
-    try:
+    with _of_sample(path):
         status = os.stat(real)
-        if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for its writer
-            raise SampleError("unsupported_member", f"{path} is not a regular file")
-        if size is not None and status.st_size != size:
-            raise SampleError("source_changed", f"{path} had {size} bytes when planned, now {status.st_size}")
-        if status.st_size > SAMPLE_MAX_BYTES:
-            raise SampleError("too_large", f"{path} has {status.st_size} bytes, more than {SAMPLE_MAX_BYTES}")
-        with WatchedFile(real, moved) as file:
-            data = read_all(file, status.st_size)
+    if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for its writer
+        raise SampleError("unsupported_member", f"{path} is not a regular file")
+    if size is not None and status.st_size != size:
+        raise SampleError("source_changed", f"{path} had {size} bytes when planned, now {status.st_size}")
+    if status.st_size > SAMPLE_MAX_BYTES:
+        raise SampleError("too_large", f"{path} has {status.st_size} bytes, more than {SAMPLE_MAX_BYTES}")
+    return real, status.st_size
+
+
+@contextmanager
+def _of_sample(path: str) -> Iterator[None]:
+    """Errors of the file as those of one sample, those of the disk as SourceError."""
+    try:
+        yield
     except PermissionError as error:
         raise SampleError("source_denied", f"{path} may not be read by this user") from error
     except OSError as error:
@@ -363,6 +383,3 @@ def read_inside(root: str, relative: str, size: int | None, moved: Moved) -> byt
         raise SourceError(
             f"{path}: cannot be read: {error.strerror or error}", code="source_unreadable", transient=True
         ) from error
-    if len(data) != status.st_size:
-        raise SampleError("source_changed", f"{path} changed while it was read")
-    return data

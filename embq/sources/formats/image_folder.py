@@ -20,7 +20,7 @@ from embq.core.service.log import Events
 from embq.core.storage.paths import is_url
 from embq.core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit, canonical_json, json_text, json_value
 from embq.sources.access import listings
-from embq.sources.access.files import join, read_inside, source_errors
+from embq.sources.access.files import check_inside, join, read_inside, source_errors
 from embq.sources.access.ranged_reads import fetch_all
 from embq.sources.columns import TEXT_COLUMNS
 from embq.sources.decode import decode_file, decode_metadata
@@ -28,6 +28,7 @@ from embq.sources.extensions import ALL, Extensions, extensions_of
 from embq.sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
 from embq.sources.partitions import merged
 from embq.sources.reader_options import ReadOptions
+from embq.sources.rows import NO_IMAGES
 
 log = Events("sources")
 
@@ -88,11 +89,11 @@ class FilesSource(Source):
 
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """One sample per planned file. Only storage that is away, or a missing folder, fails the unit."""
-        wanted = extensions_of(unit.options)
+        wanted, images = extensions_of(unit.options), NO_IMAGES not in unit.options
         if is_url(unit.source):
-            contents = _fetched_contents(unit, wanted, moved)
+            contents = _fetched_contents(unit, wanted, moved, images=images)
         else:
-            contents = repeat(_local_content(unit.source, moved))
+            contents = repeat(_local_content(unit.source, moved, images=images))
         for ordinal, ((relative, size), content) in enumerate(zip(unit.items, contents, strict=False)):
             yield _sample(ordinal, relative, size, wanted, content)
 
@@ -229,7 +230,7 @@ def _sample(ordinal: int, relative: str, size: int, wanted: Extensions, content:
     return Sample(ordinal=ordinal, key=relative, image=image, text=text, metadata=metadata, error=error)
 
 
-def _local_content(folder: str, moved: Moved) -> _Content:
+def _local_content(folder: str, moved: Moved, *, images: bool = True) -> _Content:
     with source_errors(folder):
         os.stat(folder)
     root = os.path.realpath(folder)
@@ -237,18 +238,24 @@ def _local_content(folder: str, moved: Moved) -> _Content:
     def content(name: str, size: int | None) -> bytes | None:
         if size is None and not os.path.lexists(os.path.join(root, name)):
             return None
+        if size is not None and not images:
+            check_inside(root, name, size)
+            return None
         return whole(name) if name.endswith(METADATA_FILES) else read_inside(root, name, size, moved)
 
     whole = lru_cache(maxsize=2)(partial(read_inside, root, size=None, moved=moved))  # one file for many images
     return content
 
 
-def _fetched_contents(unit: Unit, wanted: Extensions, moved: Moved) -> Iterator[_Content]:
-    """The content of each image of a remote folder and of the files beside it, fetched several at a time."""
+def _fetched_contents(unit: Unit, wanted: Extensions, moved: Moved, *, images: bool) -> Iterator[_Content]:
+    """The content of each image of a remote folder and of the files beside it, fetched several at a time.
+
+    Without `images` nothing tells whether an image has changed.
+    """
     there = dict(unit.options).get("beside", "").split(",")
     beside = [extension for extension in wanted.beside if extension in there]
     groups = [
-        [(relative, size), *((wanted.stem(relative) + extension, None) for extension in beside)]
+        [*[(relative, size)] * images, *((wanted.stem(relative) + extension, None) for extension in beside)]
         for relative, size in unit.items
     ]
     files: list[tuple[str, int | None]] = [file for group in groups for file in group]

@@ -1,6 +1,6 @@
 """Stub model: vectors computed from a hash of the sample, at any speed.
 
-`embq verify`, the tests and `embq doctor` recompute them, so nothing here imports torch.
+The tests and `embq doctor` recompute them, so nothing here imports torch.
 """
 
 from __future__ import annotations

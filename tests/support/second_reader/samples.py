@@ -1,7 +1,7 @@
 """A second, independent reader of inputs: standard library only, none of the readers in `sources`.
 
-It shares with `sources` only what the documentation promises about keys, so that a mistake in the product's readers
-shows up as a difference. Remote inputs are copied first; only their version is read by the product's own code.
+It shares with `sources` only what the documentation promises about keys, so that a mistake in the readers of `sources`
+shows up as a difference. Remote inputs are copied first; only their version is read by embq's own code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -21,13 +20,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import IO, Any, cast
 
-from embq.app.verify.input_files import COPIES, KEPT, compression_of, opened
-from embq.app.verify.input_files import ERRORS as COMPRESSION_ERRORS
-from embq.app.verify.rereading_tables import Row, csv_rows, file_name, hdf5_rows, table_rows
 from embq.core.errors import InputError
 from embq.core.storage.paths import is_url
 from embq.core.units import Unit
 from embq.sources.access.listings import stat
+from tests.support.second_reader.files import COPIES, KEPT, compression_of, opened
+from tests.support.second_reader.files import ERRORS as COMPRESSION_ERRORS
+from tests.support.second_reader.tables import Row, csv_rows, file_name, hdf5_rows, table_rows
 
 IMAGES = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
 """Extensions of images; where a key has several, the first in this order is embedded."""
@@ -92,24 +91,6 @@ def reread(unit: Unit, *, images: bool) -> Iterator[SourceSample]:
             yield replace(sample, metadata={**partition, **(sample.metadata or {})}) if partition else sample
     except ERRORS as error:
         raise SourceUnreadableError(f"{unit.source}: {error}") from error
-
-
-def count(unit: Unit) -> int | None:
-    """All rows of the unit's source, a table or JSON lines; None where it changed or cannot be read."""
-    whole = replace(unit, start=0, stop=sys.maxsize, first=0, samples=sys.maxsize)
-    try:
-        return sum(1 for _ in reread(whole, images=False))
-    except (SourceChangedError, SourceUnreadableError):
-        return None
-
-
-def is_as_planned(unit: Unit) -> bool:
-    """True if the unit's source exists in the planned version."""
-    try:
-        _check_version(unit)
-    except SourceChangedError:
-        return False
-    return True
 
 
 def _check_version(unit: Unit) -> None:

@@ -1,6 +1,6 @@
 """Second reader of tables: parquet and Arrow through pyarrow, HDF5 through h5py, csv by the standard library.
 
-As in `rereading`, the readers in `sources` are not used.
+As in `samples`, the readers in `sources` are not used.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from embq.app.verify.input_files import KEPT
 from embq.core.units import Unit
+from tests.support.second_reader.files import KEPT
 
 CSV_FIELD_MAX_BYTES = 64_000_000
 

@@ -1,0 +1,67 @@
+"""Finds the lines of text files that were changed after planning, as a retry finds them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from embq.core.errors import EmbqError
+from embq.core.units import Unit
+from embq.sources.formats.delimited_rows import read_header
+from embq.sources.formats.text_files import open_text, split_lines
+from embq.sources.interface import unwatched
+from embq.sources.kinds import source_for
+
+LINES = ("jsonl", "lines")
+SLICED = (*LINES, "csv")
+"""Kinds whose units are slices of a file by bytes."""
+
+EVERY = 1_000
+"""Lines between two places that are kept."""
+
+
+class SourceLines:
+    """Byte offsets of lines; those of the last source are kept."""
+
+    def __init__(self) -> None:
+        self._of: tuple[str, str] | None = None
+        self._slices: list[Unit] = []
+        self._last: Unit | None = None
+
+    def placed(self, unit: Unit) -> Unit:
+        """The unit with the current byte range of its lines; unchanged where the source cannot be read."""
+        assert unit.samples is not None
+        try:
+            if unit.kind == "csv":
+                return self._placed_rows(unit)
+            if self._of != (unit.source, unit.etag):
+                whole = replace(unit, start=0, stop=0, first=0, samples=None, retry=None)
+                self._of, self._slices = (unit.source, unit.etag), list(split_lines(whole, EVERY))
+            if self._slices[0].etag != unit.etag:
+                return unit
+            start = self._at(unit.first)
+            return replace(unit, start=start, stop=self._at(unit.first + unit.samples))
+        except EmbqError:
+            return unit  # reading it says why
+
+    def _at(self, line: int) -> int:
+        """The offset of the first byte of a line, counted from 0; that of the end where there are fewer."""
+        of = self._slices[min(line // EVERY, len(self._slices) - 1)]
+        at, left = of.start, line - of.first
+        with open_text(of, unwatched) as text:
+            text.seek(at)
+            while left > 0 and (piece := text.readline(1 << 20)):  # a line may be longer than memory
+                at += len(piece)
+                left -= piece.endswith(b"\n")
+        return at
+
+    def _placed_rows(self, unit: Unit) -> Unit:
+        """Of a table, whose rows may have several lines: found behind those that were found last."""
+        assert unit.samples is not None
+        last = self._last
+        if last is None or (last.source, last.etag) != (unit.source, unit.etag) or last.first > unit.first:
+            with open_text(unit, unwatched) as text:
+                last = replace(unit, start=read_header(text, unit)[2], first=0)
+        source = source_for(unit.kind)
+        first = source.alone(last, unit.first - last.first)
+        self._last = replace(unit, start=first.start, stop=source.alone(first, unit.samples - 1).stop)
+        return self._last
