@@ -199,7 +199,11 @@ def test_a_broker_that_does_not_answer_is_named_within_seconds(
     ]
     commands = [["producer"], ["writer"], ["worker"], ["status"], *planning]
     for arguments in commands:
-        said = called(*arguments, "--broker", f"unix://:secret@{short_tmp}/nobody.sock")
+        url = f"unix://:secret@{short_tmp}/nobody.sock"
+        if arguments[0] == "run":  # which uses a broker only when it is named
+            said = called(*arguments, "--broker", url.replace(":secret@", ""))
+        else:
+            said = called(*arguments, environment={"EMBQ_BROKER_URL": url})
         assert_refused(*said, exits=69, code="broker", says="no broker answers")
         assert "secret" not in said[2]
         monkeypatch.setattr("embq.core.broker.client.FEW_TRIES", 1)  # one command shows how long they all try
@@ -226,7 +230,7 @@ def test_a_broker_that_would_lose_work_is_refused(own_server: EmbeddedServer, sh
 
 def test_wrong_urls_and_settings_are_refused(short_tmp: Path, broker: EmbeddedServer) -> None:
     assert_refused(*called("producer"), exits=78, code="config", says="no broker is configured")
-    said = called("producer", "--broker", "http://:secret@localhost")
+    said = called("producer", environment={"EMBQ_BROKER_URL": "http://:secret@localhost"})
     assert_refused(*said, exits=78, code="config", says="must start with redis://")
     assert "secret" not in said[2]
     wrong = broker.url.replace("unix://:", "unix://:x")

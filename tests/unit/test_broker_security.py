@@ -13,9 +13,7 @@ import redis
 from embq.app.broker_admin import accounts
 from embq.app.broker_admin.certificates import make
 from embq.app.doctor.broker_checks import broker
-from embq.app.doctor.broker_security import closing_release, vulnerabilities_of
 from embq.app.doctor.check import Check
-from embq.core.broker.client import ServerInfo
 from embq.core.settings import Settings
 from tests.support.servers.tls import HOSTS, TlsServer, needs_tls_server, tls_server
 
@@ -145,55 +143,6 @@ def test_plain_redis_is_fine_here_told_of_in_ones_own_network_and_a_warning_anyw
         monkeypatch.setattr(f"{security}.public_addresses", lambda host: ["203.0.113.9"])
         found = rows(url)["tls"]
         assert (found.state, "rediss://" in found.fix) == ("warn", True)
-
-
-@needs_tls_server
-def test_a_server_with_known_holes_is_a_warning_on_a_network_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with server_of(tmp_path) as server:
-        monkeypatch.setenv("EMBQ_BROKER_CA", server.ca)
-        assert "holes" not in rows(server.url())
-        monkeypatch.setattr("embq.app.doctor.broker_security.is_loopback", lambda host: False)
-        found = rows(server.url())["holes"]
-    if found.detail.startswith("Redis 7.0."):
-        assert "CVE-2025-49844" in found.detail
-        assert "CVE-2026-81934" in found.detail, "it speaks TLS"
-        assert "use Redis 8.2.9 or newer" in found.fix
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "tls", "found"),
-    [
-        ("Redis", (6, 2, 19), False, ["CVE-2025-49844"]),
-        ("Redis", (6, 2, 20), False, []),
-        ("Redis", (7, 0, 15), False, ["CVE-2025-49844"]),
-        ("Redis", (7, 2, 10), False, ["CVE-2025-49844"]),
-        ("Redis", (7, 2, 11), False, []),
-        ("Redis", (7, 4, 6), True, ["CVE-2026-81934"]),
-        ("Redis", (8, 0, 3), True, ["CVE-2025-49844", "CVE-2026-81934"]),
-        ("Redis", (8, 2, 8), True, ["CVE-2026-81934"]),
-        ("Redis", (8, 2, 8), False, []),
-        ("Redis", (8, 6, 6), True, []),
-        ("Redis", (8, 10, 0), True, ["CVE-2026-81934"]),
-        ("Redis", (8, 10, 1), True, []),
-        ("Redis", (9, 0), True, []),
-        ("Valkey", (7, 2, 12), False, ["CVE-2026-23479"]),
-        ("Valkey", (9, 1, 0), False, []),
-        ("Valkey", (9, 1, 0), True, ["CVE-2026-56684"]),
-        ("Valkey", (9, 1, 1), True, []),
-    ],
-)
-def test_a_hole_is_closed_from_a_release_of_each_line_on(
-    name: str, version: tuple[int, ...], tls: bool, found: list[str]
-) -> None:
-    server = ServerInfo(name, version, 1)
-    known = vulnerabilities_of(server, tls=tls)
-    assert [hole.name for hole in known] == found
-    if known:
-        release = tuple(map(int, closing_release(known, version).split(".")))
-        assert release > version
-        assert vulnerabilities_of(ServerInfo(name, release, 1), tls=tls) == []
 
 
 @needs_tls_server

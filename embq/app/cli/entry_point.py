@@ -7,7 +7,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +19,6 @@ from embq.core.process.limits import exhausted
 from embq.core.redaction import masked, printable
 from embq.core.service.log import Events, is_json
 from embq.core.service.progress_line import folded
-from embq.core.settings import child_environment
 
 STARTED_AT_S = time.monotonic()
 """When this command started, but for the start of Python."""
@@ -111,7 +109,6 @@ cli.params.append(NO_COLOR)
 def main() -> NoReturn:
     """Entry point of the command `embq`."""
     os.environ["PYTHONSAFEPATH"] = "1"  # for processes that libraries start; see `embq.core.process.children.python`
-    hide_broker_password(sys.argv[1:])
     verb, of_server = sys.argv[1:2], any(one.startswith(("http://", "https://")) for one in sys.argv[2:])
     makes_tables = TABLES.intersection(verb) or (verb == ["search"] and not of_server)
     if makes_tables and not set(HELP).intersection(sys.argv):
@@ -192,39 +189,3 @@ def show_error(error: EmbqError) -> None:
         lines += f"  next:  {error.next_step}".split("\n")
     for line in lines:  # whose text may come from elsewhere
         click.echo(folded(printable(line), err=True), err=True)
-
-
-_OPTION = "--broker"
-
-
-def hide_broker_password(arguments: Sequence[str]) -> None:
-    """Restart this command if --broker holds a password, so that `ps` does not show it.
-
-    The URL goes into EMBQ_BROKER_URL, which only this user can read; on the command line its password is masked, and
-    `embq.app.cli.shared_options.settings_with` replaces that by the variable. Returns if there is no password.
-
-    Args:
-        arguments: of the command, without its name.
-    """
-    shown, url = list(arguments), ""
-    for at, argument in enumerate(arguments):
-        name, given, value = argument.partition("=")
-        if argument == _OPTION and at + 1 < len(arguments):
-            shown[at + 1], url = _hidden(arguments[at + 1], url)
-        elif name == _OPTION and given:
-            hidden, url = _hidden(value, url)
-            shown[at] = f"{_OPTION}={hidden}"
-    if shown == list(arguments):
-        return
-    from embq.core.process.children import PYTHON, python
-
-    # The rest of the command line of Python: the script, or -m embq, and its own options.
-    own = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(PYTHON, python(*own, *shown), child_environment(EMBQ_BROKER_URL=url))
-
-
-def _hidden(value: str, before: str) -> tuple[str, str]:
-    """(what may be shown of it, the URL to keep): the last one with a password counts, as of options given twice."""
-    return (masked(value), value) if masked(value) != value else (value, before)

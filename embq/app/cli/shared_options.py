@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from embq.app.cli.precision import AUTO
-from embq.core.errors import ConfigError
+from embq.core.errors import ConfigError, UsageError
 from embq.core.models import DECODES, PRECISIONS
 from embq.core.networks import Address
 from embq.core.redaction import masked
@@ -30,9 +30,22 @@ def option_group(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     return decorate
 
 
+def _without_password(_context: click.Context, _option: click.Parameter, url: str) -> str:
+    if masked(url) != url:
+        raise UsageError(
+            f"--broker {masked(url)}: a password on a command line is shown to everybody by `ps`",
+            next_step="set EMBQ_BROKER_URL to the URL, or name the file of the password in EMBQ_BROKER_PASSWORD_FILE",
+        )
+    return url
+
+
 def _broker(default: str) -> Callable[[F], F]:
     return click.option(
-        "--broker", default="", metavar="URL", help=f"Broker: redis://, rediss:// or unix://.  [{default}]"
+        "--broker",
+        default="",
+        metavar="URL",
+        callback=_without_password,
+        help=f"Broker: redis://, rediss:// or unix://, without a password.  [{default}]",
     )
 
 
@@ -216,14 +229,9 @@ worker_options = option_group(
 
 
 def settings_with(broker: str, metrics: Address | None = None) -> Settings:
-    """The environment's settings, with --broker and --metrics above them.
-
-    A --broker that equals EMBQ_BROKER_URL with its password masked stands for that; see
-    `embq.app.cli.entry_point.hide_broker_password`.
-    """
+    """The environment's settings, with --broker and --metrics above them."""
     settings = Settings.from_environment()
-    url = settings.broker_url if broker in ("", masked(settings.broker_url)) else broker
-    return replace(settings, broker_url=url, metrics=metrics or settings.metrics)
+    return replace(settings, broker_url=broker or settings.broker_url, metrics=metrics or settings.metrics)
 
 
 def required_url(settings: Settings) -> str:

@@ -50,7 +50,7 @@ def _examine_embedded(folder: Path) -> list[Check]:
 def _examine(url: str, password: str) -> list[Check]:
     with connect(url, password=password) as client:
         server = reach(client, url)
-        return [*_essentials(client, server, url), _memory(client), *security(client, server, url)]
+        return [*_essentials(client, server, url), _memory(client), *security(client, url)]
 
 
 def _essentials(client: redis.Redis, server: ServerInfo, url: str) -> list[Check]:

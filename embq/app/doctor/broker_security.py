@@ -1,11 +1,10 @@
-"""Security of the broker: transport, users and permissions, known vulnerabilities, password files."""
+"""Security of the broker: transport, users and permissions, password files."""
 
 from __future__ import annotations
 
 import stat
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -16,84 +15,11 @@ from redis.retry import Retry
 
 from embq.app.doctor.check import Check
 from embq.core.broker.address import BrokerAddress
-from embq.core.broker.client import ServerInfo, connect
+from embq.core.broker.client import connect
 from embq.core.broker.tls import shake_hands
 from embq.core.broker.users import ROLES, role_of
 from embq.core.networks import is_loopback, public_addresses
 from embq.core.settings import broker_ca, password_file
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vulnerability:
-    """One that matters to brokers.
-
-    Attributes:
-        name: its CVE number.
-        what: what somebody could do.
-        server: "Redis" or "Valkey".
-        closed: (major, minor) -> first patch release of that line without it. Lines that are newer never had it, others
-            have it for good.
-        tls: whether only a server that speaks TLS has it.
-    """
-
-    name: str
-    what: str
-    server: str
-    closed: Mapping[tuple[int, int], int]
-    tls: bool = False
-
-    def is_in(self, version: tuple[int, ...]) -> bool:
-        """True if a release has it, by its number: packagers may have closed it without another one."""
-        line, patch = (version[0], version[1] if len(version) > 1 else 0), version[2] if len(version) > 2 else 0
-        return patch < self.closed[line] if line in self.closed else line < max(self.closed)
-
-
-VULNERABILITIES = (
-    Vulnerability(
-        name="CVE-2025-49844",
-        what="a user who may run scripts takes the machine over",
-        server="Redis",
-        closed={(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
-    ),
-    Vulnerability(
-        name="CVE-2026-81934",
-        what="anybody who reaches the TLS port does, before a password is asked for",
-        server="Redis",
-        closed={(8, 2): 9, (8, 4): 6, (8, 6): 6, (8, 8): 2, (8, 10): 1},
-        tls=True,
-    ),
-    Vulnerability(
-        name="CVE-2026-23479",
-        what="a user who may wait for queues takes the machine over",
-        server="Valkey",
-        closed={(7, 2): 13, (8, 0): 9, (8, 1): 7, (9, 0): 4},
-    ),
-    Vulnerability(
-        name="CVE-2026-56684",
-        what="a user who may close connections takes the machine over",
-        server="Valkey",
-        closed={(7, 2): 14, (8, 0): 10, (8, 1): 9, (9, 0): 5, (9, 1): 1},
-        tls=True,
-    ),
-)
-"""From the release notes of both: https://github.com/redis/redis/releases and https://github.com/valkey-io/valkey/releases."""
-
-
-def vulnerabilities_of(server: ServerInfo, *, tls: bool) -> list[Vulnerability]:
-    """The holes that a server has by its version."""
-    return [
-        hole
-        for hole in VULNERABILITIES
-        if hole.server == server.name and (tls or not hole.tls) and hole.is_in(server.version)
-    ]
-
-
-def closing_release(found: list[Vulnerability], version: tuple[int, ...]) -> str:
-    """The oldest release that closes all of them: of the same line where there is one, else of the next."""
-    lines = set.intersection(*(set(hole.closed) for hole in found))
-    line = min((line for line in lines if line >= version[:2]), default=max(lines))
-    return f"{line[0]}.{line[1]}.{max(hole.closed[line] for hole in found)}"
-
 
 RENEW_DAYS = 30
 """`embq broker init` renews a certificate so many days before its end."""
@@ -102,13 +28,12 @@ DANGEROUS = {"CONFIG": "CONFIG GET maxmemory", "MODULE": "MODULE LIST", "DEBUG":
 """Command that no service needs -> harmless form that shows whether a user may run it."""
 
 
-def security(client: redis.Redis, server: ServerInfo, url: str) -> Iterator[Check]:
-    """Transport, user, permissions, vulnerabilities and password file; for a unix socket only the last."""
+def security(client: redis.Redis, url: str) -> Iterator[Check]:
+    """Transport, user, permissions and password file; for a unix socket only the last."""
     address = BrokerAddress.of(url)
     if address.host:
         yield from _transport(address)
         yield from _user(client, address, url)
-        yield from _holes(server, address)
     yield from _secrets()
 
 
@@ -185,15 +110,6 @@ def _answers_anybody(url: str) -> bool:
             return bool(stranger.dbsize() >= 0)
         except RedisError:
             return False
-
-
-def _holes(server: ServerInfo, address: BrokerAddress) -> Iterator[Check]:
-    if is_loopback(address.host) or not (found := vulnerabilities_of(server, tls=address.scheme == "rediss")):
-        return
-    told = "; ".join(f"{hole.name}: {hole.what}" for hole in found)
-    release = closing_release(found, server.version)
-    fix = f"use {server.name} {release} or newer, unless your distribution has mended its own"
-    yield Check("holes", "warn", f"{server} is on a network. {told}", fix)
 
 
 def _secrets() -> Iterator[Check]:

@@ -193,7 +193,8 @@ def verify(root: Place, **options: Any) -> SecondReport:
     report = SecondVerification(root, mode).run(readers, None)
     assert isinstance(report, SecondReport)
     found, second = ({one.invariant for one in each.violations} for each in (first, report))
-    assert (found or not second - RECOMPUTED) and (second or not found), (first.violations, report.violations)
+    assert found or not second - RECOMPUTED, (first.violations, report.violations)
+    assert second or not found, (first.violations, report.violations)
     assert first.samples_checked >= report.samples_checked
     return report
 
