@@ -496,7 +496,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Bomb], Path]:
 def test_a_file_that_needs_large_memory_is_a_failure_with_a_code(
     bomb: Bomb, reader: Reader, tmp_path: Path, written: Callable[[Bomb], Path]
 ) -> None:
-    """Findings 9 and 16."""
     path = written(bomb)
     assert os.stat(path).st_blocks * 512 < 65 * MB
     assert reader.codes_of(path, **bomb.options) == bomb.codes
@@ -510,7 +509,7 @@ def test_a_file_that_needs_large_memory_is_a_failure_with_a_code(
 def test_the_bound_is_that_of_the_formula_and_no_limit_of_the_system(
     name: str, written: Callable[[Bomb], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Finding 9: 3 to 7 GB."""
+    """3 to 7 GB."""
     path = written(next(bomb for bomb in BOMBS if bomb.name == name))
     monkeypatch.setattr("embq.core.process.limits.DECODED_MOST_BYTES", DECODED)
     monkeypatch.setattr("embq.core.process.limits.UNIT_MOST_BYTES", UNIT)
@@ -521,7 +520,7 @@ def test_the_bound_is_that_of_the_formula_and_no_limit_of_the_system(
 
 
 def test_units_of_one_file_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finding 9: each cut of a compressed text was kept, and a row of a table costs no byte."""
+    """Each cut of a compressed text was kept, and a row of a table costs no byte."""
     monkeypatch.setattr("embq.sources.formats.text_files.FILE_UNITS_MAX", 100)
     monkeypatch.setattr("embq.sources.formats.tables.FILE_UNITS_MAX", 100)
     (tmp_path / "a.txt.zst").write_bytes(zstd.compress(b"\n" * 1_000))

@@ -68,7 +68,7 @@ def planted_state(folder: Path) -> Path:
 
 
 def test_no_state_of_a_folder_reaches_the_server(short_tmp: Path) -> None:
-    """Finding 3: a newline in `_broker/password` added directives (`loadmodule`), and the append-only file is a list of
+    """A newline in `_broker/password` added directives (`loadmodule`), and the append-only file is a list of
     commands that the server carries out when it starts, MODULE LOAD among them."""
     with EmbeddedServer(planted_state(short_tmp / "_broker")) as server, connect(server.url) as client:
         assert client.keys() == []
@@ -77,7 +77,7 @@ def test_no_state_of_a_folder_reaches_the_server(short_tmp: Path) -> None:
 
 @pytest.mark.parametrize("entry", ["server.log", "password", "server.conf", "lock", "server.sock", "appendonlydir"])
 def test_a_link_in_the_state_folder_is_never_followed(short_tmp: Path, entry: str) -> None:
-    """Finding 3: a link named `server.log` or `lock` had a file of the user overwritten or appended to."""
+    """A link named `server.log` or `lock` had a file of the user overwritten or appended to."""
     target = short_tmp / "profile"
     target.write_text("mine")
     folder = short_tmp / "out" / "_broker"
@@ -94,7 +94,7 @@ def test_a_link_in_the_state_folder_is_never_followed(short_tmp: Path, entry: st
 
 
 def test_a_state_folder_that_is_a_link_is_refused(short_tmp: Path) -> None:
-    """Finding 3: the server's files went wherever the link led to."""
+    """The server's files went wherever the link led to."""
     elsewhere = short_tmp / "elsewhere"
     elsewhere.mkdir()
     folder = short_tmp / "_broker"
@@ -107,7 +107,7 @@ def test_a_state_folder_that_is_a_link_is_refused(short_tmp: Path) -> None:
 
 
 def test_a_server_is_looked_for_with_a_password_of_ours_only(own_server: EmbeddedServer) -> None:
-    """Finding 3: what stood in `_broker/password` became part of a URL and of a command."""
+    """What stood in `_broker/password` became part of a URL and of a command."""
     (own_server.folder / "password").chmod(0o600)
     assert EmbeddedServer.find(own_server.folder) == own_server.url
     (own_server.folder / "password").write_text("0" * 32 + "@elsewhere/")
@@ -121,7 +121,7 @@ def test_a_server_is_looked_for_with_a_password_of_ours_only(own_server: Embedde
 
 @pytest.mark.parametrize("linked", ["_logs", "_logs/writer.log"])
 def test_logs_are_not_written_through_a_link(tmp_path: Path, linked: str) -> None:
-    """Finding 3: lines of a log, with names from the folder in them, were appended to a file of the user."""
+    """Lines of a log, with names from the folder in them, were appended to a file of the user."""
     target = tmp_path / "target"
     out = tmp_path / "out"
     out.mkdir()
@@ -181,7 +181,7 @@ FOLDERS = [name for name in ENTRIES if name not in ("run.json", "index", "_input
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_an_entry_that_is_a_link_is_refused_by_every_reader_and_deleter(out: Path, private: Path, entry: str) -> None:
-    """Finding 6: `embq resume` emptied what `_staging` led to, and `embq gc` what `failures` led to."""
+    """`embq resume` emptied what `_staging` led to, and `embq gc` what `failures` led to."""
     replace_by_link(out / entry, private / "notes.txt" if entry == "run.json" else private)
     layout = Layout(out)
 
@@ -206,7 +206,7 @@ def test_an_entry_that_is_a_link_is_refused_by_every_reader_and_deleter(out: Pat
 def test_nothing_is_removed_behind_a_link_that_came_after_the_folder_was_looked_at(
     out: Path, private: Path, entry: str
 ) -> None:
-    """Finding 6: whoever may write to a shared folder can put a link there at any time."""
+    """Whoever may write to a shared folder can put a link there at any time."""
     layout, info = Layout(out), load_run(out)
     state = CommitLog(layout).replay(info.units)
     found = Orphans((Orphan(f"{entry}/notes.txt", 4, 9e9), Orphan(f"{entry}/a.arrow", 4, 9e9)), 0, 0)
@@ -224,7 +224,7 @@ def test_nothing_is_removed_behind_a_link_that_came_after_the_folder_was_looked_
 
 
 def test_links_among_unfinished_files_are_removed_before_a_file_is_written_there(out: Path, private: Path) -> None:
-    """Finding 6: parts are written in `_tmp` under names that can be known, and went where a link of that name led."""
+    """Parts are written in `_tmp` under names that can be known, and went where a link of that name led."""
     for name in ("part-00000009.9.rows.unfinished", "manifest-00000.parquet", "checkpoint-00000003.json"):
         (out / "_tmp" / name).symlink_to(private / "notes.txt")
     Layout(out).make()
@@ -233,7 +233,7 @@ def test_links_among_unfinished_files_are_removed_before_a_file_is_written_there
 
 
 def test_the_nonce_is_not_written_through_a_link_of_a_worker(out: Path, private: Path) -> None:
-    """Finding 6: workers may write to `_staging`, and the writer writes a file of a known name there."""
+    """Workers may write to `_staging`, and the writer writes a file of a known name there."""
     (out / "_staging" / ".shared").symlink_to(private / "notes.txt")
     leave_nonce(Layout(out), "nonce")
     assert untouched(private)
@@ -245,7 +245,7 @@ def test_the_nonce_is_not_written_through_a_link_of_a_worker(out: Path, private:
     ["../priv/secret.parquet", "/etc/hostname", "parts/../../priv/secret.parquet", "parts//x", "./parts/x", "", "a\0b"],
 )
 def test_a_record_that_names_a_file_elsewhere_is_damaged(out: Path, path: str) -> None:
-    """Finding 6: a record with `path: "../priv/..."` and a hash that fits passed `verify --quick` and was exported."""
+    """A record with `path: "../priv/..."` and a hash that fits passed `verify --quick` and was exported."""
     secret = out.parent / "priv" / "secret.parquet"
     secret.parent.mkdir()
     shutil.copyfile(file_path(out), secret)
@@ -267,7 +267,7 @@ def test_a_record_that_names_a_file_elsewhere_is_damaged(out: Path, path: str) -
 
 
 def test_a_part_that_is_a_link_is_neither_verified_nor_exported(out: Path) -> None:
-    """Finding 6: its content was read wherever the link led to, and stood in the export."""
+    """Its content was read wherever the link led to, and stood in the export."""
     part = file_path(out)
     secret = out.parent / "secret.parquet"
     os.rename(part, secret)
@@ -280,7 +280,7 @@ def test_a_part_that_is_a_link_is_neither_verified_nor_exported(out: Path) -> No
 
 @pytest.mark.parametrize("entry", ["run.json", "control.json", "commits/00000001.json", "_writer/checkpoint.json"])
 def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(out: Path, entry: str) -> None:
-    """Finding 6: a reader waited for it for ever."""
+    """A reader waited for it for ever."""
     (out / entry).unlink(missing_ok=True)
     os.mkfifo(out / entry)
     with suppress(EmbqError):
@@ -335,7 +335,7 @@ def _bodies(out: Path) -> dict[str, tuple[Path, Callable[[dict[str, Any]], bytes
 
 @pytest.mark.parametrize("form", ["run.json", "commit", "control.json", "checkpoint", "generation"])
 def test_no_value_of_a_record_is_anything_but_an_error_of_ours(out: Path, form: str) -> None:
-    """Finding 6: a field that is missing, or of another type, was a traceback."""
+    """A field that is missing, or of another type, was a traceback."""
     layout, units = Layout(out), load_run(out).units
     checkpoint.save(layout, CommitLog(layout).replay(units))
     save_control(layout, Control())
@@ -365,7 +365,7 @@ def test_no_value_of_a_record_is_anything_but_an_error_of_ours(out: Path, form: 
 
 @pytest.mark.parametrize("name", ["../../priv/a.parquet", "/etc/passwd", "a/b.parquet", "", ".parquet", "x" * 5_000])
 def test_a_segment_of_the_manifest_is_a_name_in_its_folder(out: Path, name: str) -> None:
-    """Finding 6: `run.json` named the files that were read as the list of units."""
+    """`run.json` named the files that were read as the list of units."""
     body = json.loads((out / "run.json").read_bytes())
     (out / "run.json").write_text(json.dumps({**body, "segments": [name]}))
     for use in (lambda: load_run(out), lambda: Manifest(Layout(out))):
@@ -375,7 +375,7 @@ def test_a_segment_of_the_manifest_is_a_name_in_its_folder(out: Path, name: str)
 
 @pytest.mark.parametrize("column", ["unit_id", "kind", "source", "description"])
 def test_no_segment_of_the_manifest_is_anything_but_an_error_of_ours(out: Path, column: str) -> None:
-    """Finding 6: a column that is missing, or holds something else, was a traceback."""
+    """A column that is missing, or holds something else, was a traceback."""
     (path,) = (out / "manifest").glob("*.parquet")
     table = pq.read_table(path)
     at, count = table.column_names.index(column), table.num_rows
@@ -397,7 +397,7 @@ def test_no_segment_of_the_manifest_is_anything_but_an_error_of_ours(out: Path, 
 
 
 def test_columns_of_a_part_that_are_in_another_file_are_not_read(tmp_path: Path) -> None:
-    """Finding 6: an HDF5 part names other files by links and external storage, and export copied what they hold."""
+    """An HDF5 part names other files by links and external storage, and export copied what they hold."""
     h5py = pytest.importorskip("h5py")
     out = build(tmp_path / "out", [write_jsonl(tmp_path / "texts.jsonl", [{"text": "a"}] * 3)], format="hdf5")
     part = file_path(out)
@@ -571,7 +571,7 @@ def embq(*arguments: str | bytes | Path, **environment: str) -> subprocess.Compl
 
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_every_reader_takes_any_name_of_an_output_folder(tmp_path: Path, name: str) -> None:
-    """Finding 19: a name with the signs of a pattern was one."""
+    """A name with the signs of a pattern was one."""
     out = build(tmp_path / name, [write_jsonl(tmp_path / "texts.jsonl", [{"text": "a"}, {"text": "b"}])])
     (out / "parts" / "part-00000099.parquet").write_bytes(b"litter")
     assert verify(out).ok
@@ -586,7 +586,7 @@ def test_every_reader_takes_any_name_of_an_output_folder(tmp_path: Path, name: s
 
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_the_private_server_takes_any_name_of_an_output_folder(short_tmp: Path, name: str) -> None:
-    """Finding 19: a newline in the name ended a line of the server's configuration."""
+    """A newline in the name ended a line of the server's configuration."""
     folder = short_tmp / name / "_broker"
     with EmbeddedServer(folder) as server, connect(server.url) as client:
         assert client.ping()
@@ -594,7 +594,7 @@ def test_the_private_server_takes_any_name_of_an_output_folder(short_tmp: Path, 
 
 
 def test_a_run_is_made_in_a_folder_of_any_name(short_tmp: Path) -> None:
-    """Finding 19: `embq run` ended with 69 or 70."""
+    """`embq run` ended with 69 or 70."""
     inputs = write_jsonl(short_tmp / "texts.jsonl", [{"text": "a"}])
     out = short_tmp / "*?[z]\nrun[1] '\"%41\\"
     ended = embq("run", inputs, "-o", out, "-m", "stub:8", "--quiet")
@@ -614,7 +614,7 @@ def test_a_run_is_made_in_a_folder_of_any_name(short_tmp: Path) -> None:
 def test_a_name_that_no_library_takes_is_refused_at_once(
     short_tmp: Path, name: bytes, environment: dict[str, str], why: str
 ) -> None:
-    """Finding 19: `embq run` ended with a traceback, after it had made the folder."""
+    """`embq run` ended with a traceback, after it had made the folder."""
     inputs = write_jsonl(short_tmp / "texts.jsonl", [{"text": "a"}])
     out = os.fsencode(short_tmp) + b"/" + name
     ended = embq("run", inputs, "-o", out, "-m", "stub:8", "--quiet", **environment)
@@ -626,7 +626,7 @@ def test_a_name_that_no_library_takes_is_refused_at_once(
 
 
 def test_every_verb_that_names_an_output_refuses_what_no_library_takes(tmp_path: Path) -> None:
-    """Finding 19: a folder that was renamed later ended with a traceback."""
+    """A folder that was renamed later ended with a traceback."""
     out = build(tmp_path / "out", [write_jsonl(tmp_path / "texts.jsonl", [{"text": "a"}])])
     renamed = tmp_path / os.fsdecode(NO_UTF8)
     out.rename(renamed)

@@ -193,7 +193,7 @@ def poison_names(client: redis.Redis) -> None:
 
 
 def test_what_is_no_record_is_skipped_and_the_others_are_read(own_client: redis.Redis) -> None:
-    """Finding 4: one `HSET embq:runs evil '{"v":4}'` stopped every service."""
+    """One `HSET embq:runs evil '{"v":4}'` stopped every service."""
     honest = RunRecord(run="0123456789abcdef", output="/data/out", model=MODEL, units=7)
     own_client.hset(RUNS, honest.run, honest.to_json())
     for text in RECORDS:
@@ -216,7 +216,7 @@ def test_an_empty_field_of_an_upload_is_malformed_unless_it_stands_for_nothing(o
 
 
 def test_what_is_no_upload_is_refused_by_its_name(own_client: redis.Redis) -> None:
-    """Finding 2: the name of an upload was an unchecked field, and part of a path."""
+    """The name of an upload was an unchecked field, and part of a path."""
     poison_names(own_client)
     assert uploads.names(own_client) == []
     for text in UPLOADS_TEXTS:
@@ -253,7 +253,7 @@ def test_an_upload_of_very_many_files_is_announced_in_parts(own_client: redis.Re
 
 
 def test_the_name_of_an_upload_leads_to_no_other_folder(own_client: redis.Redis, tmp_path: Path) -> None:
-    """Finding 2: `x/../../..` as its name emptied any folder of the writer."""
+    """`x/../../..` as its name emptied any folder of the writer."""
     out, sentinel = tmp_path / "out", tmp_path / "sentinel"
     sentinel.mkdir()
     (sentinel / "file").write_text("mine")
@@ -276,7 +276,7 @@ def test_the_name_of_an_upload_leads_to_no_other_folder(own_client: redis.Redis,
 
 
 def test_nobody_asks_for_what_a_run_has_not(own_client: redis.Redis) -> None:
-    """Finding 4: a wish is a state or a priority, whatever the hash of wishes holds."""
+    """A wish is a state or a priority, whatever the hash of wishes holds."""
     for wish in WISHES:
         own_client.hset(run_key(RUN, "asked"), mapping=wish)  # type: ignore[arg-type]
     assert Ledger(own_client, RUN).asked() == {}
@@ -315,7 +315,7 @@ def test_a_value_larger_than_any_of_ours_costs_nobody_its_memory(own_client: red
 
 
 def test_reports_that_are_none_are_skipped_and_the_others_are_shown(own_client: redis.Redis) -> None:
-    """Finding 4: reports of workers and services, measured speeds and turns, as a worker's user may write them."""
+    """Reports of workers and services, measured speeds and turns, as a worker's user may write them."""
     good = {"name": "box.cpu.1", "device": "cpu", "host": "box", "rows_per_s": 1.5, "held": 0, "runs": {}}
     wrong: tuple[dict[str, object], ...] = (
         {"name": 7},
@@ -430,10 +430,10 @@ def there(folder: Path) -> set[str]:
 
 
 def test_services_serve_others_whatever_a_laptop_writes(box: Box) -> None:
-    """Finding 4: 11 of 35 poisoned records killed a service for good, 3 broke `embq status`.
+    """11 of 35 poisoned records killed a service for good, 3 broke `embq status`.
 
-    Finding 2: an upload named `x/../../..` deleted and wrote folders of the writer outside EMBQ_OUTPUTS.
-    Finding 11: escapes of an upload reached the terminal of `embq status`, and logs.
+    An upload named `x/../../..` deleted and wrote folders of the writer outside EMBQ_OUTPUTS.
+    Escapes of an upload reached the terminal of `embq status`, and logs.
     """
     before = there(box.folder / "sentinel")
     expected = write_texts(box.folder / "t.jsonl", 400)
@@ -500,7 +500,7 @@ def test_services_serve_others_whatever_a_laptop_writes(box: Box) -> None:
 
 
 def test_services_serve_others_whatever_a_worker_says_of_itself(box: Box) -> None:
-    """Finding 4: reports, speeds, turns and ids of hints, as a compromised worker may write them."""
+    """Reports, speeds, turns and ids of hints, as a compromised worker may write them."""
     expected = write_texts(box.folder / "t.jsonl", 200)
     honest = box.out / "honest"
     box.until(lambda: " started " in box.services["producer"].stderr)

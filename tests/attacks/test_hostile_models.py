@@ -199,7 +199,7 @@ BRING_CODE = [
 def test_no_code_of_a_model_runs_when_it_is_loaded(
     hostile: Callable[[Place], str], named: str, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Finding 1: what a configuration may say is a list."""
+    """What a configuration may say is a list."""
     monkeypatch.syspath_prepend(place.root / "dense")  # as any package that is installed
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     spec = hostile(place)
@@ -232,7 +232,7 @@ def test_an_architecture_that_is_built_in_is_loaded_without_the_code_that_it_onc
 
 
 def test_the_checks_of_a_run_look_at_what_a_model_says(place: Place) -> None:
-    """Finding 1: a hostile model is named before anything loads it."""
+    """A hostile model is named before anything loads it."""
     with pytest.raises(ModelError, match="trust_remote_code"):
         locate(ModelSpec.parse(clip_tokenizer(place)))
     assert not place.marker.exists()
@@ -240,7 +240,7 @@ def test_the_checks_of_a_run_look_at_what_a_model_says(place: Place) -> None:
 
 @pytest.mark.slow
 def test_the_doctor_runs_no_code_of_a_model(place: Place) -> None:
-    """Finding 1: `embq doctor --model`, in a process of its own."""
+    """`embq doctor --model`, in a process of its own."""
     [check] = [check for check in probes.models(clip_tokenizer(place)) if check.state == "fail"]
     assert "trust_remote_code" in check.detail
     assert not place.marker.exists()
@@ -250,7 +250,7 @@ def test_the_doctor_runs_no_code_of_a_model(place: Place) -> None:
 def test_no_code_runs_for_the_queries_of_an_index(
     hostile: Callable[[Place], str], place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Finding 1: the spec comes from the index's own record."""
+    """The spec comes from the index's own record."""
     monkeypatch.syspath_prepend(place.root / "dense")
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     rows = ModelConfig(spec=hostile(place), modalities=("text",), precision="fp32")
@@ -262,7 +262,7 @@ def test_no_code_runs_for_the_queries_of_an_index(
 
 
 def test_no_code_runs_when_a_training_begins_or_is_exported(place: Place) -> None:
-    """Finding 1: open_clip makes the tokeniser of the folder that a training names."""
+    """Open_clip makes the tokeniser of the folder that a training names."""
     folder = clip_tokenizer(place).removeprefix("open_clip:")
     given = {"model": folder, "cache_dir": None, "force_context_length": None}
     with suppress(ModelError):
@@ -332,7 +332,7 @@ def test_a_model_of_the_hub_without_weights_or_that_is_not_here_is_told(
 
 
 def test_no_code_of_a_repository_in_the_cache_runs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finding 1: a model that is named by its id is looked at alike."""
+    """A model that is named by its id is looked at alike."""
     spec = nested_sentence_model(place)
     repository = place.root / "hub" / "models--org--name"
     shutil.copytree(spec.removeprefix("st:"), repository / "snapshots" / ("a" * 40))
@@ -347,7 +347,7 @@ def test_no_code_of_a_repository_in_the_cache_runs(place: Place, monkeypatch: py
 
 
 def test_a_folder_below_the_inputs_of_an_upload_is_no_model(place: Place) -> None:
-    """Finding 1: a laptop writes there, and names the folder in its run."""
+    """A laptop writes there, and names the folder in its run."""
     sent = place.root / "out" / "_inputs" / "0123456789abcdef" / "model"
     shutil.copytree(place.root / "st", sent)
     (place.root / "linked").symlink_to(sent)
@@ -373,7 +373,7 @@ def test_a_folder_below_the_inputs_of_an_upload_is_no_model(place: Place) -> Non
     ],
 )
 def test_nothing_is_loaded_from_elsewhere(folder: str, file: str, more: Any, named: str, place: Place) -> None:
-    """Finding 1: a configuration names no other folder, repository or file."""
+    """A configuration names no other folder, repository or file."""
     place.edit(f"{folder}/{file}", lambda said: said | more)
     assert named in refusal(f"{'st' if folder == 'st' else 'hf'}:{place.root / folder}")
 
@@ -391,7 +391,7 @@ def test_nothing_is_loaded_from_elsewhere(folder: str, file: str, more: Any, nam
 def test_towers_of_open_clip_are_of_the_folder(
     tower: str, more: dict[str, Any], place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Finding 1: `hf_model_name`, `hf_tokenizer_name` and `timm_model_name` may be paths to the libraries."""
+    """`hf_model_name`, `hf_tokenizer_name` and `timm_model_name` may be paths to the libraries."""
     monkeypatch.chdir(place.root)
     filled = json.loads(json.dumps(more).replace("{root}", str(place.root)))
 
@@ -427,7 +427,7 @@ class Writes:
 def test_weights_that_are_a_pickle_are_refused_in_one_sentence(
     folder: str, file: str, spec: str, is_hostile: bool, place: Place
 ) -> None:
-    """Finding 18: also in the folder of a module, harmless or not."""
+    """Also in the folder of a module, harmless or not."""
     from safetensors.torch import load_file
 
     [weights] = (place.root / folder).glob("*.safetensors")
@@ -477,7 +477,7 @@ SENTENCE = "st/sentence_bert_config.json"
     ],
 )
 def test_no_configuration_points_to_one_that_was_not_looked_at(file: str, more: Any, named: str, place: Place) -> None:
-    """Finding 3: one of another file name, class or folder could name a kernel of the hub, or a pickle."""
+    """One of another file name, class or folder could name a kernel of the hub, or a pickle."""
     from safetensors.torch import load_file, save_file
 
     for name in ("evil.json", "config.4.0.0.json"):
@@ -490,7 +490,7 @@ def test_no_configuration_points_to_one_that_was_not_looked_at(file: str, more: 
 
 
 def test_arguments_that_models_have_are_taken(place: Place) -> None:
-    """Finding 3: what sentence-transformers' own models say is no attack."""
+    """What sentence-transformers' own models say is no attack."""
     more = {
         "config_args": {"attn_implementation": "eager"},
         "model_args": {"add_pooling_layer": False},
@@ -502,7 +502,7 @@ def test_arguments_that_models_have_are_taken(place: Place) -> None:
 
 
 def test_classes_of_transformers_that_read_texts_and_images_are_taken() -> None:
-    """Finding 3: each class of its tables, and no class of its own that loads anything else."""
+    """Each class of its tables, and no class of its own that loads anything else."""
     import transformers
     from transformers.models.auto import image_processing_auto, processing_auto, tokenization_auto
 
@@ -524,7 +524,7 @@ def test_classes_of_transformers_that_read_texts_and_images_are_taken() -> None:
 def test_a_model_of_the_hub_is_loaded_from_the_files_that_were_looked_at(
     kind: str, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Finding 3: the hub moves on to another commit after the check, and the model is that of the check."""
+    """The hub moves on to another commit after the check, and the model is that of the check."""
     from embq.worker.embedders import model_files
 
     repository = place.root / "hub" / "models--org--name"
@@ -554,7 +554,7 @@ def test_a_model_of_the_hub_is_loaded_from_the_files_that_were_looked_at(
 
 
 def test_the_configuration_of_a_tower_of_the_hub_is_looked_at(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finding 3: open_clip reads that of the repository in `hf_model_name`."""
+    """Open_clip reads that of the repository in `hf_model_name`."""
     repository = place.root / "hub" / "models--org--tower"
     shutil.copytree(place.root / "trunk", repository / "snapshots" / ("a" * 40))
     (repository / "refs").mkdir()
@@ -574,7 +574,7 @@ def test_the_configuration_of_a_tower_of_the_hub_is_looked_at(place: Place, monk
     ],
 )
 def test_safetensors_that_nothing_loads_hide_no_pickle(folder: str, file: str, spec: str, place: Place) -> None:
-    """Finding 3: the pickle was read beside any file of that suffix, or beside the index that a Dense does not read."""
+    """The pickle was read beside any file of that suffix, or beside the index that a Dense does not read."""
     from safetensors.torch import load_file
 
     weights = place.root / folder / "model.safetensors"
@@ -588,7 +588,7 @@ def test_safetensors_that_nothing_loads_hide_no_pickle(folder: str, file: str, s
 @pytest.mark.parametrize("kind", ["st", "hf"])
 @pytest.mark.parametrize("shard", ["../trunk/model.safetensors", "{root}/trunk/model.safetensors", "model.bin"])
 def test_weights_are_files_of_the_folder(kind: str, shard: str, place: Place) -> None:
-    """Finding 3: an index may name any path."""
+    """An index may name any path."""
     from safetensors.torch import load_file
 
     weights = place.root / "st" / "model.safetensors"
@@ -599,7 +599,7 @@ def test_weights_are_files_of_the_folder(kind: str, shard: str, place: Place) ->
 
 
 def test_a_checkpoint_in_several_files_is_loaded(place: Place) -> None:
-    """Finding 3: what transformers saves is no attack."""
+    """What transformers saves is no attack."""
     from transformers import BertModel
 
     spec = f"hf:{place.root / 'trunk'}"
@@ -630,7 +630,7 @@ def test_a_checkpoint_in_several_files_is_loaded(place: Place) -> None:
     ],
 )
 def test_a_fifo_in_place_of_a_file_is_refused(spec: str, file: str, place: Place) -> None:
-    """Finding 3: a reader of one waits for ever."""
+    """A reader of one waits for ever."""
     (place.root / file).parent.mkdir(exist_ok=True)
     (place.root / file).unlink(missing_ok=True)
     os.mkfifo(place.root / file)
@@ -647,7 +647,7 @@ def test_a_fifo_in_place_of_a_file_is_refused(spec: str, file: str, place: Place
     ],
 )
 def test_a_network_of_ten_million_layers_is_not_made(spec: str, file: str, more: Any, place: Place) -> None:
-    """Finding 3: they are made before the weights are read, which has no end."""
+    """They are made before the weights are read, which has no end."""
     place.edit(file, lambda said: said | more)
     assert "4096 at most" in refusal(spec.format(root=place.root))
 
@@ -665,7 +665,7 @@ def test_a_network_of_ten_million_layers_is_not_made(spec: str, file: str, more:
 def test_weights_of_hundreds_of_thousands_of_tensors_are_refused(
     spec: str, file: str, count: int, place: Place
 ) -> None:
-    """Finding 3: each costs the libraries time and memory, whether the network has it or not."""
+    """Each costs the libraries time and memory, whether the network has it or not."""
     one = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     header = json.dumps({f"t{number}": one for number in range(count)}).encode()
     (place.root / file).write_bytes(struct.pack("<Q", len(header)) + header)
@@ -687,7 +687,7 @@ def panicking(place: Place, folder: str) -> None:
 
 @pytest.mark.parametrize("folder", ["st:{root}/st", "hf:{root}/trunk", "open_clip:local-dir:{root}/clip"])
 def test_a_panic_of_the_tokeniser_is_the_failure_of_its_text(folder: str, place: Place) -> None:
-    """Finding 3: a panic is no Exception, and ended the worker."""
+    """A panic is no Exception, and ended the worker."""
     spec = folder.format(root=place.root)
     if "clip" in spec:
         for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
@@ -709,7 +709,7 @@ def test_a_panic_of_the_tokeniser_is_the_failure_of_its_text(folder: str, place:
 
 
 def test_a_panic_of_the_tokeniser_fails_a_query(place: Place) -> None:
-    """Finding 3: `embq serve` answers it, with torch and without."""
+    """`embq serve` answers it, with torch and without."""
     panicking(place, "st")
     rows = ModelConfig(spec=f"st:{place.root / 'st'}", modalities=("text",), precision="fp32")
     model, _ = open_query_model(rows, rows.outputs[0], "text")
@@ -721,7 +721,7 @@ def test_a_panic_of_the_tokeniser_fails_a_query(place: Place) -> None:
 
 
 def test_a_tokeniser_that_panics_while_the_model_is_loaded_is_an_error_of_the_model(place: Place) -> None:
-    """Finding 3: it is tried with a text where it has token types."""
+    """It is tried with a text where it has token types."""
     packed = base64.b64encode(struct.pack("<2I", 4, 0)).decode()
     for kind in ("st", "trunk"):
         normalizer = {"type": "Precompiled", "precompiled_charsmap": packed}
@@ -736,7 +736,7 @@ def test_a_tokeniser_that_panics_while_the_model_is_loaded_is_an_error_of_the_mo
 
 
 def test_a_cross_encoder_is_no_model_of_texts(place: Place) -> None:
-    """Finding 18: it was mean-pooled without a word, whichever release saved it."""
+    """It was mean-pooled without a word, whichever release saved it."""
     from sentence_transformers import CrossEncoder
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -750,7 +750,7 @@ def test_a_cross_encoder_is_no_model_of_texts(place: Place) -> None:
 
 
 def test_a_sparse_encoder_is_no_model_of_dense_vectors(place: Place) -> None:
-    """Finding 18: by what it says of itself, and by its modules alone."""
+    """By what it says of itself, and by its modules alone."""
     from sentence_transformers import SparseEncoder
     from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
     from transformers import BertConfig, BertForMaskedLM
@@ -799,13 +799,13 @@ def test_a_folder_of_pylate_gives_many_vectors(place: Place) -> None:
 def test_a_file_that_is_none_of_its_kind_is_an_error_of_the_model(
     spec: str, file: str, content: bytes, place: Place
 ) -> None:
-    """Finding 1: whatever a file holds, it is one sentence, or the libraries take it."""
+    """Whatever a file holds, it is one sentence, or the libraries take it."""
     (place.root / file).write_bytes(content)
     with suppress(ModelError):  # anything else is a crash
         load(ModelConfig(spec=spec.format(root=place.root), modalities=("text",), precision="fp32"), "cpu")
 
 
 def test_the_models_that_are_attacked_here_load_as_they_are(place: Place) -> None:
-    """Finding 1: what is refused above is refused for what was changed."""
+    """What is refused above is refused for what was changed."""
     for spec in ("st:{root}/st", "st:{root}/dense", "hf:{root}/trunk", "open_clip:local-dir:{root}/clip"):
         load(ModelConfig(spec=spec.format(root=place.root), modalities=("text",), precision="fp32"), "cpu")

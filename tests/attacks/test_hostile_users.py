@@ -28,7 +28,7 @@ def tmpdir_of_all(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @as_root
 def test_a_state_folder_of_another_user_is_refused(short_tmp: Path) -> None:
-    """Finding 3: its owner chooses what the server loads, and reads its password."""
+    """Its owner chooses what the server loads, and reads its password."""
     folder = short_tmp / "_broker"
     folder.mkdir(mode=0o700)
     os.chown(folder, 54321, 54321)
@@ -41,7 +41,7 @@ def test_a_state_folder_of_another_user_is_refused(short_tmp: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
 def test_a_state_folder_that_others_may_write_to_is_refused(short_tmp: Path, mode: int) -> None:
-    """Finding 3: each of them could put a file there between two looks of ours."""
+    """Each of them could put a file there between two looks of ours."""
     folder = short_tmp / "_broker"
     folder.mkdir()
     folder.chmod(mode)
@@ -52,7 +52,7 @@ def test_a_state_folder_that_others_may_write_to_is_refused(short_tmp: Path, mod
 
 
 def test_a_folder_that_others_may_read_is_closed(short_tmp: Path) -> None:
-    """Finding 3: they would read the password in it."""
+    """They would read the password in it."""
     folder = short_tmp / "_broker"
     folder.mkdir()
     folder.chmod(0o755)
@@ -61,7 +61,7 @@ def test_a_folder_that_others_may_read_is_closed(short_tmp: Path) -> None:
 
 
 def test_the_socket_of_a_long_path_is_not_made_behind_a_link(short_tmp: Path, tmpdir_of_all: Path) -> None:
-    """Finding 11: the name below /tmp is known beforehand, and a link there led the server into another folder."""
+    """The name below /tmp is known beforehand, and a link there led the server into another folder."""
     server = EmbeddedServer(short_tmp / LONG / "_broker")
     elsewhere = short_tmp / "elsewhere"
     elsewhere.mkdir(mode=0o755)
@@ -76,7 +76,7 @@ def test_the_socket_of_a_long_path_is_not_made_behind_a_link(short_tmp: Path, tm
 
 
 def test_a_socket_folder_that_others_may_write_to_is_refused(short_tmp: Path, tmpdir_of_all: Path) -> None:
-    """Finding 11: each of them could put a socket of their own into it."""
+    """Each of them could put a socket of their own into it."""
     server = EmbeddedServer(short_tmp / LONG / "_broker")
     server.socket.parent.mkdir()
     server.socket.parent.chmod(0o777)

@@ -137,7 +137,7 @@ NO_RESULTS: list[dict[Any, Any]] = [
 def test_entries_that_are_no_results_are_skipped_counted_named_and_never_come_back(
     attacked: Attacked, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Finding 5: `XADD ...:res * x y` stopped the writer with a KeyError, and again after each restart."""
+    """`XADD ...:res * x y` stopped the writer with a KeyError, and again after each restart."""
     writer = attacked.writer()
     before = skip_counts()
     for fields in NO_RESULTS:
@@ -154,7 +154,7 @@ def test_entries_that_are_no_results_are_skipped_counted_named_and_never_come_ba
 
 
 def test_the_writer_serves_on_while_such_entries_come(attacked: Attacked) -> None:
-    """Finding 5: the writer process ended, again after each start."""
+    """The writer process ended, again after each start."""
     run = attacked.run
     attacked.writer().release()
     feeder, ended, end = attacked.feeder(), False, time.monotonic() + 30
@@ -174,7 +174,7 @@ def test_the_writer_serves_on_while_such_entries_come(attacked: Attacked) -> Non
 
 
 def test_a_result_that_was_not_leased_is_not_committed(attacked: Attacked, caplog: pytest.LogCaptureFixture) -> None:
-    """Finding 5: a forged result for a unit that its sender never leased was committed."""
+    """A forged result for a unit that its sender never leased was committed."""
     run, writer = attacked.run, attacked.writer()
     held = run.claim(0, "honest")
     read_token = attacked.hostile.hget(run.key("owner"), "0").decode()
@@ -191,7 +191,7 @@ def test_a_result_that_was_not_leased_is_not_committed(attacked: Attacked, caplo
 
 
 def test_a_published_result_cannot_be_put_aside(attacked: Attacked) -> None:
-    """Finding 5: a worker could write another result's place in the stream over that of a published one."""
+    """A worker could write another result's place in the stream over that of a published one."""
     run, writer = attacked.run, attacked.writer()
     run.work_one(0)
     ours = new_token(run.gen, "hostile")
@@ -206,7 +206,7 @@ def test_a_published_result_cannot_be_put_aside(attacked: Attacked) -> None:
 
 
 def test_a_result_that_was_not_leased_takes_no_file_of_another_away(attacked: Attacked) -> None:
-    """Finding 5: the writer removed whatever staging file an entry named that it did not take."""
+    """The writer removed whatever staging file an entry named that it did not take."""
     run, writer = attacked.run, attacked.writer()
     data, token = run.data(0), run.claim(0, "honest")
     path = run.layout.staging / f"{run.units[0].unit_id}.{token.replace(':', '_')}.arrow"
@@ -297,7 +297,7 @@ BAD: dict[str, Callable[[], dict[str, str | bytes | int]]] = {
 def test_a_result_with_a_fault_is_done_again_and_nothing_is_lost(
     attacked: Attacked, caplog: pytest.LogCaptureFixture, fields: Callable[[], dict[str, str | bytes | int]]
 ) -> None:
-    """Finding 5: Arrow with bad inner offsets ended the writer (SIGSEGV), and compressed bodies took any memory."""
+    """Arrow with bad inner offsets ended the writer (SIGSEGV), and compressed bodies took any memory."""
     run, writer = attacked.run, attacked.writer()
     token = run.claim(0, "hostile")
     assert Ledger(attacked.hostile, run.info.run).publish(0, token, run.fields(0, **fields()), size=100) == 1
@@ -310,7 +310,7 @@ def test_a_result_with_a_fault_is_done_again_and_nothing_is_lost(
 
 
 def test_a_unit_whose_results_have_faults_again_and_again_is_a_failure_that_says_whose(attacked: Attacked) -> None:
-    """Finding 5: malformed results are put aside, and the run says which worker sent what."""
+    """Malformed results are put aside, and the run says which worker sent what."""
     run, writer = attacked.run, attacked.writer()
     for _ in range(MAX_ATTEMPTS):
         token = run.claim(0, "box.cuda0.666")
@@ -326,7 +326,7 @@ def test_a_unit_whose_results_have_faults_again_and_again_is_a_failure_that_says
 
 
 def test_no_mutation_of_a_result_crashes_its_reader() -> None:
-    """Finding 5: every byte of a result is a worker's; a mutated one ended the writer in 1 of some 100 tries."""
+    """Every byte of a result is a worker's; a mutated one ended the writer in 1 of some 100 tries."""
     script = Path(__file__).with_name("mutated_results.py")
     ended = subprocess.run([sys.executable, str(script), "22", "3000"], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -337,7 +337,7 @@ def test_no_mutation_of_a_result_crashes_its_reader() -> None:
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "endless"])
 def test_a_staging_file_that_is_no_file_holds_nobody_up(attacked: Attacked, kind: str) -> None:
-    """Finding 5: the writer waited for a pipe for ever, followed links, and took memory by a file's length."""
+    """The writer waited for a pipe for ever, followed links, and took memory by a file's length."""
     run, writer = attacked.run, attacked.writer()
     data, token = run.data(0), run.claim(0, "hostile")
     path = run.layout.staging / f"{run.units[0].unit_id}.{token.replace(':', '_')}.arrow"
@@ -364,7 +364,7 @@ def test_a_staging_file_that_is_no_file_holds_nobody_up(attacked: Attacked, kind
 
 
 def test_nothing_that_a_worker_writes_to_the_ledger_stops_a_service_or_a_command(attacked: Attacked) -> None:
-    """Finding 5: what stands in the keys that a worker may write is read by all others."""
+    """What stands in the keys that a worker may write is read by all others."""
     run, hostile, writer = attacked.run, attacked.hostile, attacked.writer()
     feeder = attacked.feeder()
     rubbish = ["x", "", "-1", "0", "nan", "inf", "1e400", "9" * 30, "9" * 15, b"\xff", " ", "\x1b[2J"]
@@ -405,7 +405,7 @@ def test_nothing_that_a_worker_writes_to_the_ledger_stops_a_service_or_a_command
 def test_a_queue_that_a_worker_calls_another_one_is_put_right(
     attacked: Attacked, name: str, value: str | bytes
 ) -> None:
-    """Finding 5: a run that a worker calls done was never fed again, and one that is not UTF-8 ended services."""
+    """A run that a worker calls done was never fed again, and one that is not UTF-8 ended services."""
     run, writer = attacked.run, attacked.writer()
     run.work_one(0)
     writer.drain()
@@ -419,7 +419,7 @@ def test_a_queue_that_a_worker_calls_another_one_is_put_right(
 
 @pytest.mark.parametrize("trimmed", [False, True], ids=["seen", "unseen"])
 def test_a_stream_that_takes_nothing_more_is_made_anew(attacked: Attacked, trimmed: bool) -> None:
-    """Finding 5: an entry with the greatest id there is left no id for any other, and the run stood still for good."""
+    """An entry with the greatest id there is left no id for any other, and the run stood still for good."""
     run, writer = attacked.run, attacked.writer()
     run.work_one(0)
     writer.drain()
@@ -433,7 +433,7 @@ def test_a_stream_that_takes_nothing_more_is_made_anew(attacked: Attacked, trimm
 
 
 def test_results_that_a_worker_trims_away_are_made_again(attacked: Attacked) -> None:
-    """Finding 5: `XADD ... MAXLEN 0` removes what others have published."""
+    """`XADD ... MAXLEN 0` removes what others have published."""
     run, writer = attacked.run, attacked.writer()
     for u in range(4):
         run.work_one(u)
@@ -442,7 +442,7 @@ def test_results_that_a_worker_trims_away_are_made_again(attacked: Attacked) -> 
 
 
 def test_more_than_the_stream_may_hold_is_read_one_by_one(attacked: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finding 5: a worker could fill the broker, and with the writer's next read its memory, again after each start."""
+    """A worker could fill the broker, and with the writer's next read its memory, again after each start."""
     writer = attacked.writer()
     assert writer.inbox.read() == []
     monkeypatch.setattr("embq.core.queue.result_stream.LIMIT_BYTES", 100_000)
@@ -474,7 +474,7 @@ def test_entries_larger_than_any_result_are_passed_by(attacked: Attacked) -> Non
 
 
 def test_a_worker_cannot_take_the_lists_of_all_services_away(attacked: Attacked) -> None:
-    """Finding 5: a worker could make a text of `embq:workers`, which ended producer, writer and status."""
+    """A worker could make a text of `embq:workers`, which ended producer, writer and status."""
     for key in (WORKERS, SERVICES):
         for command in (("SET", key, "x"), ("DEL", key)):
             with pytest.raises(NoPermissionError):

@@ -94,7 +94,7 @@ def refusal_of(path: Path) -> SourceError:
 
 
 def test_texts_that_are_damaged_from_their_start_and_fail_whole_pass_their_verification(tmp_path: Path) -> None:
-    """Finding 15: `verify` said that their units end at byte 0, and that the file is longer."""
+    """`verify` said that their units end at byte 0, and that the file is longer."""
     paths = []
     for suffix, compress in COMPRESS.items():
         paths.append(tmp_path / f"damaged.jsonl{suffix}")
@@ -109,7 +109,7 @@ def as_csv(start: int, stop: int) -> bytes:
 
 @pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz", "t.csv"])
 def test_what_was_mended_and_got_more_lines_passes_its_verification(name: str, tmp_path: Path) -> None:
-    """Finding 15: after a retry plus added lines `verify` said that the coverage starts at a byte that is not 0."""
+    """After a retry plus added lines `verify` said that the coverage starts at a byte that is not 0."""
     path, out = tmp_path / name, tmp_path / "out"
     packed = COMPRESS.get(path.suffix, bytes)
     whole, more = (as_csv(0, stop) if path.suffix == ".csv" else lines(0, stop) for stop in (9, 15))
@@ -125,7 +125,7 @@ def test_what_was_mended_and_got_more_lines_passes_its_verification(name: str, t
 
 
 def test_a_text_that_lost_its_beginning_and_was_mended_passes_its_verification(tmp_path: Path) -> None:
-    """Finding 15: its units are planned by the retry, and stand behind one that could not be cut."""
+    """Its units are planned by the retry, and stand behind one that could not be cut."""
     path, out = tmp_path / "t.jsonl.gz", tmp_path / "out"
     path.write_bytes(bytes(9) + gzip.compress(lines(0, 9))[9:])
     build(out, [path])
@@ -138,7 +138,7 @@ def test_a_text_that_lost_its_beginning_and_was_mended_passes_its_verification(t
 
 @pytest.mark.slow
 def test_a_text_that_was_mended_and_got_more_lines_end_to_end(short_tmp: Path) -> None:
-    """Finding 15: the same by the commands."""
+    """The same by the commands."""
     texts, root = short_tmp / "f.jsonl", short_tmp / "out"
     texts.write_bytes(lines(0, 7) + b'{"id": "k7", "te\n' + lines(8, 30))
     command = ("run", texts, "-o", root, "-m", MODEL, "--unit-size", "10", "--quiet")
@@ -151,7 +151,7 @@ def test_a_text_that_was_mended_and_got_more_lines_end_to_end(short_tmp: Path) -
 
 
 def test_a_gap_before_lines_that_were_added_is_named(tmp_path: Path) -> None:
-    """Finding 15: units of a later generation must go on where the mended source was left, by byte and by ordinal."""
+    """Units of a later generation must go on where the mended source was left, by byte and by ordinal."""
     path = tmp_path / "f.jsonl"
     path.write_bytes(lines(0, 30))
     units = units_of(path, ReadOptions(unit_samples=10))
@@ -172,7 +172,7 @@ def test_a_gap_before_lines_that_were_added_is_named(tmp_path: Path) -> None:
 
 
 def test_padding_between_the_streams_of_an_xz_file_is_no_end_of_it(tmp_path: Path) -> None:
-    """Finding 15: the second reading of `verify` found fewer lines, and fewer members of a shard."""
+    """The second reading of `verify` found fewer lines, and fewer members of a shard."""
     texts, shard = tmp_path / "t.jsonl.xz", tmp_path / "s.tar.xz"
     texts.write_bytes(lzma.compress(lines(0, 20)) + bytes(512) + lzma.compress(lines(20, 30)) + bytes(4))
     assert [s.key for s in read_twice(texts)] == [f"k{n}" for n in range(30)]
@@ -182,7 +182,7 @@ def test_padding_between_the_streams_of_an_xz_file_is_no_end_of_it(tmp_path: Pat
 
 
 def test_a_slice_of_an_xz_file_is_read_a_second_time_from_anywhere_in_it(tmp_path: Path) -> None:
-    """Finding 15: the reader that knows padding goes forwards and backwards as the others do."""
+    """The reader that knows padding goes forwards and backwards as the others do."""
     path = tmp_path / "t.jsonl.xz"
     path.write_bytes(lzma.compress(lines(0, 20)) + bytes(512) + lzma.compress(lines(20, 60)))
     units = units_of(path, ReadOptions(unit_samples=25))
@@ -226,7 +226,7 @@ def pax(flag: bytes, keyword: bytes, value: bytes = b"") -> bytes:
 
 
 def test_members_are_named_as_their_headers_say(tmp_path: Path) -> None:
-    """Finding 15: `verify` read GNU tar's times, and what stands in old headers, as the beginning of names."""
+    """`verify` read GNU tar's times, and what stands in old headers, as the beginning of names."""
     path = tmp_path / "s.tar"
     jpeg = {"gnu": b"ustar  \0", "v7": b""}
     for name, magic in jpeg.items():
@@ -238,7 +238,7 @@ def test_members_are_named_as_their_headers_say(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keyword", [b"path", b"size"])
 def test_an_empty_pax_record_withdraws_what_a_record_before_it_says(keyword: bytes, tmp_path: Path) -> None:
-    """Finding 15: an empty `path=` made `verify` miss the sample, an empty `size=` all behind it."""
+    """An empty `path=` made `verify` miss the sample, an empty `size=` all behind it."""
     path = tmp_path / "s.tar"
     path.write_bytes(archive(pax(b"x", keyword) + member(b"a.jpg", b"first") + member(b"b.jpg", b"second")))
     assert [(s.key, s.image) for s in read_twice(path)] == [("a", b"first"), ("b", b"second")]
@@ -249,7 +249,7 @@ def test_an_empty_pax_record_withdraws_what_a_record_before_it_says(keyword: byt
 @pytest.mark.skipif(shutil.which("tar") is None, reason="GNU tar is not on PATH")
 @pytest.mark.parametrize("form", ["gnu", "oldgnu", "pax", "ustar", "v7"])
 def test_what_gnu_tar_writes_passes_its_verification(form: str, tmp_path: Path) -> None:
-    """Finding 15: in its incremental archives the time of the last access was read as a prefix."""
+    """In its incremental archives the time of the last access was read as a prefix."""
     folder = tmp_path / "in" / "photos"
     folder.mkdir(parents=True)
     for n in range(3):
@@ -281,7 +281,7 @@ FRAMES = {
 
 @pytest.mark.parametrize("kind", FRAMES)
 def test_zstd_of_several_frames_is_read_as_zstd_reads_it(kind: str, tmp_path: Path) -> None:
-    """Finding 17: a skippable frame was refused as something else behind the end, or as a lost beginning."""
+    """A skippable frame was refused as something else behind the end, or as a lost beginning."""
     path = tmp_path / "t.jsonl.zst"
     path.write_bytes(FRAMES[kind])
     assert [s.key for s in read_twice(path)] == [f"k{n}" for n in range(30)]
@@ -292,7 +292,7 @@ def test_zstd_of_several_frames_is_read_as_zstd_reads_it(kind: str, tmp_path: Pa
 
 @pytest.mark.skipif(shutil.which("pzstd") is None, reason="pzstd is not on PATH")
 def test_texts_and_shards_that_pzstd_compresses_pass_their_verification(tmp_path: Path) -> None:
-    """Finding 17: pzstd begins with a skippable frame."""
+    """Pzstd begins with a skippable frame."""
     for name, data in {"t.jsonl": lines(0, 1000), "s.tar": archive(member(b"a.jpg", b"a"))}.items():
         (tmp_path / name).write_bytes(data)
         subprocess.run(["pzstd", "-q", "--rm", "-p", "4", tmp_path / name], check=True, capture_output=True)
@@ -312,7 +312,7 @@ def test_texts_and_shards_that_pzstd_compresses_pass_their_verification(tmp_path
     ids=["cut after a frame", "cut", "junk after a frame", "junk"],
 )
 def test_zstd_that_is_cut_or_followed_by_junk_fails_whole(data: bytes, code: str, tmp_path: Path) -> None:
-    """Finding 17: frames that are not whole are errors, as before."""
+    """Frames that are not whole are errors, as before."""
     path = tmp_path / "t.jsonl.zst"
     path.write_bytes(data)
     assert refusal_of(path).code == code
@@ -323,7 +323,7 @@ def test_zstd_that_is_cut_or_followed_by_junk_fails_whole(data: bytes, code: str
 
 @pytest.mark.parametrize("name", ["t.jsonl.xz", "t.csv.xz", "t.txt", "s.tar.xz", "s.tar"])
 def test_lzma_alone_is_named(name: str, tmp_path: Path) -> None:
-    """Finding 21: a shard that `lzma` compressed was called cut, and a text damaged."""
+    """A shard that `lzma` compressed was called cut, and a text damaged."""
     path = tmp_path / name
     data = archive(member(b"a.jpg", b"a")) if ".tar" in name else b"text\n" * 500
     path.write_bytes(lzma.compress(data, format=lzma.FORMAT_ALONE))
@@ -337,7 +337,7 @@ def test_lzma_alone_is_named(name: str, tmp_path: Path) -> None:
     ("zeros", "code"), [(1024 + 100, "shard_trailing_data"), (10_239, "shard_trailing_data"), (700, "shard_truncated")]
 )
 def test_odd_padding_of_a_shard_is_named(zeros: int, code: str, tmp_path: Path) -> None:
-    """Finding 21: a shard with its end-of-archive marker and more zeros than whole blocks was called cut."""
+    """A shard with its end-of-archive marker and more zeros than whole blocks was called cut."""
     path = tmp_path / "s.tar"
     path.write_bytes(member(b"a.jpg", b"a") + bytes(zeros))
     error = refusal_of(path)
@@ -361,7 +361,7 @@ def jpeg(**options: object) -> bytes:
 @pytest.mark.parametrize("marker", [0xDB, 0xC0, 0xC4, 0xDA])
 @pytest.mark.parametrize("progressive", [False, True])
 def test_what_stands_between_the_markers_of_a_jpeg_is_skipped(junk: bytes, marker: int, progressive: bool) -> None:
-    """Finding 20: such JPEGs were called truncated; `cpu-fast` made another picture of those that were not."""
+    """Such JPEGs were called truncated; `cpu-fast` made another picture of those that were not."""
     whole = jpeg(progressive=progressive)
     at = whole.index(bytes([0xFF, 0xC2 if progressive and marker == 0xC0 else marker]))
     data = whole[:at] + junk + whole[at:]
@@ -378,7 +378,7 @@ def test_what_stands_between_the_markers_of_a_jpeg_is_skipped(junk: bytes, marke
 
 @pytest.mark.parametrize("end", [b"", b"\xff\0" * 1000, b"\xff" * 1000, b"\xff\xc0"])
 def test_a_jpeg_that_ends_before_its_frame_is_truncated(end: bytes) -> None:
-    """Finding 20: no marker is made up where there is none."""
+    """No marker is made up where there is none."""
     whole = jpeg()
     with pytest.raises(SampleError) as caught:
         open_image(whole[: whole.index(b"\xff\xc0")] + b"junk" + end)
@@ -392,7 +392,7 @@ MARK = "\ufeff".encode()
 
 @pytest.mark.parametrize("suffix", ["", ".zst"])
 def test_a_byte_order_mark_is_removed_at_the_start_of_a_text_only(suffix: str, tmp_path: Path) -> None:
-    """Finding 21: it was removed at the start of every line."""
+    """It was removed at the start of every line."""
     packed = COMPRESS.get(suffix, bytes)
     plain, table = tmp_path / f"t.txt{suffix}", tmp_path / f"t.jsonl{suffix}"
     plain.write_bytes(packed(MARK + b"first\n" + MARK + b"second\n" + MARK))
@@ -406,7 +406,7 @@ def test_a_byte_order_mark_is_removed_at_the_start_of_a_text_only(suffix: str, t
 
 
 def test_a_slice_that_does_not_begin_its_file_keeps_a_byte_order_mark(tmp_path: Path) -> None:
-    """Finding 21: the first line of a unit is the first of the file in the first unit alone."""
+    """The first line of a unit is the first of the file in the first unit alone."""
     path = tmp_path / "t.txt"
     path.write_bytes((MARK + b"line\n") * 4)
     read = [[s.text for s in SOURCES["lines"].read(unit)] for unit in units_of(path, ReadOptions(unit_samples=2))]
@@ -414,7 +414,7 @@ def test_a_slice_that_does_not_begin_its_file_keeps_a_byte_order_mark(tmp_path: 
 
 
 def test_a_byte_order_mark_in_a_table_is_part_of_its_value(tmp_path: Path) -> None:
-    """Finding 21: it was removed from ids and texts of every row, and kept the header's quotes in a name."""
+    """It was removed from ids and texts of every row, and kept the header's quotes in a name."""
     path = tmp_path / "t.csv"
     path.write_bytes(MARK + b'"id","text"\n' + MARK + b"a," + MARK + b"one\n")
     assert [(s.key, s.text) for s in read_twice(path)] == [("\ufeffa", "\ufeffone")]
@@ -424,7 +424,7 @@ def test_a_byte_order_mark_in_a_table_is_part_of_its_value(tmp_path: Path) -> No
 
 
 def test_captions_and_metadata_of_shards_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
-    """Finding 21: each is a file of its own."""
+    """Each is a file of its own."""
     path = tmp_path / "s.tar"
     members = member(b"a.jpg", b"a") + member(b"a.txt", MARK + b"caption") + member(b"a.json", MARK + b'{"n": 1}')
     path.write_bytes(archive(members))
@@ -447,7 +447,7 @@ def loaded_clip(folder: Path, **text: object) -> Embedder:
 
 
 def test_a_token_that_a_clip_model_has_no_vector_for_fails_its_text_alone(tmp_path: Path) -> None:
-    """Finding 21: the documentation promises `unknown_token`, and an open_clip model ended its worker."""
+    """The documentation promises `unknown_token`, and an open_clip model ended its worker."""
     tokenizer = word_pieces()
     tokenizer.add_tokens(["zebra"])
     tokenizer.save_pretrained(tmp_path)
@@ -461,6 +461,6 @@ def test_a_token_that_a_clip_model_has_no_vector_for_fails_its_text_alone(tmp_pa
 
 
 def test_a_clip_model_that_knows_no_token_of_its_tokeniser_is_refused(tmp_path: Path) -> None:
-    """Finding 21: each text would fail, as the ids that begin and end it are the highest ones of the tokeniser."""
+    """Each text would fail, as the ids that begin and end it are the highest ones of the tokeniser."""
     with pytest.raises(ModelError, match="tokeniser"):
         loaded_clip(tmp_path, vocab_size=1000)

@@ -90,7 +90,7 @@ TABLES = pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows"])
 def test_two_columns_of_one_name_are_refused_where_one_of_them_is_needed(
     tmp_path: Path, suffix: str, doubled: str
 ) -> None:
-    """Finding 12: the worker ended with a traceback three times, and the run with `crash`."""
+    """The worker ended with a traceback three times, and the run with `crash`."""
     names = ["id", "text", doubled]
     path = write(tmp_path / f"t.{suffix}", table_of(names, ["a"], ["x"], ["y"]))
     error = refusal(path)
@@ -100,14 +100,14 @@ def test_two_columns_of_one_name_are_refused_where_one_of_them_is_needed(
 
 @TABLES
 def test_a_doubled_name_of_two_types_does_not_send_another_column_into_the_model(tmp_path: Path, suffix: str) -> None:
-    """Finding 12: the last column of a name hid the first, so that titles were embedded in place of texts."""
+    """The last column of a name hid the first, so that titles were embedded in place of texts."""
     path = write(tmp_path / f"t.{suffix}", table_of(["text", "text", "title"], ["x"], [1], ["y"]))
     assert refusal(path).code == "ambiguous_column"
 
 
 @TABLES
 def test_doubled_columns_that_nothing_needs_change_nothing(tmp_path: Path, suffix: str) -> None:
-    """Finding 12: the run exited with 0, and `embq verify` with 65."""
+    """The run exited with 0, and `embq verify` with 65."""
     path = write(tmp_path / f"t.{suffix}", table_of(["text", "n", "n", "m"], ["x", "y"], [1, 2], ["p", "q"], [5, 6]))
     assert [(s.text, s.metadata) for s in samples_of(path, metadata_columns=("m",))] == [
         ("x", '{"m":5}'),
@@ -119,13 +119,13 @@ def test_doubled_columns_that_nothing_needs_change_nothing(tmp_path: Path, suffi
 @TABLES
 @pytest.mark.parametrize("columns", ["*", "n"])
 def test_doubled_columns_of_metadata_are_refused(tmp_path: Path, suffix: str, columns: str) -> None:
-    """Finding 12: `embq enqueue` ended with 70."""
+    """`embq enqueue` ended with 70."""
     path = write(tmp_path / f"t.{suffix}", table_of(["text", "n", "n"], ["x"], [1], [2]))
     assert refusal(path, metadata_columns=(columns,)).code == "ambiguous_column"
 
 
 def test_a_csv_with_doubled_names_is_refused_only_where_one_is_needed(tmp_path: Path) -> None:
-    """Finding 12: every doubled name was `table_damaged`, which says to copy the file again."""
+    """Every doubled name was `table_damaged`, which says to copy the file again."""
     path = tmp_path / "t.csv"
     path.write_text("text,n,n,m\nx,1,2,3\n")
     assert refusal(path).code == "ambiguous_column"
@@ -134,7 +134,7 @@ def test_a_csv_with_doubled_names_is_refused_only_where_one_is_needed(tmp_path: 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows", "csv"])
 def test_a_column_without_a_name_is_metadata_like_any_other(tmp_path: Path, suffix: str) -> None:
-    """Finding 12: '*' dropped it without a word; that of a .csv, which pandas writes for its index, was taken for keys
+    """'*' dropped it without a word; that of a .csv, which pandas writes for its index, was taken for keys
     and for paths of images."""
     path = tmp_path / f"t.{suffix}"
     if suffix == "csv":
@@ -155,7 +155,7 @@ def reader() -> Iterator[Reading]:
 
 
 def test_an_arrow_file_of_polars_is_read_by_its_footer(tmp_path: Path) -> None:
-    """Finding 13: every Arrow file that polars writes was refused as damaged."""
+    """Every Arrow file that polars writes was refused as damaged."""
     samples = samples_of(POLARS, unit_samples=3, metadata_columns=("*",))
     assert [(s.key, s.text) for s in samples] == [
         (f"k{n}", f"the text of {n}, which is longer than twelve bytes") for n in range(10)
@@ -169,7 +169,7 @@ def test_an_arrow_file_of_polars_is_read_by_its_footer(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_damaged_arrow_file_of_polars_loses_nothing_unsaid(tmp_path: Path, reader: Reading) -> None:
-    """Finding 13: the footer says which batches there are; one that it does not name any more is missed."""
+    """The footer says which batches there are; one that it does not name any more is missed."""
     whole = POLARS.read_bytes()
     path = tmp_path / "t.arrow"
     footer = len(whole) - 10 - int.from_bytes(whole[-10:-6], "little")
@@ -184,7 +184,7 @@ def test_a_damaged_arrow_file_of_polars_loses_nothing_unsaid(tmp_path: Path, rea
 
 
 def test_a_batch_that_the_footer_leaves_out_is_missed(tmp_path: Path) -> None:
-    """Finding 13: a reader that believes the footer alone would lose the rows of this batch."""
+    """A reader that believes the footer alone would lose the rows of this batch."""
     for source in (POLARS, write(tmp_path / "p.arrow", table_of(["text"], ["x", "y"]))):
         data = source.read_bytes()
         at = data.rindex(b"ARROW1") - 4
@@ -249,7 +249,7 @@ def odd_values(suffix: str) -> pa.Table:
 
 @TABLES
 def test_types_that_json_lacks_become_text_and_none_is_dropped(tmp_path: Path, suffix: str) -> None:
-    """Finding 15: a UUID column of DuckDB was dropped by '*' without a word, refused by name, and failed `verify`."""
+    """A UUID column of DuckDB was dropped by '*' without a word, refused by name, and failed `verify`."""
     path = write(tmp_path / f"t.{suffix}", odd_values(suffix))
     first, second, third = metadata_of(path, "*")
     if suffix != "parquet":
@@ -274,7 +274,7 @@ def test_types_that_json_lacks_become_text_and_none_is_dropped(tmp_path: Path, s
 
 
 def test_columns_that_cannot_become_metadata_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Finding 15: '*' left columns of bytes out without a word."""
+    """'*' left columns of bytes out without a word."""
     table = pa.table({"text": ["x"], "binary_flag": [{"binary": True}], "raw": [b"x"], "parts": [[b"x"]]})
     path = write(tmp_path / "t.parquet", table)
     plan([str(path)], ReadOptions(metadata_columns=("*",)))
@@ -298,7 +298,7 @@ def test_columns_that_cannot_become_metadata_are_named(tmp_path: Path, caplog: p
 def test_keys_are_made_of_types_that_text_says_exactly(
     tmp_path: Path, suffix: str, column: str, keys: list[str], named: bool
 ) -> None:
-    """Finding 21: such an id column was ignored without a word where it was found, and refused where it was named."""
+    """Such an id column was ignored without a word where it was found, and refused where it was named."""
     path = write(tmp_path / f"t.{suffix}", pa.table({"text": ["x", "y", "z"], "id": odd_values(suffix)[column]}))
     samples = samples_of(path, id_column="id" if named else "")
     assert [sample.key for sample in samples] == [key or f"t.{suffix}:{row}" for row, key in enumerate(keys, start=1)]
@@ -316,7 +316,7 @@ def test_keys_are_made_of_types_that_text_says_exactly(
 def test_an_id_column_that_cannot_hold_keys_is_refused_by_its_name(
     tmp_path: Path, suffix: str, values: list[Any]
 ) -> None:
-    """Finding 21: such a column was ignored without a word, and rows were counted."""
+    """Such a column was ignored without a word, and rows were counted."""
     path = write(tmp_path / f"t.{suffix}", pa.table({"text": ["x", "y"], "id": values}))
     error = refusal(path)
     assert error.code == "wrong_column_type"
@@ -328,7 +328,7 @@ def test_an_id_column_that_cannot_hold_keys_is_refused_by_its_name(
 
 
 def test_another_id_column_or_an_empty_one_stands_for_none(tmp_path: Path) -> None:
-    """Finding 21: only a column whose values would be lost is refused."""
+    """Only a column whose values would be lost is refused."""
     other = write(tmp_path / "a.parquet", pa.table({"text": ["x"], "id": [1.5], "key": ["k"]}))
     empty = write(tmp_path / "b.parquet", pa.table({"text": ["x"], "id": pa.nulls(1)}))
     assert [sample.key for path in (other, empty) for sample in samples_of(path)] == ["k", "b.parquet:1"]
@@ -338,7 +338,7 @@ def test_another_id_column_or_an_empty_one_stands_for_none(tmp_path: Path) -> No
 
 
 def test_numbers_that_float64_does_not_hold_are_null_in_every_kind_of_metadata(tmp_path: Path) -> None:
-    """Finding 21: NaN and Infinity were null, and 1e400 was `bad_json` or `bad_metadata`."""
+    """NaN and Infinity were null, and 1e400 was `bad_json` or `bad_metadata`."""
     numbers = '{"a": NaN, "b": [Infinity, -1e400], "c": {"d": 1e400}, "e": 1.5}'
     wanted = {"a": None, "b": [None, None], "c": {"d": None}, "e": 1.5}
     lines = tmp_path / "t.jsonl"
@@ -399,7 +399,7 @@ UNREAD: dict[str, Callable[[h5py.File], None]] = {
 def test_a_batch_of_texts_that_is_not_read_is_a_failure_with_its_name(
     tmp_path: Path, notebook: h5py.File, says: str
 ) -> None:
-    """Finding 11: the batch was left out, and the run complete without a word."""
+    """The batch was left out, and the run complete without a word."""
     UNREAD[says](notebook)
     notebook.close()
     error = refusal(tmp_path / "n.h5")
@@ -410,7 +410,7 @@ def test_a_batch_of_texts_that_is_not_read_is_a_failure_with_its_name(
 
 
 def test_texts_in_external_storage_do_not_send_titles_into_the_model(tmp_path: Path) -> None:
-    """Finding 11: the only other strings of the file were embedded in their place."""
+    """The only other strings of the file were embedded in their place."""
     (tmp_path / "raw").write_bytes(b"p" * 8)
     with h5py.File(tmp_path / "t.h5", "w") as file:
         outside(file, "text")
@@ -421,14 +421,14 @@ def test_texts_in_external_storage_do_not_send_titles_into_the_model(tmp_path: P
 
 
 def test_links_beside_the_batches_change_nothing(tmp_path: Path, notebook: h5py.File) -> None:
-    """Finding 11: only what belongs to the texts is missed."""
+    """Only what belongs to the texts is missed."""
     notebook["latest"] = notebook["batches/newest"] = h5py.SoftLink("/batches/2")
     notebook.close()
     assert [sample.text for sample in samples_of(tmp_path / "n.h5")] == ["0 a", "0 b", "2 a", "2 b"]
 
 
 def test_batches_numbered_in_other_digits_are_verified(tmp_path: Path) -> None:
-    """Finding 15: `embq verify` knew the digits 0 to 9 alone, and exited with 65."""
+    """`embq verify` knew the digits 0 to 9 alone, and exited with 65."""
     with h5py.File(tmp_path / "t.h5", "w") as file:
         for number in ("0", "\u0661", "\u0662"):
             file.create_dataset(f"batches/{number}/text", data=[f"of {number}"], dtype=STRINGS)
@@ -437,7 +437,7 @@ def test_batches_numbered_in_other_digits_are_verified(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("values", [[1.5, 2.5], [True, False]], ids=["float", "bool"])
 def test_ids_of_an_hdf5_file_that_cannot_be_keys_are_refused_by_their_name(tmp_path: Path, values: list[Any]) -> None:
-    """Finding 21: they were ignored without a word, and rows were counted."""
+    """They were ignored without a word, and rows were counted."""
     with h5py.File(tmp_path / "t.h5", "w") as file:
         file["text"] = ["a", "b"]
         file["ids"] = values
@@ -451,7 +451,7 @@ def test_ids_of_an_hdf5_file_that_cannot_be_keys_are_refused_by_their_name(tmp_p
 
 @pytest.mark.parametrize("name", ["nothing.parquet", "nothing.arrow", "nothing.h5", "nothing.csv", "nothing.csv.gz"])
 def test_a_table_of_zero_bytes_is_a_failure_and_the_rest_goes_on(tmp_path: Path, name: str) -> None:
-    """Finding 21: it was left out with a warning, where a shard of zero bytes is a failure."""
+    """It was left out with a warning, where a shard of zero bytes is a failure."""
     (tmp_path / name).touch()
     assert refusal(tmp_path / name).code == "table_damaged"
     (tmp_path / "good.jsonl").write_text('{"text": "x"}\n')
@@ -482,7 +482,7 @@ def rowless(folder: Path, name: str) -> Path:
 def test_a_file_without_rows_is_left_out_by_its_name_and_the_rest_goes_on(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Finding 21: it refused the whole plan, or, where it was parquet, went by without a word."""
+    """It refused the whole plan, or, where it was parquet, went by without a word."""
     path = rowless(tmp_path, name)
     good = tmp_path / "good.jsonl"
     good.write_text('{"text": "x"}\n')
@@ -499,7 +499,7 @@ def test_a_file_without_rows_is_left_out_by_its_name_and_the_rest_goes_on(
 def test_a_file_that_cannot_be_read_is_one_failure_unless_it_is_all_there_is(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Finding 21: one such file refused the whole plan."""
+    """One such file refused the whole plan."""
     folder = tmp_path / "in"
     folder.mkdir()
     for one in (name, name.replace("x.", "z.")):
@@ -520,7 +520,7 @@ def test_a_file_that_cannot_be_read_is_one_failure_unless_it_is_all_there_is(
 
 
 def test_a_file_that_cannot_be_read_cannot_be_sent(tmp_path: Path) -> None:
-    """Finding 21: where the plan goes on without such a file, `embq enqueue --inline` must not end with a traceback."""
+    """Where the plan goes on without such a file, `embq enqueue --inline` must not end with a traceback."""
     (tmp_path / "in").mkdir()
     os.mkfifo(tmp_path / "in" / "x.jsonl")
     (tmp_path / "in" / "z.jsonl").write_text('{"text": "x"}\n')
@@ -544,7 +544,7 @@ def without_the_rights_of_root() -> list[str]:
 
 
 def test_odd_files_beside_good_ones_are_failures_with_codes_and_are_mended_by_retry(short_tmp: Path) -> None:
-    """Findings 12, 13 and 21: the plan was refused, or the worker ended three times, or `verify` with 65."""
+    """The plan was refused, or the worker ended three times, or `verify` with 65."""
     prefix = without_the_rights_of_root()
     tables, out = short_tmp / "in", short_tmp / "out"
     tables.mkdir()

@@ -41,7 +41,7 @@ def services_of(file: str) -> dict[str, Any]:
 def test_the_stack_reads_below_data_and_out_alone(
     file: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Finding 7: a laptop's upload names a file of the box's credentials."""
+    """A laptop's upload names a file of the box's credentials."""
     secret = tmp_path / "credentials"
     secret.write_text('{"text": "aws_secret_access_key"}\n')
     found = re.fullmatch(r"\$\{EMBQ_ROOTS:?-(.*)\}", services_of(file)[name]["environment"]["EMBQ_ROOTS"])
@@ -55,7 +55,7 @@ def test_the_stack_reads_below_data_and_out_alone(
 
 @pytest.mark.parametrize("file", FILES)
 def test_a_worker_of_the_stack_may_write_to_no_output(file: str) -> None:
-    """Finding 7: the worker has /out read-write under the writer's uid."""
+    """The worker has /out read-write under the writer's uid."""
     worker = services_of(file)["worker"]
     mounts = {line.split(":")[-2 if line.endswith(":ro") else -1]: line.endswith(":ro") for line in worker["volumes"]}
     assert {target for target, only_read in mounts.items() if not only_read} <= {"/staging", "/models"}
@@ -75,7 +75,7 @@ def _may_mount() -> bool:
 def test_a_worker_that_cannot_write_to_the_output_hands_files_over_all_the_same(
     own_server: EmbeddedServer, short_tmp: Path
 ) -> None:
-    """Finding 7: only the staging folder is writable."""
+    """Only the staging folder is writable."""
     out, staging, texts = short_tmp / "out", short_tmp / "staging", short_tmp / "texts.jsonl"
     out.mkdir()
     expected = write_texts(texts, 20)

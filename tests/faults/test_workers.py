@@ -636,7 +636,7 @@ def test_out_of_memory(cluster: Cluster, recovery: Recovery, tmp_path: Path, do:
 
 @pytest.mark.fault("H1", "no thread can be started once the model is ready: five deaths, then the machine ends with 72")
 def test_a_worker_that_can_start_no_thread(cluster: Cluster, recovery: Recovery) -> None:
-    """Finding 14: it was started again for ever, and ended with 70."""
+    """It was started again for ever, and ended with 70."""
     cluster.begin(20, QUICK)
     starved = cluster.workers(sabotage={"at": "embq.worker.stages.pipeline:Pipeline.start", "do": "no_room"})
     assert starved.wait() == 72, starved.said

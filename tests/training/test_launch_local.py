@@ -76,7 +76,7 @@ def test_all_processes_begin_again_after_one_failed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("restarts", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_other_machines_do_not_reach_the_stores_of_one(tmp_path: Path, restarts: str) -> None:
-    """Finding 11: torchrun unpickles what stands in its store, and a store takes it from anybody."""
+    """Torchrun unpickles what stands in its store, and a store takes it from anybody."""
     with started(*CPU, "2", "--max-restarts", restarts, "--", str(tmp_path), "--sum", "--keep", "--wait") as process:
         ranks(tmp_path, 2)
         family = [psutil.Process(pid) for pid in descendants(process.pid)]

@@ -111,7 +111,7 @@ def size_of(text: str) -> int:
 
 @pytest.mark.parametrize(("file", "name"), SERVICES)
 def test_a_service_has_a_bound_for_memory_and_for_processes(file: str, name: str) -> None:
-    """Finding 9: containers had neither."""
+    """Containers had neither."""
     service = as_started(file)[name]
     assert 64 << 20 <= size_of(service["mem_limit"]) <= 32 << 30
     assert 64 <= service["pids_limit"] <= 8192
@@ -253,7 +253,7 @@ def test_the_broker_keeps_what_it_is_told_and_asks_who_is_there() -> None:
 
 @pytest.mark.parametrize("made_here", [False, True])
 def test_every_base_image_can_be_named_by_its_digest(tmp_path: Path, made_here: bool) -> None:
-    """Finding 11: a tag is moved by whoever publishes it."""
+    """A tag is moved by whoever publishes it."""
     digest, engine = "sha256:" + "0" * 64, tmp_path / "engine"
     answer = '"<no value>"' if made_here else f'"library/x@{digest}"'
     engine.write_text(f"#!/bin/sh\n[ $1 = pull ] || echo {answer}\n", encoding="utf-8")

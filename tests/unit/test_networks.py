@@ -101,7 +101,7 @@ def test_tls_may_go_anywhere_and_a_socket_is_always_here() -> None:
 
 @pytest.mark.parametrize("parameter", ["ssl_cert_reqs=none", "ssl_check_hostname=false"])
 def test_a_certificate_that_is_not_checked_is_asked_for_twice(parameter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finding 11: redis-py then shows the password to whoever answers, and says nothing."""
+    """Redis-py then shows the password to whoever answers, and says nothing."""
     url = f"rediss://worker:PASS@10.0.0.5:6380?{parameter}"
     with pytest.raises(ConfigError, match=parameter) as caught:
         connect(url)

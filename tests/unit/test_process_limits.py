@@ -29,7 +29,7 @@ sys.exit(entry_point.run(["status"]))
 
 @pytest.mark.parametrize(("what", "says"), [("memory", "memory that this process may use"), ("thread", "ulimit -u")])
 def test_memory_and_threads_that_are_used_up_are_no_bug(what: str, says: str) -> None:
-    """Finding 14: exit 70, and a file of details."""
+    """Exit 70, and a file of details."""
     done = subprocess.run(
         [sys.executable, "-c", AT_THE_BOUNDARY, what], capture_output=True, text=True, timeout=60, check=False
     )

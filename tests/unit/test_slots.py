@@ -88,7 +88,7 @@ def test_a_slot_hears_why_its_process_ends_and_what_it_cannot_load(slot: Any) ->
 def test_a_death_without_progress_counts_whatever_its_moment(
     slot: Any, said: bytes, holds_unit: bool, status: int, counted: int
 ) -> None:
-    """Finding 14: a death after the model was ready was not counted."""
+    """A death after the model was ready was not counted."""
     slot, report = slot
     for word in said:
         report.finished() if word == FINISHED[0] else report.say(bytes([word]))
