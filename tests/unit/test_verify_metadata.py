@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from embq.app.verify.metadata import leaves
 from embq.app.verify.verification import Report
 from embq.core.rows.spec import FORMATS
 from embq.core.run.run_info import load_run
@@ -24,6 +23,7 @@ from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import read
 from tests.support.outputs.build import build, rewrite, set_column, write_folder, write_jsonl, write_tar
 from tests.support.second_reader.checks import verify
+from tests.support.second_reader.metadata import leaves
 from tests.support.second_reader.samples import reread
 
 LINES: list[dict[str, Any]] = [
@@ -154,7 +154,7 @@ def test_each_chunk_of_a_text_has_its_metadata(tmp_path: Path) -> None:
     rows = pa.table({"n": pa.array([1, 1, 2]), "metadata": pa.array([None, '{"m":1}', None], pa.string())})
     columns = load_run(build(tmp_path / "o", [write_jsonl(tmp_path / "i.jsonl", [{"text": "t", "n": 1}])])).rows.columns
     stored = StoredMetadata(rows, columns)
-    assert [bool(stored.differs(i, {"n": 1})) for i in range(3)] == [False, True, True]
+    assert [bool(stored.differs(i, '{"n": 1}')) for i in range(3)] == [False, True, True]
     assert stored.beside == 1
 
 

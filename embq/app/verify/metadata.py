@@ -1,20 +1,16 @@
-"""Compares stored metadata, columns and JSON text together, with the source.
-
-The product's code for columns is not used: expected values come from the source alone.
-"""
+"""Compares stored metadata, columns and JSON text together, with the source."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 
+from embq.core.rows.metadata import fill_columns
 from embq.core.rows.spec import Column
 from embq.core.run.run_info import RunInfo
-
-Path = tuple[str, ...]
+from embq.core.units import json_value
 
 
 class StoredMetadata:
@@ -30,41 +26,22 @@ class StoredMetadata:
         self._texts: list[str | None] = rows["metadata"].to_pylist() if rows.num_rows else []
         self.beside = sum(text is not None for text in self._texts)
 
-    def differs(self, position: int, source: dict[str, Any] | None) -> str:
+    def differs(self, position: int, source: str | None) -> str:
         """The first difference between a row and its sample in the source, or "".
 
         Args:
-            source: the fields of the sample, None where it has none.
+            source: the metadata of the sample, as `embq.core.units.Sample` has them.
         """
-        try:
-            return self._differs(position, source)
-        except RecursionError:  # lists in lists beyond what Python can follow, and so beyond what can be checked
-            return ""
-
-    def _differs(self, position: int, source: dict[str, Any] | None) -> str:
+        cells, (rest,) = fill_columns([source], self._columns)
+        for column, stored, (expected,) in zip(self._columns, self._cells, cells, strict=True):
+            if type(stored[position]) is not type(expected) or stored[position] != expected:
+                return f"{column.name!r} is {shown(stored[position])}, by the source {shown(expected)}"
         text = self._texts[position]
-        try:
-            there = dict(leaves({} if text is None else json.loads(text)))
-        except (ValueError, AttributeError):
-            return "its metadata are no JSON object"
-        for column, cells in zip(self._columns, self._cells, strict=True):
-            cell = cells[position]
-            left = there.get(column.path)
-            if cell is None:
-                if left is not None and _fits(left, column.type):
-                    return f"{column.name!r} is empty, though {_shown(left)} fits it"
-            elif left is not None:
-                return f"{column.name!r} is in its column and in metadata"
-            else:
-                try:
-                    there[column.path] = json.loads(cell) if column.type == "json" else cell
-                except ValueError:
-                    return f"{column.name!r} holds no JSON text"
-        wanted = dict(leaves(source or {}))
-        for path in (*wanted, *there):
-            if path not in there or path not in wanted or not _same(there[path], wanted[path]):
-                return f"{'.'.join(path)!r} is {_shown(there.get(path))}, in the source {_shown(wanted.get(path))}"
-        return ""
+        return (
+            ""
+            if text == rest or _same(text, rest)
+            else f"what has no column is {shown(text)}, in the source {shown(rest)}"
+        )
 
 
 def columns_of(info: RunInfo) -> dict[str, pa.DataType]:
@@ -73,42 +50,15 @@ def columns_of(info: RunInfo) -> dict[str, pa.DataType]:
     return {"metadata": pa.string(), **{one.name: types.get(one.type, pa.string()) for one in info.rows.columns}}
 
 
-def leaves(values: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
-    """(path, value) of all values in an object and nested objects, without nulls."""
-    waiting: list[tuple[Path, Any]] = [((name,), value) for name, value in values.items()]
-    while waiting:
-        path, value = waiting.pop()
-        if isinstance(value, dict) and value:
-            waiting += [((*path, name), one) for name, one in value.items()]
-        elif value is not None:
-            yield path, value
+def _same(text: str | None, other: str | None) -> bool:
+    """True for equal JSON; older versions wrote it in another form."""
+    try:
+        return text is not None and other is not None and bool(json_value(text) == json_value(other))
+    except (ValueError, RecursionError):
+        return False
 
 
-def _fits(value: Any, type_: str) -> bool:
-    match type_:
-        case "bool":
-            return isinstance(value, bool)
-        case "string":
-            return isinstance(value, str) and not any("\ud800" <= one <= "\udfff" for one in value)
-        case "int64":
-            return type(value) is int and value.bit_length() < 64
-        case "float64":
-            return type(value) is float or (type(value) is int and abs(value) <= 1 << 53)
-        case _:
-            return not isinstance(value, dict)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Equality of JSON values: 1 equals 1.0, true is not a number, and objects have no order."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(value, other[name]) for name, value in one.items())
-    return bool(one == other)
-
-
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value in a message."""
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +22,7 @@ from embq.core.models import has_unit_length
 from embq.core.rows.results import clean_text, embedding_columns
 from embq.core.run.commits import CommittedUnit
 from embq.core.run.run_info import RunInfo
-from embq.core.units import DAMAGED_REST, Retry, Sample, Unit, json_value
+from embq.core.units import DAMAGED_REST, Retry, Sample, Unit
 from embq.sources.kinds import source_for
 from embq.sources.unit_reader import read
 
@@ -70,13 +69,8 @@ class Content:
 
     def take_metadata(self, position: int, sample: Sample) -> None:
         """The metadata of one row."""
-        if why := self._rows.metadata.differs(position, _fields(sample)):
+        if why := self._rows.metadata.differs(position, sample.metadata):
             self.metadata.append(f"{self._rows.names[position][1]!r}: {why}")
-
-
-def _fields(sample: Sample) -> dict[str, Any] | None:
-    fields = None if sample.metadata is None else json_value(sample.metadata)
-    return fields if isinstance(fields, dict) else None
 
 
 def pairs(table: pa.Table) -> list[tuple[int, str]]:
@@ -106,6 +100,8 @@ class Units:
         beside: rows with metadata that fit no column.
         not_compared: kind of a plug-in -> units that were not compared with their sources.
     """
+
+    metadata = StoredMetadata
 
     def __init__(self, info: RunInfo, findings: Findings) -> None:
         self.keys = 0
@@ -147,7 +143,7 @@ class Units:
         self._check_ids(where, recorded, rows, failures)
         self._check_codes(where, recorded, failures)
         stored = self._vectors(where, rows)
-        metadata = StoredMetadata(rows, self._rows.columns)
+        metadata = self.metadata(rows, self._rows.columns)
         self.beside += metadata.beside
         if self._is_whole(where, recorded, rows, failures):
             return

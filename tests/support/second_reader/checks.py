@@ -24,6 +24,7 @@ from embq.core.run.run_info import RunInfo
 from embq.core.storage.paths import Place
 from embq.core.units import Sample, Unit
 from embq.worker.embedders.stub import stub_digest, stub_vectors
+from tests.support.second_reader.metadata import SecondMetadata
 from tests.support.second_reader.samples import (
     READERS,
     SourceChangedError,
@@ -119,6 +120,8 @@ class Words(Documents):
 
 class SecondUnits(Units):
     """Attributes: `recomputed`: rows whose vectors were recomputed and compared."""
+
+    metadata = SecondMetadata
 
     def __init__(self, info: RunInfo, findings: Findings) -> None:
         super().__init__(info, findings)
