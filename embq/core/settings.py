@@ -152,6 +152,39 @@ class EffectiveSetting:
     name: str
     value: str
     source: str
+    meaning: str
+
+
+_SECONDS = {"EMBQ_LEASE_S": "lease_s", "EMBQ_BEAT_S": "beat_s", "EMBQ_STALL_S": "stall_s", "EMBQ_SLICE_S": "slice_s"}
+MEANINGS = {
+    "EMBQ_BROKER_URL": "broker, as --broker",
+    "EMBQ_BROKER_PASSWORD_FILE": "file with the password alone, for a URL without one",
+    "EMBQ_BROKER_CA": "certificate authority that alone is trusted for rediss://; else the system's",
+    "EMBQ_PLAIN_BROKER": "yes: redis:// to public addresses, unencrypted",
+    "EMBQ_LEASE_S": "seconds that a silent worker keeps its unit",
+    "EMBQ_BEAT_S": "seconds between heartbeats",
+    "EMBQ_STALL_S": "seconds without progress before a worker process is replaced",
+    "EMBQ_SLICE_S": "seconds of one model's turn where several have work",
+    "EMBQ_COMPILE_S": "seconds for torch to compile a vision model on a GPU",
+    "EMBQ_ROOTS": "folders and URLs that workers may read, separated by ':'; none allows all",
+    "EMBQ_OUTPUTS": "folders that producer and writer may have outputs in; none allows all",
+    "EMBQ_PRIVATE_HOSTS": "hosts that are not public and may be read from",
+    "EMBQ_METRICS": "[HOST:]PORT of /metrics and /healthz, as --metrics",
+    "EMBQ_LOG": "form of logs: text or json",
+    "EMBQ_STAGING": "folder for results between workers and writer; else in the output folder",
+    "EMBQ_SPOOL": "folder for files between disk and object store",
+    "EMBQ_PLUGINS": "packages whose plug-ins are used",
+    "EMBQ_INDEX_CACHE_GB": "gigabytes for copies of remote indexes; else half of the disk",
+    "EMBQ_THUMBNAIL_CACHE_GB": "gigabytes for thumbnails",
+    "EMBQ_TRACE": "folder for traces of worker processes, a line for each batch",
+    "CUDA_VISIBLE_DEVICES": "GPUs that are used, of CUDA",
+    "OMP_NUM_THREADS": "threads of a worker process; else an equal share of the cores",
+    "HF_HUB_CACHE": "folder of the models of the Hugging Face hub",
+    "XDG_STATE_HOME": "folder above that for the local part of outputs on object stores",
+    "XDG_CACHE_HOME": "folder above that for what can be made or fetched again",
+    "NO_COLOR": "anything: no colours",
+}
+"""Every variable, in the order in which `embq config` shows them."""
 
 
 def effective_settings() -> list[EffectiveSetting]:
@@ -159,41 +192,21 @@ def effective_settings() -> list[EffectiveSetting]:
     Settings.from_environment()
     for check in (log_format, index_cache_bytes, thumbnail_cache_bytes, broker_ca, plain_broker_allowed):
         check()
-    own = Settings()
     defaults = {
-        "EMBQ_BROKER_URL": own.broker_url,
-        "EMBQ_BROKER_PASSWORD_FILE": "",
-        "EMBQ_BROKER_CA": "",
+        **{name: f"{getattr(Settings(), field):g}" for name, field in _SECONDS.items()},
         "EMBQ_PLAIN_BROKER": "no",
-        "EMBQ_LEASE_S": f"{own.lease_s:g}",
-        "EMBQ_BEAT_S": f"{own.beat_s:g}",
-        "EMBQ_STALL_S": f"{own.stall_s:g}",
-        "EMBQ_SLICE_S": f"{own.slice_s:g}",
-        "EMBQ_COMPILE_S": f"{own.compile_s:g}",
-        "EMBQ_ROOTS": "",
-        "EMBQ_OUTPUTS": "",
-        "EMBQ_PRIVATE_HOSTS": "",
-        "EMBQ_METRICS": "",
         "EMBQ_LOG": "text",
-        "EMBQ_STAGING": "",
-        "EMBQ_SPOOL": "",
-        "EMBQ_PLUGINS": "",
-        "EMBQ_INDEX_CACHE_GB": "",
         "EMBQ_THUMBNAIL_CACHE_GB": f"{THUMBNAIL_CACHE_BYTES / 1e9:g}",
-        "EMBQ_TRACE": own.trace,
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": own.omp_threads,
         "HF_HUB_CACHE": str(model_cache()),
         "XDG_STATE_HOME": str(state_folder().parent),
         "XDG_CACHE_HOME": str(cache_folder().parent),
-        "NO_COLOR": "",
     }
     sources = {"HF_HUB_CACHE": "HF_HOME" if os.environ.get("HF_HOME") else "default"}
     return [
-        EffectiveSetting(name, text, "environment")
+        EffectiveSetting(name, text, "environment", meaning)
         if (text := os.environ.get(name))
-        else EffectiveSetting(name, default, sources.get(name, "default"))
-        for name, default in defaults.items()
+        else EffectiveSetting(name, defaults.get(name, ""), sources.get(name, "default"), meaning)
+        for name, meaning in MEANINGS.items()
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import click
 
@@ -13,7 +14,7 @@ from embq.app.cli.shared_options import json_option
 @click.command("config", cls=SectionedCommand, epilog="Example: embq config --json")
 @json_option
 def command(as_json: bool) -> None:
-    """Show every setting, its value, and whether that is the default or from the environment.
+    """Show every setting, its value, whether that is the default or from the environment, and what it means.
 
     Secrets are masked. Settings in a .env file of a compose stack are the environment of its containers: docker compose
     run --rm writer config.
@@ -25,9 +26,10 @@ def command(as_json: bool) -> None:
 
     found = effective_settings()
     if as_json:
-        rows = [{"name": one.name, "value": masked(one.value), "source": one.source} for one in found]
+        rows = [{**asdict(one), "value": masked(one.value)} for one in found]
         click.echo(json.dumps({"schema": 1, "settings": rows}))
         return
     names, values = max(len(one.name) for one in found), max(len(masked(one.value)) for one in found)
     for one in found:
-        click.echo(f"{one.name:<{names}}  {printable(masked(one.value)) or '-':<{min(values, 60)}}  {one.source}")
+        value = f"{printable(masked(one.value)) or '-':<{min(values, 40)}}"
+        click.echo(f"{one.name:<{names}}  {value}  {one.source:<11}  {one.meaning}")
