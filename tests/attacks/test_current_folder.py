@@ -29,7 +29,7 @@ PACKAGE = Path(embq.__file__).parent
 COMMAND = "from embq.app.cli import main\nif __name__ == '__main__':\n    main()\n"
 """What pip installs as `embq`."""
 OTHERS = {
-    *("deepspeed", "horovod", "ray", "tensorboard", "tensorboardX", "umap", "wandb"),  # used where they are installed
+    *("deepspeed", "horovod", "ray", "tensorboard", "tensorboardX", "wandb"),  # used where they are installed
     *("sitecustomize", "usercustomize"),  # looked for at every start
     *("core", "producer", "worker", "writer"),  # once packages of embq
 }

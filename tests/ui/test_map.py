@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +20,7 @@ from embq.app.ui.map.embedding_atlas import address
 from embq.core.errors import EmbqError, Exit
 from embq.core.rows.spec import RowSpec
 from embq.indexer.atlas.map_file import MapOptions, make_map, map_path, read_info
+from embq.indexer.atlas.projection import plane
 from embq.indexer.index_files.version import read_current
 from tests.support.outputs.build import build, write_jsonl
 from tests.support.outputs.index import build_index
@@ -58,7 +58,7 @@ def server(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 
 def test_rows_of_one_topic_lie_together_under_their_words(root: Path) -> None:
     index = root / "index" / "text"
-    info, _ = make_map(index, MapOptions())
+    info, _ = make_map(index, MapOptions(method="pca"))
     table = pq.read_table(map_path(index))
     assert info.rows == table.num_rows == 3 * EACH
     assert table["id"].to_pylist() == list(range(3 * EACH))
@@ -163,9 +163,7 @@ def test_points_are_drawn_and_selected_in_a_browser(server: Server, browser: Bro
         assert serious_violations(page) == []
 
 
-@pytest.mark.slow  # numba compiles for half a minute
 def test_umap_keeps_topics_apart_and_is_the_same_for_a_seed(root: Path, tmp_path: Path) -> None:
-    pytest.importorskip("umap", reason="umap-learn is not installed: pip install 'embq[umap]'")
     index = build_index(root, output="text", to=tmp_path / "index")
     tables = []
     for sample in (3 * EACH, 3 * EACH + 1):
@@ -180,12 +178,36 @@ def test_umap_keeps_topics_apart_and_is_the_same_for_a_seed(root: Path, tmp_path
     assert (topics[distances.argmin(axis=1)] == topics).mean() > 0.95
 
 
-def test_umap_that_is_not_installed_is_named(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "umap", None)
-    assert run(["atlas", str(root), "--method", "umap", "--no-serve"]) == Exit.CONFIG
-    assert "pip install 'embq[umap]'" in capsys.readouterr().err
+def test_neighbours_stay_neighbours_also_where_landmarks_are_drawn_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trustworthiness at 15 neighbours (Venna and Kaski, 2001) of 30 clusters in 20 dimensions."""
+    generator = np.random.default_rng(0)
+    middles = generator.normal(size=(30, 20))
+    points = np.repeat(middles, 20, axis=0) + generator.normal(0.0, 0.3, (600, 20))
+    points -= points.mean(axis=0)
+    points = np.ascontiguousarray(points @ np.linalg.svd(points)[2].T, np.float32)
+    at_best = trustworthiness(points, plane(points, "pca", 1)) + 0.1
+    assert trustworthiness(points, plane(points, "umap", 1)) > at_best
+    monkeypatch.setattr("embq.indexer.atlas.layout.LANDMARKS", 300)
+    for exactly in (600, 500):
+        monkeypatch.setattr("embq.indexer.atlas.layout.SEARCHED_EXACTLY", exactly)
+        assert trustworthiness(points, plane(points, "umap", 1)) > at_best
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 17, 300])
+def test_equal_points_and_few_have_places(n: int) -> None:
+    places = plane(np.zeros((n, 5), np.float32), "umap", 1)
+    assert places.shape == (n, 2)
+    assert np.isfinite(places).all()
+
+
+def trustworthiness(points: np.ndarray, places: np.ndarray, k: int = 15) -> float:
+    n = len(points)
+    far, near = (np.linalg.norm(one[:, None] - one[None], axis=2) for one in (points, places))
+    np.fill_diagonal(far, np.inf)
+    np.fill_diagonal(near, np.inf)
+    ranks = far.argsort(axis=1).argsort(axis=1)
+    strange = np.maximum(np.take_along_axis(ranks, near.argpartition(k, axis=1)[:, :k], axis=1) + 1 - k, 0).sum()
+    return float(1 - 2 * strange / (n * k * (2 * n - 3 * k - 1)))
 
 
 # --- Embedding Atlas ---

@@ -10,16 +10,16 @@ from embq.app.verbs.serve import DEFAULT_PORT, serve_pages
 
 
 @click.command(
-    "atlas", cls=SectionedCommand, epilog="Examples: embq atlas ./out --open | embq atlas ./out --method umap"
+    "atlas", cls=SectionedCommand, epilog="Examples: embq atlas ./out --open | embq atlas ./out --method pca"
 )
 @click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
 @embedding_option
 @click.option(
     "--method",
-    type=click.Choice(["pca", "umap"]),
-    default="pca",
+    type=click.Choice(["umap", "pca"]),
+    default="umap",
     show_default=True,
-    help="pca: the two axes of the largest variance, at once; umap: neighbours stay neighbours, minutes to hours.",
+    help="umap: neighbours stay neighbours; pca: the two axes of the largest variance.",
 )
 @click.option(
     "--sample",

@@ -40,7 +40,7 @@ NOTE = b"embq"
 SCHEMA = 1
 
 MOST_ROWS = 2_000_000
-"""Points of a map. More would hide each other, and UMAP would take a day."""
+"""Points of a map. More would hide each other."""
 
 MOST_TEXT = 300
 """Characters of a caption, and of each other text."""
@@ -110,7 +110,7 @@ class MapInfo(msgspec.Struct, frozen=True, kw_only=True):
 class MapOptions:
     """Options of a map, as in `MapInfo`."""
 
-    method: str = "pca"
+    method: str = "umap"
     sample: int = MOST_ROWS
     seed: int = 1234
 
@@ -155,7 +155,7 @@ def make_map(index: Path, options: MapOptions, say: Say = lambda _step: None) ->
     Memory: 250 bytes for each point, and a block of vectors.
 
     Raises TryLaterError where another process is at work on the index; InputError where it is missing or has no rows;
-    ConfigError where umap-learn is missing; OutputError where the map cannot be written.
+    OutputError where the map cannot be written.
     """
     with suppress(InputError):
         if (info := read_info(map_path(index))).fits(read_current(index), options):

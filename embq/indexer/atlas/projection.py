@@ -1,19 +1,18 @@
-"""Coordinates of rows in a plane, and their clusters: exact PCA by blocks, UMAP, k-means."""
+"""Axes, coordinates and clusters of rows: exact PCA by blocks, UMAP, k-means."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from embq.core.errors import ConfigError
 from embq.core.process.limits import cores
+from embq.indexer.atlas.layout import neighbour_layout
 from embq.indexer.collection.collection import faults
 from embq.indexer.faiss_module import faiss, set_threads
 
-METHODS = ("pca", "umap")
+METHODS = ("umap", "pca")
 
 REDUCED = 50
 """Dimensions that UMAP and k-means see: the leading ones hold the structure, and distances of the rest are noise."""
@@ -24,9 +23,6 @@ BLOCK_BYTES = 64 * 2**20
 MOST_CLUSTERS = 64
 CLUSTER_POINTS = 1_000
 """Rows for each centroid that k-means is trained with."""
-
-NEIGHBOURS, LEAST_DISTANCE = 15, 0.1
-"""Parameters of UMAP: its defaults."""
 
 ReadVectors = Callable[[np.ndarray], np.ndarray]
 """Vectors of ascending ids: float32 (n, dim)."""
@@ -97,32 +93,13 @@ def plane(points: np.ndarray, method: str, seed: int) -> np.ndarray:
 
     Args:
         points: of `Reduced`.
-        method: "pca" for the first two axes, "umap" for UMAP of all. A seed makes UMAP run in one thread.
-
-    Raises ConfigError where umap-learn is not installed.
+        method: "pca" for the first two axes, "umap" for UMAP of all.
     """
     if points.shape[1] < 2:
         points = np.pad(points, ((0, 0), (0, 2 - points.shape[1])))
     if method == "pca" or len(points) <= 3:
         return np.ascontiguousarray(points[:, :2])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of umap about TensorFlow, and of numba and scikit-learn about their use there
-        try:
-            from umap import UMAP
-        except ImportError as error:
-            raise ConfigError(
-                "--method umap needs the package umap-learn, which is not installed here",
-                next_step="pip install 'embq[umap]', or use --method pca",
-            ) from error
-        layout = UMAP(
-            n_components=2,
-            n_neighbors=min(NEIGHBOURS, len(points) - 1),
-            min_dist=LEAST_DISTANCE,
-            init="pca",  # the spectral one takes longer than the rest from some 100,000 rows on
-            random_state=seed,
-            n_jobs=1,
-        ).fit_transform(points)
-    return np.ascontiguousarray(layout, dtype=np.float32)
+    return neighbour_layout(points, seed)
 
 
 def clusters(points: np.ndarray, seed: int) -> np.ndarray:
