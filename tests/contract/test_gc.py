@@ -179,11 +179,14 @@ def test_the_leases_of_embq_run_are_asked_for_and_end_with_its_server(run: RunCa
     assert not orphan.exists()
 
 
-def test_a_damaged_log_is_no_ground_to_delete_anything(run: RunCase, settings: Settings) -> None:
+def test_a_damaged_log_is_no_ground_to_delete_anything(
+    run: RunCase, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     finished(run)
     orphan = leave(run.layout.parts / "part-00000001.parquet")
     (run.layout.commits / "00000002.json").write_text("{}")
-    assert embq(["gc", str(run.layout.root), "--broker", settings.broker_url]) == Exit.OUTPUT
+    monkeypatch.setenv("EMBQ_BROKER_URL", settings.broker_url)
+    assert embq(["gc", str(run.layout.root)]) == Exit.OUTPUT
     assert orphan.exists()
     assert run.info.run in registered(run.client)
 
@@ -283,11 +286,14 @@ def test_no_resident_service_brings_a_forgotten_run_back(run: RunCase, settings:
 # --- the verb ---
 
 
-def test_the_verb_tells_what_it_does(run: RunCase, settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_tells_what_it_does(
+    run: RunCase, settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     finished(run)
     for number in range(25):
         leave(run.layout.temporary / f"part-{number:08d}.1.parquet")
-    given = ["gc", str(run.layout.root), "--broker", settings.broker_url]
+    monkeypatch.setenv("EMBQ_BROKER_URL", settings.broker_url)
+    given = ["gc", str(run.layout.root)]
 
     assert embq([*given, "--dry-run", "--older-than", "1.5d"]) == Exit.DONE
     told = capsys.readouterr().out

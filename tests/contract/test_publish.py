@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from embq.app.verify.vectors import differing
 from embq.core.errors import OutputError, OutsideError
 from embq.core.queue.hints import Hint
 from embq.core.queue.keys import MAX_ATTEMPTS
@@ -28,6 +27,7 @@ from embq.worker.stages.embed import EmbedStage
 from embq.worker.stages.publish import PublishStage
 from embq.worker.stages.read import Chunk, EndOfUnit
 from tests.support.outputs.run_case import DIM, FINGERPRINT, MakeRun, RunCase, next_file_is, sample, vector
+from tests.support.second_reader.checks import differing
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import Exit
 
@@ -30,14 +32,17 @@ def small(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_a_laptop_plans_hands_over_and_looks(own_server: EmbeddedServer, tmp_path: Path) -> None:
+def test_a_laptop_plans_hands_over_and_looks(
+    own_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMBQ_BROKER_URL", own_server.url)
     inputs = tmp_path / "notes.jsonl"
     inputs.write_text("".join(json.dumps({"text": f"note {i}"}) + "\n" for i in range(30)))
-    plan = [inputs, "-o", tmp_path / "out", "-m", "stub:8", "--broker", own_server.url]
+    plan = [inputs, "-o", tmp_path / "out", "-m", "stub:8"]
 
     dry = small("enqueue", *plan, "--dry-run")
     done = small("enqueue", *plan, "--json")
-    look = small("status", tmp_path / "out", "--broker", own_server.url, "--json")
+    look = small("status", tmp_path / "out", "--json")
 
     assert dry.returncode == 0, dry.stderr
     assert done.returncode == 0, done.stderr

@@ -14,13 +14,14 @@ from hypothesis.extra.numpy import arrays
 
 from embq.app.cli.run_options import request_from
 from embq.app.verbs.run import run
-from embq.app.verify.vectors import differing, wrong_cosines, wrong_norms
+from embq.app.verify.vectors import wrong_cosines, wrong_norms
 from embq.core.errors import EmbqError, InputError, ModelError, UsageError
 from embq.core.models import ModelSpec
 from embq.core.native import library
 from embq.core.rows.spec import DTYPES, RowSpec
 from embq.core.rows.vectors import FLOAT16_BEYOND, restored, similarities, stored
 from embq.producer.enqueue import prepare
+from tests.support.second_reader.checks import differing
 
 NUMBERS = st.floats(-60_000, 60_000, width=32, allow_subnormal=False)
 BLOCKS = arrays(np.float32, st.tuples(st.integers(1, 5), st.just(16)), elements=NUMBERS)

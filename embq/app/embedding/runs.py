@@ -53,7 +53,7 @@ class Run:
             stdin=subprocess.PIPE,
             stdout=self._answer,
             stderr=self._log,
-            env=child_environment(EMBQ_LOG="text"),
+            env=child_environment(EMBQ_LOG="text", **({"EMBQ_BROKER_URL": broker} if broker else {})),
             process_group=0,  # Ctrl-C in a terminal is for this program, which decides
         )
         _AT_WORK.add(self)
@@ -175,9 +175,9 @@ def enqueue(inputs: Inputs, output: str | PathLike[str], *, model: str | list[st
 
 def _started(verb: str, inputs: Inputs, output: str | PathLike[str], options: dict[str, Any], *flags: str) -> Run:
     named = [inputs] if isinstance(inputs, str | PathLike) else list(inputs)
-    out = str(output)
+    out, broker = str(output), str(options.pop("broker", None) or "")  # which may hold a password
     arguments = [*arguments_of(verb, options), *flags, "--output", out, "--", *map(str, named)]
-    return Run(verb, arguments, str(place(out)), str(options.get("broker") or ""))
+    return Run(verb, arguments, str(place(out)), broker)
 
 
 def arguments_of(verb: str, options: dict[str, Any]) -> list[str]:

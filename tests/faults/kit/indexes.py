@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import psutil
@@ -92,9 +93,13 @@ class Building:
         prefix: Sequence[str] = (),
     ) -> Command:
         """Start `embq index`."""
-        broker = ("--broker", self.broker_url) if self.broker_url else ()
-        given = [*self.options, *broker, *options]
         changed = {**(environment or {}), **sabotaged([*SMALL, *counted(self.folder), *sabotage])}
+        given = [*self.options, *options]
+        if self.broker_url:
+            url = urlsplit(self.broker_url)
+            given += ["--broker", f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"]
+            changed["EMBQ_BROKER_PASSWORD_FILE"] = str(self.folder / "password")
+            (self.folder / "password").write_text(url.password or "")
         source, to = self.named or self.source, self.url or self.index
         command = Command("index", source, "--output", to, *given, environment=changed, prefix=prefix)
         self.commands.append(command)
