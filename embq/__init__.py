@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from os import PathLike
+    from typing import Unpack
+
+    import numpy as np
 
     from embq.app.embedding.model import Model
+    from embq.app.embedding.options import EnqueueOptions, RunOptions
     from embq.app.embedding.runs import Inputs, Run
     from embq.app.indexing.autofaiss import build_index
     from embq.app.output.output import Output
+    from embq.app.output.search import Index
     from embq.app.searching.query import Result
     from embq.core.errors import (
         BrokerError,
@@ -34,6 +39,7 @@ __all__ = [
     "ConfigError",
     "DeviceError",
     "EmbqError",
+    "Index",
     "InputError",
     "Model",
     "ModelError",
@@ -46,12 +52,12 @@ __all__ = [
     "build_index",
     "embed",
     "enqueue",
-    "open",
     "run",
     "search",
 ]
 
 _LATER = {
+    "Index": "embq.app.output.search",
     "Model": "embq.app.embedding.model",
     "build_index": "embq.app.indexing.autofaiss",
     **{name: "embq.core.errors" for name in __all__ if name.endswith("Error")},
@@ -71,15 +77,45 @@ def __dir__() -> list[str]:
     return __all__
 
 
+T = TypeVar("T")
+
+
+@overload
+def embed(
+    data: Sequence[Any] | Iterator[Any],
+    model: str | Model,
+    *,
+    precision: str = ...,
+    device: str | Sequence[str] | None = ...,
+    on_error: Literal["raise", "null"] = ...,
+    progress: bool | None = ...,
+) -> np.ndarray: ...
+
+
+@overload
+def embed(
+    data: T,
+    model: str | Model,
+    *,
+    text_column: str | None = ...,
+    image_column: str | None = ...,
+    output_column: str = ...,
+    precision: str = ...,
+    device: str | Sequence[str] | None = ...,
+    on_error: Literal["raise", "null"] = ...,
+    progress: bool | None = ...,
+) -> T: ...
+
+
 def embed(
     data: Any,
     model: str | Model,
     *,
-    text: str | None = None,
-    image: str | None = None,
-    column: str = "embedding",
+    text_column: str | None = None,
+    image_column: str | None = None,
+    output_column: str = "embedding",
     precision: str = "auto",
-    devices: str | Sequence[str] | None = "auto",
+    device: str | Sequence[str] | None = "auto",
     on_error: Literal["raise", "null"] = "raise",
     progress: bool | None = None,
 ) -> Any:
@@ -89,10 +125,10 @@ def embed(
         data: a list or an iterator of texts (str), or of images (`pathlib.Path`, encoded bytes, PIL images); or a
             table: a DataFrame of pandas or polars, a `pyarrow.Table`, a `datasets.Dataset`, a dict of columns.
         model: spec as of `embq run --model`, or an `embq.Model`, which is loaded once for several calls.
-        text, image: column of the table; images in it are paths or encoded bytes.
-        column: name of the new column.
+        text_column, image_column: which of the table's; images in it are paths or encoded bytes.
+        output_column: name of the new column.
         precision: as `--precision`.
-        devices: "auto" embeds in this process, on the first GPU or the CPU; "cpu", "cuda:1" there; "all" by a worker
+        device: "auto" embeds in this process, on the first GPU or the CPU; "cpu", "cuda:1" there; "all" by a worker
             process on each device of this machine, as does a list such as "cuda:0,cuda:1".
         on_error: "raise", or "null" for NaN in an array and null in a column where an item has no vector.
         progress: None shows a bar for much input, in a terminal or a notebook.
@@ -106,17 +142,17 @@ def embed(
     return embed(
         data,
         model,
-        text=text,
-        image=image,
-        column=column,
+        text_column=text_column,
+        image_column=image_column,
+        output_column=output_column,
         precision=precision,
-        devices=devices,
+        device=device,
         on_error=on_error,
         progress=progress,
     )
 
 
-def run(inputs: Inputs, output: str | PathLike[str], *, model: str | list[str], **options: Any) -> Run:
+def run(inputs: Inputs, output: str | PathLike[str], *, model: str | list[str], **options: Unpack[RunOptions]) -> Run:
     """Start `embq run` in a process of its own, and give a handle on it.
 
     Args:
@@ -133,7 +169,9 @@ def run(inputs: Inputs, output: str | PathLike[str], *, model: str | list[str], 
     return run(inputs, output, model=model, **options)
 
 
-def enqueue(inputs: Inputs, output: str | PathLike[str], *, model: str | list[str], **options: Any) -> Run:
+def enqueue(
+    inputs: Inputs, output: str | PathLike[str], *, model: str | list[str], **options: Unpack[EnqueueOptions]
+) -> Run:
     """Plan a run and hand it to resident workers, as `embq enqueue`; arguments as of `embq.run`.
 
     Returns when it is handed over. Raises what `embq enqueue` ends with.
@@ -167,11 +205,11 @@ def search(
     k: int = 10,
     offset: int = 0,
     name: str | None = None,
-    embedding: str | None = None,
+    vector_name: str | None = None,
     nprobe: int | None = None,
     refine: bool | None = None,
+    prompt_name: str | None = None,
     prompt: str | None = None,
-    prompt_text: str | None = None,
     model: str | None = None,
 ) -> list[Result]:
     """The k rows of an index that are nearest to a text, an image, a vector or another row, best first.
@@ -188,10 +226,10 @@ def search(
             value). Operators are = != < <= > >= contains in.
         offset: results to skip, for the next page.
         name: which index of a server, where it serves several.
-        embedding: which of the vectors of a run, where several are indexed.
+        vector_name: which of the vectors of a run, where several are indexed.
         nprobe: inverted lists to search; None for the tuned number.
         refine: False skips re-ranking by full vectors.
-        prompt, prompt_text: the prompt before the text: its name in the model, or the prompt itself.
+        prompt_name, prompt: the prompt before the text: its name in the model, or the prompt itself.
         model: spec of the model, where it is not where the run had it; it must be the same model.
 
     One of text, image, vector and id is given, or none where `like` is. Raises `embq.core.errors.EmbqError` with a code
@@ -216,12 +254,12 @@ def search(
         offset=offset,
         nprobe=nprobe,
         refine=refine,
+        prompt_name=prompt_name,
         prompt=prompt,
-        prompt_text=prompt_text,
         model=model,
     )
     if is_server(index):
-        return search_remote(str(index), query, name=name, output=embedding).results
+        return search_remote(str(index), query, name=name, output=vector_name).results
     if name is not None:
         raise UsageError(
             "`name` selects an index of a server, and `index` is a folder",
@@ -229,4 +267,4 @@ def search(
         )
     from embq.app.searching.local import search_local
 
-    return search_local(index if isinstance(index, str) else Path(index), query, output=embedding).results
+    return search_local(index if isinstance(index, str) else Path(index), query, output=vector_name).results

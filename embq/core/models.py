@@ -81,7 +81,7 @@ EMBED_ONE = ("hf",)
 NORMALIZING = ("minilm", "st", "open_clip")
 """Model families that may normalize vectors by themselves, unless the spec has ?normalize=false."""
 
-PROMPTED = {"minilm": ("prompt", "prompt_text"), "st": ("prompt", "prompt_text"), "hf": ("prompt_text",)}
+PROMPTED = {"minilm": ("prompt_name", "prompt"), "st": ("prompt_name", "prompt"), "hf": ("prompt",)}
 """Model families with prompts before each text -> the parameters for them."""
 
 INT8_FAMILIES = ("minilm", "st", "hf", "stub")
@@ -136,7 +136,7 @@ class ModelSpec:
                 next_step="for example hf:./model?pooling=mean",
             ) from error
         # The space at the end of a prompt is part of it.
-        params = ((key, value if key == "prompt_text" else value.strip()) for key, value in pairs)
+        params = ((key, value if key == "prompt" else value.strip()) for key, value in pairs)
         return cls(family=family, name=name, params=tuple(sorted(params)))
 
     def __str__(self) -> str:
@@ -193,18 +193,18 @@ class ModelSpec:
 
         ModelError where the spec has a prompt already, or its models take none.
         """
-        asked = {key: value for key, value in (("prompt", name), ("prompt_text", text)) if value is not None}
+        asked = {key: value for key, value in (("prompt_name", name), ("prompt", text)) if value is not None}
         if asked and (own := [key for key, _ in self.params if key in PROMPTED["st"]]):
             raise ModelError(
-                f"{self} has {own[0]}=, and --prompt is given as well", next_step="leave out one of the two"
+                f"{self} has {own[0]}=, and --prompt-name is given as well", next_step="leave out one of the two"
             )
         for key in asked:
             if key not in PROMPTED.get(self.family, ()):
                 raise ModelError(
                     f"{self}: {self.family} models have no prompts" + (" with names" if self.family == "hf" else ""),
-                    next_step="give the text itself with --prompt-text"
+                    next_step="give the text itself with --prompt"
                     if self.family == "hf"
-                    else "leave out --prompt and --prompt-text",
+                    else "leave out --prompt-name and --prompt",
                 )
         return replace(self, params=tuple(sorted((*self.params, *asked.items()))))
 

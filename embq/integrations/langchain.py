@@ -46,18 +46,18 @@ class EmbqRetriever(BaseRetriever):
         index: as `embq.integrations.retrieval.Retrieval` takes it.
         k: documents of a query.
         where: conditions that all documents satisfy, as `embq.search` takes them.
-        embedding: which of the vectors of a run, where several are indexed.
+        vector_name: which of the vectors of a run, where several are indexed.
     """
 
     index: str
     k: int = 4
     where: list[Any] = []  # noqa: RUF012 - pydantic copies it
-    embedding: str | None = None
+    vector_name: str | None = None
     _retrieval: Retrieval = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         """Keep the index open between queries."""
-        self._retrieval = Retrieval(self.index, self.embedding)
+        self._retrieval = Retrieval(self.index, self.vector_name)
 
     def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
         found = self._retrieval.search(query, self.k, self.where)

@@ -62,11 +62,11 @@ class EmbqRetriever(BaseRetriever):
         *,
         similarity_top_k: int = 2,
         where: Sequence[Any] = (),
-        embedding: str | None = None,
+        vector_name: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self._retrieval = Retrieval(index, embedding)
+        self._retrieval = Retrieval(index, vector_name)
         self._k, self._where = similarity_top_k, where
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:

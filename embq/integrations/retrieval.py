@@ -8,11 +8,9 @@ from os import PathLike
 from typing import Any
 
 import embq
-from embq.app.output.search import OutputIndex
 from embq.app.searching.query import Result
 from embq.app.searching.remote import is_server
 from embq.core.errors import ConfigError
-from embq.core.storage.paths import place
 
 
 class Retrieval:
@@ -20,23 +18,23 @@ class Retrieval:
 
     Args:
         index: output folder of a run, folder of an index, its s3:// or gs:// URL, or the URL of an `embq serve`.
-        embedding: which of the vectors of a run, where several are indexed.
+        vector_name: which of the vectors of a run, where several are indexed.
 
     The index is opened by the first search, which raises what `embq.search` raises.
     """
 
-    def __init__(self, index: str | PathLike[str], embedding: str | None = None) -> None:
-        self._where, self._embedding = str(index), embedding
-        self._open: OutputIndex | None = None
+    def __init__(self, index: str | PathLike[str], vector_name: str | None = None) -> None:
+        self._where, self._vector_name = str(index), vector_name
+        self._open: embq.Index | None = None
         self._lock = threading.Lock()
 
     def search(self, text: str, k: int, where: Sequence[Any]) -> list[Result]:
         """The k nearest rows that satisfy the conditions, best first."""
         if is_server(self._where):
-            return embq.search(self._where, text, k=k, where=where, embedding=self._embedding)
+            return embq.search(self._where, text, k=k, where=where, vector_name=self._vector_name)
         with self._lock:
             if self._open is None:
-                self._open = OutputIndex(place(self._where), self._embedding)
+                self._open = embq.Index(self._where, self._vector_name)
             found: list[Result] = self._open.search(text, k, where=where)
             return found
 

@@ -328,7 +328,8 @@ def _of_the_network() -> dict[str, Border]:
             (b"q=a+red+car&index=a:image&where=year+%3E+3&offset=50", b"id=7&like=3,5&unlike=8"),
         ),
         "model": Border(
-            lambda data: ModelSpec.parse(data.decode("utf-8", "replace")), (b"st:a/b?prompt=query&tokens=64", b"stub:8")
+            lambda data: ModelSpec.parse(data.decode("utf-8", "replace")),
+            (b"st:a/b?prompt_name=query&tokens=64", b"stub:8"),
         ),
         "target of an export": Border(_target, (b"tsv out", b"hf out")),
     }

@@ -285,7 +285,7 @@ def test_a_table_of_vectors_has_its_texts_tokenised_on_threads(tmp_path: Path) -
     folder = save_sentence_model(tmp_path / "model", model, prompts={"query": "the fox: "}, default_prompt_name="query")
     embedder = loaded(f"st:{folder}")
     assert_equal(vectors_of(embedder, TEXTS), reference(folder).encode(list(TEXTS), show_progress_bar=False))
-    plain = loaded(f"st:{folder}?prompt_text=")
+    plain = loaded(f"st:{folder}?prompt=")
     rows = plain.prepare([Sample(ordinal=n, key=str(n), text=text) for n, text in enumerate(("fox the fox", "\u0301"))])
     assert rows[0]["input_ids"].dtype == np.int32
     assert isinstance(rows[1], SampleError)
@@ -316,11 +316,11 @@ def prompted(trunks: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
     ("query", "encode"),
     [
         ("", SentenceTransformer.encode),
-        ("?prompt=query", SentenceTransformer.encode_query),
-        ("?prompt=document", SentenceTransformer.encode_document),
-        ("?prompt=passage", partial(SentenceTransformer.encode, prompt_name="passage")),
-        ("?prompt_text=Instruct:%20a%26b%2B", partial(SentenceTransformer.encode, prompt="Instruct: a&b+")),
-        ("?prompt_text=", partial(SentenceTransformer.encode, prompt="")),
+        ("?prompt_name=query", SentenceTransformer.encode_query),
+        ("?prompt_name=document", SentenceTransformer.encode_document),
+        ("?prompt_name=passage", partial(SentenceTransformer.encode, prompt_name="passage")),
+        ("?prompt=Instruct:%20a%26b%2B", partial(SentenceTransformer.encode, prompt="Instruct: a&b+")),
+        ("?prompt=", partial(SentenceTransformer.encode, prompt="")),
     ],
     ids=["default", "query", "document", "name", "text", "none"],
 )
@@ -332,13 +332,13 @@ def test_prompts_are_chosen_as_sentence_transformers_chooses_them(
 
 
 def test_a_prompt_is_part_of_the_fingerprint_and_so_is_a_length(prompted: Path, trunks: Callable[[str], Path]) -> None:
-    queries = ("", "?prompt=query", "?prompt=passage", "?prompt_text=query:%20%20", "?prompt_text=", "?max_length=9")
+    queries = ("", "?prompt_name=query", "?prompt_name=passage", "?prompt=query:%20%20", "?prompt=", "?max_length=9")
     assert len({loaded(f"st:{prompted}{query}").fingerprint for query in queries}) == len(queries)
     assert loaded(f"st:{prompted}?max_length={POSITIONS}").fingerprint == loaded(f"st:{prompted}").fingerprint
     encoder = f"hf:{trunks('bert')}"
-    found = {loaded(encoder + query).fingerprint for query in ("", "?prompt_text=a", "?prompt_text=b", "?max_length=9")}
+    found = {loaded(encoder + query).fingerprint for query in ("", "?prompt=a", "?prompt=b", "?max_length=9")}
     assert len(found) == 4
-    assert loaded(encoder + "?prompt_text=").fingerprint in found
+    assert loaded(encoder + "?prompt=").fingerprint in found
 
 
 @pytest.mark.parametrize("task", ["query", "document"])
@@ -350,21 +350,21 @@ def test_a_prompt_for_queries_or_documents_takes_their_route(
     folder = save_sentence_model(tmp_path / "model", modules, prompts={"query": "query: "})
     encode = {"query": SentenceTransformer.encode_query, "document": SentenceTransformer.encode_document}[task]
     expected = encode(reference(folder), list(TEXTS), show_progress_bar=False)
-    assert_equal(vectors_of(loaded(f"st:{folder}?prompt={task}"), TEXTS), expected)
+    assert_equal(vectors_of(loaded(f"st:{folder}?prompt_name={task}"), TEXTS), expected)
 
 
 def test_a_prompt_that_the_model_does_not_have_is_refused_with_those_that_it_has(prompted: Path) -> None:
     with pytest.raises(ModelError) as caught:
-        loaded(f"st:{prompted}?prompt=summary")
+        loaded(f"st:{prompted}?prompt_name=summary")
     assert "no prompt 'summary'" in caught.value.message
     assert "clustering, document, passage, query" in caught.value.next_step
     with pytest.raises(ModelError, match="names a prompt and gives another"):
-        loaded(f"st:{prompted}?prompt=query&prompt_text=x")
+        loaded(f"st:{prompted}?prompt_name=query&prompt=x")
 
 
 def test_an_empty_prompt_beside_one_with_a_text_is_told_of(prompted: Path, events: pytest.LogCaptureFixture) -> None:
     # encode_document takes the model's "document", which is empty where the files have none, and not "passage".
-    loaded(f"st:{prompted}?prompt=document")
+    loaded(f"st:{prompted}?prompt_name=document")
     assert "prompt_is_empty" in events.text
     assert "clustering,passage,query" in events.text
 
@@ -372,8 +372,8 @@ def test_an_empty_prompt_beside_one_with_a_text_is_told_of(prompted: Path, event
 def test_an_encoder_may_have_a_prompt_and_its_chunks_leave_room_for_it(trunks: Callable[[str], Path]) -> None:
     folder = trunks("bert")
     expected = reference(folder).encode(list(TEXTS), prompt="query: ", show_progress_bar=False)
-    assert_equal(vectors_of(loaded(f"hf:{folder}?prompt_text=query:%20"), TEXTS), expected)
-    long = f"hf:{folder}?prompt_text={'fox%20' * 20}"
+    assert_equal(vectors_of(loaded(f"hf:{folder}?prompt=query:%20"), TEXTS), expected)
+    long = f"hf:{folder}?prompt={'fox%20' * 20}"
     config = ModelConfig(spec=long, modalities=("text",), precision="fp32", chunking=Chunking(tokens=24))
     with pytest.raises(ModelError, match="special tokens and prompt"):
         load(config, "cpu")

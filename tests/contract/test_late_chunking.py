@@ -119,7 +119,7 @@ def test_tokens_of_a_prompt_are_seen_and_not_pooled_and_modules_after_the_poolin
     modules = [Transformer(str(trunk)), Pooling(WIDTH, "mean"), Dense(WIDTH, 8), Normalize()]
     folder = save_sentence_model(tmp_path / "model", modules)
     text = f"{CORPUS[0]}. {CORPUS[1]}."
-    embedder, chunks = cut(f"st:{folder}?prompt_text=the text: ", text, tokens=40)
+    embedder, chunks = cut(f"st:{folder}?prompt=the text: ", text, tokens=40)
     assert len(chunks) > 1
     made = embedder.embed(embedder.prepare(chunks))["text"]
     [window] = {chunk.window for chunk in embedder.prepare(cut_again(embedder, text))}

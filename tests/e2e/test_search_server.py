@@ -149,9 +149,9 @@ def test_a_vector_and_an_image_are_asked_by(
         assert found["results"] == embq_results(docs, vector)
     (tmp_path / "asked.jpg").write_bytes(b"image 21")
     image = ["--image", str(tmp_path / "asked.jpg"), "-k", "1"]
-    found = answer(capsys, two.url, "--index", "pairs", "--embedding", "image", *image)
+    found = answer(capsys, two.url, "--index", "pairs", "--vector-name", "image", *image)
     assert found["results"][0]["key"] == "s21"  # type: ignore[index]
-    found = answer(capsys, two.url, "--index", "pairs", "--embedding", "text", "caption 4", "-k", "1")
+    found = answer(capsys, two.url, "--index", "pairs", "--vector-name", "text", "caption 4", "-k", "1")
     assert found["results"][0]["key"] == "s04"  # type: ignore[index]
 
 
@@ -170,8 +170,8 @@ def test_python_gets_the_same_objects(two: Server, docs: Path, pairs: Path) -> N
     vector = stub_vector(b"text 5", DIM)
     for given in (vector, vector.tolist(), vector[None]):
         assert [one.key for one in embq.search(two.url, vector=given, name="docs", k=1)] == ["k5"]
-    found = embq.search(two.url, image=b"image 2", name="pairs", embedding="image", k=1)
-    assert found == embq.search(pairs, image=b"image 2", embedding="image", k=1)
+    found = embq.search(two.url, image=b"image 2", name="pairs", vector_name="image", k=1)
+    assert found == embq.search(pairs, image=b"image 2", vector_name="image", k=1)
 
 
 @pytest.mark.parametrize("way", ["--json", "--vector"])
@@ -235,10 +235,10 @@ def test_of_several_indices_one_has_to_be_named(two: Server, capsys: pytest.Capt
     assert "--index docs | pairs" in said
     status, code, said = refusal(capsys, two.url, "text 3", "--index", "pairs")
     assert (status, code) == (Exit.BAD_INPUT, "which_index")
-    assert "--embedding image | text" in said
-    status, code, said = refusal(capsys, two.url, "text 3", "--index", "docs", "--embedding", "image")
+    assert "--vector-name image | text" in said
+    status, code, said = refusal(capsys, two.url, "text 3", "--index", "docs", "--vector-name", "image")
     assert (status, code) == (Exit.BAD_INPUT, "no_such_index")
-    assert "--embedding text" in said
+    assert "--vector-name text" in said
 
 
 def test_a_server_refuses_by_itself_what_does_not_say_which(two: Server) -> None:
@@ -323,7 +323,7 @@ def test_where_nothing_listens_the_tunnel_is_named(capsys: pytest.CaptureFixture
         (["http://localhost:1234/?a=b", "words"], "is not the address of a server"),
         (["http://ann:secret@localhost:1234", "words"], "list of processes"),
         (["http://localhost:1234", "words", "--model", "minilm"], "--model is for an index on this machine"),
-        (["http://localhost:1234", "words", "--prompt-text", "query: "], "--prompt-text is for an index"),
+        (["http://localhost:1234", "words", "--prompt", "query: "], "--prompt is for an index"),
         (["http://localhost:1234"], "no query is given"),
         (["out", "words", "--index", "docs"], "selects an index of a server"),
         (["localhost:1234", "words"], "embq search http://localhost:1234"),

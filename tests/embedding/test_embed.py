@@ -124,7 +124,7 @@ def test_what_is_not_supported_is_refused_by_name(options: dict[str, object], na
             embq.embed(["a"], wrong)
     with pytest.raises(UsageError, match="pool") as raised:
         model.start_multi_process_pool(["cpu"])
-    assert 'devices="all"' in raised.value.next_step
+    assert 'device="all"' in raised.value.next_step
     model.close()
 
 
@@ -233,21 +233,21 @@ def test_tables_come_back_with_a_column() -> None:
     texts: list[str | None] = ["a", "b", None]
     vectors = embq.embed(["a", "b"], "stub:8")
 
-    table = embq.embed(pa.table({"n": [1, 2, 3], "body": texts}), "stub:8", text="body", on_error="null")
+    table = embq.embed(pa.table({"n": [1, 2, 3], "body": texts}), "stub:8", text_column="body", on_error="null")
     assert table.column_names == ["n", "body", "embedding"]
     assert table["embedding"].null_count == 1
     np.testing.assert_array_equal(np.stack(table["embedding"].to_pylist()[:2]), vectors)
 
     pd = pytest.importorskip("pandas")
     frame = pd.DataFrame({"body": texts}, index=[7, 8, 9])
-    made = embq.embed(frame, "stub:8", text="body", column="v", on_error="null")
+    made = embq.embed(frame, "stub:8", text_column="body", output_column="v", on_error="null")
     np.testing.assert_array_equal(np.stack(made["v"][:2]), vectors)
     assert made["v"].isna().tolist() == [False, False, True]
     assert "v" not in frame
     with pytest.raises(InputError, match="item 2"):
-        embq.embed(frame, "stub:8", text="body")
+        embq.embed(frame, "stub:8", text_column="body")
     with pytest.raises(UsageError, match="no column 'text'"):
-        embq.embed(frame, "stub:8", text="text")
+        embq.embed(frame, "stub:8", text_column="text")
     with pytest.raises(UsageError, match="no column of it"):
         embq.embed(frame, "stub:8")
 
@@ -255,39 +255,39 @@ def test_tables_come_back_with_a_column() -> None:
 def test_polars_and_datasets_come_back_with_a_column() -> None:
     vectors = embq.embed(["a", "b"], "stub:8")
     pl = pytest.importorskip("polars")
-    frame = embq.embed(pl.DataFrame({"body": ["a", None, "b"]}), "stub:8", text="body", on_error="null")
+    frame = embq.embed(pl.DataFrame({"body": ["a", None, "b"]}), "stub:8", text_column="body", on_error="null")
     assert frame.schema["embedding"] == pl.Array(pl.Float32, 8)
-    lazy = embq.embed(pl.DataFrame({"body": ["a", None, "b"]}).lazy(), "stub:8", text="body", on_error="null")
+    lazy = embq.embed(pl.DataFrame({"body": ["a", None, "b"]}).lazy(), "stub:8", text_column="body", on_error="null")
     assert lazy.equals(frame)
     np.testing.assert_array_equal(frame["embedding"].drop_nulls().to_numpy(), vectors)
 
     datasets = pytest.importorskip("datasets")
-    data = embq.embed(datasets.Dataset.from_dict({"body": ["a", "b"]}), "stub:8", text="body")
+    data = embq.embed(datasets.Dataset.from_dict({"body": ["a", "b"]}), "stub:8", text_column="body")
     np.testing.assert_array_equal(np.asarray(data["embedding"], np.float32), vectors)
     picture = photograph().crop((0, 0, 64, 64))
     shown = datasets.Dataset.from_dict({"p": [picture]}, features=datasets.Features({"p": datasets.Image()}))
-    assert len(embq.embed(shown, "stub:8", image="p")["embedding"]) == 1
+    assert len(embq.embed(shown, "stub:8", image_column="p")["embedding"]) == 1
 
 
 def test_what_streams_arrow_tables_is_a_table() -> None:
     table = pa.table({"body": ["a", "b"]})
-    wanted = embq.embed(table, "stub:8", text="body")
-    assert embq.embed(table.to_reader(), "stub:8", text="body").equals(wanted)
+    wanted = embq.embed(table, "stub:8", text_column="body")
+    assert embq.embed(table.to_reader(), "stub:8", text_column="body").equals(wanted)
 
 
 def test_a_relation_of_duckdb_is_a_table() -> None:
     duckdb = pytest.importorskip("duckdb")
     relation = duckdb.sql("SELECT * FROM (VALUES ('a'), ('b')) AS t(body)")
-    wanted = embq.embed(pa.table({"body": ["a", "b"]}), "stub:8", text="body")
-    assert embq.embed(relation, "stub:8", text="body").equals(wanted)
+    wanted = embq.embed(pa.table({"body": ["a", "b"]}), "stub:8", text_column="body")
+    assert embq.embed(relation, "stub:8", text_column="body").equals(wanted)
 
 
 def test_images_are_paths_bytes_or_pil(tmp_path: Path) -> None:
     picture = photograph().crop((0, 0, 64, 64))
     path = tmp_path / "a.png"
     path.write_bytes(encoded(picture, "PNG"))
-    assert embq.embed([path], "stub:8", devices=["cpu"]).shape == (1, 8)
-    same = embq.embed([path, path.read_bytes(), Image.open(io.BytesIO(path.read_bytes()))], "stub:8", devices="cpu")
+    assert embq.embed([path], "stub:8", device=["cpu"]).shape == (1, 8)
+    same = embq.embed([path, path.read_bytes(), Image.open(io.BytesIO(path.read_bytes()))], "stub:8", device="cpu")
     np.testing.assert_array_equal(same[0], same[1])
     found = embq.embed([path, tmp_path / "absent.png"], "stub:8", on_error="null")
     assert np.isnan(found).all(axis=1).tolist() == [False, True]
@@ -298,11 +298,11 @@ def test_workers_of_this_machine_give_the_same(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("EMBQ_SPOOL", str(tmp_path))
     texts = [f"text {n}" for n in range(40)] + [""]
     here = embq.embed(texts, "stub:8", on_error="null")
-    np.testing.assert_array_equal(embq.embed(texts, "stub:8", devices="all", on_error="null"), here)
+    np.testing.assert_array_equal(embq.embed(texts, "stub:8", device="all", on_error="null"), here)
     picture = encoded(photograph().crop((0, 0, 64, 64)), "JPEG")
     images = [picture, tmp_path / "absent.jpg", picture + b"x"]
     here = embq.embed(images, "stub:8", on_error="null")
-    np.testing.assert_array_equal(embq.embed(images, "stub:8", devices="cpu,cpu", on_error="null"), here)
+    np.testing.assert_array_equal(embq.embed(images, "stub:8", device="cpu,cpu", on_error="null"), here)
 
 
 def test_calls_of_threads_take_turns_and_a_call_that_is_given_up_leaves_nothing_behind(minilm: embq.Model) -> None:
@@ -325,8 +325,8 @@ def test_calls_of_threads_take_turns_and_a_call_that_is_given_up_leaves_nothing_
 
 
 def test_a_dict_of_columns_is_a_table() -> None:
-    vectors = embq.embed(["a", "b"], "stub:8", devices="cpu")
-    found = embq.embed({"n": [1, 2, 3], "body": ["a", None, "b"]}, "stub:8", text="body", on_error="null")
+    vectors = embq.embed(["a", "b"], "stub:8", device="cpu")
+    found = embq.embed({"n": [1, 2, 3], "body": ["a", None, "b"]}, "stub:8", text_column="body", on_error="null")
     assert [*found] == ["n", "body", "embedding"]
     assert found["embedding"][1] is None
     np.testing.assert_array_equal(np.stack(found["embedding"][::2]), vectors)
@@ -372,12 +372,12 @@ def test_columns_of_several_packages_are_lists_of_texts() -> None:
         with pytest.raises(InputError, match="1 of 3 items have no vector, such as item 1"):
             embq.embed(items, model)
     batch = pa.RecordBatch.from_pydict({"body": ["a", None, "b"]})
-    assert embq.embed(batch, model, text="body", on_error="null")["embedding"].null_count == 1
+    assert embq.embed(batch, model, text_column="body", on_error="null")["embedding"].null_count == 1
     pd = pytest.importorskip("pandas")
     doubled = pd.DataFrame([["a", "b"]], columns=["body", "body"])
     for table in (doubled, pa.table([["a"], ["b"]], names=["body", "body"])):
         with pytest.raises(UsageError, match="several columns 'body'"):
-            embq.embed(table, model, text="body")
+            embq.embed(table, model, text_column="body")
     model.close()
 
 

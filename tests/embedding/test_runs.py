@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import get_args, get_type_hints
 
+import click
 import numpy as np
 import pytest
 from e2e.services import Services
 
 import embq
+from embq.app.cli.entry_point import cli
+from embq.app.embedding.options import EnqueueOptions, RunOptions
 from embq.app.embedding.runs import arguments_of
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import EmbqError, InputError, ModelError, UsageError
@@ -60,6 +64,18 @@ def test_options_are_those_of_the_command_line() -> None:
     numbers = {"chunk_tokens": np.int64(256), "normalize": np.False_, "similarity": np.True_}
     assert arguments_of("run", numbers) == ["--chunk-tokens=256", "--no-normalize", "--similarity"]
     assert arguments_of("run", {"metadata_columns": np.array(["a", "b"])}) == ["--metadata-columns=a,b"]
+
+
+@pytest.mark.parametrize(("verb", "typed"), [("run", RunOptions), ("enqueue", EnqueueOptions)])
+def test_the_options_of_a_program_are_typed(verb: str, typed: type) -> None:
+    command = cli.get_command(click.Context(cli), verb)
+    assert command is not None
+    options = [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
+    names = {one.opts[0].lstrip("-").replace("-", "_") for one in options}
+    assert {*get_type_hints(typed)} == names - {"model", "output", "json", "quiet", "verbose", "dry_run"}
+    choices = {one.name: {*one.type.choices} for one in options if isinstance(one.type, click.Choice)}
+    hints = {name: {*get_args(get_args(hint)[0])} for name, hint in get_type_hints(typed).items() if name in choices}
+    assert hints == choices
 
 
 @pytest.mark.slow

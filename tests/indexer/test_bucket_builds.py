@@ -112,7 +112,7 @@ def test_a_run_in_a_bucket_gets_its_index_beside_it(data: Path, s3: str, tmp_pat
     assert run(["index", folder, *KEY, "--quiet", "--index-path", str(tmp_path / "knn.index")]) == Exit.DONE
     assert (tmp_path / "knn.index").exists()
     (name,) = {path.name for path in (ObjectPath(folder) / "index").iterdir()}
-    assert len(embq.search(folder, vector=QUERIES[0], k=3, embedding=name)) == 3
+    assert len(embq.search(folder, vector=QUERIES[0], k=3, vector_name=name)) == 3
 
 
 def test_lists_are_merged_from_ranges_where_there_are_no_copies(

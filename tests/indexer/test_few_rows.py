@@ -35,8 +35,8 @@ def test_an_index_of_one_of_several_outputs_names_the_command_for_the_others(
     texts = write_jsonl(tmp_path / "a.jsonl", [{"id": str(i), "text": f"text {i}"} for i in range(20)])
     out = build(tmp_path / "out", [texts], model=("a=stub:16", "b=stub:8", "c=stub:4"))
     for made, others in (("a", "bc"), ("c", "b"), ("b", "")):
-        assert run(["index", str(out), "--embedding", made, "--quiet"]) == 0
-        commands = "; ".join(f"embq index {out} --embedding {one}" for one in others)
+        assert run(["index", str(out), "--vector-name", made, "--quiet"]) == 0
+        commands = "; ".join(f"embq index {out} --vector-name {one}" for one in others)
         note = f"note: this index is of {made} alone; for the others of the run: {commands}\n"
         assert (note in capsys.readouterr().err) == bool(others)
 

@@ -72,7 +72,7 @@ def test_answers_are_those_of_the_local_folder(index: Path, tmp_path: Path, s3: 
     url = published(index, f"{tmp_path.name}/run/index/image")
     wanted = embq.search(index, vector=QUERY, k=20)
     assert embq.search(str(url), vector=QUERY, k=20) == wanted
-    assert embq.search(str(url.parent.parent), vector=QUERY, k=20, embedding="image") == wanted
+    assert embq.search(str(url.parent.parent), vector=QUERY, k=20, vector_name="image") == wanted
     assert len({one.sha256 for one in read_current(index).files()}) == len(payloads(cache))
 
     before = {path: path.stat().st_mtime_ns for path in payloads(cache)}

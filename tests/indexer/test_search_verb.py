@@ -173,9 +173,11 @@ def test_images_ask_for_images_and_texts_ask_for_images_of_the_output_that_is_na
     pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "asked.png").write_bytes(png(75))
-    by_image = answer(capsys, str(pictures), "--embedding", "image", "--image", str(tmp_path / "asked.png"), "-k", "1")
+    by_image = answer(
+        capsys, str(pictures), "--vector-name", "image", "--image", str(tmp_path / "asked.png"), "-k", "1"
+    )
     assert "p75" in str(by_image[0]["key"])
-    by_text = answer(capsys, str(pictures), "--embedding", "text", "shade p75.png", "-k", "1")
+    by_text = answer(capsys, str(pictures), "--vector-name", "text", "shade p75.png", "-k", "1")
     assert by_text[0]["id"] == by_image[0]["id"]
     assert len(answer(capsys, str(pictures / "index" / "image"), "any text", "-k", "3")) == 3
 
@@ -291,7 +293,7 @@ def test_the_snippet_of_the_readme_prints_what_is_found(
 def test_python_takes_an_image_as_bytes_or_as_a_path(pictures: Path, tmp_path: Path) -> None:
     (tmp_path / "asked.png").write_bytes(png(100))
     for given in (png(100), tmp_path / "asked.png", str(tmp_path / "asked.png")):
-        [found] = embq.search(pictures, image=given, embedding="image", k=1)
+        [found] = embq.search(pictures, image=given, vector_name="image", k=1)
         assert "p100" in found.key
 
 
@@ -328,8 +330,8 @@ def test_python_refuses_what_is_no_vector_with_its_own_errors(vector: object, ou
     [
         ((), "no query is given"),
         (("words", "--id", "3"), "text, id"),
-        (("--id", "3", "--prompt", "query"), "without a text"),
-        (("words", "--prompt", "query", "--prompt-text", "q"), "both --prompt and --prompt-text"),
+        (("--id", "3", "--prompt-name", "query"), "without a text"),
+        (("words", "--prompt-name", "query", "--prompt", "q"), "both --prompt-name and --prompt"),
     ],
 )
 def test_not_exactly_one_thing_asked_is_a_mistake_of_the_command_line(
@@ -410,7 +412,7 @@ def test_a_folder_without_an_index_and_one_with_several_say_what_to_do(
     assert refusal(capsys, str(tmp_path), "words")[:2] == (Exit.BAD_INPUT, "no_index")
     status, code, message = refusal(capsys, str(pictures), "words")
     assert (status, code) == (Exit.BAD_INPUT, "which_index")
-    assert "--embedding image" in message
+    assert "--vector-name image" in message
 
 
 def test_vectors_of_another_model_than_the_one_that_is_here_are_not_searched(

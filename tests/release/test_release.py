@@ -244,7 +244,7 @@ def embed(text):
 if __name__ == "__main__":
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         assert pool.map(embed, ["a", "b"]) == [(1, 4)] * 2
-    assert embq.embed(["a"] * 40, "stub:4", devices="cpu").shape == (40, 4)
+    assert embq.embed(["a"] * 40, "stub:4", device="cpu").shape == (40, 4)
     embq.run("words.txt", "spawned", model="stub:4", devices="cpu").wait()
     try:
         embq.embed([""], "stub:4")
@@ -293,7 +293,7 @@ def test_the_install_of_a_laptop_plans(wheel: Path, tmp_path: Path, foreign: Pat
     skip_where_it_is_not_there(laptop.install("--constraint", ROOT / "constraints.txt", wheel))
     assert not {"numpy", "torch"} & {path.name for path in laptop.packages.iterdir()}
     (foreign / "words.txt").write_text("one\ntwo\n")
-    assert "Verbs" in laptop.run("embq", "--help", cwd=foreign)
+    assert "Daily" in laptop.run("embq", "--help", cwd=foreign)
     assert laptop.run("embq", "--version", cwd=foreign).startswith("embq, version ")
     said = laptop.run("embq", "enqueue", "words.txt", "-o", "planned", "-m", "stub:4", "--dry-run", cwd=foreign)
     assert re.search(r"^rows\s+2,", said, re.M), said

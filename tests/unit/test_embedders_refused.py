@@ -103,7 +103,7 @@ def test_a_length_for_a_model_that_counts_no_tokens_is_refused(tmp_path: Path) -
 def test_parameters_that_are_none_are_refused(model: Path) -> None:
     assert "whole number" in refusal(f"st:{model}?max_length=many")
     assert "known parameters" in refusal(f"st:{model}?promt=query")
-    assert "known parameters" in refusal(f"hf:{model}?prompt=query")
+    assert "known parameters" in refusal(f"hf:{model}?prompt_name=query")
     assert "unknown pooling 'first'" in refusal(f"hf:{model}?pooling=mean+first")
 
 

@@ -21,7 +21,7 @@ from embq.core.models import FAMILIES, ModelConfig, ModelSpec
         (" open_clip:A?seed=0&init=random ", "open_clip", "A", (("init", "random"), ("seed", "0"))),
         ("stub:384?ms_per_sample=", "stub", "384", (("ms_per_sample", ""),)),
         ("hf:m?pooling=mean+max", "hf", "m", (("pooling", "mean+max"),)),
-        ("st:m?prompt_text=a%26b%3D%20%2B%25%0Ac: ", "st", "m", (("prompt_text", "a&b= +%\nc: "),)),
+        ("st:m?prompt=a%26b%3D%20%2B%25%0Ac: ", "st", "m", (("prompt", "a&b= +%\nc: "),)),
     ],
 )
 def test_a_spec_is_split_into_family_name_and_params(
@@ -80,11 +80,11 @@ def asked(*options: str) -> tuple[str, ...]:
     ("options", "spec"),
     [
         (["-m", "st:m"], "st:m"),
-        (["-m", "st:m", "--prompt", "query"], "st:m?prompt=query"),
-        (["-m", "minilm?max_length=64", "--prompt", "document"], "minilm?max_length=64&prompt=document"),
-        (["-m", "st:m", "--prompt-text", "a&b: "], "st:m?prompt_text=a%26b:%20"),
-        (["-m", "hf:m?pooling=mean+max", "--prompt-text", "é"], "hf:m?pooling=mean+max&prompt_text=%C3%A9"),
-        (["-m", "st:m", "--prompt-text", ""], "st:m?prompt_text="),
+        (["-m", "st:m", "--prompt-name", "query"], "st:m?prompt_name=query"),
+        (["-m", "minilm?max_length=64", "--prompt-name", "document"], "minilm?max_length=64&prompt_name=document"),
+        (["-m", "st:m", "--prompt", "a&b: "], "st:m?prompt=a%26b:%20"),
+        (["-m", "hf:m?pooling=mean+max", "--prompt", "é"], "hf:m?pooling=mean+max&prompt=%C3%A9"),
+        (["-m", "st:m", "--prompt", ""], "st:m?prompt="),
     ],
 )
 def test_a_prompt_becomes_part_of_the_spec(options: list[str], spec: str) -> None:
@@ -96,13 +96,13 @@ def test_a_prompt_becomes_part_of_the_spec(options: list[str], spec: str) -> Non
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("-m st:m --prompt query --prompt-text x", "leave out one"),
-        ("-m st:m?prompt=document --prompt query", "leave out one"),
-        ("-m st:m?prompt_text=a --prompt query", "leave out one"),
-        ("-m hf:m --prompt query", "--prompt-text"),
-        ("-m stub:8 --prompt query", "stub models have no prompts"),
-        ("-m open_clip:A/b --prompt-text x", "open_clip models have no prompts"),
-        ("-m st:m -m minilm --prompt query", "into the spec of each"),
+        ("-m st:m --prompt-name query --prompt x", "leave out one"),
+        ("-m st:m?prompt_name=document --prompt-name query", "leave out one"),
+        ("-m st:m?prompt=a --prompt-name query", "leave out one"),
+        ("-m hf:m --prompt-name query", "--prompt"),
+        ("-m stub:8 --prompt-name query", "stub models have no prompts"),
+        ("-m open_clip:A/b --prompt x", "open_clip models have no prompts"),
+        ("-m st:m -m minilm --prompt-name query", "into the spec of each"),
     ],
 )
 def test_a_prompt_that_no_model_can_take_is_refused(options: str, says: str) -> None:

@@ -158,7 +158,7 @@ def test_a_folder_that_is_here_is_kept_by_its_absolute_path(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     for given, kept in (
         ("st:./mine", f"st:{tmp_path}/mine"),
-        ("st:mine?prompt=query&lora=../nothing", f"st:{tmp_path}/mine?lora=../nothing&prompt=query"),
+        ("st:mine?prompt_name=query&lora=../nothing", f"st:{tmp_path}/mine?lora=../nothing&prompt_name=query"),
         ("hf:mine?pooling=mean&lora=./mine", f"hf:{tmp_path}/mine?lora={tmp_path}/mine&pooling=mean"),
         ("hf:mine?pooling=mean&lora=./what%3F", f"hf:{tmp_path}/mine?lora=./what%3F&pooling=mean"),
         ("open_clip:local-dir:mine", f"open_clip:local-dir:{tmp_path}/mine"),

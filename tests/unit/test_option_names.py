@@ -59,7 +59,7 @@ def test_parallelism_is_workers_and_threads(verb: str) -> None:
     assert parallel <= {"--workers", "--threads"}
 
 
-@pytest.mark.parametrize("name", ["--json", "--quiet", "--verbose", "--embedding", "--log", "--threads", "--devices"])
+@pytest.mark.parametrize("name", ["--json", "--quiet", "--verbose", "--vector-name", "--log", "--threads", "--devices"])
 def test_an_option_that_many_verbs_have_is_the_same_in_each(name: str) -> None:
     told = {
         (tuple(sorted({*option.opts} - ALIASES)), option.help)

@@ -260,36 +260,36 @@ def test_texts_and_images_ask_the_rows_of_a_joint_model_whatever_it_embedded(
 
 def test_a_query_has_a_prompt_of_its_own_and_the_fingerprint_of_the_documents(folders: dict[str, Path]) -> None:
     plain = f"st:{folders['mean']}"
-    rows = config(f"{plain}?prompt=document")
+    rows = config(f"{plain}?prompt_name=document")
     run = load(rows, "cpu")
     for options, said in (
         ({}, "ask: a b"),
-        ({"prompt": "document"}, "tell: a b"),
-        ({"prompt_text": "quick "}, "quick a b"),
-        ({"prompt_text": ""}, "a b"),
+        ({"prompt_name": "document"}, "tell: a b"),
+        ({"prompt": "quick "}, "quick a b"),
+        ({"prompt": ""}, "a b"),
     ):
         for _ in range(2):
             model, fingerprint = asked(rows, **options)
             assert fingerprint == run.fingerprint
-            expected = library_vectors(f"{plain}?prompt_text=", (said,))[0]
+            expected = library_vectors(f"{plain}?prompt=", (said,))[0]
             np.testing.assert_allclose(model.text("a b"), expected, atol=1e-5)
 
 
 def test_the_prompt_of_a_query_takes_the_place_of_that_of_the_rows() -> None:
     def made(spec: str, **options: str | None) -> str:
-        return str(query_spec(ModelSpec.parse(spec), options.get("prompt"), options.get("prompt_text")))
+        return str(query_spec(ModelSpec.parse(spec), options.get("prompt_name"), options.get("prompt")))
 
     assert made("st:./a") == "st:./a"
-    assert made("st:./a?prompt=document&max_length=9") == "st:./a?max_length=9&prompt=query"
-    assert made("st:./a?prompt=other") == "st:./a?prompt=other"
-    assert made("hf:./a?prompt_text=passage: ", prompt_text="query: ") == "hf:./a?prompt_text=query:%20"
+    assert made("st:./a?prompt_name=document&max_length=9") == "st:./a?max_length=9&prompt_name=query"
+    assert made("st:./a?prompt_name=other") == "st:./a?prompt_name=other"
+    assert made("hf:./a?prompt=passage: ", prompt="query: ") == "hf:./a?prompt=query:%20"
     with pytest.raises(ModelError, match="no prompts"):
-        made("stub:8", prompt_text="x")
+        made("stub:8", prompt="x")
 
 
 def test_a_model_of_transformers_has_the_fingerprint_of_the_rows_with_another_prompt(folders: dict[str, Path]) -> None:
-    rows = config(f"hf:{folders['mean']}?prompt_text=passage: ")
-    _, fingerprint = asked(rows, prompt_text="query: ")
+    rows = config(f"hf:{folders['mean']}?prompt=passage: ")
+    _, fingerprint = asked(rows, prompt="query: ")
     assert fingerprint == load(rows, "cpu").fingerprint
 
 

@@ -22,37 +22,49 @@ from embq.core.service.progress_line import folded
 
 STARTED_AT_S = time.monotonic()
 """When this command started, but for the start of Python."""
-VERBS = {
-    "run": "Embed inputs on this machine, from start to finish.",
-    "enqueue": "Plan a run and hand it to resident workers.",
-    "pause": "Pause a run.",
-    "resume": "Continue an interrupted, paused or cancelled run.",
-    "cancel": "Cancel a run; committed rows stay.",
-    "search": "Search an index by a text, an image or a vector.",
-    "status": "Show the progress of a run, or of all that a broker knows.",
-    "logs": "Print the service logs of a run.",
-    "verify": "Re-read inputs and outputs, and check every invariant.",
-    "export": "Write committed rows as files for other tools.",
-    "index": "Build a search index with a given recall.",
-    "ui": "Show search, fleet and map as web pages.",
-    "atlas": "Show an index as a map.",
-    "serve": "Answer searches over HTTP, as clip-retrieval's back end does.",
-    "failures": "List samples without an embedding, grouped by cause.",
-    "retry": "Retry failed samples after the cause is fixed.",
-    "gc": "Delete orphaned files and finished runs' Redis keys.",
-    "doctor": "Check broker, devices, models and storage of this machine.",
-    "config": "Show every setting and where it comes from.",
-    "completion": "Print a completion script for bash, zsh or fish.",
-    "health": "Query the health of a service on this machine.",
-    "bench": "Measure workers, devices, units and images on this machine.",
-    "shards": "Make, count, check and serve webdataset shards.",
-    "train": "Train models on shards, to embed with them after.",
-    "broker": "Make users, passwords and certificates for a broker.",
-    "producer": "Run the resident feeder.",
-    "worker": "Run one worker process per device.",
-    "writer": "Run the single writer.",
+GROUPS = {
+    "Daily": {
+        "run": "Embed inputs on this machine, from start to finish.",
+        "status": "Show the progress of a run, or of all that a broker knows.",
+        "search": "Search an index by a text, an image or a vector.",
+        "index": "Build a search index with a given recall.",
+        "ui": "Show search, fleet and map as web pages.",
+    },
+    "Runs": {
+        "enqueue": "Plan a run and hand it to resident workers.",
+        "pause": "Pause a run.",
+        "resume": "Continue an interrupted, paused or cancelled run.",
+        "cancel": "Cancel a run; committed rows stay.",
+        "logs": "Print the service logs of a run.",
+        "failures": "List samples without an embedding, grouped by cause.",
+        "retry": "Retry failed samples after the cause is fixed.",
+        "verify": "Re-read inputs and outputs, and check every invariant.",
+        "export": "Write committed rows as files for other tools.",
+        "gc": "Delete orphaned files and finished runs' Redis keys.",
+    },
+    "Index": {
+        "serve": "Answer searches over HTTP, as clip-retrieval's back end does.",
+        "atlas": "Show an index as a map.",
+    },
+    "Fleet": {
+        "producer": "Run the resident feeder.",
+        "worker": "Run one worker process per device.",
+        "writer": "Run the single writer.",
+        "broker": "Make users, passwords and certificates for a broker.",
+        "health": "Query the health of a service on this machine.",
+    },
+    "More": {
+        "doctor": "Check broker, devices, models and storage of this machine.",
+        "config": "Show every setting and where it comes from.",
+        "bench": "Measure workers, devices, units and images on this machine.",
+        "shards": "Make, count, check and serve webdataset shards.",
+        "train": "Train models on shards, to embed with them after.",
+        "completion": "Print a completion script for bash, zsh or fish.",
+    },
 }
-"""Verb -> its line of help, so that the list imports no verb."""
+"""Heading -> verb -> its line of help, so that the list imports no verb."""
+
+VERBS = {verb: line for verbs in GROUPS.values() for verb, line in verbs.items()}
 
 MODULES = {
     **{verb: f"embq.app.verbs.run:{verb}" for verb in ("run", "enqueue")},
@@ -94,7 +106,7 @@ OPTIONAL = {
     cls=LazyGroup,
     later={verb: (MODULES.get(verb, f"embq.app.verbs.{verb}"), line) for verb, line in VERBS.items()},
     foreign=FOREIGN_VERBS,
-    heading="Verbs",
+    headings={heading: [*verbs] for heading, verbs in GROUPS.items()},
     context_settings={"help_option_names": list(HELP)},
     epilog="Example: embq run ./photos --output ./out --model open_clip:ViT-B-32/laion2b_s34b_b79k",
 )

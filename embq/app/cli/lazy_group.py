@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -21,7 +21,7 @@ class LazyGroup(click.Group):
     Args:
         later: name -> (module, whose `command` is the command, or module:name for another name in it; line of help).
         foreign: name of a command in another tool -> suggestions.
-        heading: of the list of commands.
+        headings: heading -> the names below it; without them all are below "Commands".
     """
 
     def __init__(
@@ -29,13 +29,13 @@ class LazyGroup(click.Group):
         *args: Any,
         later: Mapping[str, tuple[str, str]],
         foreign: Mapping[str, list[str]] | None = None,
-        heading: str = "Commands",
+        headings: Mapping[str, Sequence[str]] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.later = dict(later)
         self.foreign = dict(foreign or {})
-        self.heading = heading
+        self.headings = dict(headings or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in the order of the help."""
@@ -67,9 +67,11 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands, without importing any."""
-        eager = [(name, command.get_short_help_str(100)) for name, command in self.commands.items()]
-        with formatter.section(self.heading):
-            formatter.write_dl([*eager, *((name, line) for name, (_, line) in self.later.items())])
+        lines = {name: command.get_short_help_str(100) for name, command in self.commands.items()}
+        lines |= {name: line for name, (_, line) in self.later.items()}
+        for heading, names in (self.headings or {"Commands": [*lines]}).items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, lines[name]) for name in names])
 
 
 class CommandWithVerbs(SectionedCommand):

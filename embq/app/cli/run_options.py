@@ -67,14 +67,14 @@ run_options = option_group(
         help="Modalities: image, text or image,text.  [by the inputs]",
     ),
     click.option(
-        "--prompt",
+        "--prompt-name",
         default=None,
         metavar="NAME",
         help="Named prompt of an st: model before each text: query, document, or another of the model's.  "
         "[the model's default]",
     ),
     click.option(
-        "--prompt-text",
+        "--prompt",
         default=None,
         metavar="TEXT",
         help="Prompt text for st: and hf: models, including its final space; '' for none.",
@@ -213,7 +213,7 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
     return Request(
         inputs=inputs,
         output=place(options["output"]) if is_url(options["output"]) else Path(options["output"]),
-        models=_models(options["model"], options["prompt"], options["prompt_text"]),
+        models=_models(options["model"], options["prompt_name"], options["prompt"]),
         modalities=tuple(m for m in MODALITIES if m in modalities),
         as_held=options["as_held"],
         precision=options["precision"],
@@ -238,20 +238,20 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
     )
 
 
-def _models(specs: tuple[str, ...], prompt: str | None, prompt_text: str | None) -> tuple[str, ...]:
+def _models(specs: tuple[str, ...], prompt_name: str | None, prompt: str | None) -> tuple[str, ...]:
     """The model specs, with the prompt of the options in its spec."""
-    if prompt is None and prompt_text is None:
+    if prompt_name is None and prompt is None:
         return specs
-    if prompt is not None and prompt_text is not None:
+    if prompt_name is not None and prompt is not None:
         raise UsageError(
-            "--prompt names a prompt, and --prompt-text gives another one", next_step="leave out one of them"
+            "--prompt-name names a prompt, and --prompt gives another one", next_step="leave out one of them"
         )
     if len(specs) > 1:
         raise UsageError(
-            "--prompt and --prompt-text are for one model, and several are asked for",
-            next_step="write it into the spec of each: --model NAME=st:FOLDER?prompt=query",
+            "--prompt-name and --prompt are for one model, and several are asked for",
+            next_step="write it into the spec of each: --model NAME=st:FOLDER?prompt_name=query",
         )
-    return (str(ModelSpec.parse(specs[0]).with_prompt(prompt, prompt_text)),)
+    return (str(ModelSpec.parse(specs[0]).with_prompt(prompt_name, prompt)),)
 
 
 def _rows(options: dict[str, Any], modalities: tuple[str, ...]) -> RowSpec:

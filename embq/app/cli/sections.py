@@ -36,8 +36,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "--model",
         "--start",
         "--image-size",
+        "--prompt-name",
         "--prompt",
-        "--prompt-text",
         "--modality",
         "--embeddings",
         "--token-ids",
@@ -45,7 +45,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "--decode",
         "--no-model",
     ),
-    "Vectors": ("--embedding", "--dtype", "--truncate-dim", "--normalize", "--int8-range", "--similarity"),
+    "Vectors": ("--vector-name", "--dtype", "--truncate-dim", "--normalize", "--int8-range", "--similarity"),
     "Inputs": (
         "--input-format",
         "--file-format",

@@ -90,13 +90,13 @@ def verbose_option(function: F) -> F:
     )(function)
 
 
-embedding_option = click.option(
-    "--embedding",
+vector_name_option = click.option(
+    "--vector-name",
     default=None,
     metavar="NAME",
-    help="Embedding, of a run with several: image, text or a model's name.  [image, or the only one]",
+    help="Which of a run's vectors: image, text or a model's name.  [image, or the only one]",
 )
-"""--embedding, for verbs that read one of a run's vectors."""
+"""--vector-name, for verbs that read one of a run's vectors."""
 
 
 def log_option(function: F) -> F:

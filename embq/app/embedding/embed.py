@@ -29,22 +29,21 @@ def embed(
     data: Any,
     model: str | Model,
     *,
-    text: str | None = None,
-    image: str | None = None,
-    column: str = "embedding",
+    text_column: str | None = None,
+    image_column: str | None = None,
+    output_column: str = "embedding",
     precision: str = AUTO,
-    devices: str | Sequence[str] | None = AUTO,
+    device: str | Sequence[str] | None = AUTO,
     on_error: OnError = "raise",
     progress: bool | None = None,
 ) -> Any:
     """See `embq.embed`."""
-    if not isinstance(devices, str):
-        devices = ",".join(devices or [AUTO])
+    devices = device if isinstance(device, str) else ",".join(device or [AUTO])
     if on_error not in ("raise", "null"):
         raise UsageError(f"on_error is {on_error!r}", next_step="use 'raise' or 'null'")
     table = table_of(data)
     if table is None:
-        if text is not None or image is not None:
+        if text_column is not None or image_column is not None:
             raise UsageError(
                 f"a column is named, and {type(data).__name__} is no table embq knows",
                 next_step="leave it out; or give a DataFrame, a pyarrow.Table or a datasets.Dataset",
@@ -53,19 +52,19 @@ def embed(
             name = type(data).__name__
             raise UsageError(f"data is {name} and no list or table", next_step="give a list: embq.embed([item], ...)")
         return _checked(_vectors(data, "", model, precision, devices, progress), on_error)[0]
-    name, modality = _column(table, text, image)
-    if doubled := next((one for one in (name, column) if table.names.count(one) > 1), None):
+    name, modality = _column(table, text_column, image_column)
+    if doubled := next((one for one in (name, output_column) if table.names.count(one) > 1), None):
         raise UsageError(f"the table has several columns {doubled!r}", next_step="rename or drop all but one")
     items = table.column(name)
     vectors, failures = _checked(_vectors(items, modality, model, precision, devices, progress), on_error)
-    return table.with_vectors(column, vectors, [*failures])
+    return table.with_vectors(output_column, vectors, [*failures])
 
 
 def _column(table: Table, text: str | None, image: str | None) -> tuple[str, str]:
     if (text is None) == (image is None):
         raise UsageError(
             "a table is given, and " + ("no column of it" if text is None else "two columns of it"),
-            next_step="name one: text='COLUMN' or image='COLUMN'",
+            next_step="name one: text_column='COLUMN' or image_column='COLUMN'",
         )
     name, modality = (text, "text") if text is not None else (str(image), "image")
     assert name is not None
@@ -95,7 +94,7 @@ def _vectors(
             if own is not model:
                 own.close()
     if isinstance(model, Model):
-        raise UsageError("a loaded model has one device", next_step="give the model's spec, or leave devices out")
+        raise UsageError("a loaded model has one device", next_step="give the model's spec, or leave device out")
     return by_workers(items, modality, model, precision, "auto" if devices == "all" else devices, progress)
 
 

@@ -159,7 +159,7 @@ class Model:
         return SimilarityFunction.to_similarity_pairwise_fn(self.similarity_fn_name)(first, second)
 
     def start_multi_process_pool(self, *_: Any, **__: Any) -> Any:
-        """Raise UsageError: `embq.embed` with `devices="all"` starts a process on each device by itself."""
+        """Raise UsageError: `embq.embed` with `device="all"` starts a process on each device by itself."""
         raise _unsupported("a pool of processes", NO_POOL)
 
     encode_multi_process = start_multi_process_pool
@@ -216,7 +216,7 @@ class Model:
     def _prompted(self, name: str | None, text: str | None, task: str) -> tuple[ModelSpec, str]:
         """The spec with the prompt of a call in place of its own, or of a task where it has none; and the task."""
         params = PROMPTED.get(self.spec.family, ())
-        task = task if "prompt" in params else ""
+        task = task if "prompt_name" in params else ""
         if name is None and text is None:
             if not task or {one for one, _ in self.spec.params} & {*params}:
                 return self.spec, ""
@@ -235,7 +235,7 @@ _LOADING = threading.Lock()
 """Held while a model is loaded, so that threads do not load it twice."""
 
 
-NO_POOL = 'use embq.embed(items, "MODEL", devices="all"), which starts a process on each device'
+NO_POOL = 'use embq.embed(items, "MODEL", device="all"), which starts a process on each device'
 
 
 def _unsupported(what: str, instead: str) -> UsageError:

@@ -66,7 +66,7 @@ def index(options: Mapping[str, Any]) -> int:
     id_columns = [name.strip() for name in options["id_columns"].split(",") if name.strip()]
     collection = open_collection(
         *options["sources"],
-        output=options["embedding"],
+        output=options["vector_name"],
         column=options["embedding_column_name"],
         file_format=options["file_format"],
         id_columns=id_columns,
@@ -245,7 +245,7 @@ def print_result(built: Built, collection: Collection, options: Mapping[str, Any
         if not collection.complete:
             click.echo("note: the run is not complete; the rows committed so far were indexed", err=True)
         if others := _not_indexed(built.index, collection, options):
-            commands = "; ".join(command_line("index", *options["sources"], "--embedding", one) for one in others)
+            commands = "; ".join(command_line("index", *options["sources"], "--vector-name", one) for one in others)
             click.echo(
                 f"note: this index is of {collection.output} alone; for the others of the run: {commands}", err=True
             )

@@ -48,7 +48,7 @@ def change(options: Mapping[str, Any], runner: AbstractContextManager[Runner]) -
     if len(options["sources"]) > 1:
         raise UsageError("rows are deleted from one index, not from folders", next_step="name the index alone")
     where = index_path(options["output"] or options["sources"][0])
-    index = resolve_index(where, None if options["output"] else options["embedding"])
+    index = resolve_index(where, None if options["output"] else options["vector_name"])
     groups = [name for name in options["delete_from"] if _is_parquet(name)]
     keys = _keys(options, [name for name in options["delete_from"] if name not in groups])
     ids = np.concatenate([NO_IDS, *(read_ids(name) for name in options["delete_ids"])])

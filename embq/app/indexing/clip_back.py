@@ -89,7 +89,7 @@ def _indexes(source: Path, output: str | None) -> dict[str, Path]:
         if modality in found:
             raise InputError(
                 f"{source} has two indexes of {modality}s, {found[modality].name} and {index.name}",
-                next_step=f"add --embedding {index.name}",
+                next_step=f"add --vector-name {index.name}",
                 code="which_index",
             )
         found[modality] = index

@@ -25,7 +25,7 @@ def run_dedup(options: Mapping[str, Any]) -> int:
     """Group near duplicates; returns the exit status."""
     available = options["current_memory_available"]
     memory_bytes = available_memory() if available is None else parse_bytes(available)
-    index = resolve_index(index_path(options["source"]), options["embedding"])
+    index = resolve_index(index_path(options["source"]), options["vector_name"])
     base = read_current(index)
     spec = make_spec(base, options["threshold"], options["nprobe"])
     quiet = options["quiet"] or options["as_json"]

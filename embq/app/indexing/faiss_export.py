@@ -29,9 +29,9 @@ def export(options: Mapping[str, Any]) -> int:
                 "--shards and --overwrite are for --output-format faiss", next_step="leave them out; name a new DIR"
             )
         folder = file_path(options["path"] or f"{source}.clip-back").absolute()
-        done, notes = write_clip_back(source, folder, output=options["embedding"], refine=options["refine"])
+        done, notes = write_clip_back(source, folder, output=options["vector_name"], refine=options["refine"])
     else:
-        index = resolve_index(source, options["embedding"])
+        index = resolve_index(source, options["vector_name"])
         path = file_path(options["path"] or f"{index}.index")
         file = write_faiss_file(
             index, path, shards=options["shards"], overwrite=options["overwrite"], refine=bool(options["refine"])

@@ -29,7 +29,7 @@ from embq.indexer.filter.condition import read_conditions
 from embq.indexer.filter.selection import matches, typed
 
 if TYPE_CHECKING:
-    from embq.app.output.search import OutputIndex
+    from embq.app.output.search import Index
     from embq.app.output.torch_rows import TorchRows
 
 
@@ -145,16 +145,16 @@ class Output:
 
         return datasets.Dataset(self.table(columns, where).combine_chunks())
 
-    def vectors(self, column: str | None = None, *, mmap: bool = False, dtype: Any = None) -> np.ndarray:
+    def vectors(self, vector_name: str | None = None, *, mmap: bool = False, dtype: Any = None) -> np.ndarray:
         """Vectors of shape (rows, dim), in the order of ids.
 
         Args:
-            column: where rows have several vectors.
+            vector_name: which, where rows have several vectors.
             mmap: True keeps them on disk: the file of the run where it is a single .npy, else an unnamed file in
                 EMBQ_SPOOL or the temporary folder, which is gone with the array.
             dtype: None for that of the run; float32 where it stores int8 or binary.
         """
-        name = self._vector_column(column)
+        name = self._vector_column(vector_name)
         kept = np.dtype(self.dtype if self.dtype.startswith("float") else np.float32)
         wanted = kept if dtype is None else np.dtype(dtype)
         shape = (self.rows_count, self.dims.get(name, 0))
@@ -183,27 +183,29 @@ class Output:
         sources = Manifest(Layout(self.root)).sources(set(ids))
         return table.append_column("source", pa.array([sources.get(one) for one in ids], pa.string())).select(names)
 
-    def torch(self, *, batch_size: int = 1024, columns: Sequence[str] = (), column: str | None = None) -> TorchRows:
+    def torch(
+        self, *, batch_size: int = 1024, columns: Sequence[str] = (), vector_name: str | None = None
+    ) -> TorchRows:
         """A torch `IterableDataset` of batches: {"id": int64 (b,), COLUMN: (b, dim), ...}, for `DataLoader(...,
         batch_size=None)`. Its workers and the ranks of torch.distributed share the rows out: each comes once.
 
         Args:
             columns: further columns, as lists.
-            column: of the vectors, where rows have several.
+            vector_name: which, where rows have several.
         """
         from embq.app.output.torch_rows import TorchRows
 
-        return TorchRows(self, self._vector_column(column), batch_size, columns)
+        return TorchRows(self, self._vector_column(vector_name), batch_size, columns)
 
-    def index(self, embedding: str | None = None) -> OutputIndex:
+    def index(self, vector_name: str | None = None) -> Index:
         """The index of the run, opened once for many searches.
 
         Args:
-            embedding: which of the vectors of a run, where several are indexed.
+            vector_name: which of the vectors of a run, where several are indexed.
         """
-        from embq.app.output.search import OutputIndex
+        from embq.app.output.search import Index
 
-        return OutputIndex(self.root, embedding)
+        return Index(str(self.root), vector_name)
 
     def matrices(self, column: str) -> list[np.memmap] | None:
         """The vectors of each part, mapped, where they are .npy files of this machine; else None."""
@@ -234,13 +236,16 @@ class Output:
         values = vectors(table, column)
         return values if self.dtype.startswith("float") else restored(values, self._info.rows)
 
-    def _vector_column(self, column: str | None) -> str:
-        if column is None and len(self.vector_columns) == 1:
+    def _vector_column(self, name: str | None) -> str:
+        """The column of the vectors of a name, such as "image", or of the column's own."""
+        if name is None and len(self.vector_columns) == 1:
             return self.vector_columns[0]
-        if column not in self.vector_columns:
-            named = "each row has several vectors" if column is None else f"there are no vectors {column!r}"
-            raise InputError(named, next_step=f"name one of {', '.join(self.vector_columns)}", code="which_output")
-        return column
+        columns = dict(zip(self._info.model.output_names, self.vector_columns, strict=True))
+        columns |= {column: column for column in self.vector_columns}
+        if name not in columns:
+            named = "each row has several vectors" if name is None else f"there are no vectors {name!r}"
+            raise InputError(named, next_step=f"name one of {', '.join(columns)}", code="which_output")
+        return columns[name]
 
     def _only_npy(self, column: str) -> np.ndarray | None:
         found = self.matrices(column)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from embq.app.searching.local import checked_vector, open_index, results_of
 from embq.app.searching.query import Result, not_embedded, read_image
 from embq.core.errors import EmbqError, InputError, SampleError, UsageError
 from embq.core.settings import cache_folder, input_limits
-from embq.core.storage.paths import Place
 from embq.indexer.filter.condition import read_conditions
 
 PICTURE_PX = 160
@@ -25,7 +25,7 @@ PICTURE_PX = 160
 class Results(list[Result]):
     """The results of one query, best first; a notebook shows them with thumbnails where they are images."""
 
-    def __init__(self, results: Iterable[Result], index: OutputIndex) -> None:
+    def __init__(self, results: Iterable[Result], index: Index) -> None:
         super().__init__(results)
         self._index = index
 
@@ -33,18 +33,18 @@ class Results(list[Result]):
         return results_html(self, self._index.pictures([one.id for one in self]))
 
 
-class OutputIndex:
-    """An index of a run.
+class Index:
+    """An index that stays open for many searches; `embq.search` opens one for each.
 
     Args:
-        root: output folder or URL of the run.
-        embedding: which of its vectors, where several are indexed.
+        path: folder of an index, of one of its versions, or the output folder of a run; or its s3:// or gs:// URL.
+        vector_name: which of a run's vectors, where several are indexed.
 
     Raises InputError where there is no index, OutputError where it is damaged.
     """
 
-    def __init__(self, root: Place, embedding: str | None) -> None:
-        self._searcher = open_index(str(root), embedding)
+    def __init__(self, path: str | PathLike[str], vector_name: str | None = None) -> None:
+        self._searcher = open_index(str(path), vector_name)
         self._collection = self._searcher.version.collection
         self._embedder: QueryEmbedder | None = None
         self._pictures: _Pictures | None = None
@@ -52,7 +52,7 @@ class OutputIndex:
     def __len__(self) -> int:
         return self._searcher.version.next_id
 
-    def __enter__(self) -> OutputIndex:
+    def __enter__(self) -> Index:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -26,8 +26,8 @@ class QueryEmbedder:
         output: the indexed output of the model.
         rows: the stored form of vectors.
         fingerprint: that of the rows; None where it is not known, which skips the comparison.
-        prompt: name of the prompt before a text; None for that of the rows, or "query" where that is "document".
-        prompt_text: the prompt itself.
+        prompt_name: name of the prompt before a text; None for that of the rows, or "query" where that is "document".
+        prompt: the prompt itself.
         spec: of the model on this machine, if not that of the run.
         on_load: called with a model's spec before it is loaded, where that takes long.
     """
@@ -39,15 +39,15 @@ class QueryEmbedder:
         rows: RowSpec,
         fingerprint: str | None,
         *,
+        prompt_name: str | None = None,
         prompt: str | None = None,
-        prompt_text: str | None = None,
         spec: str | None = None,
         on_load: Callable[[str], None] | None = None,
     ) -> None:
         self._config, self._output, self._rows, self._fingerprint = config, output, rows, fingerprint
         self._options: dict[str, Any] = {
+            "prompt_name": prompt_name,
             "prompt": prompt,
-            "prompt_text": prompt_text,
             "spec": spec,
             "on_load": on_load,
         }

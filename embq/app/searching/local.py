@@ -95,8 +95,8 @@ def _embedder(searcher: Searcher, query: Query, on_load: Callable[[str], None] |
         collection.model,
         collection.rows_spec,
         collection.fingerprint,
+        prompt_name=query.prompt_name,
         prompt=query.prompt,
-        prompt_text=query.prompt_text,
         spec=query.model,
         on_load=on_load,
     )

@@ -74,8 +74,8 @@ class Query:
         modality: of a server's index: "image" or "text"; "" where the name has only one.
         nprobe: inverted lists to search; None for the tuned number.
         refine: False skips re-ranking by full vectors.
-        prompt: name of the model's prompt before the text; only for a local index, as the next two.
-        prompt_text: the prompt itself.
+        prompt_name: name of the model's prompt before the text; only for a local index, as the next two.
+        prompt: the prompt itself.
         model: spec of the model, where it is not where the run had it.
     """
 
@@ -92,8 +92,8 @@ class Query:
     modality: str = ""
     nprobe: int | None = None
     refine: bool | None = None
+    prompt_name: str | None = None
     prompt: str | None = None
-    prompt_text: str | None = None
     model: str | None = None
 
     @classmethod
@@ -155,10 +155,10 @@ class Query:
         for name, most in (("where", MOST_CONDITIONS), ("like", MOST_EXAMPLES), ("unlike", MOST_EXAMPLES)):
             if (count := len(getattr(self, name))) > most:
                 raise UsageError(f"{name} is given {count} times", next_step=f"give it {most} times or fewer")
-        if self.text is None and (self.prompt is not None or self.prompt_text is not None):
+        if self.text is None and (self.prompt_name is not None or self.prompt is not None):
             raise UsageError("a prompt is given without a text", next_step="leave the prompt out")
-        if self.prompt is not None and self.prompt_text is not None:
-            raise UsageError("both --prompt and --prompt-text are given", next_step="leave out one of the two")
+        if self.prompt_name is not None and self.prompt is not None:
+            raise UsageError("both --prompt-name and --prompt are given", next_step="leave out one of the two")
 
     def loaded(self) -> Query:
         """The query, checked, with its files read: `image` is bytes, `vector` a list of float."""

@@ -54,7 +54,7 @@ def search_remote(
     version, InputError for a query that it cannot answer, TryLaterError where it can later.
     """
     query.check()
-    local_options = {"--model": query.model, "--prompt": query.prompt, "--prompt-text": query.prompt_text}
+    local_options = {"--model": query.model, "--prompt-name": query.prompt_name, "--prompt": query.prompt}
     if given := [option for option, value in local_options.items() if value is not None]:
         raise UsageError(
             f"{given[0]} is for an index on this machine: a server embeds with its own model and prompt",
@@ -129,7 +129,7 @@ def _select_index(
     problem = f"has no {output!r}" if output is not None else f"has {len(there)} embeddings"
     raise InputError(
         f"the index {name or names[0]!r} of {address} {problem}",
-        next_step=f"--embedding {' | '.join(there)}",
+        next_step=f"--vector-name {' | '.join(there)}",
         code="no_such_index" if output is not None else "which_index",
     )
 

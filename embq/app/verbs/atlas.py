@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from embq.app.cli.sections import SectionedCommand
-from embq.app.cli.shared_options import embedding_option
+from embq.app.cli.shared_options import vector_name_option
 from embq.app.verbs.serve import DEFAULT_PORT, serve_pages
 
 
@@ -13,7 +13,7 @@ from embq.app.verbs.serve import DEFAULT_PORT, serve_pages
     "atlas", cls=SectionedCommand, epilog="Examples: embq atlas ./out --open | embq atlas ./out --method pca"
 )
 @click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
-@embedding_option
+@vector_name_option
 @click.option(
     "--method",
     type=click.Choice(["umap", "pca"]),
@@ -43,7 +43,7 @@ from embq.app.verbs.serve import DEFAULT_PORT, serve_pages
 @click.option("--no-model", is_flag=True, help="Load no model: the page finds no hits of a text.")
 def command(
     output: str,
-    embedding: str | None,
+    vector_name: str | None,
     method: str,
     sample: int,
     seed: int,
@@ -64,7 +64,7 @@ def command(
     from embq.indexer.atlas.map_file import MapOptions, make_map, map_path
     from embq.indexer.index_files.version import index_path, resolve_index
 
-    index = resolve_index(index_path(output), embedding)
+    index = resolve_index(index_path(output), vector_name)
     with ProgressLine() as line:
         info, made = make_map(index, MapOptions(method=method, sample=sample, seed=seed), line.show)
     state = "made" if made else "up to date"

@@ -9,7 +9,7 @@ import click
 from embq.app.cli.index_command import IndexCommand
 from embq.app.cli.run_command import InputsArgument
 from embq.app.cli.sections import SectionedCommand
-from embq.app.cli.shared_options import embedding_option, json_option, local_broker_option, quiet_option
+from embq.app.cli.shared_options import json_option, local_broker_option, quiet_option, vector_name_option
 
 VERBS = {
     "dedup": ("embq.app.verbs.index:dedup", "Group near duplicates."),
@@ -53,7 +53,7 @@ workers_option = click.option(
     default=None,
     help="Folder, s3:// or gs:// URL of the index.  [OUT/index/NAME]",
 )
-@embedding_option
+@vector_name_option
 @click.option("--recall", default="0.95@10", show_default=True, metavar="R@K", help="Recall that searches must reach.")
 @click.option(
     "--max-index-memory-usage",
@@ -187,7 +187,7 @@ def command(**options: Any) -> int:
     show_default=True,
     help="A file of faiss, or a folder that clip-retrieval's back end serves.",
 )
-@embedding_option
+@vector_name_option
 @click.option(
     "--shards",
     type=click.IntRange(min=1),
@@ -227,7 +227,7 @@ def export(**options: Any) -> int:
     metavar="X",
     help="Least cosine of near duplicates.",
 )
-@embedding_option
+@vector_name_option
 @click.option(
     "--nprobe",
     type=click.IntRange(min=1),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embq.app.cli.sections import SectionedCommand
-from embq.app.cli.shared_options import embedding_option, json_option
+from embq.app.cli.shared_options import json_option, vector_name_option
 from embq.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,14 +50,14 @@ KEY_WIDTH, SOURCE_WIDTH = 44, 28
 )
 @click.option("--offset", type=click.IntRange(min=0), default=0, metavar="N", help="Results to skip.")
 @click.option("--index", "name", default=None, metavar="NAME", help="Index of a server that serves several.")
-@embedding_option
+@vector_name_option
 @click.option(
-    "--prompt",
+    "--prompt-name",
     default=None,
     metavar="NAME",
     help="Name of the model's prompt before TEXT.  [query, where rows have document]",
 )
-@click.option("--prompt-text", default=None, metavar="TEXT", help="Prompt to put before TEXT; '' for none.")
+@click.option("--prompt", default=None, metavar="TEXT", help="Prompt to put before TEXT; '' for none.")
 @click.option(
     "--model",
     "-m",
@@ -79,7 +79,7 @@ def command(
     image: str | None,
     vector: str | None,
     name: str | None,
-    embedding: str | None,
+    vector_name: str | None,
     where: tuple[str, ...],
     no_refine: bool,
     as_json: bool,
@@ -104,7 +104,7 @@ def command(
         **options,
     )
     query.check()
-    answer = _search(index, query, name, embedding)
+    answer = _search(index, query, name, vector_name)
     if as_json:
         import json
 
@@ -115,11 +115,11 @@ def command(
     return 0
 
 
-def _search(index: str, query: Query, name: str | None, embedding: str | None) -> Answer:
+def _search(index: str, query: Query, name: str | None, vector_name: str | None) -> Answer:
     from embq.app.searching.remote import is_server, looks_like_server, search_remote
 
     if is_server(index):
-        return search_remote(index, query, name=name, output=embedding, on_load=_tell)
+        return search_remote(index, query, name=name, output=vector_name, on_load=_tell)
     if looks_like_server(index):
         raise UsageError(f"there is no folder {index}", next_step=f"a server is a URL: embq search http://{index}")
     if name is not None:
@@ -132,7 +132,7 @@ def _search(index: str, query: Query, name: str | None, embedding: str | None) -
     compute_in_one_thread()
     from embq.app.searching.local import search_local
 
-    return search_local(index, query, output=embedding, on_load=_tell)
+    return search_local(index, query, output=vector_name, on_load=_tell)
 
 
 def _tell(spec: str) -> None:

@@ -131,7 +131,7 @@ def _choose_output(info: RunInfo, columns: dict[str, str], output: str | None, c
         return by_name["image"]
     raise InputError(
         f"each row has {len(by_name)} vectors, and an index holds one of them: {names}",
-        next_step="choose one with --embedding NAME",
+        next_step="choose one with --vector-name NAME",
         code="which_output",
     )
 

@@ -249,7 +249,7 @@ def resolve_index(path: Where, output: str | None = None) -> Where:
     if len(found) > 1:
         raise InputError(
             f"{path} has an index of {' and of '.join(found)}",
-            next_step=f"add --embedding {next(iter(found))}, or give {next(iter(found.values()))}",
+            next_step=f"add --vector-name {next(iter(found))}, or give {next(iter(found.values()))}",
             code="which_index",
         )
     return next(iter(found.values()))

@@ -68,8 +68,8 @@ def open_query_model(
     output: Output,
     modality: str,
     *,
+    prompt_name: str | None = None,
     prompt: str | None = None,
-    prompt_text: str | None = None,
     spec: str | None = None,
     on_load: Callable[[str], None] | None = None,
     noted: bool = True,
@@ -80,8 +80,8 @@ def open_query_model(
         rows: the config of the run.
         output: one of `rows.outputs`.
         modality: what is asked: "text" or "image".
-        prompt: name of the query's prompt; None for the prompt of the rows, or "query" where that is "document".
-        prompt_text: the prompt itself.
+        prompt_name: name of the query's prompt; None for the prompt of the rows, or "query" where that is "document".
+        prompt: the prompt itself.
         spec: where the model is on this machine, if not where the run had it.
         on_load: called with the spec before a model is loaded that takes long.
         noted: False looks at no note of an earlier load, which may have been that of another library version.
@@ -89,7 +89,7 @@ def open_query_model(
     Raises ModelError where the model cannot be loaded here, or does not embed this modality beside that of the rows.
     """
     check_modality(output, modality)
-    here = query_spec(relocated_spec(ModelSpec.parse(output.spec), spec), prompt, prompt_text)
+    here = query_spec(relocated_spec(ModelSpec.parse(output.spec), spec), prompt_name, prompt)
     if not rows.members:
         return _opened(rows, here, modality, on_load, noted)
     found: QueryModel | None = None
@@ -130,14 +130,14 @@ def relocated_spec(spec: ModelSpec, here: str | None) -> ModelSpec:
     return replace(moved, params=tuple(sorted({**dict(spec.params), **dict(moved.params)}.items())))
 
 
-def query_spec(spec: ModelSpec, prompt: str | None, prompt_text: str | None) -> ModelSpec:
+def query_spec(spec: ModelSpec, prompt_name: str | None, prompt: str | None) -> ModelSpec:
     """The spec of a model for queries: that of the rows, with the query's prompt; ModelError as `with_prompt`."""
     said = dict(spec.params)
-    if prompt is None and prompt_text is None:
-        if said.get("prompt") != "document":
+    if prompt_name is None and prompt is None:
+        if said.get("prompt_name") != "document":
             return spec
-        prompt = QUERY_OF_DOCUMENT
-    return spec.without_prompt().with_prompt(prompt, prompt_text)
+        prompt_name = QUERY_OF_DOCUMENT
+    return spec.without_prompt().with_prompt(prompt_name, prompt)
 
 
 def _opened(

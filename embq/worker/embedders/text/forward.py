@@ -205,7 +205,7 @@ class TextEmbedder:
 
     def use_prompt(self, spec: ModelSpec, task: str = "") -> None:
         """See `embq.worker.embedders.base.PromptedEmbedder`."""
-        self._prompt = spec.param("prompt_text", "")
+        self._prompt = spec.param("prompt", "")
 
     def preparing(self, *, prompt_name: str = "", cut: str = "") -> TextEmbedder:
         """See `embq.worker.embedders.base.VariedEmbedder`."""

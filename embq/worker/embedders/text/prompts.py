@@ -30,7 +30,7 @@ class Prompt:
 
 def check_prompt(spec: ModelSpec) -> None:
     """Raise ModelError where a spec names a prompt and gives one."""
-    if {"prompt", "prompt_text"} <= {name for name, _ in spec.params}:
+    if {"prompt_name", "prompt"} <= {name for name, _ in spec.params}:
         raise ModelError(f"{spec} names a prompt and gives another one", next_step="leave out one of the two")
 
 
@@ -41,16 +41,16 @@ def chosen(spec: ModelSpec, prompts: Mapping[str, str | None], default: str | No
         prompts: name -> text, as the model's files have them.
         default: name of the prompt that `encode` takes; None for none.
 
-    `?prompt=query` and `?prompt=document` are `encode_query` and `encode_document`; any other name is
-    `encode(prompt_name=...)`, and `?prompt_text=` is `encode(prompt=...)`. Raises ModelError for an unknown name.
+    `?prompt_name=query` and `?prompt_name=document` are `encode_query` and `encode_document`; any other name is
+    `encode(prompt_name=...)`, and `?prompt=` is `encode(prompt=...)`. Raises ModelError for an unknown name.
     """
     given = dict(spec.params)
-    if "prompt_text" in given:
-        return Prompt(text=given["prompt_text"])
+    if "prompt" in given:
+        return Prompt(text=given["prompt"])
     usual = prompts.get(default) or "" if default else ""
-    if "prompt" not in given:
+    if "prompt_name" not in given:
         return Prompt(text=usual)
-    asked = given["prompt"]
+    asked = given["prompt_name"]
     if asked in CANDIDATES:
         name = next((name for name in CANDIDATES[asked] if name in prompts), None)
         if name is not None and not prompts[name] and (others := sorted(one for one in prompts if prompts[one])):
@@ -61,6 +61,6 @@ def chosen(spec: ModelSpec, prompts: Mapping[str, str | None], default: str | No
         known = ", ".join(sorted({*prompts, *CANDIDATES}))
         raise ModelError(
             f"{spec}: the model has no prompt {asked!r}",
-            next_step=f"use prompt= one of {known}, or give the text itself with prompt_text=",
+            next_step=f"use prompt_name= one of {known}, or give the text itself with prompt=",
         )
     return Prompt(text=prompts[asked] or "")

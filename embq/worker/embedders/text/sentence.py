@@ -176,7 +176,7 @@ class SentenceEmbedder(TextEmbedder):
         if self._tokens is None or any(isinstance(part, Pooling) and not part.include_prompt for part in parts):
             raise ModelError(
                 f"{self._spec}: the model needs its prompt beside the text",
-                next_step=f"load it with ?prompt={name} behind its spec, under a name of its own",
+                next_step=f"load it with ?prompt_name={name} behind its spec, under a name of its own",
             )
         return text
 
@@ -216,7 +216,7 @@ class SentenceEmbedder(TextEmbedder):
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
     """The model of a `minilm` or `st:` spec; ModelError where it cannot be loaded here."""
-    spec.check_params("batch_size", "tokens", "normalize", "prompt", "prompt_text", "max_length", "lora")
+    spec.check_params("batch_size", "tokens", "normalize", "prompt_name", "prompt", "max_length", "lora")
     check_prompt(spec)
     keep_length = not unit_length(spec, "true")
     check_modalities(config, *EMBEDS[spec.family])
@@ -241,7 +241,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
 
 def _asked_prompt(model: SentenceTransformer, spec: ModelSpec) -> list[str] | None:
     """Text and task of the prompt that a spec asks for; None where it asks for none."""
-    if not {"prompt", "prompt_text"} & {name for name, _ in spec.params}:
+    if not {"prompt_name", "prompt"} & {name for name, _ in spec.params}:
         return None
     prompt = chosen(spec, model.prompts, model.default_prompt_name)
     return [prompt.text, prompt.task]

@@ -67,7 +67,7 @@ class TransformerEmbedder(TextEmbedder):
         super().__init__(config, device, tokens=tokens, prompt=prompt, batch_size=batch_size, token_budget=token_budget)
         self._pooling = Pooling(trunk.config.hidden_size, pooling.split("+"))
         self._unit_length = unit_length
-        fixed_prompt = ModelSpec.parse(config.identified_as.spec).param("prompt_text", "")
+        fixed_prompt = ModelSpec.parse(config.identified_as.spec).param("prompt", "")
         self.fingerprint = fingerprint(
             config,
             EMBEDDER_VERSION,
@@ -106,7 +106,7 @@ class TransformerEmbedder(TextEmbedder):
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedder:
     """The model of an `hf:` spec for texts; ModelError where it cannot be loaded here."""
-    spec.check_params("embeds", "pooling", "normalize", "max_length", "prompt_text", "batch_size", "tokens", "lora")
+    spec.check_params("embeds", "pooling", "normalize", "max_length", "prompt", "batch_size", "tokens", "lora")
     pooling = _pooling_of(spec)
     to_unit_length = unit_length(spec, "false")
     place = device_of(device)
@@ -129,7 +129,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedd
             pooling=pooling,
             unit_length=to_unit_length,
             max_length=asked_length(spec, limit) or limit,
-            prompt=spec.param("prompt_text", ""),
+            prompt=spec.param("prompt", ""),
             batch_size=whole_number(spec, "batch_size", text_batch_size_of(place)),
             token_budget=whole_number(spec, "tokens", token_budget_of(place)),
         )
