@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -245,8 +247,6 @@ def test_bad_options_are_one_message(
 @pytest.fixture(params=["valkey", "redis"])
 def guarded(request: pytest.FixtureRequest, made: Path, short_tmp: Path) -> Iterator[tuple[str, Path]]:
     """URL of a server with the users of a folder, and the folder."""
-    import shutil
-
     binary = str(server_binary()) if request.param == "valkey" else shutil.which("redis-server")
     if binary is None:
         pytest.skip("redis-server is not on PATH")
@@ -302,6 +302,72 @@ def test_who_has_an_old_password_or_none_any_more_is_out_at_once(guarded: tuple[
     assert who(url, folder, "worker") == "worker"
     for client in clients.values():
         client.close()
+
+
+def connections(admin: redis.Redis) -> dict[str, set[str]]:
+    """User -> ids of its connections."""
+    found: dict[str, set[str]] = {}
+    for one in admin.client_list():
+        found.setdefault(one["user"], set()).add(one["id"])
+    return found
+
+
+def test_a_user_is_made_changed_and_revoked_by_one_command_while_the_others_stay_connected(
+    guarded: tuple[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, folder = guarded
+
+    def init(*options: str) -> None:
+        assert entry_point.run(["broker", "init", str(folder), "--broker", url, *options]) == Exit.DONE
+
+    def client(user: str) -> redis.Redis:
+        return connect(url.replace("://", f"://{user}@"), password=password(folder, user))
+
+    init("--user", "worker-gpu2", "--user", "worker-gpu3")
+    said = capsys.readouterr()
+    assert "worker-gpu2" in said.out.splitlines()[-1]
+    assert "embq broker reload" not in said.err
+    with (
+        client("admin") as admin,
+        client("worker") as other,
+        client("worker-gpu2") as gpu2,
+        client("worker-gpu3") as gpu3,
+    ):
+        assert all(one.ping() for one in (other, gpu2, gpu3))
+        revoked = connections(admin)
+        waiting = threading.Thread(target=lambda: broken.append(error_of(gpu2)))
+        broken: list[Exception | None] = []
+        waiting.start()
+        wait_until(lambda: any(one["cmd"] == "blmove" for one in admin.client_list()))
+        (folder / "worker-gpu3" / "password").unlink()
+        init("--remove", "worker-gpu2", "--user", "worker-gpu3")
+        waiting.join(20)
+        assert isinstance(broken[0], redis.ConnectionError | redis.AuthenticationError)
+        left = connections(admin)
+        assert "worker-gpu2" not in left
+        assert not left.get("worker-gpu3", set()) & revoked["worker-gpu3"]
+        if "valkey_version" in admin.info():  # Redis 7 ends every connection when it reads its users
+            assert left["worker"] == revoked["worker"]
+        assert other.ping()
+    assert who(url, folder, "worker-gpu3") == "worker-gpu3"
+
+
+def error_of(client: redis.Redis) -> Exception | None:
+    """The error that ends a wait for a hint."""
+    try:
+        client.blmove("rq:queue:embq.none", "rq:queue:embq.none", 60, "LEFT", "RIGHT")
+    except redis.RedisError as error:
+        return error
+    return None
+
+
+def test_a_server_that_reads_another_list_of_users_is_told_of(guarded: tuple[str, Path], tmp_path: Path) -> None:
+    url, folder = guarded
+    copied = tmp_path / "copied"
+    shutil.copytree(folder, copied)
+    accounts.make(copied, ["worker-gpu3"])
+    with pytest.raises(ConfigError, match=r"does not read .*copied/broker/users\.acl"):
+        reload(Settings(broker_url=url), copied)
 
 
 def test_reload_without_the_admins_password_says_where_it_should_be(tmp_path: Path) -> None:

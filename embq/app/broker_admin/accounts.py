@@ -26,14 +26,14 @@ _PRIVATE = 0o600
 
 
 def reload(settings: Settings, folder: Path) -> list[str]:
-    """Reload users.acl in the broker, and disconnect all users; gives the users that it has now.
+    """Reload users.acl in the broker, and disconnect users that were removed or changed; gives those that it has now.
 
     Args:
         settings: with the broker's URL, whatever user it names.
-        folder: that `embq broker init` has made, with the password of the user admin.
+        folder: that `embq broker init` has made, with the password of the user admin and its users.acl.
 
     Raises:
-        ConfigError: the password cannot be read, or the server has no users.acl or cannot read it.
+        ConfigError: the password cannot be read, or the server has no users.acl, cannot read it, or reads another one.
     """
     path = folder / "admin" / "password"
     try:
@@ -46,6 +46,7 @@ def reload(settings: Settings, folder: Path) -> list[str]:
     url = _as_admin(required_url(settings))
     with connect(url, password=password) as client:
         reach(client, url)
+        before = set(map(_text, client.acl_list()))
         try:
             client.acl_load()
         except ResponseError as error:
@@ -55,10 +56,17 @@ def reload(settings: Settings, folder: Path) -> list[str]:
                 code="broker",
             ) from error
         users = sorted(filter(role_of, (_text(user) for user in client.acl_users())))
-        for user in users:
-            # The server keeps connections with an old password; clients with the new one reconnect at once.
-            client.client_kill_filter(user=user, skipme=True)
-        return users
+        # The server ends connections of removed users, but keeps those with an old password. Redis 7 ends all of them.
+        for line in set(map(_text, client.acl_list())) - before:
+            client.client_kill_filter(user=line.split()[1], skipme=True)
+    if users != (wanted := sorted(users_of(folder))):
+        raise ConfigError(
+            f"the broker does not read {folder / 'broker' / USERS}: it has the users {', '.join(users)}, "
+            f"not {', '.join(wanted)}",
+            next_step="copy this file to the one that its `aclfile` names, and reload again",
+            code="broker",
+        )
+    return users
 
 
 def _as_admin(url: str) -> str:

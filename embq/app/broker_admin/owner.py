@@ -31,10 +31,10 @@ class Owner:
     def take(self, folder: Path, users: Sequence[str]) -> list[Path]:
         """Become owner of the files of `embq broker init` in a folder; gives those that were changed.
 
-        The folder itself is included if it is root's and holds nothing else.
+        The folder itself is included if it is root's and holds nothing else but the stack's `storage`.
         """
         kept = {"ca", "broker", *users}
-        foreign = [path for path in folder.iterdir() if path.name not in kept]
+        foreign = [path for path in folder.iterdir() if path.name not in {*kept, "storage"}]
         whole = [folder] if folder.stat().st_uid == 0 and not foreign else []
         return [path for path in [*whole, *_ours(folder, sorted(kept))] if self._own(path)]
 

@@ -55,6 +55,9 @@ broker_option = _broker("EMBQ_BROKER_URL")
 local_broker_option = _broker("this machine, even if EMBQ_BROKER_URL is set")
 """--broker, for verbs that use one only when it is named."""
 
+named_broker_option = _broker("none, even if EMBQ_BROKER_URL is set")
+"""--broker, for a verb that needs none."""
+
 
 def metrics_option(function: F) -> F:
     """--metrics, for resident services; None where it is not given."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from embq.app.cli.sections import SectionedCommand
-from embq.app.cli.shared_options import broker_option
+from embq.app.cli.shared_options import broker_option, named_broker_option
 
 HOSTS = ("localhost", "127.0.0.1", "::1", "broker")
 """Names of the server that every certificate has: on its machine, and in its stack of containers."""
@@ -20,7 +20,9 @@ def command() -> None:
 
 
 @command.command(
-    "init", cls=SectionedCommand, epilog="Examples: embq broker init | embq broker init --user worker-gpu2"
+    "init",
+    cls=SectionedCommand,
+    epilog="Examples: embq broker init | embq broker init --user worker-gpu2 --broker redis://localhost:6379",
 )
 @click.argument("folder", metavar="[DIR]", default="secrets", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
@@ -50,6 +52,7 @@ def command() -> None:
     metavar="DIR",
     help="Change the owner of an empty folder of root to --owner, such as a new Docker volume.",
 )
+@named_broker_option
 def init(
     folder: Path,
     hosts: tuple[str, ...],
@@ -58,12 +61,15 @@ def init(
     remove: tuple[str, ...],
     owner: str,
     give: tuple[Path, ...],
+    broker: str,
 ) -> None:
     """Create what is missing in DIR: users.acl and a certificate for the server, a password for each user.
 
     Existing files stay; a certificate that ends soon is renewed, and the users' permissions are updated to this
     version. DIR/broker is for the server, DIR/laptop, DIR/worker, DIR/writer, DIR/admin and DIR/monitor are for the
     clients of that role. DIR/ca/ca.key signs certificates that all of them trust: it stays here.
+
+    With --broker, a running broker has the users at once, as by `embq broker reload`.
     """
     from embq.app.broker_admin import accounts
     from embq.app.broker_admin.certificates import make as make_certificates
@@ -95,7 +101,9 @@ def init(
         click.echo(f"gave {path} to {owner}")
     if not (removed.paths or made.paths or certificates or handed or given):
         click.echo(f"{folder}: nothing was missing")
-    if removed.users_changed or made.users_changed:
+    if broker:
+        _reload(folder, broker)
+    elif removed.users_changed or made.users_changed:
         click.echo(f"a broker that runs has to read its users again: embq broker reload {folder}", err=True)
     for user in users:
         click.echo(
@@ -111,8 +119,12 @@ def init(
 def reload(folder: Path, broker: str) -> None:
     """Reload users.acl in a running broker, as the user admin with the password in DIR/admin.
 
-    All clients have to log in again: those with a valid password continue, others are disconnected.
+    Clients of removed and changed users are disconnected; those with a valid password reconnect by themselves.
     """
+    _reload(folder, broker)
+
+
+def _reload(folder: Path, broker: str) -> None:
     from embq.app.broker_admin.accounts import reload as read_again
     from embq.app.cli.shared_options import settings_with
 

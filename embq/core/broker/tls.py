@@ -84,7 +84,7 @@ def shake_hands(host: str, port: int, ca: str) -> Handshake:
         if not isinstance(error, ConnectionRefusedError) and _speaks_plain(host, port):
             raise ConfigError(
                 f"{_at(host, port)} speaks plain Redis, and not TLS as rediss:// asks for",
-                next_step="take the port at which the broker listens for TLS (deploy/docker-compose.tls.yml: 6380), or "
+                next_step="take the port at which the broker listens for TLS (in the stack 6380), or "
                 "redis:// where the network is your own",
                 code="tls",
             ) from error

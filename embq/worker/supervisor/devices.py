@@ -275,7 +275,7 @@ def no_gpu(cuda_visible: str | None) -> NoDeviceError:
     """The error where a CUDA device is asked for and there is none."""
     why, mend = why_no_gpu(cuda_visible)
     cpu = (
-        "docker compose -f docker-compose.yml -f deploy/docker-compose.cpu.yml up -d"
+        "add COMPOSE_FILE=docker-compose.yml:deploy/docker-compose.cpu.yml to .env, and `docker compose up -d`"
         if _in_container()
         else "--devices cpu"
     )
