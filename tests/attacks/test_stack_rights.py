@@ -25,7 +25,7 @@ from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import read
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = ("docker-compose.yml", "deploy/compose.worker.yml")
+FILES = ("docker-compose.yml", "compose.worker.yml")
 NAMESPACE = ("unshare", "--mount", "sh", "-c")
 
 

@@ -22,7 +22,7 @@ IMAGES = {"producer": "embq-producer", "writer": "embq-writer", "worker": "embq-
 VERSION = "test"
 """Tag of the images that tests build."""
 CPU = ("docker-compose.yml", "deploy/docker-compose.cpu.yml")
-WORKER_CPU = ("deploy/compose.worker.yml", "deploy/compose.worker.cpu.yml")
+WORKER_CPU = ("compose.worker.yml", "deploy/compose.worker.cpu.yml")
 
 
 def outside() -> dict[str, str]:
@@ -78,13 +78,21 @@ def own_ids() -> tuple[int, int]:
     return (os.getuid(), os.getgid()) if os.getuid() else (1000, 1000)
 
 
-def checkout(folder: Path) -> Path:
-    """Copy the repository's files to `folder`, as a clone would have them."""
+def checkout(folder: Path, *, tls: bool = False) -> Path:
+    """Copy the repository's files to `folder`, as a clone would have them.
+
+    Args:
+        tls: whether the broker listens with TLS as well: the image here may be one that was built without.
+    """
     names = said("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=REPOSITORY).split("\0")
     for name in filter(None, names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if (REPOSITORY / name).exists():
             shutil.copy2(REPOSITORY / name, folder / name, follow_symlinks=False)
+    if not tls:
+        conf = folder / "deploy" / "valkey.conf"
+        lines = conf.read_text(encoding="utf-8").splitlines(keepends=True)
+        conf.write_text("".join(line for line in lines if not line.startswith("tls-")), encoding="utf-8")
     return folder
 
 
@@ -103,6 +111,7 @@ class Stack:
     settings: dict[str, str] = field(default_factory=dict)
     project: str = field(default_factory=lambda: f"embqtest{secrets.token_hex(3)}")
     broker_port: int = field(default_factory=free_port)
+    tls_port: int = field(default_factory=free_port)
     ui_port: int = field(default_factory=free_port)
 
     @property
@@ -119,6 +128,7 @@ class Stack:
             "EMBQ_UID": str(uid),
             "EMBQ_GID": str(gid),
             "EMBQ_BROKER_PORT": str(self.broker_port),
+            "EMBQ_BROKER_TLS_PORT": str(self.tls_port),
             "EMBQ_UI_PORT": str(self.ui_port),
             "HF_HUB_OFFLINE": "1",
             **self.settings,

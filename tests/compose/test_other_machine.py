@@ -14,7 +14,6 @@ import pytest
 from e2e.check import check_complete
 
 from compose.engine import (
-    CPU,
     WORKER_CPU,
     Stack,
     address_of_this_machine,
@@ -65,8 +64,7 @@ def box(built: Path, tmp_path_factory: pytest.TempPathFactory, gateway: str, tls
     """The stack with TLS for other machines and its shards over http."""
     ports = {"EMBQ_BROKER_TLS_PORT": str(free_port(gateway)), "EMBQ_SHARDS_PORT": str(free_port(gateway))}
     stack = Stack(
-        checkout(tmp_path_factory.mktemp("box")),
-        files=(*CPU, "deploy/docker-compose.tls.yml"),
+        checkout(tmp_path_factory.mktemp("box"), tls=True),
         settings={
             "EMBQ_BROKER_IMAGE": tls_broker,
             "EMBQ_BROKER_BIND": gateway,
@@ -90,7 +88,11 @@ def other(box: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
     shutil.copytree(box.folder / "secrets" / "worker", folder / "secrets" / "worker")
     said("chown", "-R", "--reference", box.folder / "secrets" / "worker" / "password", folder / "secrets")
     address = f"{box.settings['EMBQ_BROKER_BIND']}:{box.settings['EMBQ_BROKER_TLS_PORT']}"
-    settings = {"EMBQ_BROKER_URL": f"rediss://worker@{address}", "EMBQ_ROOTS": box.settings["EMBQ_ROOTS"]}
+    settings = {
+        "EMBQ_BROKER_URL": f"rediss://worker@{address}",
+        "EMBQ_MACHINE": "gpu2",
+        "EMBQ_ROOTS": box.settings["EMBQ_ROOTS"],
+    }
     stack = Stack(folder, files=WORKER_CPU, settings=settings)
     try:
         yield stack

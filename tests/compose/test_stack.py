@@ -113,7 +113,11 @@ def test_strangers_find_nothing_but_what_is_documented(stack: Stack, account: di
     assert inside == {"broker": {6379}, "producer": {9101}, "writer": {9102}, "worker": {9103}, "ui": {1234}}
     assert outside == set()
     assert beside == {"broker": set(), "producer": set(), "ui": set()}
-    assert published(stack) == {f"127.0.0.1:{stack.broker_port}->6379/tcp", f"127.0.0.1:{stack.ui_port}->1234/tcp"}
+    assert published(stack) == {
+        f"127.0.0.1:{stack.broker_port}->6379/tcp",
+        f"127.0.0.1:{stack.tls_port}->6380/tcp",
+        f"127.0.0.1:{stack.ui_port}->1234/tcp",
+    }
     account["open_ports"] = {
         "in the stack's network": {name: sorted(ports) for name, ports in inside.items()},
         "from outside": sorted(outside),

@@ -20,13 +20,13 @@ import yaml
 from embq.app.cli.entry_point import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-STACK, CPU, TLS = "docker-compose.yml", "deploy/docker-compose.cpu.yml", "deploy/docker-compose.tls.yml"
-WORKER, WORKER_CPU = "deploy/compose.worker.yml", "deploy/compose.worker.cpu.yml"
-FILES = (STACK, CPU, TLS, WORKER, WORKER_CPU)
+STACK, CPU = "docker-compose.yml", "deploy/docker-compose.cpu.yml"
+WORKER, WORKER_CPU = "compose.worker.yml", "deploy/compose.worker.cpu.yml"
+FILES = (STACK, CPU, WORKER, WORKER_CPU)
 WHOLE = (STACK, WORKER)
 """Files that stand alone; the others go over these."""
 VARIABLE = re.compile(r"\$\{([A-Z_]+)(?:(:?[-?])([^}]*))?\}")
-NEEDED = {"EMBQ_BROKER_BIND": "10.0.0.5", "EMBQ_BROKER_URL": "rediss://worker@10.0.0.5:6380"}
+NEEDED = {"EMBQ_BROKER_URL": "rediss://worker-gpu2@10.0.0.5:6380"}
 """What has no default, as .env.example shows it."""
 ROLES = {
     "broker": "broker",
@@ -75,11 +75,10 @@ def mounts(service: dict[str, Any]) -> dict[str, tuple[str, bool]]:
 
 
 @pytest.mark.parametrize(("file", "name", "port"), PUBLISHED)
-def test_what_is_published_is_on_the_loopback_or_on_the_one_address_that_was_asked_for(
+def test_what_is_published_is_on_the_loopback_unless_another_address_is_asked_for(
     file: str, name: str, port: str
 ) -> None:
-    address = port.split(":")[0]
-    assert address == ("10.0.0.5" if (file, name) == (TLS, "broker") else "127.0.0.1")
+    assert port.split(":")[0] == "127.0.0.1"
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -100,7 +99,7 @@ def test_a_service_has_no_rights_a_root_that_cannot_be_written_and_bounded_logs(
     assert all("size=" in folder for folder in service["tmpfs"])
     assert service["logging"] == {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}}
     assert service["user"] == ("0:0" if name == "init" else "1000:1000")
-    assert service["restart"] == ("no" if name in ("init", "embq") else "unless-stopped")
+    assert service["restart"] == ("no" if name in ("init", "embq", "users") else "unless-stopped")
     assert name == "init" or service["init"] is True
 
 
@@ -136,7 +135,7 @@ def test_the_one_service_that_is_root_reaches_no_network_and_ends() -> None:
 
 @pytest.mark.parametrize(("file", "name"), SERVICES)
 def test_a_service_sees_its_own_secrets_and_writes_where_its_work_is(file: str, name: str) -> None:
-    if name == "init":
+    if name in ("init", "users"):  # they make the secrets
         return
     found = mounts(as_started(file)[name])
     assert all(not writable for target, (_, writable) in found.items() if target.startswith(("/run/", "/etc/")))
@@ -174,9 +173,10 @@ def test_writer_and_broker_get_a_minute_to_finish() -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_every_command_is_one_that_embq_understands(file: str) -> None:
     for name, service in as_started(file).items():
-        if service.get("command", ["--help"]) == ["--help"] or name in ("broker", "shards", "prometheus"):
+        words = [*service.get("entrypoint", ["embq"]), *service.get("command", ["--help"])]
+        if words[0] != "embq" or words[1] == "--help" or name in ("broker", "prometheus"):
             continue
-        verb, *options = service["command"]
+        verb, *options = (word for word in words[1:] if word != "--help")
         command = cli.get_command(click.Context(cli), verb)
         assert command is not None, verb
         context = command.make_context(verb, list(options))
@@ -210,11 +210,21 @@ def test_the_gpu_stack_says_so_where_it_finds_no_gpu() -> None:
     assert all(as_started(file)["worker"]["command"] == ["worker", "--devices", "cuda"] for file in WHOLE)
 
 
-def test_the_overlay_for_tls_prepares_what_the_stack_does_and_names_the_address_in_the_certificate() -> None:
-    own, over = as_started(STACK), as_started(TLS)
-    assert over["init"]["command"] == [*own["init"]["command"], "--host=10.0.0.5", "--host=localhost"]
-    assert over["broker"]["command"][:4] == own["broker"]["command"]
-    assert {"--tls-port", "--tls-cert-file", "--tls-key-file"} < set(over["broker"]["command"])
+def test_one_variable_decides_where_the_broker_is_reached_with_tls_and_whom_its_certificate_names() -> None:
+    """In .env it holds for `docker compose up -d`, with whatever files."""
+    services = yaml.safe_load(text_of(STACK))["services"]
+    assert "--host=${EMBQ_BROKER_BIND:-127.0.0.1}" in services["init"]["command"]
+    plain, tls = services["broker"]["ports"]
+    assert "BIND" not in plain
+    assert tls == "${EMBQ_BROKER_BIND:-127.0.0.1}:${EMBQ_BROKER_TLS_PORT:-6380}:6380"
+    assert "broker" not in as_started(CPU)
+
+
+def test_pages_switch_nothing_of_the_stack_by_a_variable_or_a_file_that_is_kept_nowhere() -> None:
+    """The next plain `docker compose up -d` took it off again."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").glob("*.yml"), ROOT / WORKER]
+    once = re.compile(r"(EMBQ_\w+=\S+ |COMPOSE_\w+=\S+ )docker compose|docker compose (-f|--file|--project)")
+    assert [path.name for path in pages if once.search(" ".join(path.read_text(encoding="utf-8").split()))] == []
 
 
 def test_every_variable_is_explained_with_its_default_and_no_other_is() -> None:
@@ -224,7 +234,7 @@ def test_every_variable_is_explained_with_its_default_and_no_other_is() -> None:
             used.setdefault(name, set()).add(NEEDED.get(name, default))
     explained = dict(re.findall(r"^# ((?!COMPOSE_)[A-Z_]+)=(.*)$", text_of(".env.example"), re.MULTILINE))
     # A default that stands in several files is the same in all, but for what the machine itself is called.
-    assert used.pop("EMBQ_MACHINE") == {"box", "worker"}
+    assert used.pop("EMBQ_MACHINE") == {"box", "set it in .env to a name of its own, such as gpu2"}
     assert explained.pop("EMBQ_MACHINE") == "box"
     assert {name: {value} for name, value in explained.items()} == used
 
