@@ -205,6 +205,15 @@ def test_what_else_lies_in_the_folder_is_not_given_away(tmp_path: Path) -> None:
 
 
 @as_root
+def test_the_stacks_folder_of_secrets_is_given_though_docker_has_made_storage_in_it(tmp_path: Path) -> None:
+    """Its users could be made by root alone."""
+    (tmp_path / "secrets" / "storage").mkdir(parents=True)
+    assert entry_point.run(["broker", "init", str(tmp_path / "secrets"), "--owner", "4711:4712"]) == Exit.DONE
+    assert owners(tmp_path / "secrets") == {(4711, 4712), (0, 0)}
+    assert [path.name for path in tmp_path.rglob("*") if path.lstat().st_uid == 0] == ["storage"]
+
+
+@as_root
 def test_only_an_empty_folder_of_root_is_given(tmp_path: Path) -> None:
     empty, full, others = (tmp_path / name for name in ("empty", "full", "others"))
     for folder in (empty, full, others):

@@ -30,7 +30,7 @@ def reload(settings: Settings, folder: Path) -> list[str]:
 
     Args:
         settings: with the broker's URL, whatever user it names.
-        folder: that `embq broker init` has made, with the password of the user admin and its users.acl.
+        folder: that `embq broker init` has made, with the password of the user admin; users.acl may be elsewhere.
 
     Raises:
         ConfigError: the password cannot be read, or the server has no users.acl, cannot read it, or reads another one.
@@ -59,7 +59,8 @@ def reload(settings: Settings, folder: Path) -> list[str]:
         # The server ends connections of removed users, but keeps those with an old password. Redis 7 ends all of them.
         for line in set(map(_text, client.acl_list())) - before:
             client.client_kill_filter(user=line.split()[1], skipme=True)
-    if users != (wanted := sorted(users_of(folder))):
+    wanted = sorted(users_of(folder))
+    if wanted and users != wanted:
         raise ConfigError(
             f"the broker does not read {folder / 'broker' / USERS}: it has the users {', '.join(users)}, "
             f"not {', '.join(wanted)}",
