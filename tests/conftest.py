@@ -11,6 +11,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import atexit
 import gc
+import logging
 import shutil
 import sys
 import tempfile
@@ -214,6 +215,16 @@ def own_client(own_server: EmbeddedServer) -> Iterator[redis.Redis]:
 
 
 # --- threads ---
+
+
+@pytest.fixture(autouse=True)
+def _no_log_to_the_stderr_of_an_earlier_test() -> Iterator[None]:
+    """Take away the handlers of verbs that ran in this process: their stream is closed after the test."""
+    before = logging.root.handlers[:]
+    yield
+    for handler in logging.root.handlers[:]:
+        if handler not in before and type(handler) is logging.StreamHandler:
+            logging.root.removeHandler(handler)
 
 
 @pytest.fixture(autouse=True)

@@ -77,7 +77,7 @@ def test_a_broker_is_told_in_the_same_words_but_for_its_default() -> None:
         for option in own_options(verb)
         if "--broker" in option.opts
     }
-    assert told == {(("--broker",), "Broker: redis://, rediss:// or unix://.")}
+    assert told == {(("--broker",), "Broker: redis://, rediss:// or unix://, without a password.")}
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
