@@ -213,7 +213,7 @@ def test_pages_without_an_index(folder: Path, tmp_path: Path, kind: str) -> None
             assert "There is no index yet" in assert_page(client, "/?" + urlencode(page))
         assert "There is no index yet" in assert_page(client, "/map")
         assert_page(client, "/fleet")
-        assert "There is no run" in assert_page(client, "/fleet/nothing", 404)
+        assert "there is no run" in assert_page(client, "/fleet/nothing", 404)
         assert client.get("/thumb/x/image/0").headers["content-type"] == "application/json"
 
 

@@ -18,9 +18,9 @@ from embq.core.run.commit_log import CommitLog
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import load_run
 from embq.core.storage.paths import place
-from tests.support.outputs.build import write_jsonl
+from tests.support.outputs.build import build, write_jsonl
 from tests.support.waiting import wait_until
-from tests.ui.browser import opened_page, serious_violations
+from tests.ui.browser import opened_page, serious_violations, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -105,6 +105,34 @@ def test_the_page_of_a_run_shows_its_failures_and_a_retry_tells_its_count_first(
     info = load_run(place(str(root)))
     state = CommitLog(Layout(place(str(root)))).replay(info.units)
     assert (state.rows, state.failures) == (15, 0)
+
+
+def test_runs_are_filtered_by_a_form_sorted_by_a_column_and_none_is_in_a_box_that_scrolls(
+    tmp_path: Path, browser: Browser
+) -> None:
+    source = write_jsonl(tmp_path / "t.jsonl", [{"text": "a"}])
+    for name in ("c/out", "b/out", "a/out", "last"):
+        build(tmp_path / name, [source])
+    with served(tmp_path, "--no-model", verb="ui") as server, opened_page(browser) as (page, _):
+        page.goto(f"{server.url}/fleet")
+        names = page.locator(".runs .name b")
+        until(page, "document.querySelectorAll('.runs .name').length === 4")
+        boxes = "[...document.querySelectorAll('#live section')]"
+        assert page.evaluate(f"{boxes}.every((one) => getComputedStyle(one).overflowY === 'visible')")
+        page.get_by_role("link", name="Run", exact=True).click()
+        page.wait_for_url("**/fleet?sort=name")
+        assert names.all_inner_texts() == ["a/out", "b/out", "c/out", "last"]
+        page.get_by_role("searchbox").fill("out")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**text=out**")
+        assert names.all_inner_texts() == ["a/out", "b/out", "c/out"]
+        page.wait_for_timeout(2_500)  # two samples: the stream has the same runs as the page
+        assert names.all_inner_texts() == ["a/out", "b/out", "c/out"]
+        assert serious_violations(page) == []
+        page.get_by_label("State").select_option("paused")
+        page.wait_for_url("**state=paused**")
+        page.get_by_role("link", name="Show all").click()
+        until(page, "document.querySelectorAll('.runs .name').length === 4")
 
 
 @pytest.mark.parametrize("width", [1440, 390, 360])

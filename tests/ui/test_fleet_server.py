@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import re
 import signal
 import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
+from html import unescape
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
 import redis
@@ -24,7 +27,8 @@ from embq.app.ui.fleet.fragments import Fragments, limit_sentence, top_line
 from embq.app.ui.fleet.history import Histories, charts
 from embq.app.ui.fleet.live import MOST_STREAMS, Live
 from embq.app.ui.fleet.pages import FleetPages
-from embq.app.ui.fleet.snapshot import Sampler
+from embq.app.ui.fleet.run_list import RunQuery
+from embq.app.ui.fleet.snapshot import FleetSnapshot, Sampler
 from embq.app.ui.fleet.sources import BrokerSource, FolderSource
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.queue.heartbeats import SERVICE_REPORTS, WORKER_REPORTS, Device
@@ -36,6 +40,7 @@ from embq.core.rows.results import encode_result, row_schema
 from embq.core.run.run_info import load_run
 from embq.core.units import Failure
 from examples.demo.collect import photographs
+from tests.support.fakes.clock import FakeClock
 from tests.support.outputs.build import build, write_jsonl, write_tar
 from tests.support.outputs.run_case import DIM, RunCase, make_case
 from tests.support.waiting import wait_until
@@ -148,6 +153,26 @@ def test_a_machine_that_falls_silent_turns_grey_and_stays_when_it_is_gone(
     assert 'data-state="serving"' in card()
 
 
+def test_a_machine_that_ended_stays_for_a_minute_and_one_that_vanished_for_a_day(
+    case: RunCase, own_server: EmbeddedServer, own_client: redis.Redis
+) -> None:
+    later = FakeClock()
+    sampler = Sampler([BrokerSource(own_server.url)], clock=later)
+    ended, vanished = (report_machine(own_client, case, host=host) for host in ("laptop", "server"))
+    seen_ago(own_client, vanished, 12)
+    sampler.sample()
+    own_client.delete(service_key(ended), service_key(vanished))
+
+    def gone(after_s: float) -> list[tuple[str, str]]:
+        later.advance(after_s)
+        return [(one.host, one.devices[0].state) for one in sampler.sample().machines]
+
+    assert gone(5) == [("laptop", "ended"), ("server", "lost")]
+    assert gone(60) == [("server", "lost")]
+    assert gone(86_400) == []
+    sampler.stop()
+
+
 def test_the_rate_of_all_runs_is_over_the_time_that_is_named(case: RunCase, sampler: Sampler) -> None:
     commit(case, 0, 1)
     (run,) = sampler.sample().runs
@@ -157,10 +182,20 @@ def test_the_rate_of_all_runs_is_over_the_time_that_is_named(case: RunCase, samp
     assert (figure.label, figure.value) == ("Rows/s over 2 min", "75.0")
 
 
-def test_a_run_without_workers_says_which_command_starts_some(case: RunCase, sampler: Sampler) -> None:
-    assert "`embq worker` starts some" in limit_sentence(sampler.sample())
+def test_a_run_without_workers_says_which_command_goes_on_with_it(case: RunCase, sampler: Sampler) -> None:
+    def shown(snapshot: FleetSnapshot) -> tuple[str, str]:
+        parts = Fragments(Histories()).run(snapshot, case.info.run, may_act=False)
+        assert parts is not None
+        return limit_sentence(snapshot), parts["head"]
+
+    sentence, head = shown(sampler.sample())
+    assert sentence == "No worker serves these runs; `embq worker` starts one."
+    assert "<code>embq worker</code>" in head
     alone = Sampler([FolderSource(case.layout.root)])
-    assert f"`embq resume {case.layout.root}` starts some" in limit_sentence(alone.sample())
+    sentence, head = shown(alone.sample())
+    assert sentence == "Nothing is at work: 1 interrupted."
+    assert f"<code>embq resume {case.layout.root}</code>" in head
+    assert 'class="state s-interrupted"' in head
     alone.stop()
 
 
@@ -191,6 +226,49 @@ def test_a_folder_shows_its_runs_without_a_broker(tmp_path: Path) -> None:
     sampler.stop()
 
 
+def test_runs_are_found_by_text_state_age_and_the_part_of_their_path_that_differs(
+    own_client: redis.Redis, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "t.jsonl", [{"text": "a"}])
+    roots = [build(tmp_path / name, [source]) for name in ("a/out", "b/out", "last")]
+    for root, created in zip(roots, ("2026-03-01T10:00:00+00:00", "2026-03-02T10:00:00+00:00", "?"), strict=True):
+        path = Path(str(root)) / "run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"created": created}))
+    make_case(own_client, tmp_path / "c" / "begun")
+    sampler = Sampler([FolderSource(tmp_path)], clock=lambda: datetime(2026, 3, 2, 13, 20, tzinfo=UTC).timestamp())
+    snapshot = sampler.sample()
+
+    def shown(**query: str) -> list[str]:
+        runs = Fragments(Histories()).fleet(snapshot, RunQuery.of(query), may_act=False)["runs"]
+        return re.findall(r'class="name".*?<b><bdi>(.*?)</bdi>', runs)
+
+    begun = ["begun"]
+    assert shown() == shown(sort="age") == ["b/out", "a/out", *begun, "last"]
+    assert shown(sort="name") == ["a/out", "b/out", "begun", "last"]
+    assert shown(sort="state") == [*begun, "b/out", "a/out", "last"]
+    assert shown(state="interrupted") == begun
+    assert shown(text="B/OUT") == ["b/out"]
+    assert shown(text="nowhere") == []
+    assert shown(state="<script>", sort="-", start="x") == shown()
+    runs = Fragments(Histories()).fleet(snapshot, may_act=False)["runs"]
+    assert '<time datetime="2026-03-02T10:00:00+00:00" title="2026-03-02 10:00 UTC">3 h ago</time>' in runs
+    sampler.stop()
+
+
+def test_every_one_of_many_runs_is_on_one_of_the_pages(case: RunCase, sampler: Sampler) -> None:
+    (run,) = sampler.sample().runs
+    many = [replace(run, progress=replace(run.progress, run=f"{n:016x}", output=f"/r/{n:03}")) for n in range(120)]
+    snapshot = replace(sampler.sample(), runs=tuple(many))
+    seen, address = [], "?sort=name"
+    while address:
+        query = RunQuery.of(dict(parse_qsl(address[1:])))
+        runs = Fragments(Histories()).fleet(snapshot, query, may_act=False)["runs"]
+        seen += re.findall(r'id="run-(\w+)"', runs)
+        following = re.search(r'href="/fleet([^"]*)">Next', runs)
+        address = unescape(following[1]) if following else ""
+    assert seen == [one.progress.run for one in many]
+
+
 @pytest.mark.slow
 def test_a_run_with_a_private_broker_is_live_while_it_is_at_work(tmp_path: Path, short_tmp: Path) -> None:
     source = write_jsonl(tmp_path / "t.jsonl", [{"id": str(n), "text": f"text {n}"} for n in range(2_000)])
@@ -210,7 +288,7 @@ def test_a_run_with_a_private_broker_is_live_while_it_is_at_work(tmp_path: Path,
         command.wait()
     (run,) = sampler.sample().runs
     assert (run.client, run.progress.in_flight) == (None, 0)
-    assert f"`embq resume {root}` starts some" in limit_sentence(sampler.sample())
+    assert (run.state, run.command) == ("interrupted", f"embq resume {root}")
     assert sampler.registered(run_of(root)) is None
     sampler.stop()
 
@@ -381,7 +459,7 @@ def test_hostile_names_and_messages_are_texts_and_short(
 def test_a_run_that_nobody_knows_is_a_page_that_says_so(server: Server) -> None:
     answer = server.ask("/fleet/<script>")
     assert answer.status == 404
-    assert b"There is no run" in answer.data
+    assert b"there is no run" in answer.data
     assert b"<script>" not in answer.data.replace(b"<script src", b"")
     assert server.ask("/ui/fleet/history/0123456789abcdef").status == 404
 
@@ -420,10 +498,9 @@ def test_the_stream_has_all_parts_first_and_then_those_that_change_until_the_ser
 ) -> None:
     connection, answer = events_of(server, "/ui/fleet/events")
     assert answer.readline() == b"retry: 2000\n"
-    part = f"run-{case.info.run}"
-    assert names_until(answer, "machines") == ["banner", "top", "stages", "runs", part, "machines"]
+    assert names_until(answer, "machines") == ["banner", "top", "stages", "runs", "machines"]
     commit(case, 0, 1)
-    later = names_until(answer, part)
+    later = names_until(answer, "runs")
     assert "machines" not in later
     began = time.monotonic()
     server.command.signal(signal.SIGTERM)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
 
 import click
 import redis
@@ -158,6 +160,7 @@ def progress_of(record: RunRecord, seen: BrokerSnapshot) -> RunProgress:
         rows_total=rows + failures if closed else _estimate(rows + failures, committed, units - record.retries),
         rows_total_exact=closed,
         closed=closed,
+        created_s=seen.number("opened_ms") / 1000 or None,
     )
     control = Control().with_changes(seen.meta | seen.asked)
     return derive_progress(record.run, record.output, record.model, counts, control, seen)
@@ -176,7 +179,14 @@ def _counts(info: RunInfo, log: LogState) -> RunCounts:
         rows_total=samples,
         rows_total_exact=exact,
         closed=log.closed,
+        created_s=_seconds(info.created),
     )
+
+
+def _seconds(created: str) -> float | None:
+    with suppress(ValueError):
+        return datetime.fromisoformat(created).timestamp()
+    return None
 
 
 def _samples(info: RunInfo, log: LogState) -> tuple[int | None, bool]:

@@ -21,7 +21,7 @@ OF_A_WORKER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCounts:
-    """Committed and total counts of a run.
+    """Committed and total counts of a run, and its age.
 
     Attributes:
         rows, failures, tokens: committed; tokens as far as workers report them.
@@ -30,6 +30,8 @@ class RunCounts:
         rows_total_exact: whether `rows_total` is counted, not estimated from the units done so far.
         units_total, done, quarantined: units; committed ones are either done or quarantined.
         closed: whether the run is over.
+        created_s: when it was planned (announced, where only the broker tells), in seconds since the epoch; None where
+            that is unknown.
     """
 
     rows: int
@@ -42,6 +44,7 @@ class RunCounts:
     done: int
     quarantined: int
     closed: bool = False
+    created_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

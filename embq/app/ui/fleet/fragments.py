@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import PurePosixPath
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -18,13 +18,14 @@ from embq.app.status.eta import SILENT_S
 from embq.app.status.run_progress import RunProgress
 from embq.app.ui.fleet.history import Histories, cells_of
 from embq.app.ui.fleet.machines import CARDS, DeviceView
+from embq.app.ui.fleet.run_list import ALL_RUNS, MOST_RUNS, RunQuery, titles_of
 from embq.app.ui.fleet.snapshot import OVER, FleetSnapshot, RunView
 from embq.app.ui.fleet.unit_map import STATES, paths
 from embq.app.ui.rendering import fragment
-from embq.core.errors import EmbqError, command_line
+from embq.core.errors import EmbqError
 from embq.core.service.progress_line import duration
 
-MOST_DEVICES, MOST_RUNS, MOST_WORKERS = 2_000, 200, 64
+MOST_DEVICES, MOST_WORKERS = 2_000, 64
 """Shown on one page."""
 APART = 600
 """Cells of a map of units up to which each is drawn alone."""
@@ -74,11 +75,9 @@ class Fragments:
     def __init__(self, histories: Histories) -> None:
         self._histories = histories
 
-    def fleet(self, snapshot: FleetSnapshot, *, may_act: bool) -> Parts:
-        """The parts of `/fleet`."""
-        shown = snapshot.runs[:MOST_RUNS]
+    def fleet(self, snapshot: FleetSnapshot, query: RunQuery = ALL_RUNS, *, may_act: bool) -> Parts:
+        """The parts of `/fleet`, with the runs that a query names."""
         devices = [device for machine in snapshot.machines for device in machine.devices]
-        lines = {f"run-{view.progress.run}": self._line(view, snapshot.at_s) for view in shown}
         machines = {
             "machines": snapshot.machines,
             "compact": len(devices) > CARDS,
@@ -89,18 +88,11 @@ class Fragments:
             "cell": _cell,
             "spark": _spark,
         }
-        runs = {
-            "runs": [(view.progress.run, lines[f"run-{view.progress.run}"], _verbs(view, may_act)) for view in shown],
-            "left_out": len(snapshot.runs) - len(shown),
-            "may_act": may_act,
-            "uploads": snapshot.uploads,
-        }
         return {
             "banner": _html("banner", {"snapshot": snapshot}),
             "top": _html("top", {"figures_": top_line(snapshot), "limit": limit_sentence(snapshot)}),
             "stages": _html("stages", {"stages": _stages(snapshot.limit)}),
-            "runs": _html("runs", runs),
-            **lines,
+            "runs": _runs(snapshot, query, may_act=may_act),
             "machines": _html("machines", machines),
         }
 
@@ -109,15 +101,8 @@ class Fragments:
         if (view := snapshot.run(run)) is None:
             return None
         progress = view.progress
-        over = progress.state in OVER
-        head = {
-            "view": view,
-            "progress": progress,
-            "title": title_of(progress),
-            "state": state_text(progress),
-            "figures_": run_line(view, snapshot.at_s),
-            "limit": "" if over else _sentence(limit_line(progress), progress.limits.now),
-        }
+        limit = "" if view.command or view.state in OVER else _sentence(limit_line(progress), progress.limits.now)
+        head = {**_shown(view, snapshot), "figures_": top_line(replace(snapshot, runs=(view,)))[:3], "limit": limit}
         return {
             "banner": _html("banner", {"snapshot": snapshot}),
             "head": _html("run_head", head),
@@ -127,11 +112,6 @@ class Fragments:
             "workers": _html("workers", {"workers": progress.workers[:MOST_WORKERS], "progress": progress}),
             "failed": str(progress.failures),
         }
-
-    def _line(self, view: RunView, at_s: float) -> str:
-        progress = view.progress
-        values = {"progress": progress, "title": title_of(progress), "state": state_text(progress), "rate": _rate(view)}
-        return _html("run_line", values | {"left": _left(progress)})
 
     def _units(self, view: RunView) -> str:
         progress = view.progress
@@ -162,23 +142,12 @@ def _html(name: str, values: Mapping[str, Any]) -> str:
     return fragment(f"fleet/{name}.html", {**shared, **values})
 
 
-def title_of(progress: RunProgress) -> str:
-    """A short name of a run: the end of its output."""
-    return PurePosixPath(progress.output.rstrip("/")).name or progress.run
-
-
 # --- top line ---
 
 
 def top_line(snapshot: FleetSnapshot) -> list[Figure]:
     """When it ends, the rate over ten minutes, failures, and the disk forecast."""
     return [_end(snapshot), _rate_figure(snapshot), _failures(snapshot), _disk(snapshot)]
-
-
-def run_line(view: RunView, at_s: float) -> list[Figure]:
-    """The same of one run."""
-    one = FleetSnapshot(number=0, at_s=at_s, runs=(view,))
-    return [_end(one), _rate_figure(one), _failures(one)]
 
 
 def _end(snapshot: FleetSnapshot) -> Figure:
@@ -189,7 +158,7 @@ def _end(snapshot: FleetSnapshot) -> Figure:
         note = f"{paused:,} paused" if paused else "no run is at work"
         return Figure(label="Ends", value="–", note=note)
     if not known:
-        stopped = all(progress.state == "stopped" for progress in active)
+        stopped = all(view.state == "stopped" for view in snapshot.runs if view.active)
         return Figure(label="Ends", value="–" if stopped else "estimating", note="no worker" if stopped else "")
     left = max(known)
     more = len(active) - len(known)
@@ -258,9 +227,8 @@ def limit_sentence(snapshot: FleetSnapshot) -> str:
     if not active:
         if not snapshot.runs:
             return "There is no run."
-        states = [view.progress.state for view in snapshot.runs]
-        counted = ", ".join(f"{states.count(one):,} {one}" for one in sorted(set(states)))
-        return f"Nothing is at work: {counted}."
+        states = Counter(view.state for view in snapshot.runs)
+        return f"Nothing is at work: {', '.join(f'{states[one]:,} {one}' for one in sorted(states))}."
     if snapshot.limit.name == "work":
         queued = sum(progress.queued for progress in active)
         if queued:
@@ -275,10 +243,8 @@ def limit_sentence(snapshot: FleetSnapshot) -> str:
     silent_s = min((float(worker.get("silent_s", 0.0)) for worker in _workers(snapshot)), default=0.0)
     if silent_s > SILENT_S:
         return f"No worker has reported for {duration(silent_s)}."
-    if all(progress.state == "stopped" for progress in active):
-        folders = [str(view.root) for view in snapshot.runs if view.active and view.client is None]
-        command = command_line("resume", folders[0]) if folders else "embq worker"
-        return f"No worker serves these runs; `{command}` starts some."
+    if all(view.state == "stopped" for view in snapshot.runs if view.active):
+        return "No worker serves these runs; `embq worker` starts one."
     return "What limits the rate is not known yet."
 
 
@@ -315,10 +281,45 @@ LIMITED = {
 # --- runs and devices ---
 
 
+def _runs(snapshot: FleetSnapshot, query: RunQuery, *, may_act: bool) -> str:
+    titles = titles_of(snapshot.runs)
+    found = query.of_runs(snapshot.runs, titles)
+    shown = found[query.start : query.start + MOST_RUNS]
+    values = {
+        "runs": [_shown(view, snapshot, titles) | {"verbs": _verbs(view, may_act)} for view in shown],
+        "all": len(snapshot.runs),
+        "found": len(found),
+        "most": MOST_RUNS,
+        "query": query,
+        "may_act": may_act,
+        "uploads": snapshot.uploads,
+    }
+    return _html("runs", values)
+
+
+def _shown(view: RunView, snapshot: FleetSnapshot, titles: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What both pages show of a run."""
+    progress = view.progress
+    return {
+        "view": view,
+        "progress": progress,
+        "title": (titles or titles_of(snapshot.runs))[progress.output],
+        "state": state_text(progress) if view.state == progress.state else view.state,
+        "age": "" if progress.created_s is None else _age(snapshot.at_s - progress.created_s),
+        "rate": _rate(view),
+        "left": _left(progress),
+    }
+
+
 def _rate(view: RunView) -> str:
     """Committed rows per second of the last ten minutes."""
     rows, seconds = view.recent or (0, 1.0)
     return _per_s(rows / seconds) if rows else "–"
+
+
+def _age(seconds: float) -> str:
+    """Time since something, to its largest unit."""
+    return f"{' '.join(duration(max(0.0, seconds)).split()[:2])} ago"
 
 
 def _left(progress: RunProgress) -> str:
@@ -360,7 +361,7 @@ def _spark(device: DeviceView) -> str:
 def clock_of(at_s: float) -> tuple[str, str]:
     """A time as ISO 8601 in UTC, and for people who have no script."""
     at = datetime.fromtimestamp(at_s, UTC)
-    return at.isoformat(timespec="seconds"), f"{at:%a %H:%M} UTC"
+    return at.isoformat(timespec="seconds"), f"{at:%Y-%m-%d %H:%M} UTC"
 
 
 def rows_of(progress: RunProgress) -> str:

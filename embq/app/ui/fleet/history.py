@@ -6,9 +6,9 @@ All of it is read from the log again after a restart; times are those of the rec
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -119,18 +119,11 @@ class Histories:
     """The histories of the runs that were looked at last. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[str, RunHistory] = OrderedDict()
+        self._of = lru_cache(KEPT)(lambda _run, root: RunHistory(root))  # a folder may get another run
 
     def of(self, run: str, root: Place) -> RunHistory:
         """The history of a run, made where there is none yet."""
-        with self._lock:
-            if run not in self._kept:
-                self._kept[run] = RunHistory(root)
-            self._kept.move_to_end(run)
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-            return self._kept[run]
+        return self._of(run, root)
 
 
 def charts(view: RunView, histories: Histories, rates: list[tuple[float, float]]) -> dict[str, Any]:

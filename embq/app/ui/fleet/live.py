@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from embq.app.ui.fleet.fragments import Fragments, Parts
+from embq.app.ui.fleet.run_list import ALL_RUNS, RunQuery
 from embq.app.ui.fleet.snapshot import FleetSnapshot, Sampler
 
 MOST_STREAMS = 400
@@ -26,6 +27,8 @@ RETRY_MS = 2_000
 MOST_VIEWS = 64
 """Pages of which the parts are kept."""
 
+_Page = tuple[str, RunQuery, bool]
+"""Run, "" for all; which of all; and whether the viewer may act."""
 _LINE_ENDS = re.compile(r"\s*[\r\n]+\s*")
 
 
@@ -48,7 +51,7 @@ class Live:
     def __init__(self, sampler: Sampler, fragments: Fragments) -> None:
         self.streams = 0
         self._sampler, self._fragments = sampler, fragments
-        self._views: dict[tuple[str, bool], _View] = {}
+        self._views: dict[_Page, _View] = {}
         self._news: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._left = False
@@ -59,8 +62,8 @@ class Live:
         self._left = True
         self._tell()
 
-    async def stream(self, run: str, *, may_act: bool) -> AsyncIterator[bytes]:
-        """The events of a page: `/fleet`, or that of a run."""
+    async def stream(self, run: str, query: RunQuery = ALL_RUNS, *, may_act: bool) -> AsyncIterator[bytes]:
+        """The events of a page: `/fleet` with the runs that a query names, or that of a run."""
         loop = self._loop = asyncio.get_running_loop()
         self.streams += 1
         try:
@@ -71,7 +74,7 @@ class Live:
                 news = self._news = self._news or asyncio.Event()
                 snapshot = self._sampler.look()
                 if snapshot is not None:
-                    frames = await self._frames(snapshot, run, may_act=may_act)
+                    frames = await self._frames(snapshot, (run, query, may_act))
                     if frames is None:
                         return
                     changed = [frame for name, frame in frames.items() if sent.get(name) != frame]
@@ -86,20 +89,20 @@ class Live:
         finally:
             self.streams -= 1
 
-    async def _frames(self, snapshot: FleetSnapshot, run: str, *, may_act: bool) -> dict[str, bytes] | None:
-        view = self._views.get((run, may_act))
+    async def _frames(self, snapshot: FleetSnapshot, page: _Page) -> dict[str, bytes] | None:
+        view = self._views.get(page)
         if view is None:
             while len(self._views) >= MOST_VIEWS:
                 self._views.pop(next(iter(self._views)))
-            view = self._views[run, may_act] = _View()
+            view = self._views[page] = _View()
         async with view.lock:
             if view.number < snapshot.number:
-                view.frames = await anyio.to_thread.run_sync(self._made, snapshot, run, may_act)
+                view.frames = await anyio.to_thread.run_sync(self._made, snapshot, page)
                 view.number = snapshot.number
             return view.frames
 
-    def _made(self, snapshot: FleetSnapshot, run: str, may_act: bool) -> dict[str, bytes] | None:
-        parts = parts_of(self._fragments, snapshot, run, may_act=may_act)
+    def _made(self, snapshot: FleetSnapshot, page: _Page) -> dict[str, bytes] | None:
+        parts = parts_of(self._fragments, snapshot, *page)
         return None if parts is None else {name: frame(name, html) for name, html in parts.items()}
 
     def _sampled(self) -> None:
@@ -113,9 +116,9 @@ class Live:
             self._news = None
 
 
-def parts_of(fragments: Fragments, snapshot: FleetSnapshot, run: str, *, may_act: bool) -> Parts | None:
+def parts_of(fragments: Fragments, snapshot: FleetSnapshot, run: str, query: RunQuery, may_act: bool) -> Parts | None:
     """The parts of `/fleet`, or of the page of a run; None where there is no such run."""
-    return fragments.run(snapshot, run, may_act=may_act) if run else fragments.fleet(snapshot, may_act=may_act)
+    return fragments.run(snapshot, run, may_act=may_act) if run else fragments.fleet(snapshot, query, may_act=may_act)
 
 
 def frame(name: str, html: str) -> bytes:

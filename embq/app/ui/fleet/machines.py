@@ -1,4 +1,4 @@
-"""Machines and devices of the fleet page. Devices that are gone stay for a day, grey."""
+"""Machines and devices of the fleet page. Devices that vanished stay for a day, grey; ended ones for a minute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from embq.app.status.eta import SILENT_S
 from embq.app.status.fleet import FleetStatus
 from embq.core.queue.heartbeats import REPORT_S, Device, Heard, Service
 
-KEPT_S = 24 * 3600.0
+KEPT_S = {"lost": 24 * 3600.0, "ended": 60.0}
+"""State of devices that are gone -> for how long they are shown."""
 MOST_KEPT = 5_000
 """Devices that are gone and still shown."""
 CARDS = 48
@@ -74,8 +75,6 @@ class ServiceView:
     """A service of a machine."""
 
     role: str
-    version: str
-    state: str
     silent_s: float
 
 
@@ -149,7 +148,8 @@ class MachineMemory:
         self._rate(devices, now_s)
         self._seen |= {key: (view, now_s - view.seen_s) for key, view in devices.items()}
         gone = [self._gone(*self._seen[key]) for key in self._seen.keys() - devices.keys()]
-        gone = sorted((one for one in gone if now_s - one.seen_s < KEPT_S), key=lambda one: -one.seen_s)[:MOST_KEPT]
+        gone = [one for one in gone if now_s - one.seen_s < KEPT_S[one.state]]
+        gone = sorted(gone, key=lambda one: -one.seen_s)[:MOST_KEPT]
         known = devices.keys() | {one.key for one in gone}
         self._seen = {key: value for key, value in self._seen.items() if key in known}
         self._sparks = {key: spark for key, spark in self._sparks.items() if key in devices}
@@ -235,10 +235,7 @@ def _machine(host: str, services: Sequence[tuple[Service, float]], devices: Sequ
     workers = [service for service, _ in services if service.role == "worker"]
     return MachineView(
         host=host,
-        services=tuple(
-            ServiceView(role=service.role, version=service.version, state=service.state, silent_s=silent_s)
-            for service, silent_s in services
-        ),
+        services=tuple(ServiceView(role=service.role, silent_s=silent_s) for service, silent_s in services),
         devices=tuple(sorted(devices, key=lambda one: (len(one.device), one.device, one.number))),
         cores=max((service.cores for service in workers), default=0),
         memory_bytes=max((service.memory_bytes for service in workers), default=0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import anyio
@@ -15,9 +16,10 @@ from starlette.routing import Route
 from embq.app.serving.http_errors import HttpError, response_of
 from embq.app.status.failure_causes import described, grouped
 from embq.app.ui.fleet.actions import Actions, Permission
-from embq.app.ui.fleet.fragments import Fragments, title_of
+from embq.app.ui.fleet.fragments import Fragments
 from embq.app.ui.fleet.history import Histories, charts
 from embq.app.ui.fleet.live import MOST_STREAMS, Live, parts_of
+from embq.app.ui.fleet.run_list import RunQuery, titles_of
 from embq.app.ui.fleet.snapshot import FleetSnapshot, RunView, Sampler, Source
 from embq.app.ui.rendering import SECURITY_HEADERS, ErrorView, page
 from embq.core.errors import EmbqError
@@ -75,18 +77,13 @@ class FleetView:
     Attributes:
         parts: HTML by the name of its place.
         run, title: "" on the page of the fleet.
+        query: which runs the page of the fleet shows.
     """
 
     parts: dict[str, str]
     run: str
     title: str
-
-
-@dataclass(frozen=True, slots=True)
-class MissingView:
-    """A run that this server does not know."""
-
-    run: str
+    query: RunQuery
 
 
 class FleetPages:
@@ -130,15 +127,13 @@ class FleetPages:
         """GET /fleet, and /fleet/{run}."""
         if (token := request.query_params.get("token")) is not None:
             return self._granted(request, token)
-        run = request.path_params.get("run", "")
+        run, query = request.path_params.get("run", ""), RunQuery.of(request.query_params)
         snapshot = await self._first()
         may_act = self._permission.holds(request)
-        parts = await anyio.to_thread.run_sync(self._parts, snapshot, run, may_act)
-        if parts is None:
-            return page(request, "fleet/missing.html", MissingView(run), 404)
-        view = snapshot.run(run)
-        title = title_of(view.progress) if view is not None else ""
-        return page(request, "fleet/run.html" if run else "fleet/page.html", FleetView(parts, run, title))
+        title = titles_of(snapshot.runs)[_known(snapshot, run).progress.output] if run else ""
+        parts = await anyio.to_thread.run_sync(parts_of, self._fragments, snapshot, run, query, may_act)
+        view = FleetView(parts or {}, run, title, query)
+        return page(request, "fleet/run.html" if run else "fleet/page.html", view)
 
     async def events(self, request: Request) -> Response:
         """GET /ui/fleet/events[?run=]: server-sent events."""
@@ -151,7 +146,8 @@ class FleetPages:
                 retry_after_s=10,
             )
             return JSONResponse(*response_of(refusal))
-        stream = self._live.stream(request.query_params.get("run", ""), may_act=self._permission.holds(request))
+        given = request.query_params
+        stream = self._live.stream(given.get("run", ""), RunQuery.of(given), may_act=self._permission.holds(request))
         headers = {**SECURITY_HEADERS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
@@ -185,18 +181,13 @@ class FleetPages:
                     return FailedSample(view.root, unit_id, ordinal, example["key"], group["code"])
         raise HttpError("no failure group shows this sample any more", code="no_sample", status=404)
 
-    def _parts(self, snapshot: FleetSnapshot, run: str, may_act: bool) -> dict[str, str] | None:
-        return parts_of(self._fragments, snapshot, run, may_act=may_act)
-
     async def _first(self) -> FleetSnapshot:
         snapshot = self._sampler.look() or await anyio.to_thread.run_sync(self._sampler.first, FIRST_S)
         asked = "; ".join(source.name for source in self._sampler.sources)
         return snapshot or FleetSnapshot(number=0, at_s=0.0, troubles=(f"waiting for {asked}",))
 
     async def _view(self, run: str) -> RunView:
-        if (view := (await self._first()).run(run)) is None:
-            raise HttpError(f"there is no run {run[:100]!r} here", code="no_run", status=404)
-        return view
+        return _known(await self._first(), run)
 
     def _granted(self, request: Request, token: str) -> Response:
         """The same page without the token in its address, which would stay in the history of the browser."""
@@ -211,12 +202,19 @@ class FleetPages:
         return response
 
 
+def _known(snapshot: FleetSnapshot, run: str) -> RunView:
+    if (view := snapshot.run(run)) is None:
+        why = f"there is no run {run[:100]!r} here"
+        raise HttpError(why, code="no_run", next_step="the fleet page lists the runs that are here", status=404)
+    return view
+
+
 class _FailureGroups:
     """Failure groups of runs, read again when the run has others. Thread-safe; one run is read at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[str, tuple[tuple[int, ...], Groups]] = {}
+        self._read = lru_cache(KEPT)(_groups)
 
     def of(self, view: RunView) -> Groups:
         """The groups of a run; raises as `standing_failures` does."""
@@ -224,15 +222,11 @@ class _FailureGroups:
         if view.root is None:
             why = "The output folder is not on this machine; embq failures OUT lists them where it is."
             return Groups(why=why)
-        at = (progress.failures, progress.done, progress.quarantined, progress.rows)
         with self._lock:
-            kept = self._kept.get(progress.run)
-            if kept is not None and kept[0] == at:
-                return kept[1]
-            groups = described(view.root, grouped(view.root)) if progress.failures else []
-            found = Groups(groups, progress.failures)
-            self._kept.pop(progress.run, None)
-            while len(self._kept) >= KEPT:
-                self._kept.pop(next(iter(self._kept)))
-            self._kept[progress.run] = (at, found)
-            return found
+            at = (progress.run, progress.done, progress.quarantined, progress.rows)
+            return self._read(view.root, progress.failures, at)
+
+
+def _groups(root: Place, failures: int, _at: tuple[str | int, ...]) -> Groups:
+    """Failure groups of a folder; `_at` tells its states apart."""
+    return Groups(described(root, grouped(root)) if failures else [], failures)

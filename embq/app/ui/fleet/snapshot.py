@@ -20,7 +20,7 @@ from embq.app.status.eta import SILENT_S
 from embq.app.status.run_progress import RunProgress
 from embq.app.ui.fleet.machines import MachineMemory, MachineView
 from embq.app.ui.fleet.sources import Seen, SeenRun
-from embq.core.errors import EmbqError
+from embq.core.errors import EmbqError, command_line
 from embq.core.queue.runs import RunRecord
 from embq.core.queue.uploads import UploadProgress
 from embq.core.service.log import Events
@@ -39,9 +39,14 @@ _log = Events("ui")
 
 
 class Source(Protocol):
-    """A place where runs are."""
+    """A place where runs are.
+
+    Attributes:
+        local: whether its runs are those of `embq run`, each with a broker of its own while it is at work.
+    """
 
     name: str
+    local: bool
 
     def look(self) -> Seen:
         """What it shows now. Raises redis.exceptions.RedisError or EmbqError where it does not answer."""
@@ -65,6 +70,7 @@ class RunView:
         root: its output folder where it can be read here.
         client: the broker where it is at work.
         needs_bytes: for the rows that are left; None where unknown.
+        local: see `Source`.
     """
 
     progress: RunProgress
@@ -72,11 +78,26 @@ class RunView:
     root: Place | None
     client: redis.Redis | None
     needs_bytes: float | None
+    local: bool
+
+    @property
+    def state(self) -> str:
+        """That of its progress; "waiting" for an `embq run` without a device, "interrupted" for one that was ended."""
+        if self.local and self.progress.state == "stopped":
+            return "interrupted" if self.client is None else "waiting"
+        return self.progress.state
 
     @property
     def active(self) -> bool:
-        """True unless it is done, cancelled or paused."""
-        return self.progress.state not in (*OVER, "paused")
+        """True unless it is done, cancelled, paused or interrupted."""
+        return self.state not in (*OVER, "paused", "interrupted")
+
+    @property
+    def command(self) -> str:
+        """The command that has somebody work on it; "" where somebody does, and where it is over."""
+        if self.local and self.client is None and self.state in ("interrupted", "paused"):
+            return command_line("resume", self.root or self.progress.output)
+        return "embq worker" if self.state == "stopped" else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +105,9 @@ class DiskView:
     """Room on a disk for the runs that are not over.
 
     Attributes:
-        folder: an output folder on it.
         needed_bytes: by the bytes of a committed row; None where no run has committed rows.
     """
 
-    folder: str
     free_bytes: int
     needed_bytes: float | None
 
@@ -208,7 +227,8 @@ class Sampler:
         except Exception:  # noqa: BLE001 - the boundary of the thread
             _log.bug("bug", route="fleet")
             before = self._snapshot or FleetSnapshot(number=0, at_s=self._clock())
-            snapshot = _with_trouble(before, "embq has a bug; its log holds the details")
+            trouble = "embq has a bug; its log holds the details"
+            snapshot = replace(before, number=before.number + 1, troubles=(trouble,))
         with self._news:
             self._snapshot = snapshot
             self._news.notify_all()
@@ -220,11 +240,11 @@ class Sampler:
         now_s = self._clock()
         for source, last in zip(self.sources, self._last, strict=True):
             self._ask(source, last, now_s)
-        runs: dict[str, SeenRun] = {}
-        for last in self._last:
+        runs: dict[str, RunView] = {}
+        for source, last in zip(self.sources, self._last, strict=True):
             for one in last.seen.runs:
-                runs.setdefault(one.progress.run, one)
-        views = tuple(_run(one, now_s) for one in runs.values())
+                runs.setdefault(one.progress.run, _run(one, now_s, local=source.local))
+        views = tuple(runs.values())
         self._keep_rates(views, now_s)
         before = self._snapshot
         answering = [fleet for last in self._last if not last.trouble for fleet in last.seen.fleets]
@@ -233,7 +253,7 @@ class Sampler:
         return FleetSnapshot(
             number=1 if before is None else before.number + 1,
             at_s=now_s,
-            runs=tuple(sorted(views, key=_order)),
+            runs=views,
             uploads=tuple(upload for last in self._last for upload in last.seen.uploads),
             # Nobody knows whether a device is gone while its broker is.
             machines=before.machines if silent and before is not None else self._memory.look(answering, now_s),
@@ -262,11 +282,7 @@ class Sampler:
         self._rates = {run: points for run, points in self._rates.items() if run in known}
 
 
-def _with_trouble(before: FleetSnapshot, trouble: str) -> FleetSnapshot:
-    return replace(before, number=before.number + 1, troubles=(trouble,))
-
-
-def _run(one: SeenRun, now_s: float) -> RunView:
+def _run(one: SeenRun, now_s: float, *, local: bool) -> RunView:
     progress, per_row = one.progress, one.pace.bytes_per_row
     left = None if progress.rows_total is None else max(0, progress.rows_total - progress.rows - progress.failures)
     if progress.state in OVER:
@@ -277,36 +293,28 @@ def _run(one: SeenRun, now_s: float) -> RunView:
         root=one.root,
         client=one.client,
         needs_bytes=None if left is None or per_row is None else left * per_row,
+        local=local,
     )
-
-
-ORDER = ("running", "finishing", "loading", "starting", "stopped", "paused", "cancelled", "done")
-
-
-def _order(view: RunView) -> tuple[int, str]:
-    state = view.progress.state
-    return (ORDER.index(state) if state in ORDER else 0, view.progress.output)
 
 
 def _disks(views: Sequence[RunView]) -> tuple[DiskView, ...]:
     """The disks below the folders of runs that are not over, that with least room behind its need first."""
-    found: dict[int, tuple[str, int, list[float | None]]] = {}
+    found: dict[int, tuple[int, list[float | None]]] = {}
     for view in views:
         if view.progress.state in OVER or not isinstance(view.root, Path):
             continue
         try:
             device = os.stat(view.root).st_dev
             if device not in found:
-                found[device] = (str(view.root), shutil.disk_usage(view.root).free, [])
+                found[device] = (shutil.disk_usage(view.root).free, [])
         except OSError:
             continue
-        found[device][2].append(view.needs_bytes)
+        found[device][1].append(view.needs_bytes)
     disks = [
         DiskView(
-            folder=folder,
             free_bytes=free,
             needed_bytes=None if all(one is None for one in needs) else sum(one or 0.0 for one in needs),
         )
-        for folder, free, needs in found.values()
+        for free, needs in found.values()
     ]
     return tuple(sorted(disks, key=lambda disk: disk.free_bytes - (disk.needed_bytes or 0.0)))

@@ -72,6 +72,8 @@ class BrokerSource:
         url, password: as settings have them.
     """
 
+    local = False
+
     def __init__(self, url: str, password: str = "") -> None:
         self.name = f"the broker {masked(url)}"
         self._client = connect(url, password=password)
@@ -99,6 +101,8 @@ class FolderSource:
     Args:
         folder: of a run, or above runs.
     """
+
+    local = True
 
     def __init__(self, folder: Path) -> None:
         self.name = str(folder)

@@ -52,6 +52,8 @@
   document.addEventListener("htmx:sseMessage", (event) => local(event.target));
   local(document);
 
+  document.querySelector(".runs-form")?.addEventListener("change", (event) => event.currentTarget.requestSubmit());
+
   // --- the map of units ---
   document.addEventListener("mousemove", (event) => {
     const map = event.target.closest?.("svg.units");
