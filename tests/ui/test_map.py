@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -17,13 +18,15 @@ import embq
 from embq.app.cli.entry_point import run
 from embq.app.cli.id_file import read_ids
 from embq.app.ui.map.embedding_atlas import address
-from embq.core.errors import EmbqError, Exit
+from embq.core.errors import EmbqError, Exit, InputError
 from embq.core.rows.spec import RowSpec
 from embq.indexer.atlas.map_file import MapOptions, make_map, map_path, read_info
 from embq.indexer.atlas.projection import plane
+from embq.indexer.index_files.files import alone
 from embq.indexer.index_files.version import read_current
 from tests.support.outputs.build import build, write_jsonl
 from tests.support.outputs.index import build_index
+from tests.support.waiting import wait_until
 from tests.ui.browser import opened_page, serious_violations, until
 
 if TYPE_CHECKING:
@@ -72,6 +75,21 @@ def test_rows_of_one_topic_lie_together_under_their_words(root: Path) -> None:
     assert all(set(label.split(", ")) <= set(WORDS[topic].split()) and label for topic, label in labels)
 
 
+@pytest.mark.parametrize("shape", ["ring", "islands"])
+def test_the_place_of_a_label_is_among_the_points_of_its_cluster(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
+) -> None:
+    turns = np.linspace(0.0, 2 * np.pi, 3 * EACH)
+    ring = 10 * np.column_stack([np.cos(turns), np.sin(turns)])
+    drawn = (ring if shape == "ring" else np.where(ring > 0, 10.0, -10.0) + 0.01 * ring).astype(np.float32)
+    monkeypatch.setattr("embq.indexer.atlas.map_file.plane", lambda *_: drawn)
+    index = build_index(root, output="text", to=tmp_path / "index")
+    info, _ = make_map(index, MapOptions())
+    cluster = pq.read_table(map_path(index))["cluster"].to_numpy()
+    for number, one in enumerate(info.clusters):
+        assert (drawn[cluster == number] == np.float32([one.x, one.y])).all(axis=1).any()
+
+
 def test_a_map_says_what_it_is_of_and_is_made_anew_only_for_another_version(root: Path) -> None:
     index = root / "index" / "text"
     make_map(index, MapOptions())
@@ -84,12 +102,17 @@ def test_a_map_says_what_it_is_of_and_is_made_anew_only_for_another_version(root
 
 
 def test_a_damaged_map_is_named(root: Path, tmp_path: Path) -> None:
+    make_map(root / "index" / "text", MapOptions())
     path = tmp_path / "map.parquet"
     for content in (b"", b"PAR1" * 4, map_path(root / "index" / "text").read_bytes()[:-40]):
         path.write_bytes(content)
         with pytest.raises(EmbqError) as refused:
             read_info(path)
         assert refused.value.code == "bad_map"
+        assert str(tmp_path) in refused.value.next_step
+    with pytest.raises(InputError) as missing:
+        read_info(tmp_path / "none" / "map.parquet")
+    assert missing.value.next_step == f"embq atlas {tmp_path / 'none'}"
 
 
 def test_a_selection_is_exported_and_deleted_by_its_ids(root: Path, tmp_path: Path, server: Server) -> None:
@@ -161,6 +184,111 @@ def test_points_are_drawn_and_selected_in_a_browser(server: Server, browser: Bro
         page.mouse.up()
         until(page, "document.getElementById('count').textContent === '120 rows selected'")
         assert serious_violations(page) == []
+
+
+RECORDER = """(() => {
+    const pen = CanvasRenderingContext2D.prototype, { clearRect, fillText, arc } = pen;
+    pen.clearRect = function (...of) { window.drawn = { texts: [], arcs: [] }; clearRect.apply(this, of); };
+    pen.fillText = function (text, x, y) {
+        window.drawn.texts.push([text, x, y, this.measureText(text).width / 2]);
+        fillText.call(this, text, x, y);
+    };
+    pen.arc = function (x, y, ...of) { window.drawn.arcs.push([x, y]); arc.call(this, x, y, ...of); };
+})()"""
+"""Notes the texts and the discs that a page draws on its canvas, in its own pixels."""
+
+
+@pytest.mark.pages
+@pytest.mark.parametrize("width", [390, 1440])
+def test_labels_lie_whole_beside_their_points_and_of_two_that_would_overlap_the_larger_clusters_is_drawn(
+    server: Server, browser: Browser, root: Path, width: int
+) -> None:
+    make_map(root / "index" / "text", MapOptions())
+    labels = [one.label for one in read_info(map_path(root / "index" / "text")).clusters]
+    with opened_page(browser, width=width) as (page, _):
+        page.add_init_script(RECORDER)
+        page.goto(f"{server.url}/map?index=topics:text")
+        page.wait_for_selector("#map[data-ready]")
+        until(page, "window.drawn.arcs.length > 0")
+        zooms = (None, "#in", "#in", "#all")
+        for button in zooms:
+            if button:
+                page.click(button)
+                page.wait_for_timeout(200)
+            box = page.locator("#points").bounding_box()
+            assert box is not None
+            drawn = page.evaluate("window.drawn")
+            assert drawn["texts"] or button
+            for text, x, y, half in drawn["texts"]:
+                assert x - half >= 0
+                assert x + half <= box["width"]
+                assert min(np.hypot(max(0, abs(a - x) - half), b - y) for a, b in drawn["arcs"]) < 2
+                for other, left, top, its in drawn["texts"]:
+                    assert other == text or abs(left - x) >= half + its or abs(top - y) >= 14
+        assert [text for text, *_ in drawn["texts"]] == [
+            one for one in labels if one in {t for t, *_ in drawn["texts"]}
+        ]
+        assert drawn["texts"][0][0] == labels[0]
+
+
+@pytest.mark.pages
+@pytest.mark.parametrize(("width", "dark"), [(390, False), (1440, True)])
+def test_hits_are_listed_beside_the_map_and_a_click_centres_the_point(
+    root: Path, browser: Browser, width: int, dark: bool
+) -> None:
+    make_map(root / "index" / "text", MapOptions())
+    with served(root, verb="ui") as server, opened_page(browser, width=width, dark=dark) as (page, _):
+        page.add_init_script(RECORDER)
+        wait_until(lambda: server.ask("/search", {"text": WORDS["stars"], "modality": "text"}).status == 200)
+        page.goto(f"{server.url}/map?index=topics:text")
+        page.wait_for_selector("#map[data-ready]")
+        page.fill("#q", WORDS["stars"])
+        page.keyboard.press("Enter")
+        until(page, "document.querySelectorAll('#examples button').length === 10")
+        assert page.text_content("#count") == "10 hits"
+        for hit in page.locator("#examples button").all():
+            assert (hit.text_content() or "").startswith("1.000" + WORDS["stars"] + "stars-")
+        chosen = page.locator("#examples button").nth(7)
+        key = (chosen.text_content() or "").rpartition(WORDS["stars"])[2]
+        chosen.click()
+        page.wait_for_selector("#tip:not(.gone)")
+        assert key in (page.text_content("#tip") or "")
+        box = page.locator("#points").bounding_box()
+        assert box is not None
+        middle = [box["width"] / 2, box["height"] / 2]
+        until(
+            page,
+            f"Math.hypot(window.drawn.arcs.at(-1)[0] - {middle[0]}, window.drawn.arcs.at(-1)[1] - {middle[1]}) < 1",
+        )
+        assert serious_violations(page) == []
+
+
+def test_a_missing_map_names_its_command_and_is_made_by_viewers_who_may_act_alone(root: Path, tmp_path: Path) -> None:
+    index = build_index(root, output="text", to=tmp_path / "an index")
+    with served(index, "--no-model", verb="ui") as server:
+        shown = html.unescape(server.ask("/map").data.decode())
+        assert f"<code>embq atlas '{index}'</code>" in shown
+        assert "Make the map" not in shown
+        assert server.ask("/map/make", data=b"x=1", Origin=server.url).status == 403
+    assert not map_path(index).exists()
+
+
+@pytest.mark.pages
+def test_a_button_makes_the_map_where_actions_are_allowed(root: Path, tmp_path: Path, browser: Browser) -> None:
+    index = build_index(root, output="text", to=tmp_path / "index")
+    with served(index, "--no-model", "--allow-actions", verb="ui") as server, opened_page(browser) as (page, _):
+        wait_until(lambda: "?token=" in server.command.stderr)
+        page.goto(server.command.stderr.split("open ")[1].split()[0])
+        page.goto(f"{server.url}/map")
+        with alone(index):
+            page.click("text=Make the map")
+            page.get_by_text("The map was not made").wait_for()
+            assert "error[" in (page.text_content(".notice") or "")
+        page.goto(f"{server.url}/map")
+        page.click("text=Make the map")
+        page.get_by_text("The map is being made").wait_for()
+        page.wait_for_selector("#map[data-ready]", timeout=60_000)
+    assert read_info(map_path(index)).rows == 3 * EACH
 
 
 def test_umap_keeps_topics_apart_and_is_the_same_for_a_seed(root: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ class Site:
         failed = FailedSamples(fleet, self._thumbnails.images, self._thumbnails.of)
         self.routes: list[BaseRoute] = [
             *(showing(one) for one in (*search.routes, *self._thumbnails.routes, *fleet.routes, *failed.routes)),
-            *(showing(one) if isinstance(one, Route) else one for one in map_routes(serving)),
+            *(showing(one) if isinstance(one, Route) else one for one in map_routes(serving, fleet.permission)),
             Mount("/static", static_files()),
         ]
 

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embq.core import wire
-from embq.core.errors import InputError, MalformedError
+from embq.core.errors import InputError, MalformedError, command_line
 from embq.core.storage.durable import drop, publish
 from embq.indexer.atlas.labels import CAPTIONS, labels
 from embq.indexer.atlas.projection import clusters, plane, reduce
@@ -59,7 +59,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         label: its words; "" where it has none.
-        x, y: medians of its points.
+        x, y: its point where most of its others are.
         rows: how many.
     """
 
@@ -131,11 +131,11 @@ def read_info(path: Path) -> MapInfo:
             if file.metadata.num_rows != info.rows:
                 raise ValueError(f"it has {file.metadata.num_rows:,} rows and not {info.rows:,}")
     except FileNotFoundError as error:
-        raise InputError(f"there is no map {path}", next_step="embq atlas OUT makes one", code="no_map") from error
-    except (OSError, ValueError, pa.ArrowException, MalformedError) as error:
         raise InputError(
-            f"{path} cannot be read: {error}", next_step="delete it; embq atlas OUT makes another", code="bad_map"
+            f"there is no map {path}", next_step=command_line("atlas", path.parent), code="no_map"
         ) from error
+    except (OSError, ValueError, pa.ArrowException, MalformedError) as error:
+        raise _damaged(path, error) from error
     return info
 
 
@@ -144,9 +144,11 @@ def read_columns(path: Path, columns: Sequence[str]) -> pa.Table:
     try:
         return pq.read_table(path, columns=list(columns), memory_map=True)
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise InputError(
-            f"{path} cannot be read: {error}", next_step="embq atlas OUT makes another", code="bad_map"
-        ) from error
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path} cannot be read: {error}", next_step=command_line("atlas", path.parent), code="bad_map")
 
 
 def make_map(index: Path, options: MapOptions, say: Say = lambda _step: None) -> tuple[MapInfo, bool]:
@@ -178,7 +180,7 @@ def _make(version: Version, options: MapOptions, say: Say) -> MapInfo:
     at = plane(found.points, options.method, options.seed)
     say("labels")
     names = labels(_texts(identity, found.ids, cluster, options.seed))
-    middles = [np.median(at[cluster == number], axis=0) for number in range(len(names))]
+    middles = [_densest(at[cluster == number], np.ptp(at, axis=0) / 16) for number in range(len(names))]
     sizes = np.bincount(cluster, minlength=len(names))
     info = MapInfo(
         schema=SCHEMA,
@@ -200,6 +202,13 @@ def _make(version: Version, options: MapOptions, say: Say) -> MapInfo:
     say("writing")
     _write(version.index, info, identity, found.ids, at, cluster)
     return info
+
+
+def _densest(at: np.ndarray, cell: np.ndarray) -> np.ndarray:
+    """The point nearest to the median of those in the fullest cell: a cluster may be a ring, or islands."""
+    cells, where = np.unique(np.floor(at / np.maximum(cell, 1e-12)), axis=0, return_inverse=True)
+    there = at[where.ravel() == np.bincount(where.ravel(), minlength=len(cells)).argmax()]
+    return np.asarray(there[((there - np.median(there, axis=0)) ** 2).sum(axis=1).argmin()])
 
 
 def _sampled(version: Version, options: MapOptions) -> np.ndarray:

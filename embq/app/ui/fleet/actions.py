@@ -94,6 +94,7 @@ class Notice:
         lines: counts.
         run, confirm: for a retry that waits for the user: the run, and the fields that carry it out.
         bad: whether nothing was done.
+        again: address that is asked a second later, for a notice in place of this one.
     """
 
     message: str
@@ -102,6 +103,7 @@ class Notice:
     run: str = ""
     confirm: Mapping[str, str] | None = None
     bad: bool = False
+    again: str = ""
 
 
 class Actions:

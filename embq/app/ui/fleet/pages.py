@@ -92,6 +92,7 @@ class FleetPages:
     Attributes:
         routes: of the pages.
         token: that the printed URL has, as `?token=`; "" where no actions are allowed.
+        permission: decides who may act.
 
     Args:
         sources: of runs, see `embq.app.ui.fleet.sources`.
@@ -102,10 +103,10 @@ class FleetPages:
         self._sampler, self._histories = Sampler(sources), Histories()
         self._fragments = Fragments(self._histories)
         self._live = Live(self._sampler, self._fragments)
-        self._permission = Permission(allowed=allow_actions)
+        self.permission = Permission(allowed=allow_actions)
         self._groups = _FailureGroups()
-        self.token = self._permission.token
-        actions = Actions(self._sampler, self._permission)
+        self.token = self.permission.token
+        actions = Actions(self._sampler, self.permission)
         self.routes = [
             Route("/fleet", self.show, methods=["GET"]),
             Route("/fleet/{run}", self.show, methods=["GET"]),
@@ -129,7 +130,7 @@ class FleetPages:
             return self._granted(request, token)
         run, query = request.path_params.get("run", ""), RunQuery.of(request.query_params)
         snapshot = await self._first()
-        may_act = self._permission.holds(request)
+        may_act = self.permission.holds(request)
         title = titles_of(snapshot.runs)[_known(snapshot, run).progress.output] if run else ""
         parts = await anyio.to_thread.run_sync(parts_of, self._fragments, snapshot, run, query, may_act)
         view = FleetView(parts or {}, run, title, query)
@@ -147,7 +148,7 @@ class FleetPages:
             )
             return JSONResponse(*response_of(refusal))
         given = request.query_params
-        stream = self._live.stream(given.get("run", ""), RunQuery.of(given), may_act=self._permission.holds(request))
+        stream = self._live.stream(given.get("run", ""), RunQuery.of(given), may_act=self.permission.holds(request))
         headers = {**SECURITY_HEADERS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
@@ -163,7 +164,7 @@ class FleetPages:
 
     async def failures(self, request: Request) -> Response:
         """GET /ui/fleet/failures/{run}: the groups of failures with a sample each, as HTML."""
-        may_act = self._permission.holds(request)
+        may_act = self.permission.holds(request)
         try:
             view = await self._view(request.path_params["run"])
             found = await anyio.to_thread.run_sync(self._groups.of, view)
@@ -191,14 +192,14 @@ class FleetPages:
 
     def _granted(self, request: Request, token: str) -> Response:
         """The same page without the token in its address, which would stay in the history of the browser."""
-        if not self._permission.accepts(token):
+        if not self.permission.accepts(token):
             refused = ErrorView("This server takes no actions.", "Start it with --allow-actions.")
             if self.token:
                 later = "Each start has another token; open the URL that the server printed."
                 refused = ErrorView("This is not the token of this server.", later)
             return page(request, "error.html", refused, 403)
         response = RedirectResponse(request.url.path, 303, {**SECURITY_HEADERS, "Cache-Control": "no-store"})
-        self._permission.grant(request, response)
+        self.permission.grant(request, response)
         return response
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 
 import anyio
 from starlette.requests import Request
@@ -13,20 +15,21 @@ from starlette.routing import BaseRoute, Route
 from embq.app.serving.app import Serving, answering, read_body
 from embq.app.serving.http_errors import HttpError, status_of
 from embq.app.serving.served_index import ServedIndex
+from embq.app.ui.fleet.actions import Notice, Permission
 from embq.app.ui.map.data import LoadedMap, LoadedMaps, Shape
 from embq.app.ui.map.embedding_atlas import address, application_folder, atlas_routes
 from embq.app.ui.rendering import SECURITY_HEADERS, page
 from embq.core import wire
-from embq.core.errors import EmbqError, InputError
-from embq.indexer.atlas.map_file import MapInfo
+from embq.core.errors import EmbqError, InputError, command_line
+from embq.core.process.children import python, start
 
 MOST_SHAPE = 1 << 16
 """Bytes of a shape."""
 
 
-def map_routes(serving: Serving) -> list[BaseRoute]:
+def map_routes(serving: Serving, permission: Permission) -> list[BaseRoute]:
     """Routes of the page `/map`, its data, and Embedding Atlas where that is installed."""
-    return MapPage(serving).routes
+    return MapPage(serving, permission).routes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +39,9 @@ class MapView:
     Attributes:
         value: the index as NAME:MODALITY; "" for none.
         stale: whether the index has changed since the map was made.
-        missing: whether the index has no map yet.
-        error: why there is no map otherwise.
+        command: makes the map of the index.
+        may_act: whether the viewer may have the server run it.
+        error: why there is no map; `no_map` where none was made yet.
         query: text that is searched for when the page is open.
         atlas: address of Embedding Atlas; "" where that is not installed.
     """
@@ -46,9 +50,9 @@ class MapView:
     value: str
     indices: Sequence[ServedIndex]
     map: LoadedMap | None
-    info: MapInfo | None
     stale: bool
-    missing: bool
+    command: str
+    may_act: bool
     error: EmbqError | None
     query: str
     atlas: str
@@ -57,14 +61,16 @@ class MapView:
 class MapPage:
     """The page `/map`, and its data."""
 
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
+    def __init__(self, serving: Serving, permission: Permission) -> None:
+        self._serving, self._permission = serving, permission
+        self._making: dict[Path, Popen[bytes]] = {}
         self._maps = LoadedMaps()
         self._atlas = application_folder()
         self.routes: list[BaseRoute] = [
             Route("/map", self.show, methods=["GET"]),
             Route("/map/points", answering(self.points), methods=["GET"]),
             Route("/map/colours", answering(self.colours), methods=["GET"]),
+            Route("/map/make", self.make, methods=["POST"]),
             Route("/map/select", answering(self.select), methods=["POST"]),
             *(atlas_routes(self._atlas, self._map_of) if self._atlas is not None else []),
         ]
@@ -85,17 +91,36 @@ class MapPage:
             value=f"{index.name}:{index.modality}" if index is not None else "",
             indices=self._serving.indices.all,
             map=loaded,
-            info=loaded.info if loaded is not None else None,
             stale=loaded is not None and index is not None and loaded.info.version != index.version.name,
-            missing=error is not None and error.code == "no_map",
-            error=error if error is not None and error.code != "no_map" else None,
+            command=command_line("atlas", index.path) if index is not None else "",
+            may_act=self._permission.holds(request),
+            error=error,
             query=request.query_params.get("q", ""),
             atlas=address(index.name, index.modality)
             if index is not None and loaded is not None and self._atlas is not None
             else "",
         )
-        status = 200 if view.error is None else status_of(view.error)
+        status = 200 if error is None or error.code == "no_map" else status_of(error)
         return page(request, "map.html", view, status)
+
+    async def make(self, request: Request) -> Response:
+        """Start `embq atlas` for an index, in a process of its own, or tell how it went; its notice asks again."""
+        status, again = 200, f"/map/make?{request.url.query}"
+        notice = Notice("The map is being made", "It appears by itself.", again=again)
+        try:
+            self._permission.require(request)
+            path = self._served(request.query_params.get("index", "")).path
+            command = python("-m", "embq", "atlas", str(path), "--no-serve")
+            process = self._making.pop(path, None) or start(command, stdout=DEVNULL, stderr=PIPE)
+            if process.poll() is None:
+                self._making[path] = process
+            elif process.returncode == 0:
+                return Response(headers={"HX-Refresh": "true", **SECURITY_HEADERS})
+            else:
+                notice = Notice("The map was not made", process.communicate()[1].decode("utf-8", "replace"), bad=True)
+        except EmbqError as error:
+            notice, status = Notice(error.message, error.next_step, bad=True), status_of(error)
+        return page(request, "fleet/said.html", notice, status)
 
     async def points(self, request: Request) -> Response:
         """See `LoadedMap.points`."""
@@ -122,10 +147,13 @@ class MapPage:
         return await anyio.to_thread.run_sync(self._map_of, request.query_params.get("index", ""))
 
     def _map_of(self, name: str) -> LoadedMap:
+        return self._maps.of(self._served(name).path)
+
+    def _served(self, name: str) -> ServedIndex:
         index = self._index(name)
         if index is None:
             raise HttpError("no index is served yet", code="no_index", next_step="embq index OUT", status=503)
-        return self._maps.of(index.path)
+        return index
 
     def _index(self, name: str) -> ServedIndex | None:
         """The index of NAME:MODALITY; the first one for ""."""

@@ -165,8 +165,9 @@
     pen.textBaseline = "middle";
     pen.lineJoin = "round";
     for (const [atX, atY, text] of labels) {
-      const left = across(atX), top = down(atY), half = pen.measureText(text).width / 2 + 4;
-      if (left + half < 0 || left - half > width || top < 0 || top > height) continue;
+      const half = pen.measureText(text).width / 2 + 4, top = down(atY);
+      if (across(atX) < 0 || across(atX) > width || top < 0 || top > height) continue;
+      const left = Math.max(half, Math.min(across(atX), width - half));  // whole, also beside an edge
       if (taken.some(([a, b, h]) => Math.abs(a - left) < h + half && Math.abs(b - top) < 18)) continue;
       taken.push([left, top, half]);
       pen.strokeStyle = style("--panel");
@@ -350,6 +351,7 @@
   async function select(shape) {
     try {
       chosenText = await (await fetched(address("/map/select"), { method: "POST", body: JSON.stringify(shape) })).text();
+      hits = null;
       say(chosenText ? "" : "No row lies in there.");
       showChosen();
     } catch (error) { failed(error); }
@@ -361,19 +363,36 @@
   }
 
   let file = "";
-  async function showChosen() {
+  async function showChosen(results = null) {
     const found = chosenText.split("\n").filter(Boolean).map(Number);
     chosen = found.length ? new Set(found) : null;
     document.getElementById("chosen").classList.toggle("gone", !chosen);
-    document.getElementById("count").textContent = `${found.length.toLocaleString()} ${found.length === 1 ? "row" : "rows"} selected`;
+    const count = `${found.length.toLocaleString()} ${results ? "hit" : "row"}${found.length === 1 ? "" : "s"}`;
+    document.getElementById("count").textContent = count + (results ? "" : " selected");
     URL.revokeObjectURL(file);
     file = URL.createObjectURL(new Blob([chosenText], { type: "text/plain" }));
     document.getElementById("download").href = file;
     draw();
     const some = found.slice(0, 12), list = document.getElementById("examples");
     list.replaceChildren();
-    const known = await metadata(some).catch(() => []);
-    list.replaceChildren(...known.map((row, i) => element("li", cut(row.caption || String(row.key ?? some[i]), 110))));
+    const known = results ?? (await metadata(some).catch(() => [])).map((row, i) => ({ ...row, id: some[i], score: "" }));
+    list.replaceChildren(...known.map(listed));
+  }
+
+  function listed({ id, key, caption, score }) {
+    const item = document.createElement("li"), button = element("button", ""), i = place.get(id), drawn = i !== undefined;
+    const title = drawn ? "Centre the map on it" : "Not among the points that are drawn";
+    Object.assign(button, { type: "button", disabled: !drawn, title });
+    button.append(element("bdi", cut(caption || "", 110)), element("bdi", cut(String(key ?? id), 60), "muted"));
+    if (score !== "") button.prepend(element("span", score.toFixed(3), "good number"));
+    button.addEventListener("click", () => {
+      view = { x: x[i], y: y[i], scale: Math.max(view.scale, 2 * home.scale) };
+      hideTip();
+      showTip(hover = kept = i);
+      canvas.scrollIntoView({ block: "nearest" });
+    });
+    item.append(button);
+    return item;
   }
 
   function clear() {
@@ -411,10 +430,9 @@
       const body = JSON.stringify({ text, index: name, modality, k: Math.min(HITS, Math.max(10, Math.round(ids.length / 100))) });
       const { results } = await (await fetched("/search", { method: "POST", body })).json();
       hits = new Set(results.map((row) => row.id));
-      const drawn = results.filter((row) => place.has(row.id)).length;
-      say(`The nearest ${results.length.toLocaleString()} rows; ${drawn === results.length ? "all" : drawn.toLocaleString()} are drawn.`);
+      say("");
       chosenText = results.map((row) => row.id + "\n").join("");
-      await showChosen();
+      await showChosen(results);
     } catch (error) { failed(error); }
     draw();
   }
