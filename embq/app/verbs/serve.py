@@ -33,7 +33,7 @@ server_options = option_group(
     click.option(
         "--allow-actions",
         is_flag=True,
-        help="Let browsers that come with the printed token pause, resume, cancel and retry runs.",
+        help="Let browsers that come with the printed token pause, resume, cancel and retry runs, and make maps.",
     ),
     click.option("--no-model", is_flag=True, help="Load no model; answer queries by vector or id only."),
     click.option(

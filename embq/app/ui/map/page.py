@@ -105,8 +105,7 @@ class MapPage:
 
     async def make(self, request: Request) -> Response:
         """Start `embq atlas` for an index, in a process of its own, or tell how it went; its notice asks again."""
-        status, again = 200, f"/map/make?{request.url.query}"
-        notice = Notice("The map is being made", "It appears by itself.", again=again)
+        notice = Notice("The map is being made", "It appears here.", again=f"/map/make?{request.url.query}")
         try:
             self._permission.require(request)
             path = self._served(request.query_params.get("index", "")).path
@@ -119,8 +118,8 @@ class MapPage:
             else:
                 notice = Notice("The map was not made", process.communicate()[1].decode("utf-8", "replace"), bad=True)
         except EmbqError as error:
-            notice, status = Notice(error.message, error.next_step, bad=True), status_of(error)
-        return page(request, "fleet/said.html", notice, status)
+            return page(request, "fleet/said.html", Notice(error.message, error.next_step, bad=True), status_of(error))
+        return page(request, "fleet/said.html", notice)
 
     async def points(self, request: Request) -> Response:
         """See `LoadedMap.points`."""
