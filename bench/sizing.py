@@ -27,6 +27,7 @@ from embq.core.models import ModelConfig
 from embq.core.queue.hints import Hint, hint_queue, push
 from embq.core.queue.keys import VERSION
 from embq.core.queue.ledger import Ledger, new_token
+from embq.core.queue.result_stream import PublishVerdict
 from embq.core.queue.runs import RunRecord, register
 from embq.core.queue.scripts import load_scripts
 from embq.core.rows.results import encode_result, row_schema
@@ -103,12 +104,12 @@ def _of_one_run(client: redis.Redis) -> dict[str, float]:
     data = _result("float16", 768, UNIT_ROWS, with_texts=True)
     before = _used(client)
     for u in units[:RESULTS]:
-        assert ledger.publish(u, tokens[u], {**RESULT, "data": data}, size=len(data)) == 1
+        assert ledger.publish(u, tokens[u], {**RESULT, "data": data}, size=len(data)) is PublishVerdict.ACCEPTED
     sent = (_used(client) - before) / RESULTS
     before = _used(client)
     for u in units[RESULTS : 2 * RESULTS]:
         staged = {"ref": f"{'f' * 32}.{tokens[u].replace(':', '_')}.arrow", "sha256": "f" * 64}
-        assert ledger.publish(u, tokens[u], {**RESULT, **staged}, size=len(data)) == 1
+        assert ledger.publish(u, tokens[u], {**RESULT, **staged}, size=len(data)) is PublishVerdict.ACCEPTED
     named = (_used(client) - before) / RESULTS
     return {
         "hinted_unit_bytes": round(hinted),

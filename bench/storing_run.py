@@ -16,7 +16,7 @@ from embq.core.formats.part import write_unit
 from embq.core.models import ModelConfig
 from embq.core.queue.keys import VERSION
 from embq.core.queue.ledger import Ledger
-from embq.core.queue.result_stream import PART_SUFFIX, RESULT_SUFFIX
+from embq.core.queue.result_stream import PART_SUFFIX, RESULT_SUFFIX, PublishVerdict
 from embq.core.queue.runs import RunRecord
 from embq.core.queue.scripts import load_scripts
 from embq.core.rows.results import encode_batches, failure_batch, row_batch, row_schema
@@ -121,9 +121,9 @@ class StoredRun:
         else:
             (self.layout.staging / name).write_bytes(data)
             fields |= {"ref": name, "sha256": hashlib.sha256(data).hexdigest()}
-        while (answer := ledger.publish(u, token, fields, size=len(data))) == -1:
+        while (answer := ledger.publish(u, token, fields, size=len(data))) is PublishVerdict.NO_ROOM:
             time.sleep(0.01)
-        assert answer == 1
+        assert answer is PublishVerdict.ACCEPTED
 
     def publish_all(self, ledger: Ledger, transport: str = "staging") -> None:
         """Publish every unit with the rows of the first one, at next to no cost: all staging files are one file.

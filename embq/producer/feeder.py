@@ -26,7 +26,7 @@ from embq.core.queue.outage_detector import OutageDetector
 from embq.core.queue.runs import RunRecord, active, register_again
 from embq.core.queue.scripts import Loader, load_scripts
 from embq.core.queue.worker_speeds import SUM_S, keep_sum
-from embq.core.run.control import OVER, Control
+from embq.core.run.control import Control, RunState
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
 from embq.core.service.log import Events
@@ -227,13 +227,13 @@ class Feeder:
             ledger = Ledger(self.client, record.run, scripts=self._scripts)
             with self.outages.answered():
                 meta = ledger.meta()
-            state = meta.get("state", "")
-            if state in ("running", "paused"):
+            state = RunState.read(meta.get("state"))
+            if state in (RunState.RUNNING, RunState.PAUSED):
                 self._unfinished[record.run] = record
-            elif state in OVER:
+            elif state.ended:
                 self._unfinished.pop(record.run, None)
             # Without a generation the writer has not set the run up yet, or is about to rebuild it.
-            if not meta.get("gen") or state != "running":
+            if not meta.get("gen") or state != RunState.RUNNING:
                 continue
             if (manifest := self._manifest(record, int(meta.get("total", 0)))) is not None:
                 fed.append(_Fed(record, manifest, ledger, meta))

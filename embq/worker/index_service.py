@@ -22,6 +22,7 @@ from embq.core.queue.hints import IndexHint
 from embq.core.queue.index_builds import SHARED, IndexBuild, announced
 from embq.core.queue.keys import VERSION
 from embq.core.queue.ledger import Ledger, new_token
+from embq.core.queue.result_stream import PublishVerdict
 from embq.core.queue.scripts import load_scripts
 from embq.core.service.log import Events
 from embq.core.storage.paths import is_inside, place
@@ -199,11 +200,11 @@ class IndexService:
             unit.answer |= {name: str(error.get(name, "")) for name in ("kind", "code", "message", "next_step")}
 
     def _publish(self, unit: _InHand, answer: dict[str, str | bytes | int]) -> None:
-        accepted = unit.lease.publish(answer, size=sum(len(str(value)) for value in answer.values()))
-        if accepted < 0:
-            return  # no room now; asked again at the next look
-        if accepted != 1:
-            self.log.info("result_not_taken", run=unit.hint.run, u=unit.hint.u, answer=accepted)
+        verdict = unit.lease.publish(answer, size=sum(len(str(value)) for value in answer.values()))
+        if verdict is PublishVerdict.NO_ROOM:
+            return  # asked again at the next look
+        if verdict is not PublishVerdict.ACCEPTED:
+            self.log.info("result_not_taken", run=unit.hint.run, u=unit.hint.u, answer=verdict.value)
         self._units += 1
         self.context.report.finished()
         self._let_go(unit)

@@ -8,7 +8,7 @@ from embq.core.queue.heartbeats import live_workers
 from embq.core.queue.keys import VERSION
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.result_stream import LIMIT_BYTES, LIMIT_ENTRIES
-from embq.core.queue.runs import RunRecord, end, go_on, register
+from embq.core.queue.runs import RunRecord, end, go_on, is_over, register
 from embq.core.run.control import Control
 from embq.core.service.log import Events
 from embq.writer.commit import Committer
@@ -107,7 +107,7 @@ class RunQueue:
     def mend(self, total: int, fingerprint: str, control: Control) -> None:
         """Restore the run's counters and settings where another user has overwritten them."""
         known: dict[str, int | str] = {"fingerprint": fingerprint} if fingerprint else {}
-        if self._ledger.meta().get("state") == "done" and self._committer.state.count < total:
+        if is_over(self._ledger.client, self._record.run) and self._committer.state.count < total:
             known["state"] = control.state  # the broker does not hand out units of a run that is done
         settings: dict[str, int | str] = {
             "v": VERSION,

@@ -18,7 +18,7 @@ from embq.core.queue.scripts import load_scripts
 from embq.core.run import checkpoint, generations
 from embq.core.run.commit_log import CommitLog
 from embq.core.run.commits import Commit
-from embq.core.run.control import load_control, save_control
+from embq.core.run.control import RunState, load_control, save_control
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
 from embq.core.run.run_info import load_run
@@ -156,7 +156,7 @@ class RunWriter:
     @property
     def cancelled(self) -> bool:
         """True if the run is cancelled and unfinished, so that nothing is done until a user resumes it."""
-        return self.control.state == "cancelled" and not self.finished
+        return self.control.state == RunState.CANCELLED and not self.finished
 
     def _note_requests(self) -> None:
         """Write requested changes to the output folder, and confirm them to the broker."""

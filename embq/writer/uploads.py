@@ -13,7 +13,7 @@ from embq.core.broker.embedded import kept_off
 from embq.core.errors import InputError, OutputError
 from embq.core.queue import uploads
 from embq.core.queue.ledger import Ledger
-from embq.core.queue.runs import register
+from embq.core.queue.runs import is_over, register
 from embq.core.queue.uploads import AddedUnits, Outcome, Upload
 from embq.core.run.control import PRIORITY, Control, load_control, save_control
 from embq.core.run.layout import Layout, refuse_foreign_files
@@ -155,11 +155,10 @@ class Receiver:
 
     def _ask(self, run: str, layout: Layout, requests: dict[str, str]) -> None:
         """Request changes of an existing run; those of a finished run, which has no writer, are written here."""
-        ledger = Ledger(self.client, run)
-        if ledger.meta().get("state") == "done":
+        if is_over(self.client, run):
             save_control(layout, load_control(layout).with_changes(requests))
         else:
-            ledger.ask(requests)
+            Ledger(self.client, run).ask(requests)
 
     def _wait(self, name: str, error: OutputError | OSError) -> None:
         """The folder cannot be written now; what has arrived stays."""

@@ -29,6 +29,7 @@ from embq.app.services.broker_metrics import BrokerMetrics
 from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
 from embq.core.queue.keys import MAX_ATTEMPTS, SERVICES, VERSION, WORKERS
 from embq.core.queue.ledger import Ledger, new_token
+from embq.core.queue.result_stream import PublishVerdict
 from embq.core.queue.runs import register
 from embq.core.queue.scripts import Loader, load_scripts
 from embq.core.rows.results import FAILURE_SCHEMA, encode_result, row_schema
@@ -186,7 +187,7 @@ def test_a_result_that_was_not_leased_is_not_committed(attacked: Attacked, caplo
         writer.drain()
     assert run.committed_units() == []
     assert caplog.text.count("unit 0 was not leased to it") == 2
-    assert run.publish(0, held) == 1, "the lease of the honest worker goes on"
+    assert run.publish(0, held) is PublishVerdict.ACCEPTED, "the lease of the honest worker goes on"
     attacked.finish_exactly(writer)
 
 
@@ -214,10 +215,13 @@ def test_a_result_that_was_not_leased_takes_no_file_of_another_away(attacked: At
     staged = {"ref": path.name, "sha256": hashlib.sha256(data).hexdigest(), "data": b""}
     attacked.add(attacked.forged(0, token, **staged))
     theirs = run.claim(1, "hostile")
-    assert Ledger(attacked.hostile, run.info.run).publish(1, theirs, run.fields(1, **staged), size=10) == 1
+    assert (
+        Ledger(attacked.hostile, run.info.run).publish(1, theirs, run.fields(1, **staged), size=10)
+        is PublishVerdict.ACCEPTED
+    )
     writer.step()
     assert path.exists()
-    assert run.publish(0, token, **staged) == 1
+    assert run.publish(0, token, **staged) is PublishVerdict.ACCEPTED
     attacked.finish_exactly(writer)
 
 
@@ -300,7 +304,10 @@ def test_a_result_with_a_fault_is_done_again_and_nothing_is_lost(
     """Arrow with bad inner offsets ended the writer (SIGSEGV), and compressed bodies took any memory."""
     run, writer = attacked.run, attacked.writer()
     token = run.claim(0, "hostile")
-    assert Ledger(attacked.hostile, run.info.run).publish(0, token, run.fields(0, **fields()), size=100) == 1
+    assert (
+        Ledger(attacked.hostile, run.info.run).publish(0, token, run.fields(0, **fields()), size=100)
+        is PublishVerdict.ACCEPTED
+    )
     with caplog.at_level("WARNING"):
         writer.drain()
     assert "result_rejected" in caplog.text
@@ -314,7 +321,7 @@ def test_a_unit_whose_results_have_faults_again_and_again_is_a_failure_that_says
     run, writer = attacked.run, attacked.writer()
     for _ in range(MAX_ATTEMPTS):
         token = run.claim(0, "box.cuda0.666")
-        assert run.publish(0, token, data=bad_offsets()) == 1
+        assert run.publish(0, token, data=bad_offsets()) is PublishVerdict.ACCEPTED
         writer.step()
         run.age()
         attacked.feeder().tick()
@@ -352,7 +359,7 @@ def test_a_staging_file_that_is_no_file_holds_nobody_up(attacked: Attacked, kind
         path.touch()
         os.truncate(path, 2**42)
     fields = {"ref": path.name, "sha256": hashlib.sha256(data).hexdigest(), "data": b""}
-    assert run.publish(0, token, **fields) == 1
+    assert run.publish(0, token, **fields) is PublishVerdict.ACCEPTED
     writer.drain()
     assert run.committed_units() == []
     if kind == "folder":
@@ -425,7 +432,7 @@ def test_a_stream_that_takes_nothing_more_is_made_anew(attacked: Attacked, trimm
     writer.drain()
     attacked.add({"x": "y"}, id=GREATEST_ID, **({"maxlen": 0, "approximate": False} if trimmed else {}))
     gen = run.gen
-    assert run.publish(1, run.claim(1)) == 0, "a lost lease, and no error that would end the worker"
+    assert run.publish(1, run.claim(1)) is PublishVerdict.LOST, "a lost lease, and no error that would end the worker"
     run.clock.advance(RECONCILE_S + 0.1)
     writer.step()
     assert run.gen not in ("", gen)

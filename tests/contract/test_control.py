@@ -13,8 +13,9 @@ from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import OutputError
 from embq.core.queue.keys import RUNS
 from embq.core.queue.ledger import new_token
-from embq.core.queue.runs import register
-from embq.core.run.control import Control, load_control, save_control
+from embq.core.queue.result_stream import PublishVerdict
+from embq.core.queue.runs import Backlog, register
+from embq.core.run.control import Control, RunState, load_control, save_control
 from embq.writer.service import WriterService
 from tests.support.outputs.run_case import FINGERPRINT, LEASE_S, RunCase, make_case
 
@@ -42,7 +43,7 @@ def test_begun_units_of_a_paused_run_are_finished_and_others_go_back_uncharged(r
     assert run.ledger.start([(0, begun), (1, by_start)]) == {by_start}
     assert run.ledger.start([(0, begun), (1, by_start)]) == {by_start}, "sent twice"
     assert beat(run, (0, begun), (2, by_beat)) == ("paused", {by_beat})
-    assert run.publish(0, begun) == 1
+    assert run.publish(0, begun) is PublishVerdict.ACCEPTED
     assert [attempts(run, u) for u in (0, 1, 2)] == [1, 0, 0]
     assert run.client.hlen(run.key("owner")) == 0
     run.ledger.ask({"state": "running"})
@@ -53,11 +54,11 @@ def test_begun_units_of_a_paused_run_are_finished_and_others_go_back_uncharged(r
 def test_a_cancelled_run_holds_nothing_and_its_workers_are_told(run: RunCase) -> None:
     run.build()
     begun, claimed, published = run.claim(0), run.claim(1, started=False), run.claim(2)
-    assert run.publish(2, published) == 1
+    assert run.publish(2, published) is PublishVerdict.ACCEPTED
     run.ledger.ask({"state": "cancelled"})
     run.ledger.ask({"state": "cancelled"})
     assert beat(run, (0, begun), (1, claimed)) == ("cancelled", {begun, claimed})
-    assert run.publish(0, begun) == 0
+    assert run.publish(0, begun) is PublishVerdict.LOST
     assert attempts(run, 0) == 0
     run.ledger.ask({"state": "running"})
     run.feeder().tick()
@@ -168,7 +169,7 @@ def test_a_run_whose_last_units_end_while_it_is_paused_is_done(run: RunCase) -> 
     tokens = [run.claim(u) for u in range(8)]
     run.ledger.ask({"state": "paused"})
     for u, token in enumerate(tokens):
-        assert run.publish(u, token) == 1
+        assert run.publish(u, token) is PublishVerdict.ACCEPTED
     writer.drain()
     assert writer.finished
     assert run.ledger.meta()["state"] == "done"
@@ -198,6 +199,28 @@ def test_the_writer_of_all_runs_lets_a_cancelled_one_go_and_takes_it_up_again(ru
     assert "asked" in state, "it was never let go"
 
 
+@pytest.mark.parametrize("verb", ["pause", "resume", "cancel"])
+def test_a_request_for_a_run_that_is_done_has_no_effect_and_says_so(
+    run: RunCase, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.finish(run.writer())
+    result = request(run.record, run.client, verb)
+    assert (result.state, result.done) == (RunState.DONE, len(run.units))
+    result.print(verb, "goes on", as_json=False)
+    assert capsys.readouterr().out == f"run {run.info.run} is done; there is nothing to {verb}\n"
+
+
+@pytest.mark.parametrize("raw", [None, b"", b"asleep", b"\xff", b"Done"])
+def test_a_state_that_embq_does_not_write_is_that_of_a_run_without_a_queue(run: RunCase, raw: bytes | None) -> None:
+    assert RunState.read(raw) is RunState.ABSENT
+    assert not RunState.read(raw).ended
+    run.build()
+    run.client.hset(run.key("meta"), "state", raw or "")
+    values = run.client.hmget(run.key("meta"), Backlog.FIELDS)
+    assert Backlog.of(run.info.run, values).state is RunState.ABSENT
+    assert run.feeder().tick() == 0
+
+
 def test_a_writer_that_is_to_end_notes_what_was_asked_for_a_moment_ago(run: RunCase) -> None:
     writer = run.writer()
     run.ledger.ask({"state": "cancelled"})
@@ -224,11 +247,11 @@ def test_who_cancels_a_run_whose_broker_ends_with_it_is_told_what_stands_in_the_
     looks = iter([lambda: 0.0, the_session_ends])
     with connect(own_server.url) as client:
         if noted:
-            asked = request(run.record, client, {"state": "cancelled"}, clock=lambda: next(looks)())
+            asked = request(run.record, client, "cancel", clock=lambda: next(looks)())
             assert (asked.state, asked.noted, asked.done) == ("cancelled", True, 1)
         else:
             with pytest.raises(redis.exceptions.ConnectionError):
-                request(run.record, client, {"state": "cancelled"}, clock=lambda: next(looks)())
+                request(run.record, client, "cancel", clock=lambda: next(looks)())
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 2, "state": "paused", "priority": 10}'])

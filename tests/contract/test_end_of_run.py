@@ -12,6 +12,7 @@ from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
 from embq.core.broker.client import now_ms
 from embq.core.queue.heartbeats import WORKER_REPORTS, live_workers
 from embq.core.queue.hints import Hint
+from embq.core.queue.result_stream import PublishVerdict
 from embq.core.queue.scripts import load_scripts
 from embq.core.settings import Settings
 from embq.worker.claim.heartbeat import Heartbeat
@@ -57,7 +58,7 @@ def test_what_is_left_is_what_was_neither_committed_nor_published_nor_done_in_fl
     seen = look(at_work)
     assert (seen["tokens"], seen["tokens_total"], seen["eta_basis"]) == (100, 800, "tokens")
     assert (seen["eta_s"], seen["tokens_per_s"]) == (66.0, 10.0)
-    assert at_work.publish(1, token, tokens=100) == 1
+    assert at_work.publish(1, token, tokens=100) is PublishVerdict.ACCEPTED
     assert look(at_work)["eta_s"] == 60.0, "its report is older than its result, and counts once"
     report(at_work, "second", 20.0)
     assert look(at_work)["eta_s"] == 20.0

@@ -12,6 +12,7 @@ from embq.core.queue import hints
 from embq.core.queue import outage_detector as outages
 from embq.core.queue.heartbeats import BriefReport
 from embq.core.queue.keys import RUNS, run_key
+from embq.core.queue.result_stream import PublishVerdict
 from embq.core.queue.runs import RunRecord, register
 from embq.producer import feed_policy
 from embq.producer import feeder as module
@@ -217,7 +218,7 @@ def reaps(run: RunCase, feeder: Feeder, u: int = 0) -> bool:
     token = run.claim(u)
     run.age()
     feeder.tick()
-    return run.publish(u, token) == 0
+    return run.publish(u, token) is PublishVerdict.LOST
 
 
 def test_a_lease_that_has_run_out_is_taken_away(run: RunCase, clock: FakeClock) -> None:

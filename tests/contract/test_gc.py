@@ -16,7 +16,7 @@ from embq.app.gc.collect import Collected, collect
 from embq.core.broker.embedded import EmbeddedServer, kept_off
 from embq.core.errors import Exit
 from embq.core.queue.keys import RUNS, WORKERS
-from embq.core.queue.result_stream import PART_SUFFIX, RESULT_SUFFIX
+from embq.core.queue.result_stream import PART_SUFFIX, RESULT_SUFFIX, PublishVerdict
 from embq.core.queue.runs import register, registered
 from embq.core.settings import Settings
 from embq.writer.service import WriterService
@@ -123,7 +123,7 @@ def test_the_results_of_live_leases_and_results_that_wait_stay_and_others_go(
     holds, waits, ended = run.claim(0), run.claim(1), run.claim(2)
     data = run.data(1)
     (run.layout.staging / named(1, waits)).write_bytes(data)
-    assert run.publish(1, waits, ref=named(1, waits), sha256="0" * 64) == 1
+    assert run.publish(1, waits, ref=named(1, waits), sha256="0" * 64) is PublishVerdict.ACCEPTED
     run.ledger.release(2, ended)
     kept = {
         leave(run.layout.staging / named(0, holds)),

@@ -20,7 +20,7 @@ from embq.core.queue.heartbeats import WORKER_REPORTS, live_workers
 from embq.core.queue.keys import GROUP, MAX_ATTEMPTS, RUN_PARTS, VERSION, WORKERS, worker_key
 from embq.core.queue.ledger import BULK_BYTES, Ledger, new_token
 from embq.core.queue.lua import FREEING, SCRIPTS
-from embq.core.queue.result_stream import LIMIT_BYTES, Entry
+from embq.core.queue.result_stream import LIMIT_BYTES, Entry, PublishVerdict
 from embq.core.queue.runs import RunRecord
 from embq.core.queue.scripts import load_scripts
 from embq.core.run.commit_log import LogState
@@ -201,9 +201,9 @@ def test_a_beat_tells_the_state_of_the_run(run: RunCase) -> None:
 
 def test_a_result_is_taken_once_and_the_answer_is_repeated(run: RunCase) -> None:
     token = run.claim(0)
-    assert run.publish(0, token) == 1
+    assert run.publish(0, token) is PublishVerdict.ACCEPTED
     before = state(run)
-    assert run.publish(0, token) == 1
+    assert run.publish(0, token) is PublishVerdict.ACCEPTED
     assert state(run) == before
     (entry,) = entries(run)
     assert (entry.fields["u"], entry.fields["token"], entry.fields["bytes"]) == (b"0", token.encode(), b"100")
@@ -217,33 +217,33 @@ def test_a_zombie_cannot_publish_after_another_took_its_unit(run: RunCase) -> No
     overdue(run, 0)
     feed(run, reap=True)
     second = run.claim(0, "second")
-    assert run.publish(0, zombie) == 0
+    assert run.publish(0, zombie) is PublishVerdict.LOST
     assert run.ledger.start([(0, zombie)]) == {zombie}
     assert not run.ledger.release(0, zombie)
-    assert run.publish(0, second) == 1
-    assert run.publish(0, zombie) == 2
+    assert run.publish(0, second) is PublishVerdict.ACCEPTED
+    assert run.publish(0, zombie) is PublishVerdict.SUPERSEDED
     (entry,) = entries(run)
     assert commit(run, (entry.receipt, 0)) == 1
-    assert run.publish(0, zombie) == 2
-    assert run.publish(0, second) == 2
+    assert run.publish(0, zombie) is PublishVerdict.SUPERSEDED
+    assert run.publish(0, second) is PublishVerdict.SUPERSEDED
 
 
 def test_a_token_that_begins_like_the_publishers_is_another(run: RunCase) -> None:
     token = run.claim(0)
     run.publish(0, token)
-    assert run.publish(0, token[:-1]) == 2
-    assert run.publish(0, token + "x") == 2
+    assert run.publish(0, token[:-1]) is PublishVerdict.SUPERSEDED
+    assert run.publish(0, token + "x") is PublishVerdict.SUPERSEDED
 
 
 def test_a_result_waits_where_the_bytes_have_no_room(run: RunCase) -> None:
     run.client.hset(run.key("meta"), "limit_bytes", 150)
     tokens = [run.claim(u) for u in range(2)]
-    assert run.publish(0, tokens[0]) == 1
+    assert run.publish(0, tokens[0]) is PublishVerdict.ACCEPTED
     before = state(run)
-    assert run.publish(1, tokens[1]) == -1
+    assert run.publish(1, tokens[1]) is PublishVerdict.NO_ROOM
     assert state(run) == before
     commit(run, (entries(run)[0].receipt, 0))
-    assert run.publish(1, tokens[1]) == 1
+    assert run.publish(1, tokens[1]) is PublishVerdict.ACCEPTED
 
 
 def test_a_result_larger_than_the_bound_goes_alone(run: RunCase) -> None:
@@ -256,7 +256,7 @@ def test_a_result_larger_than_the_bound_goes_alone(run: RunCase) -> None:
 def test_a_result_waits_where_the_stream_is_full(run: RunCase) -> None:
     run.client.hset(run.key("meta"), "limit_entries", 1)
     run.work_one(0)
-    assert run.publish(1, run.claim(1)) == -1
+    assert run.publish(1, run.claim(1)) is PublishVerdict.NO_ROOM
 
 
 def test_there_is_room_where_the_broker_knows_no_run(run: RunCase) -> None:
@@ -268,14 +268,14 @@ def test_only_a_large_result_goes_through_the_client_that_waits_long(run: RunCas
     with Proxy(server.url) as proxy, connect(proxy.url) as bulk:
         run.ledger = Ledger(run.client, run.info.run, bulk=bulk)
         for u, size in enumerate((BULK_BYTES, BULK_BYTES + 1)):
-            assert run.ledger.publish(u, run.claim(u), run.fields(u), size=size) == 1
+            assert run.ledger.publish(u, run.claim(u), run.fields(u), size=size) is PublishVerdict.ACCEPTED
             assert (proxy.commands > 0) == (size > BULK_BYTES)
     assert set(table(run, "pub")) == {0, 1}
 
 
 def test_a_large_result_travels_in_pieces_and_arrives_whole(run: RunCase) -> None:
     data = bytes(range(256)) * (20 << 12)  # 20 MB, more than the server takes in one value
-    assert run.publish(0, run.claim(0, "alive"), data=data) == 1
+    assert run.publish(0, run.claim(0, "alive"), data=data) is PublishVerdict.ACCEPTED
     run.ledger.results.make_group()
     (entry,) = run.ledger.results.read(">", count=1, block_ms=None)
     assert entry.is_whole
@@ -355,7 +355,7 @@ def test_abandoning_frees_one_workers_leases_and_charges_what_was_busy(run: RunC
     assert table(run, "owner") == others
     assert table(run, "att") == {0: "1", 2: "1", 3: "1"}
     assert scores(run, "hinted") == {0: 0, 1: 0}
-    assert (run.publish(0, busy), run.publish(1, idle)) == (0, 0)
+    assert (run.publish(0, busy), run.publish(1, idle)) == (PublishVerdict.LOST, PublishVerdict.LOST)
 
 
 def test_only_what_a_dead_worker_had_in_hand_is_charged(run: RunCase) -> None:
@@ -437,7 +437,11 @@ def test_a_unit_that_takes_long_is_run_a_second_time_and_the_first_result_stands
     assert [claim(tail, 0, token, idle=True) for token in (fast, fast, third)] == ["ok", "ok", "leased"]
     assert tail.ledger.start([(0, fast), (0, slow)]) == set()
     assert tail.ledger.beat(tail.gen, [(0, slow), (0, fast)], lease_s=LEASE_S)[1] == set()
-    assert [tail.publish(0, token) for token in (fast, fast, slow)] == [1, 1, 2]
+    assert [tail.publish(0, token) for token in (fast, fast, slow)] == [
+        PublishVerdict.ACCEPTED,
+        PublishVerdict.ACCEPTED,
+        PublishVerdict.SUPERSEDED,
+    ]
     assert (table(tail, "owner"), table(tail, "spare"), begun(tail)) == ({}, {}, set())
 
 
@@ -451,7 +455,7 @@ def test_a_worker_helps_with_a_unit_that_has_taken_longer_than_it_would_itself_n
     fast = new_token(tail.gen, "fast")
     assert [claim(tail, 0, fast, idle=True, unit_s=1.0) for _ in range(2)] == ["ok", "ok"]
     assert tail.ledger.start([(0, fast)]) == set()
-    assert [tail.publish(0, token) for token in (fast, slow)] == [1, 2]
+    assert [tail.publish(0, token) for token in (fast, slow)] == [PublishVerdict.ACCEPTED, PublishVerdict.SUPERSEDED]
 
 
 def hinted_to_idle(tail: RunCase, *, unit_s: float = 0.0) -> list[int]:
@@ -493,7 +497,7 @@ def test_a_worker_helps_where_the_holder_needs_longer_or_is_late_by_more_than_it
     assert hinted_to_idle(tail, unit_s=60.0) == ([0] if helps else [])
     fast = new_token(tail.gen, "fast")
     assert claim(tail, 0, fast, idle=True, unit_s=60.0) == ("ok" if helps else "leased")
-    assert tail.publish(0, token) == 1
+    assert tail.publish(0, token) is PublishVerdict.ACCEPTED
     assert int(tail.ledger.meta()["unit_ms"]) == pytest.approx(100_000 + 202_000 / 8, abs=1_000), "it took 302 s"
 
 
@@ -541,8 +545,8 @@ def test_of_two_leases_on_a_unit_the_other_goes_on_where_one_ends(tail: RunCase,
     lives = next(name for name in tokens if name != dies)
     assert table(tail, "owner") == {0: tokens[lives]}
     assert table(tail, "spare") == {}
-    assert tail.publish(0, tokens[dies]) == 0
-    assert tail.publish(0, tokens[lives]) == 1
+    assert tail.publish(0, tokens[dies]) is PublishVerdict.LOST
+    assert tail.publish(0, tokens[lives]) is PublishVerdict.ACCEPTED
 
 
 def test_a_unit_that_ended_a_worker_runs_once_at_a_time(tail: RunCase) -> None:
@@ -753,7 +757,7 @@ def test_a_rejection_does_not_touch_the_result_of_another_attempt(run: RunCase) 
     overdue(run, 0)
     feed(run)
     other = run.claim(0)
-    assert run.publish(0, other) == 1
+    assert run.publish(0, other) is PublishVerdict.ACCEPTED
     run.ledger.reject(entry.receipt, 0, token, "lost_result", "gone")
     assert table(run, "pub")[0].startswith(other)
     assert run.ledger.meta()["bytes"] == "100"
@@ -780,8 +784,8 @@ def test_after_a_rebuild_everything_old_is_worthless(run: RunCase) -> None:
     run.publish(1, published)
     old = run.gen
     run.ledger.rebuild(gen="1-1", total=8, done=b"\x01", counters={"rows": 3, "fingerprint": FINGERPRINT})
-    assert run.publish(0, held) == 0
-    assert run.publish(1, published) == 0
+    assert run.publish(0, held) is PublishVerdict.LOST
+    assert run.publish(1, published) is PublishVerdict.LOST
     assert claim(run, 2, new_token(old, "a")) == "gen"
     assert run.ledger.beat(old, [(0, held)], lease_s=LEASE_S) == ("gen", {held})
     assert run.ledger.next_units(old, 10, queue_empty=True, reap_at=now_ms(run.client)) == ([], [])
@@ -911,7 +915,7 @@ def test_where_the_run_is_forgotten_every_lease_is_void_and_nothing_of_it_is_wri
     run.client.delete(run.key("meta"))
     assert run.ledger.start([(0, token)]) == {token}
     assert run.ledger.beat("1-0", [(0, token)], lease_s=LEASE_S) == ("gen", {token})
-    assert run.publish(0, token) == 0
+    assert run.publish(0, token) is PublishVerdict.LOST
     assert not run.ledger.release(0, token)
     assert run.die("alive") == 0
     run.ledger.reject(entry.receipt, 1, entry.fields["token"].decode(), "x", "x")
@@ -949,7 +953,7 @@ def test_a_run_outlives_the_loss_of_any_one_key(
     run.client.hset(run.key("meta"), "limit_bytes", 450)
     run.client.delete(run.key(part))
     run.finish(writer)
-    assert run.publish(6, slow) in (0, 2)
+    assert run.publish(6, slow) in (PublishVerdict.LOST, PublishVerdict.SUPERSEDED)
     run.assert_exact()
     assert run.ledger.meta()["state"] == "done"
     assert run.ledger.meta()["bytes"] == "0"

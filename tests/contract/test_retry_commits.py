@@ -10,6 +10,7 @@ import pytest
 
 from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
 from embq.core.queue.keys import VERSION
+from embq.core.queue.result_stream import PublishVerdict
 from embq.core.queue.runs import RunRecord
 from embq.core.rows.results import encode_result, row_schema
 from embq.core.run.commit_log import CommitLog
@@ -63,7 +64,7 @@ def publish(case: RunCase, again: int, u: int, rows: list[int], failed: list[int
         "fingerprint": FINGERPRINT,
         "data": encode_result([sample(u, i) for i in rows], {"embedding": vectors}, failures, schema),
     }
-    assert case.ledger.publish(again, case.claim(again), fields, size=100) == 1
+    assert case.ledger.publish(again, case.claim(again), fields, size=100) is PublishVerdict.ACCEPTED
 
 
 def quarantine(case: RunCase, u: int) -> None:

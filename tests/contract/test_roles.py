@@ -22,6 +22,7 @@ from embq.core.queue.keys import run_key
 from embq.core.queue.ledger import Ledger, new_token
 from embq.core.queue.lua import SCRIPTS
 from embq.core.queue.lua.prelude import PRELUDE
+from embq.core.queue.result_stream import PublishVerdict
 from embq.core.queue.scripts import LOOK_S, Loader, load_scripts
 from tests.e2e.session import called
 from tests.support.outputs.run_case import FINGERPRINT, LEASE_S, unit_of
@@ -129,7 +130,7 @@ def test_a_worker_leases_and_publishes_and_cannot_commit(
     token = new_token("1-0", "w")
     assert ledger.claim(0, token, lease_s=LEASE_S, fingerprint=FINGERPRINT).granted
     assert ledger.start([(0, token)]) == set()
-    assert ledger.publish(0, token, {"data": b"x"}, size=1) == 1
+    assert ledger.publish(0, token, {"data": b"x"}, size=1) is PublishVerdict.ACCEPTED
     assert guarded.refused() == []
     (entry,) = ready.results.read(">", count=10, block_ms=None)
     with pytest.raises(NoPermissionError):

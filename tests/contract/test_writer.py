@@ -20,7 +20,7 @@ import redis
 from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor
 from embq.core.errors import InputError, OutputError, TryLaterError
 from embq.core.queue.keys import MAX_ATTEMPTS, VERSION
-from embq.core.queue.result_stream import ResultStream
+from embq.core.queue.result_stream import PublishVerdict, ResultStream
 from embq.core.queue.runs import RunRecord, register, registered
 from embq.core.rows.results import encode_result, row_schema
 from embq.core.rows.spec import Column, RowSpec
@@ -56,7 +56,7 @@ def publish_staged(run: RunCase, u: int, data: bytes, **changes: str | bytes | i
     path.write_bytes(data)
     fields = run.fields(u, ref=path.name, sha256=hashlib.sha256(data).hexdigest())
     del fields["data"]
-    assert run.ledger.publish(u, token, {**fields, **changes}, size=len(data)) == 1
+    assert run.ledger.publish(u, token, {**fields, **changes}, size=len(data)) is PublishVerdict.ACCEPTED
     return path
 
 
@@ -359,7 +359,7 @@ def test_a_result_without_one_of_its_fields_is_rejected(run: RunCase, missing: s
     writer = run.writer()
     fields = run.fields(0)
     del fields[missing]
-    assert run.ledger.publish(0, run.claim(0), fields, size=10) == 1
+    assert run.ledger.publish(0, run.claim(0), fields, size=10) is PublishVerdict.ACCEPTED
     writer.step()
     assert run.client.hexists(run.key("pub"), "0") == 0
     run.finish(writer)
@@ -644,7 +644,7 @@ def test_a_broker_that_was_flushed_is_rebuilt_and_the_run_ends(own_client: redis
     assert run.gen not in ("", before)
     assert run.ledger.done_bits() == b"\x80"
     assert run.info.run in registered(own_client)
-    assert run.publish(2, held) == 0, "a lease of before the loss is worthless"
+    assert run.publish(2, held) is PublishVerdict.LOST, "a lease of before the loss is worthless"
     run.finish(writer)
     run.assert_exact()
     assert [commit.generation for commit in CommitLog(run.layout).read()][-1] == run.gen

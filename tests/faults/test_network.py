@@ -11,6 +11,7 @@ import pytest
 
 from embq.app.cli.authorization import authorized_client
 from embq.core.broker.client import connect
+from embq.core.queue.result_stream import PublishVerdict
 from embq.core.settings import Settings
 from faults.kit.cluster import DIM, QUICK_LEASES, SEED, Broker, Cluster, Service
 from faults.kit.monitor import Attempts
@@ -140,14 +141,14 @@ def every_command_once(case: RunCase) -> dict[int, int]:
     assert case.die("w0") <= 1
     case.ledger.release(1, back)
     case.ledger.release(2, failed, failed=("io", "the storage is away"))
-    assert case.publish(3, wrong, rows=1) == 1
+    assert case.publish(3, wrong, rows=1) is PublishVerdict.ACCEPTED
     writer.step()
     case.age()
     # A machine that stood still for two seconds is an outage to the feeder, after which it takes no lease away at once.
     while case.client.hexists(case.key("owner"), "4"):
         feeder.tick()
     charged = {int(u): int(count) for u, count in case.client.hgetall(case.key("att")).items() if int(count)}
-    assert case.publish(4, lost) == 0
+    assert case.publish(4, lost) is PublishVerdict.LOST
     case.finish(writer)
     writer.release()
     case.assert_exact()

@@ -20,6 +20,7 @@ from e2e.session import LOOK_S
 
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.formats.part import UNIT_FORMATS
+from embq.core.queue.result_stream import PublishVerdict
 from embq.core.rows.spec import FORMATS
 from embq.core.run.commit_log import CommitLog
 from faults.kit.cluster import QUICK_LEASES, Cluster, Service, held_after, let_go
@@ -75,11 +76,11 @@ class Sweep:
             (run.layout.staging / name).write_bytes(data)
         fields = run.fields(0, **staged)
         del fields["data"]
-        assert run.ledger.publish(0, tokens[0], fields, size=len(data)) == 1
+        assert run.ledger.publish(0, tokens[0], fields, size=len(data)) is PublishVerdict.ACCEPTED
         stream = run.key("res")
         self.client.xadd(stream, {**fields, "u": 0, "token": "again", "bytes": 0, "ref": again})
         self.client.xadd(stream, {**run.fields(3, fingerprint="0" * 32), "u": 3, "token": "other", "bytes": 0})
-        assert run.publish(1, tokens[1], failed=[2]) == 1
+        assert run.publish(1, tokens[1], failed=[2]) is PublishVerdict.ACCEPTED
         for _ in range(3):
             run.age()
             token = run.claim(2, "dies")

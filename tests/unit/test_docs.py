@@ -16,6 +16,7 @@ import pytest
 from embq.app.cli.entry_point import VERBS, cli
 from embq.app.status.run_progress import RunProgress
 from embq.core.errors import Exit
+from embq.core.run.control import RunState
 from tests.support.outputs.build import build, write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,7 +196,7 @@ def test_the_status_that_is_shown_has_the_shape_of_the_code() -> None:
         run="",
         output="",
         model="",
-        state="",
+        state=RunState.ABSENT,
         priority=10,
         rows=0,
         rows_total=0,

@@ -17,7 +17,7 @@ from embq.app.status.reports import Reports
 from embq.app.status.run_progress import RunCounts, RunProgress, derive_progress
 from embq.core.models import ModelConfig
 from embq.core.queue.heartbeats import Device, Heard, Service
-from embq.core.run.control import Control
+from embq.core.run.control import Control, RunState
 from embq.core.service.progress_line import ProgressLine, duration, folded, size_text
 
 
@@ -70,8 +70,8 @@ def test_bytes_are_told_in_powers_of_a_thousand(count: float, text: str) -> None
 # --- what `embq status` shows ---
 
 
-@pytest.mark.parametrize(("state", "shown"), [("running", "33.0 rows/s"), ("done", "812.5 rows/s")])
-def test_the_speed_is_that_of_the_workers_and_in_the_end_that_of_the_commits(state: str, shown: str) -> None:
+@pytest.mark.parametrize(("state", "shown"), [(RunState.RUNNING, "33.0 rows/s"), (RunState.DONE, "812.5 rows/s")])
+def test_the_speed_is_that_of_the_workers_and_in_the_end_that_of_the_commits(state: RunState, shown: str) -> None:
     progress = RunProgress(
         run="r",
         output="/out",
@@ -108,7 +108,7 @@ RUNNING = RunProgress(
     run="0123456789abcdef",
     output="/out",
     model="minilm",
-    state="running",
+    state=RunState.RUNNING,
     priority=10,
     rows=200,
     rows_total=1000,
@@ -232,7 +232,7 @@ def overview(columns: int, *, verbose: bool) -> list[str]:
     look = Overview(
         runs=[
             RUNNING,
-            replace(RUNNING, state="done", model="open_clip:ViT-B-32/laion2b_s34b_b79k", output="/data/two"),
+            replace(RUNNING, state=RunState.DONE, model="open_clip:ViT-B-32/laion2b_s34b_b79k", output="/data/two"),
         ],
         uploads=[],
         fleet=FleetStatus(heard=[Heard(service=service, last_ms=0, silent_s=0.0)]),

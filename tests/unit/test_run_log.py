@@ -19,6 +19,7 @@ from embq.app.status.reports import Limits
 from embq.app.status.run_log import EVERY_S, RunLog, check_targets, figures
 from embq.app.status.run_progress import RunProgress
 from embq.core.errors import ConfigError, UsageError
+from embq.core.run.control import RunState
 from embq.core.storage.paths import place
 
 EMBED = {"embed": {"busy": 0.5, "starved": 0.25, "blocked": 0.25}}
@@ -28,7 +29,7 @@ PROGRESS = RunProgress(
     run="r1",
     output="/out",
     model="stub:8",
-    state="running",
+    state=RunState.RUNNING,
     priority=10,
     rows=300,
     rows_total=400,
@@ -101,7 +102,7 @@ def test_figures_are_sent_at_intervals_and_at_the_end(
     with RunLog(["tensorboard:a", "tensorboard:b"], Path("out"), run="r1", facts={}, clock=lambda: now[0]) as log:
         for now[0] in (0.0, EVERY_S - 1, EVERY_S, EVERY_S + 1):
             log.show(replace(PROGRESS, rows=int(now[0])))
-        done = replace(PROGRESS, state="done", workers=[], rows=400)
+        done = replace(PROGRESS, state=RunState.DONE, workers=[], rows=400)
         log.show(done, last=True)
     assert [rows for rows, _ in whole.sent] == [0, 5, 400]
     assert whole.sent[-1][1]["average_total_duration_per_sample"] == 0.2, "the two workers that were there count"

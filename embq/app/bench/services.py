@@ -21,6 +21,7 @@ from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import ConfigError, OutputError
 from embq.core.queue.heartbeats import live_workers
 from embq.core.queue.ledger import Ledger
+from embq.core.run.control import RunState
 from embq.core.run.run_info import RunInfo
 from embq.producer.announce import announce
 from embq.producer.enqueue import Request, prepare
@@ -214,7 +215,7 @@ class Services:
             self._wait()
         self.load_s = max(float(beat.get("load_s", 0.0)) for beat in live)
         self.device_names = {str(beat["device"]): str(beat.get("device_name", "")) for beat in live}
-        Ledger(self._client, keeper.run).ask({"state": "paused"})
+        Ledger(self._client, keeper.run).ask({"state": RunState.PAUSED})
         self._start_child("producer", url)
         self._there = self._identities()
 

@@ -28,7 +28,7 @@ from embq.core.queue.hints import hint_queue, peek
 from embq.core.queue.keys import run_key
 from embq.core.queue.runs import RunRecord, registered
 from embq.core.redaction import printable
-from embq.core.run.control import OVER
+from embq.core.run.control import RunState
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
 from embq.core.settings import Settings, model_cache
@@ -144,7 +144,7 @@ def _meta(client: redis.Redis, record: RunRecord) -> dict[str, str] | None:
     names = ("state", "fingerprint", "nonce", "total")
     values = cast("list[bytes | None]", client.hmget(run_key(record.run, "meta"), names))
     meta = {name: (value or b"").decode("utf-8", "replace") for name, value in zip(names, values, strict=True)}
-    return None if meta["state"] in OVER else meta
+    return None if RunState.read(meta["state"]).ended else meta
 
 
 def _files(model: ModelConfig) -> Check:

@@ -67,12 +67,12 @@ class Bar:
         if self._bar is not None:
             self._bar.close()
 
-    def show(self, done: int, total: int | None, state: str) -> None:
-        """Show that so many of so many samples are done, and the state of the run where it is not running."""
+    def show(self, done: int, total: int | None, note: str) -> None:
+        """Show that so many of so many samples are done, and a note of the run's state."""
         if not self._wanted:
             return
         if self._bar is None:
             self._bar = tqdm_of_place()(unit="rows")
         self._bar.total = total
-        self._bar.set_description(None if state in ("running", "done") else state, refresh=False)
+        self._bar.set_description(note or None, refresh=False)
         self._bar.update(done - self._bar.n)

@@ -20,7 +20,7 @@ from embq.app.status.run_control import control_run
 from embq.app.status.run_progress import RunProgress
 from embq.core.errors import EmbqError, Exit, UsageError, error_of
 from embq.core.process.children import python
-from embq.core.run.control import OVER
+from embq.core.run.control import RunState
 from embq.core.settings import child_environment
 from embq.core.storage.paths import place
 from embq.core.wire import python_value
@@ -93,8 +93,9 @@ class Run:
                 ended = self._has_ended()
                 now = self.progress()
                 if now is not None:
-                    bar.show(now.rows + now.failures, now.rows_total, now.state)
-                    if now.state in OVER and (ended or self._is_resident):
+                    note = "" if now.state in (RunState.RUNNING, RunState.DONE) else now.state
+                    bar.show(now.rows + now.failures, now.rows_total, note)
+                    if now.state.ended and (ended or self._is_resident):
                         return now
                 if ended and not self._is_resident:
                     raise EmbqError(
@@ -108,7 +109,7 @@ class Run:
 
     def cancel(self) -> None:
         """Cancel the run: committed rows stay. Raises as `embq cancel`."""
-        control_run(self.output, self._broker, "cancelled")
+        control_run(self.output, self._broker, "cancel")
 
     def stop(self) -> None:
         """End the process of a run of this machine; what is committed stays, and `embq.run` goes on with it."""

@@ -29,6 +29,7 @@ from embq.core.errors import AwayError, EmbqError, Exit, command_line
 from embq.core.process.limits import check_open_files
 from embq.core.queue.heartbeats import Device
 from embq.core.queue.ledger import Ledger
+from embq.core.run.control import RunState
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import RunInfo, load_run
 from embq.core.service.progress_line import duration, folded
@@ -122,7 +123,7 @@ class Session:
                 self._stop(children, monitor)
             ended = RunMonitor(self.layout.root, None).look().ended_after(self._last)
             self.display.show(ended)
-            if self.server is not None and ended.state == "done":
+            if self.server is not None and ended.state == RunState.DONE:
                 self.server.stop(discard=True)  # the commit log holds all that a finished run needs
             return Outcome(ended, interrupted, self.all_failed)
 
@@ -168,7 +169,7 @@ class Session:
                 self.display.show(progress)
                 self.log.show(progress)
                 self._last = progress if progress.limits.so_far.name else self._last
-                if progress.state == "cancelled":
+                if progress.state == RunState.CANCELLED:
                     self.display.say("the run was cancelled: what is published is committed, the rest is left")
                     return True
                 if not self.keep_going and progress.done:
@@ -183,15 +184,15 @@ class Session:
 
     def _ready_or_not(self, progress: RunProgress) -> RunProgress:
         """The progress, where no worker is at work yet: its services are not heard, or are started again."""
-        if progress.state == "loading":
+        if progress.state == RunState.LOADING:
             self._loading_on = progress.loading_on
             progress = replace(progress, downloaded=cached_bytes() - self._cached)
-        elif progress.state not in ("stopped", "starting"):
+        elif progress.state not in (RunState.STOPPED, RunState.STARTING):
             self._loading_on = []
         elif self._loading_on:  # loaded, and no first report yet
-            return replace(progress, state="loading", loading_on=self._loading_on)
-        elif progress.state == "stopped":
-            return replace(progress, state="starting")
+            return replace(progress, state=RunState.LOADING, loading_on=self._loading_on)
+        elif progress.state == RunState.STOPPED:
+            return replace(progress, state=RunState.STARTING)
         return progress
 
     @property
@@ -202,9 +203,9 @@ class Session:
         """Show what is still in hand while workers drain, and for how long; never fails, because services are left."""
         with suppress(redis.exceptions.RedisError, EmbqError):
             progress = monitor.look()
-            if progress.state != "done":
+            if progress.state != RunState.DONE:
                 bound = max(0.0, left_s if progress.finish_s is None else min(progress.finish_s, left_s))
-                progress = replace(progress, state="finishing", eta_s=round(bound, 1))
+                progress = replace(progress, state=RunState.FINISHING, eta_s=round(bound, 1))
             self.display.show(progress)
 
     def _stop(self, children: list[ServiceProcess], monitor: RunMonitor) -> None:
@@ -249,7 +250,7 @@ def run_locally(
         resumed: whether options of workers that are not given are those of the session before.
     """
     before = RunMonitor(root, None).look()
-    if before.state == "done":
+    if before.state == RunState.DONE:
         if not quiet:
             click.echo(folded(f"nothing is left to do: {root} holds the finished run {info.run}", err=True), err=True)
         return Outcome(before, False)
@@ -257,7 +258,7 @@ def run_locally(
     if resumed and context is not None:
         worker_choices.recall(Layout(root), context, options)
     # Starting a paused or cancelled run resumes it.
-    wishes = {"state": "running"}
+    wishes: dict[str, str] = {"state": RunState.RUNNING}
     if options.get("priority") is not None:
         wishes["priority"] = str(options["priority"])
     if not quiet:
@@ -314,7 +315,7 @@ def print_summary(outcome: Outcome, root: Place, *, as_json: bool) -> int:
     else:
         for line in summary_lines(progress, root):
             click.echo(folded(line))
-    if progress.state != "done":
+    if progress.state != RunState.DONE:
         if outcome.interrupted and not outcome.all_failed:
             click.echo(f"stopped; go on with: {command_line('resume', root)}", err=True)
             if again := worker_choices.remembered(Layout(root)):
@@ -330,7 +331,7 @@ def summary_lines(progress: RunProgress, root: Place) -> list[str]:
 
     total = progress.rows + progress.failures
     lines = [f"in {total:,} = rows {progress.rows:,} + failures {progress.failures:,}"]
-    if progress.state != "done":
+    if progress.state != RunState.DONE:
         left = progress.units_total - progress.done - progress.quarantined
         lines[0] += f" so far; {left:,} of {progress.units_total:,} units are left"
     elif progress.quarantined:
@@ -343,7 +344,7 @@ def summary_lines(progress: RunProgress, root: Place) -> list[str]:
             "to embed whole texts, run with --chunk-tokens and another --output"
         )
     timing = progress.timing
-    if progress.state == "done" and timing.get("wall_s"):
+    if progress.state == RunState.DONE and timing.get("wall_s"):
         lines.append(
             f"{progress.rows_per_s:,.1f} rows/s from the first unit to the last commit; this command took "
             f"{duration(time.monotonic() - STARTED_AT_S)}, {timing.get('load_s', 0):.1f} s of them loading the model"

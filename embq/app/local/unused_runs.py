@@ -12,6 +12,7 @@ from embq.app.status.run_monitor import RunMonitor
 from embq.core.broker.embedded import keep_to_ourselves
 from embq.core.errors import EmbqError, Exit, TryLaterError
 from embq.core.run.commit_log import CommitLog
+from embq.core.run.control import RunState
 from embq.core.run.layout import ENTRIES, Layout
 from embq.core.run.run_info import RunInfo, load_run
 from embq.core.storage.paths import Place
@@ -52,7 +53,7 @@ def remove_without_rows(root: Place) -> bool:
         return False
     # A run that had no private server may be known to the broker of others, whose services may be at work on it.
     private = layout.broker.is_dir() and any(entry.name != "lock" for entry in layout.broker.iterdir())
-    if progress.state != "done" and not private:
+    if progress.state != RunState.DONE and not private:
         return False
     if {entry.name for entry in root.iterdir()} - {*ENTRIES, layout.run_json.name}:  # files of others
         return False

@@ -18,7 +18,7 @@ from embq.core.queue.heartbeats import ROLES, SERVICE_REPORTS, STATES, WORKER_RE
 from embq.core.queue.keys import RUNS, SERVICES, UPLOADS, WORKERS, queue_name, run_key, service_key, worker_key
 from embq.core.queue.ledger import read_meta
 from embq.core.queue.runs import RunRecord, records_of
-from embq.core.run.control import OVER, Control, requested_changes
+from embq.core.run.control import VERBS, Control, RunState, requested_changes
 from embq.core.service.health import single_try_client
 from embq.core.service.metrics import MetricSamples
 
@@ -57,11 +57,12 @@ class _Run:
     asked: Fields = field(default_factory=dict)
 
     @property
-    def state(self) -> str:
-        """The requested state; "waiting" until a writer has opened the run."""
+    def state(self) -> RunState:
+        """The requested state; ABSENT until a writer has opened the run."""
         if not self.meta.get("gen"):
-            return "waiting"
-        return "done" if self.meta.get("state") == "done" else Control().with_changes(self.meta | self.asked).state
+            return RunState.ABSENT
+        is_done = self.meta.get("state") == RunState.DONE
+        return RunState.DONE if is_done else Control().with_changes(self.meta | self.asked).state
 
     def number(self, name: str) -> int:
         return int(self.meta.get(name) or 0)
@@ -69,7 +70,7 @@ class _Run:
     def shown(self, now_ms: int) -> bool:
         """True if it has more metrics than its state."""
         moved_ms = self.number("last_commit_ms") or self.number("opened_ms")
-        return self.state != "waiting" and (self.state not in OVER or now_ms - moved_ms < SHOWN_S * 1000)
+        return self.state != RunState.ABSENT and (not self.state.ended or now_ms - moved_ms < SHOWN_S * 1000)
 
 
 class BrokerMetrics:
@@ -92,8 +93,8 @@ class BrokerMetrics:
         runs, workers, services = self._second(first)
         put_workers(readings, workers)
         put_services(readings, services, workers)
-        for state in ("running", "paused", "cancelled", "done", "waiting"):
-            readings.put("embq_runs", sum(run.state == state for run in runs), state)
+        for state in (*VERBS.values(), RunState.DONE, RunState.ABSENT):
+            readings.put("embq_runs", sum(run.state == state for run in runs), state or "waiting")
         self._third(readings, first, [run for run in runs if run.shown(first.now_ms)], workers)
 
     def _first(self) -> _First:

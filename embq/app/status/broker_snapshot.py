@@ -10,7 +10,7 @@ from embq.app.status.reports import Reports, Serving
 from embq.core.queue.heartbeats import Heard, live_workers, services
 from embq.core.queue.keys import run_key
 from embq.core.queue.ledger import Ledger, read_meta
-from embq.core.run.control import requested_changes
+from embq.core.run.control import RunState, requested_changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,11 @@ class BrokerSnapshot:
         return int(self.meta.get(name) or 0)
 
     @property
+    def is_done(self) -> bool:
+        """True if the broker has every unit as committed."""
+        return RunState.read(self.meta.get("state")) == RunState.DONE
+
+    @property
     def tokens_left(self) -> int | None:
         """The writer's estimate of tokens in uncommitted units; None without one."""
         return self.number("tokens_left") if self.meta.get("tokens_left") else None
@@ -60,11 +65,10 @@ class BrokerSnapshot:
     def timing(self, serving: Serving) -> dict[str, float]:
         """Seconds of loading (the slowest worker), of embedding, and in all; of a run that is over, until its end."""
         opened, first, last = (self.number(name) for name in ("opened_ms", "began_ms", "last_commit_ms"))
-        is_over = self.meta.get("state") == "done"
         return {
-            "load_s": self.number("load_ms") / 1000 if is_over else serving.load_s,
+            "load_s": self.number("load_ms") / 1000 if self.is_done else serving.load_s,
             "embed_s": round(max(0, last - first) / 1000, 3) if first and last else 0.0,
-            "wall_s": round(max(0, (last if is_over else self.now_ms) - opened) / 1000, 3) if opened else 0.0,
+            "wall_s": round(max(0, (last if self.is_done else self.now_ms) - opened) / 1000, 3) if opened else 0.0,
         }
 
 

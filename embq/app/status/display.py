@@ -21,11 +21,17 @@ from rich.text import Text
 from embq.app.status.bottleneck import MEANING, Bottleneck
 from embq.app.status.run_progress import RunProgress
 from embq.core.redaction import printable
+from embq.core.run.control import VERBS, RunState
 from embq.core.service.progress_line import ProgressLine, duration
 
 STAGE_NAMES = {"read": "read", "prepare": "prepare", "embed": "device", "publish": "publish"}
 """Stage of a worker -> its name for people."""
-STATE_STYLES = {"running": "green", "done": "bold green", "stopped": "red", "cancelled": "red"}
+STATE_STYLES = {
+    RunState.RUNNING: "green",
+    RunState.DONE: "bold green",
+    RunState.STOPPED: "red",
+    RunState.CANCELLED: "red",
+}
 """State -> style; yellow for others."""
 BAR_COLUMNS = 40
 WORKERS_SHOWN = 16
@@ -113,7 +119,7 @@ def panel(progress: RunProgress, *, verbose: bool = False, since_s: float | None
     )
     if progress.truncated:
         facts.add_row("truncated", f"{progress.truncated:,} texts are longer than the model reads (see --chunk-tokens)")
-    if progress.state not in ("done", "starting", "loading", "finishing", "stopped"):
+    if progress.state in VERBS.values():
         facts.add_row("limit", cell(limit_line(progress)))
     parts: list[RenderableType] = [head, bar, facts]
     if verbose:
@@ -127,13 +133,13 @@ def state_text(progress: RunProgress, since_s: float | None = None) -> str:
     """The state for people: "loading minilm on cuda:0 (4 s)", "finishing 2 units, <= 6 s"."""
     waited = f" ({duration(since_s)})" if since_s is not None else ""
     match progress.state:
-        case "starting":
+        case RunState.STARTING:
             return f"starting{waited}"
-        case "loading":
+        case RunState.LOADING:
             on = ", ".join(printable(device) for device in progress.loading_on)
             fetched = f", {progress.downloaded / 1e6:,.0f} MB downloaded" if progress.downloaded else ""
             return f"loading the model on {on}{waited}{fetched}"
-        case "finishing":
+        case RunState.FINISHING:
             units = progress.in_flight + progress.received
             bound = f", <= {duration(max(1.0, progress.eta_s))}" if progress.eta_s is not None else ""
             return "finishing" if not units else f"finishing {units:,} unit{'s' if units != 1 else ''}{bound}"
@@ -142,7 +148,7 @@ def state_text(progress: RunProgress, since_s: float | None = None) -> str:
 
 def _add_details(facts: Table, progress: RunProgress) -> None:
     if progress.tokens:
-        total = count(progress.tokens_total, progress.state == "done")
+        total = count(progress.tokens_total, progress.state == RunState.DONE)
         speed = f", {progress.tokens_per_s:,.0f} tokens/s" if progress.tokens_per_s else ""
         facts.add_row("tokens", f"{progress.tokens:,} of {total} committed{speed}")
     facts.add_row(
@@ -150,7 +156,7 @@ def _add_details(facts: Table, progress: RunProgress) -> None:
         f"{progress.done:,} done, {progress.received:,} received, {progress.in_flight:,} in flight, "
         f"{progress.queued:,} queued, {progress.quarantined:,} quarantined",
     )
-    if progress.state != "done" and (stages := stages_line(progress.limits.now)):
+    if progress.state != RunState.DONE and (stages := stages_line(progress.limits.now)):
         facts.add_row("stages", stages)
     # A worker tells its oldest unit of all runs.
     ours = [worker for worker in progress.workers if worker.get("unit") and worker.get("run") == progress.run]
@@ -162,7 +168,7 @@ def _add_details(facts: Table, progress: RunProgress) -> None:
 
 def _speed(progress: RunProgress) -> float:
     """Rows per second: embedded now; committed on average, for a run that is over."""
-    return progress.rows_per_s if progress.state == "done" else progress.embedding_per_s
+    return progress.rows_per_s if progress.state == RunState.DONE else progress.embedding_per_s
 
 
 def limit_line(progress: RunProgress) -> str:
@@ -187,10 +193,10 @@ def _part(share: float, word: str) -> str:
 
 
 def _left(progress: RunProgress) -> str:
-    if progress.state in ("done", "finishing"):
+    if progress.state in (RunState.DONE, RunState.FINISHING):
         return ""
     if progress.eta_s is None:
-        return "estimating" if progress.state == "running" else ""
+        return "estimating" if progress.state == RunState.RUNNING else ""
     return f"about {duration(progress.eta_s)} left, by {progress.eta_basis}"
 
 

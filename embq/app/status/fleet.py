@@ -23,6 +23,7 @@ from embq.core.queue.keys import VERSION, run_key
 from embq.core.queue.reporting import CLOCK_OFFSET_S, FOREIGN_NEXT, TWO_NEXT
 from embq.core.queue.runs import ForeignRun, RunRecord, active, foreign_runs, registered
 from embq.core.redaction import printable
+from embq.core.run.control import RunState
 from embq.core.service.progress_line import duration
 
 OF_A_SERVICE = (
@@ -169,7 +170,7 @@ def fleet_of(
         workers={str(worker.get("name")): worker for worker in workers},
         measured=measured,
         foreign=foreign_runs(client),
-        wanted={record.model.spec for record, state in states if state not in (b"done", b"cancelled")},
+        wanted={record.model.spec for record, state in states if not RunState.read(state).ended},
     )
 
 

@@ -28,7 +28,7 @@ from embq.core.queue.ledger import Ledger
 from embq.core.queue.runs import RunRecord, over, registered
 from embq.core.queue.scripts import Script, load_scripts
 from embq.core.queue.uploads import UploadProgress
-from embq.core.run.control import OVER
+from embq.core.run.control import RunState
 from embq.core.service.progress_line import PLAIN_EVERY_S, duration
 
 LOOK_S = 1.0
@@ -65,7 +65,7 @@ class Overview:
 
     def renderable(self, *, verbose: bool) -> Group:
         """A line for each run, upload, service and device; with `verbose`, a panel for each run that is not over."""
-        panels = [run for run in self.runs if verbose and run.state not in OVER]
+        panels = [run for run in self.runs if verbose and not run.state.ended]
         rows = [_columns(run) for run in self.runs if run not in panels]
         parts: list[RenderableType] = [panel(run, verbose=True) for run in panels]
         parts += [FittedTable(rows, DROPPED, verbose)] if rows else []
@@ -155,8 +155,8 @@ def _columns(run: RunProgress) -> dict[str, str]:
         "run": run.run,
         "state": run.state,
         "done": f"{run.share_committed:.1%}",
-        "rows/s": f"{run.rows_per_s if run.state == 'done' else run.embedding_per_s:,.1f}",
-        "left": "-" if run.eta_s is None or run.state == "done" else duration(run.eta_s),
+        "rows/s": f"{run.rows_per_s if run.state == RunState.DONE else run.embedding_per_s:,.1f}",
+        "left": "-" if run.eta_s is None or run.state == RunState.DONE else duration(run.eta_s),
         "failures": f"{run.failures:,}",
         "rows": f"{run.rows:,} of {count(run.rows_total, run.rows_total_exact)}",
         "model": run.model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import click
@@ -18,7 +18,7 @@ from embq.core.queue.hints import hint_queue, withdraw
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.runs import RunRecord
 from embq.core.run.commit_log import CommitLog
-from embq.core.run.control import load_control
+from embq.core.run.control import VERBS, RunState, load_control
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import load_run
 from embq.core.storage.paths import place
@@ -33,13 +33,13 @@ class ControlResult:
     """A run after a request.
 
     Attributes:
-        state: of the run in the broker; "" where its queue is not built yet.
+        state: of the run in the broker; ABSENT where its queue is not built yet.
         noted: whether the run's writer has it in the output folder, where it outlives the broker.
         done: committed units.
     """
 
     record: RunRecord
-    state: str
+    state: RunState
     noted: bool
     done: int
 
@@ -48,11 +48,12 @@ class ControlResult:
         """Committed units of all units, for people."""
         return f"{self.done:,} of {self.record.units:,} units are done"
 
-    def print(self, sentence: str, *, as_json: bool, warn: bool = True) -> None:
+    def print(self, verb: str, sentence: str, *, as_json: bool, warn: bool = True) -> None:
         """Print the result.
 
         Args:
-            sentence: what is true of the run now, without its subject.
+            verb: the command.
+            sentence: its effect on a run that is not done, without the subject.
             warn: of what only the broker knows so far.
         """
         if as_json:
@@ -60,57 +61,59 @@ class ControlResult:
             shape = {"schema": 1, "run": self.record.run, "state": self.state, "noted": self.noted, "units": units}
             click.echo(json.dumps(shape))
             return
+        if self.state == RunState.DONE:
+            sentence = f"is done; there is nothing to {verb}"
         click.echo(f"run {self.record.run} {sentence}")
-        if warn and not self.noted and self.state != "done":
+        if warn and not self.noted and self.state != RunState.DONE:
             click.echo(
                 "warning: no writer has noted it in the output folder yet; until one does, only the broker knows it",
                 err=True,
             )
 
 
-def control_run(named: str, broker: str, state: str) -> ControlResult:
-    """Request a state of the run that a user names; see `resolve_run` and `request`."""
-    return request(*resolve_run(named, broker).registered(), {"state": state})
+def control_run(named: str, broker: str, verb: str) -> ControlResult:
+    """`request` for the run that a user names, see `resolve_run`."""
+    return request(*resolve_run(named, broker).registered(), verb)
 
 
 def request(
     record: RunRecord,
     client: redis.Redis,
-    wishes: Mapping[str, str],
+    verb: str,
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> ControlResult:
     """Send a request, and wait until the run's writer has noted it in the output folder, for at most `CONFIRM_S`.
 
     Args:
-        wishes: see `embq.core.run.control`.
+        verb: one of `embq.core.run.control.VERBS`.
     """
-    require(client, {"paused": "pause", "cancelled": "cancel"}.get(wishes.get("state", ""), "resume"))
+    require(client, verb)
     ledger = Ledger(client, record.run)
-    ledger.ask(wishes)
+    ledger.ask({"state": VERBS[verb]})
     end = clock() + CONFIRM_S
     try:
-        if wishes.get("state", "running") != "running":
+        if VERBS[verb] != RunState.RUNNING:
             withdraw(client, hint_queue(client, record.model.queue_key), record.run)
         while not (noted := not ledger.asked()) and clock() < end:
             time.sleep(LOOK_S)
         meta = ledger.meta()
     except RedisError:
-        if (result := _from_folder(record, wishes)) is None:
+        if (result := _from_folder(record, VERBS[verb])) is None:
             raise
         return result
-    return ControlResult(record, meta.get("state", ""), noted, int(meta.get("done", 0)))
+    return ControlResult(record, RunState.read(meta.get("state")), noted, int(meta.get("done", 0)))
 
 
-def _from_folder(record: RunRecord, wishes: Mapping[str, str]) -> ControlResult | None:
+def _from_folder(record: RunRecord, state: RunState) -> ControlResult | None:
     """The result by the output folder alone: an `embq run` that is cancelled ends, and its broker with it.
 
-    None where the folder does not have the wishes, or cannot be read here.
+    None where the folder has another state, or cannot be read here.
     """
     layout = Layout(place(record.output))
     try:
         control = load_control(layout)
-        if control != control.with_changes(wishes):
+        if control.state != state:
             return None
         done = CommitLog(layout).replay(load_run(layout.root).units).count
     except EmbqError:

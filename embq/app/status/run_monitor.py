@@ -148,7 +148,6 @@ def progress_of(record: RunRecord, seen: BrokerSnapshot) -> RunProgress:
     """
     rows, failures, committed, quarantined = map(seen.number, ("rows", "failures", "done", "quarantined"))
     units = seen.number("total") or record.units
-    closed = seen.meta.get("state") == "done"
     counts = RunCounts(
         rows=rows,
         failures=failures,
@@ -157,9 +156,9 @@ def progress_of(record: RunRecord, seen: BrokerSnapshot) -> RunProgress:
         units_total=units,
         done=committed - quarantined,
         quarantined=quarantined,
-        rows_total=rows + failures if closed else _estimate(rows + failures, committed, units - record.retries),
-        rows_total_exact=closed,
-        closed=closed,
+        rows_total=rows + failures if seen.is_done else _estimate(rows + failures, committed, units - record.retries),
+        rows_total_exact=seen.is_done,
+        closed=seen.is_done,
         created_s=seen.number("opened_ms") / 1000 or None,
     )
     control = Control().with_changes(seen.meta | seen.asked)

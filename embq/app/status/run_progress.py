@@ -10,7 +10,7 @@ from embq.app.status.broker_snapshot import BrokerSnapshot
 from embq.app.status.eta import NO_ETA, SILENT_S, Eta, embedded_in_flight, in_hand_s, predict
 from embq.app.status.reports import Limits
 from embq.core.models import ModelConfig
-from embq.core.run.control import Control
+from embq.core.run.control import Control, RunState
 
 OF_A_WORKER = (
     *("name", "device", "rows_per_s", "unit", "stage", "age_s"),
@@ -52,9 +52,6 @@ class RunProgress(RunCounts):
     """A run at one moment.
 
     Attributes:
-        state: "running", "paused", "cancelled", "done"; where it should run and no worker is at work, "loading" while
-            one loads its model, "starting" while one starts or waits for its first unit, else "stopped". A session of
-            `embq run` that ends early has "finishing".
         priority: its weight among runs that share the devices.
         received, in_flight, queued: units that are not committed; with those that are, they add up to `units_total`.
         rows_per_s: committed rows per second, from the first unit to the last commit.
@@ -77,7 +74,7 @@ class RunProgress(RunCounts):
     run: str
     output: str
     model: str
-    state: str
+    state: RunState
     priority: int
     received: int
     in_flight: int
@@ -176,11 +173,11 @@ def derive_progress(
     """
     queued = max(0, counts.units_total - counts.done - counts.quarantined - seen.received - seen.in_flight)
     serving, shares = seen.workers.serving(model.spec), seen.workers.shares(run, model.spec)
-    waits = queued and control.state == "running" and not serving.workers
+    waits = queued and control.state == RunState.RUNNING and not serving.workers
     waits_for = seen.workers.other_models(model.spec) if waits else []
     at_work = bool(serving.workers or waits_for)
     eta = NO_ETA
-    if control.state == "running" and not counts.closed:
+    if control.state == RunState.RUNNING and not counts.closed:
         eta = _predicted(counts, seen, shares, serving.rows_per_s, queued=queued)
     loading_on, about_to = ([], False) if counts.closed else _getting_ready(seen, run, model.spec)
     rows_per_s = seen.committed_per_s(counts.rows) if timing is None else timing.get("rows_per_s", 0.0)
@@ -266,9 +263,9 @@ def _getting_ready(seen: BrokerSnapshot, run: str, model: str) -> tuple[list[str
     return loading, any(device.state in ("starting", "idle") for device in devices)
 
 
-def _state(control: Control, closed: bool, at_work: bool, *, loading: bool, about_to: bool) -> str:
+def _state(control: Control, closed: bool, at_work: bool, *, loading: bool, about_to: bool) -> RunState:
     if closed:
-        return "done"
-    if at_work or control.state != "running":
+        return RunState.DONE
+    if at_work or control.state != RunState.RUNNING:
         return control.state
-    return "loading" if loading else "starting" if about_to else "stopped"
+    return RunState.LOADING if loading else RunState.STARTING if about_to else RunState.STOPPED

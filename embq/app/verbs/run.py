@@ -280,7 +280,7 @@ def _plan_and_hand_over(client: redis.Redis, request: Request, priority: int | N
 def _tell(planned: Planned, output: Place, *, as_json: bool) -> None:
     """Print how many units were handed over, and how many are done."""
     from embq.core.run.commit_log import CommitLog
-    from embq.core.run.control import load_control
+    from embq.core.run.control import RunState, load_control
     from embq.core.run.layout import Layout
 
     info = planned.info
@@ -296,7 +296,7 @@ def _tell(planned: Planned, output: Place, *, as_json: bool) -> None:
         click.echo(folded(f"watch it with: {command_line('status', output, '--watch')}", err=True), err=True)
     else:
         click.echo(f"run {info.run} is already enqueued: {done:,} of {info.units:,} units are done; nothing was added")
-    if not planned.new and done < info.units and (state := load_control(Layout(output)).state) != "running":
+    if not planned.new and done < info.units and (state := load_control(Layout(output)).state) != RunState.RUNNING:
         click.echo(f"it is {state}; go on with: {command_line('resume', output)}", err=True)
 
 

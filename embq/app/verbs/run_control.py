@@ -36,10 +36,9 @@ def pause(run: str, broker: str, as_json: bool) -> None:
     """
     from embq.app.status.run_control import control_run
 
-    result = control_run(run, broker, "paused")
-    over = result.state == "done"
-    paused = f"is paused: {result.how_far}; go on with: {command_line('resume', run)}"
-    result.print("is done; there is nothing to pause" if over else paused, as_json=as_json)
+    result = control_run(run, broker, "pause")
+    sentence = f"is paused: {result.how_far}; go on with: {command_line('resume', run)}"
+    result.print("pause", sentence, as_json=as_json)
 
 
 @click.command("resume", cls=SectionedCommand, epilog="Examples: embq resume out | embq resume 965db513790b38d9")
@@ -76,8 +75,8 @@ def resume(run: str, broker: str, as_json: bool, quiet: bool, **options: Any) ->
             outcome = run_locally(info, root, options, broker="", quiet=quiet or as_json, resumed=True)
             return print_summary(outcome, root, as_json=as_json)
     _refuse_log(run, options["log"])
-    result = control_run(run, broker, "running")
-    result.print(f"goes on: {result.how_far}", as_json=as_json)
+    result = control_run(run, broker, "resume")
+    result.print("resume", f"goes on: {result.how_far}", as_json=as_json)
     return 0
 
 
@@ -94,14 +93,15 @@ def _hand_over(info: RunInfo, root: Place, settings: Settings, *, as_json: bool)
     from embq.app.cli.authorization import authorized_client
     from embq.app.status.run_control import ControlResult
     from embq.core.run.commit_log import CommitLog
+    from embq.core.run.control import RunState
     from embq.core.run.layout import Layout
     from embq.producer.announce import hand_over, record_of
 
     client = authorized_client(settings, "resume")
     done = CommitLog(Layout(root)).replay(info.units).count
-    hand_over(client, info, root, {"state": "running"})
-    result = ControlResult(record_of(info, root), "running", False, done)
-    result.print(f"is handed to the workers again: {result.how_far}", as_json=as_json, warn=False)
+    hand_over(client, info, root, {"state": RunState.RUNNING})
+    result = ControlResult(record_of(info, root), RunState.RUNNING, False, done)
+    result.print("resume", f"is handed to the workers again: {result.how_far}", as_json=as_json, warn=False)
     return 0
 
 
@@ -112,6 +112,7 @@ def _is_paused(run: str, root: Place) -> bool:
     from embq.core.broker.client import connect
     from embq.core.broker.embedded import EmbeddedServer
     from embq.core.queue.ledger import Ledger
+    from embq.core.run.control import RunState
     from embq.core.run.layout import Layout
 
     url = EmbeddedServer.find(Layout(root).broker)
@@ -119,7 +120,7 @@ def _is_paused(run: str, root: Place) -> bool:
         return False
     try:
         with connect(url) as client:
-            return Ledger(client, run).meta().get("state") == "paused"
+            return Ledger(client, run).meta().get("state") == RunState.PAUSED
     except RedisError:
         return False
 
@@ -135,7 +136,5 @@ def cancel(run: str, broker: str, as_json: bool) -> None:
     """
     from embq.app.status.run_control import control_run
 
-    result = control_run(run, broker, "cancelled")
-    over = result.state == "done"
-    cancelled = f"is cancelled: {result.how_far} and stay"
-    result.print("is done; there is nothing to cancel" if over else cancelled, as_json=as_json)
+    result = control_run(run, broker, "cancel")
+    result.print("cancel", f"is cancelled: {result.how_far} and stay", as_json=as_json)

@@ -71,7 +71,6 @@ def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *,
     """Show the run until it is done or cancelled."""
     from embq.app.status.display import Display
     from embq.app.status.run_log import RunLog
-    from embq.core.run.control import OVER
     from embq.core.storage.paths import place
 
     progress = monitor.look()
@@ -84,10 +83,10 @@ def _follow(monitor: RunMonitor | RemoteRunMonitor, targets: tuple[str, ...], *,
         while True:
             progress = monitor.look()
             display.show(progress)
-            log.show(progress, last=progress.state in OVER)
+            log.show(progress, last=progress.state.ended)
             if as_json:
                 click.echo(json.dumps(progress.to_json()))
-            if progress.state in OVER:
+            if progress.state.ended:
                 return
             time.sleep(WATCH_S)
 
@@ -114,7 +113,7 @@ def _show(
         return
     if progress is not None:
         Console(highlight=False).print(panel(progress, verbose=verbose))
-        if found.client is not None and progress.state != "done":
+        if found.client is not None and not progress.closed:
             fleet = fleet_status(found.client)
             for line in [*fleet.refusals(progress.model), *fleet.unseen(progress.run)]:
                 click.echo(f"warning: {line}")

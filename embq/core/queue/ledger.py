@@ -21,13 +21,14 @@ from embq.core.queue.result_stream import (
     LIMIT_BYTES,
     LIMIT_ENTRIES,
     Entry,
+    PublishVerdict,
     ResultStream,
     Sender,
     in_pieces,
     read_fields,
 )
 from embq.core.queue.scripts import Script, load_scripts
-from embq.core.run.control import Control, requested_changes
+from embq.core.run.control import Control, RunState, requested_changes
 from embq.core.wire import MalformedError, malformed, skipped
 
 BULK_BYTES = 256 * 1024
@@ -212,11 +213,11 @@ class Ledger:
         state, *lost = self._call("beat", gen, int(lease_s * 1000), *each)
         return _text(state), {_text(token) for token in lost}
 
-    def publish(self, u: int, token: str, fields: Mapping[str, str | bytes | int], *, size: int) -> int:
-        """Hand a result to the writer: 1 accepted, 2 another attempt's stands, 0 lease lost, -1 no room now."""
+    def publish(self, u: int, token: str, fields: Mapping[str, str | bytes | int], *, size: int) -> PublishVerdict:
+        """Hand a result to the writer."""
         client = self.bulk if size > BULK_BYTES else self.client
         parts = (part for pair in in_pieces(fields) for part in pair)
-        return int(self._call("publish", u, token, size, *parts, client=client))
+        return PublishVerdict(self._call("publish", u, token, size, *parts, client=client))
 
     def hint_again(self, u: int) -> None:
         """Have a unit whose hint was popped, and that was not claimed, hinted again as soon as its run has room."""
@@ -371,7 +372,7 @@ class Ledger:
             fields: dict[str, int | str] = {
                 "v": keys.VERSION,
                 "gen": gen,
-                "state": "done" if count == total else control.state,
+                "state": RunState.DONE if count == total else control.state,
                 "priority": control.priority,
                 "total": total,
                 "cursor": 0,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
@@ -30,6 +31,15 @@ RESULT_SUFFIX, PART_SUFFIX = ".arrow", ".part"
 
 LIMIT_ENTRIES = 20_000
 """Most results waiting for the writer."""
+
+
+class PublishVerdict(Enum):
+    """Answer of the script `publish`: whether a result was accepted."""
+
+    ACCEPTED = 1
+    SUPERSEDED = 2  # the result of another attempt stands
+    LOST = 0  # the lease is lost
+    NO_ROOM = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ from embq.core.models import ModelConfig
 from embq.core.queue import keys
 from embq.core.queue.keys import ACTIVE, RUNS, run_key
 from embq.core.rows.spec import RowSpec
-from embq.core.run.control import LEAST_PRIORITY, MOST_PRIORITY, PRIORITY
+from embq.core.run.control import LEAST_PRIORITY, MOST_PRIORITY, PRIORITY, RunState
 from embq.core.run.layout import INPUTS
 from embq.core.run.run_info import WorkerDefaults
 from embq.core.storage.paths import place
-from embq.core.wire import Count, PathText, RunId, ShortText, UnitCount, Word
+from embq.core.wire import Count, PathText, RunId, ShortText, UnitCount
 
 RECORD = "run record"
 """Noun for messages."""
@@ -122,7 +122,7 @@ def restore_active(client: redis.Redis) -> None:
         for run in runs:
             pipe.hget(run_key(run, "meta"), "state")
         states = pipe.execute() if runs else []
-    if missing := [run for run, state in zip(runs, states, strict=True) if state != b"done"]:
+    if missing := [run for run, state in zip(runs, states, strict=True) if RunState.read(state) != RunState.DONE]:
         client.sadd(ACTIVE, *missing)
 
 
@@ -138,7 +138,7 @@ def end(client: redis.Redis, run: str, units: int) -> None:
 
 def is_over(client: redis.Redis, run: str) -> bool:
     """Whether all units of a run are done, as the broker knows it."""
-    return cast("bytes | None", client.hget(run_key(run, "meta"), "state")) == b"done"
+    return RunState.read(cast("bytes | None", client.hget(run_key(run, "meta"), "state"))) == RunState.DONE
 
 
 def over(client: redis.Redis, runs: Iterable[str]) -> set[str]:
@@ -230,10 +230,10 @@ class Backlog:
     """The waiting part of a run; see `meta` in `embq.core.queue.keys`.
 
     Attributes:
-        state: "" where the broker has no queue of the run, or a malformed one.
+        state: ABSENT where the broker has no queue of the run, or a malformed one.
     """
 
-    state: Word = ""
+    state: RunState = RunState.ABSENT
     priority: Annotated[int, Meta(ge=LEAST_PRIORITY, le=MOST_PRIORITY)] = PRIORITY
     cursor: Count = 0
     total: Count = 0
@@ -266,4 +266,4 @@ def units_unclaimed(client: redis.Redis, runs: Iterable[str]) -> int:
         for run in listed:
             pipe.hmget(run_key(run, "meta"), Backlog.FIELDS)
         found = [Backlog.of(run, values) for run, values in zip(listed, pipe.execute(), strict=True)]
-    return sum(one.unclaimed for one in found if one.state == "running")
+    return sum(one.unclaimed for one in found if one.state == RunState.RUNNING)

@@ -11,6 +11,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 from embq.core import wire
@@ -21,10 +22,42 @@ from embq.core.storage.durable import output_error, overwrite
 
 SCHEMA = 1
 MOST_BYTES = 4_096
-STATES = ("running", "paused", "cancelled")
-OVER = ("done", "cancelled")
-"""States in which nothing of a run is begun any more."""
 PRIORITY, LEAST_PRIORITY, MOST_PRIORITY = 10, 1, 100
+
+
+class RunState(StrEnum):
+    """State of a run, in the order in which runs are listed.
+
+    `control.json` holds RUNNING, PAUSED (units in flight are finished, no other is started) or CANCELLED; the broker
+    holds DONE too. The others are shown: a session of `embq run` that ends early has FINISHING; a run that should run
+    and has no worker LOADING while one loads its model, STARTING while one starts or waits for its first unit, else
+    STOPPED. ABSENT is the state of a run without a queue in the broker.
+    """
+
+    RUNNING = "running"
+    FINISHING = "finishing"
+    LOADING = "loading"
+    STARTING = "starting"
+    STOPPED = "stopped"
+    PAUSED = "paused"
+    CANCELLED = "cancelled"
+    DONE = "done"
+    ABSENT = ""
+
+    @classmethod
+    def read(cls, raw: bytes | str | None) -> RunState:
+        """The state in a field of the broker; ABSENT for None and for what is no state."""
+        text = raw.decode(errors="replace") if isinstance(raw, bytes) else raw
+        return next((state for state in cls if state == text), cls.ABSENT)
+
+    @property
+    def ended(self) -> bool:
+        """True where no unit is started any more."""
+        return self in (RunState.DONE, RunState.CANCELLED)
+
+
+VERBS = {"pause": RunState.PAUSED, "resume": RunState.RUNNING, "cancel": RunState.CANCELLED}
+"""Command of a user -> the state that it requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +65,11 @@ class Control:
     """State and priority of a run.
 
     Attributes:
-        state: "running"; "paused" (begun units are finished, no other is begun) or "cancelled" (nothing goes on). A run
-            in any state may be set running again.
+        state: a state that a user may request, see `VERBS`. A run in any state may be set running again.
         priority: its weight where several runs share the devices, 1 to 100.
     """
 
-    state: str = "running"
+    state: RunState = RunState.RUNNING
     priority: int = PRIORITY
 
     def fields(self) -> dict[str, str]:
@@ -49,7 +81,7 @@ class Control:
         state, priority = changes.get("state", ""), changes.get("priority", "")
         return replace(
             self,
-            state=state if is_valid_change("state", state) else self.state,
+            state=RunState(state) if is_valid_change("state", state) else self.state,
             priority=int(priority) if is_valid_change("priority", priority) else self.priority,
         )
 
@@ -63,7 +95,7 @@ def requested_changes(raw: Mapping[bytes, bytes]) -> dict[str, str]:
 def is_valid_change(name: str, value: str) -> bool:
     """True if a user may set `name` to `value`."""
     if name == "state":
-        return value in STATES
+        return value in VERBS.values()
     number = re.fullmatch(r"[0-9]{1,3}", value)
     return name == "priority" and number is not None and LEAST_PRIORITY <= int(value) <= MOST_PRIORITY
 

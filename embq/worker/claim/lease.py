@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from embq.core.queue.hints import Hint
 from embq.core.queue.keys import MAX_ATTEMPTS
 from embq.core.queue.ledger import Ledger
+from embq.core.queue.result_stream import PublishVerdict
 from embq.core.queue.runs import RunRecord
 from embq.core.run.unit_sizes import size_of
 from embq.core.units import Failure, Sample
@@ -48,14 +49,14 @@ class Lease:
         self.lost = self.lost or bool(self.ledger.start([(self.u, self.token)]))
         return not self.lost
 
-    def publish(self, fields: Mapping[str, str | bytes | int], *, size: int) -> int:
-        """Send a result: 1 accepted, 2 another attempt's stands, 0 lease lost, -1 no room now."""
+    def publish(self, fields: Mapping[str, str | bytes | int], *, size: int) -> PublishVerdict:
+        """Send a result to the writer."""
         if self.lost:
-            return 0
+            return PublishVerdict.LOST
         self.publishing = True
-        answer = self.ledger.publish(self.u, self.token, fields, size=size)
-        self.publishing = answer >= 0
-        return answer
+        verdict = self.ledger.publish(self.u, self.token, fields, size=size)
+        self.publishing = verdict is not PublishVerdict.NO_ROOM
+        return verdict
 
     def release(self, *, failed: tuple[str, str] | None = None) -> None:
         """Give the lease back: uncharged, or charged with (code, message)."""

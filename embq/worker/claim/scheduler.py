@@ -22,6 +22,7 @@ from embq.core.queue.index_builds import IndexBuild, IndexStage, announced
 from embq.core.queue.keys import TURNS, run_key
 from embq.core.queue.runs import Backlog, active, is_over
 from embq.core.queue.scripts import load_scripts
+from embq.core.run.control import RunState
 from embq.core.run.run_info import WorkerDefaults
 from embq.core.service.log import Events
 
@@ -225,12 +226,12 @@ class Scheduler:
             backlog = Backlog.of(run, values)
             if isinstance(work, IndexBuild):
                 look.unfinished.add(work)
-            elif backlog.state == "done":
+            elif backlog.state == RunState.DONE:
                 look.done.add(run)
             elif backlog.state:
                 look.unfinished.add(work)
             refused = run in self._refused_runs or self.is_aside(run)
-            if backlog.state != "running" or refused:
+            if backlog.state != RunState.RUNNING or refused:
                 continue
             weight = backlog.priority
             if not isinstance(work, IndexBuild):  # of which nothing is gained by being there before its units are

@@ -20,7 +20,7 @@ from embq.core.broker.bounded import RESULT_BYTES
 from embq.core.errors import EmbqError, OutputError
 from embq.core.formats.part import UNIT_FORMATS, write_unit
 from embq.core.queue.keys import VERSION
-from embq.core.queue.result_stream import PART_SUFFIX, RESULT_SUFFIX
+from embq.core.queue.result_stream import PART_SUFFIX, RESULT_SUFFIX, PublishVerdict
 from embq.core.rows.results import embedding_columns, encode_batches, failure_batch, row_batch, row_schema
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import RunInfo, load_run
@@ -203,7 +203,7 @@ class PublishStage(Publisher):
         """Hand a result to the writer, whatever the answer is; False where there is no room for it now."""
         lease = result.lease
         if lease.lost:
-            accepted = 0
+            verdict = PublishVerdict.LOST
         else:
             if result.part is not None and isinstance(place(lease.record.output), ObjectPath):
                 self._put(result)
@@ -222,17 +222,17 @@ class PublishStage(Publisher):
                 lease.release(failed=(code, message))
                 return True
             fields = {**result.fields, "data": result.data} if has_data else result.fields
-            accepted = lease.publish(fields, size=size)
-            if accepted < 0:
+            verdict = lease.publish(fields, size=size)
+            if verdict is PublishVerdict.NO_ROOM:
                 return False
-        if accepted == 1:
+        if verdict is PublishVerdict.ACCEPTED:
             self.meter.unit_done(len(lease.failures))
             self.finished()
         else:
             # Another attempt's result stands, or the lease is gone: only our own file goes.
             if result.staged is not None:
                 drop_in(result.staged.parent, result.staged.name)
-            self.log.info("result_not_taken", run=lease.run, u=lease.u, answer=accepted)
+            self.log.info("result_not_taken", run=lease.run, u=lease.u, answer=verdict.value)
         lease.end()
         return True
 

@@ -23,7 +23,7 @@ from embq.core.models import ModelConfig
 from embq.core.queue.hints import Hint, HintJob, drop, hint_queue
 from embq.core.queue.keys import VERSION
 from embq.core.queue.ledger import Ledger, new_token
-from embq.core.queue.result_stream import PART_SUFFIX
+from embq.core.queue.result_stream import PART_SUFFIX, PublishVerdict
 from embq.core.queue.runs import RunRecord, register
 from embq.core.queue.scripts import load_scripts
 from embq.core.rows.results import encode_batches, failure_batch, row_batch, row_schema
@@ -149,10 +149,10 @@ class RunCase:
         }
         return {**fields, **changes}
 
-    def publish(self, u: int, token: str, failed: Sequence[int] = (), **changes: str | bytes | int) -> int:
+    def publish(self, u: int, token: str, failed: Sequence[int] = (), **changes: str | bytes | int) -> PublishVerdict:
         return self.ledger.publish(u, token, self.fields(u, failed, **changes), size=100)
 
-    def publish_part(self, u: int, token: str, failed: Sequence[int] = ()) -> int:
+    def publish_part(self, u: int, token: str, failed: Sequence[int] = ()) -> PublishVerdict:
         """Publish a unit whose rows the worker has written as a part."""
         rows, failures = self._batches(u, failed)
         unit_id = self.units[u].unit_id
@@ -167,7 +167,7 @@ class RunCase:
 
     def work_one(self, u: int, failed: Sequence[int] = (), worker: str = "alive", **changes: str | bytes | int) -> None:
         """One unit from claim to publish."""
-        assert self.publish(u, self.claim(u, worker), failed, **changes) == 1
+        assert self.publish(u, self.claim(u, worker), failed, **changes) is PublishVerdict.ACCEPTED
 
     def die(self, worker: str, ordinal: int | None = None) -> int:
         """A worker dies under its supervisor's eyes, with all it had begun in hand; gives the leases freed."""
@@ -188,7 +188,7 @@ class RunCase:
             token = new_token(hint.gen, worker)
             if not self.ledger.claim(hint.u, token, lease_s=LEASE_S, fingerprint=FINGERPRINT).granted:
                 continue
-            if not self.ledger.start([(hint.u, token)]) and self.publish(hint.u, token) < 0:
+            if not self.ledger.start([(hint.u, token)]) and self.publish(hint.u, token) is PublishVerdict.NO_ROOM:
                 self.ledger.release(hint.u, token)
 
     def finish(self, writer: RunWriter, rounds: int = 40) -> None:

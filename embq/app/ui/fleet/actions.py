@@ -27,12 +27,12 @@ from embq.app.ui.fleet.snapshot import Sampler
 from embq.app.ui.rendering import page
 from embq.core.errors import BrokerError, EmbqError, InputError, command_line
 from embq.core.queue.runs import RunRecord
+from embq.core.run.control import VERBS, RunState
 from embq.core.service.log import Events
 from embq.core.storage.paths import Place
 from embq.producer.announce import hand_over
 from embq.producer.retry import FailureFilter, RetryResult, preview, retry
 
-STATES = {"pause": "paused", "resume": "running", "cancel": "cancelled"}
 DONE = {"pause": "is paused", "resume": "goes on", "cancel": "is cancelled"}
 MOST_FORM = 4_096
 """Bytes of a form."""
@@ -122,7 +122,7 @@ class Actions:
         try:
             self._permission.require(request)
             run, verb = request.path_params["run"], request.path_params["verb"]
-            if verb not in (*STATES, "retry"):
+            if verb not in (*VERBS, "retry"):
                 raise HttpError(f"there is no action {verb[:20]!r}", code="no_such_route", status=404)
             form = await _form(request)
             work = partial(self._retry, run, form) if verb == "retry" else partial(self._control, run, verb)
@@ -137,11 +137,11 @@ class Actions:
         if found is None:
             raise _unknown(run)
         try:
-            result: ControlResult = request_state(*found, {"state": STATES[verb]})
+            result: ControlResult = request_state(*found, verb)
         except RedisError as error:
             raise BrokerError("the broker does not answer", next_step="try again") from error
         _log.info("action", verb=verb, run=run)
-        if result.state == "done":
+        if result.state == RunState.DONE:
             return Notice(f"Run {run} is done; there is nothing to {verb}.")
         noted = "" if result.noted else "No writer has noted it in the output folder yet; only the broker knows it."
         return Notice(f"Run {run} {DONE[verb]}: {result.how_far}.", next=noted)

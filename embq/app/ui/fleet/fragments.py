@@ -19,10 +19,11 @@ from embq.app.status.run_progress import RunProgress
 from embq.app.ui.fleet.history import Histories, cells_of
 from embq.app.ui.fleet.machines import CARDS, DeviceView
 from embq.app.ui.fleet.run_list import ALL_RUNS, MOST_RUNS, RunQuery, titles_of
-from embq.app.ui.fleet.snapshot import OVER, FleetSnapshot, RunView
+from embq.app.ui.fleet.snapshot import FleetSnapshot, RunView
 from embq.app.ui.fleet.unit_map import STATES, paths
 from embq.app.ui.rendering import fragment
 from embq.core.errors import EmbqError
+from embq.core.run.control import RunState
 from embq.core.service.progress_line import duration
 
 MOST_DEVICES, MOST_WORKERS = 2_000, 64
@@ -101,7 +102,7 @@ class Fragments:
         if (view := snapshot.run(run)) is None:
             return None
         progress = view.progress
-        limit = "" if view.command or view.state in OVER else _sentence(limit_line(progress), progress.limits.now)
+        limit = "" if view.command or progress.state.ended else _sentence(limit_line(progress), progress.limits.now)
         head = {**_shown(view, snapshot), "figures_": top_line(replace(snapshot, runs=(view,)))[:3], "limit": limit}
         return {
             "banner": _html("banner", {"snapshot": snapshot}),
@@ -154,7 +155,7 @@ def _end(snapshot: FleetSnapshot) -> Figure:
     active = [view.progress for view in snapshot.runs if view.active]
     known = [progress.eta_s for progress in active if progress.eta_s is not None]
     if not active:
-        paused = sum(view.progress.state == "paused" for view in snapshot.runs)
+        paused = sum(view.progress.state == RunState.PAUSED for view in snapshot.runs)
         note = f"{paused:,} paused" if paused else "no run is at work"
         return Figure(label="Ends", value="–", note=note)
     if not known:
@@ -323,17 +324,17 @@ def _age(seconds: float) -> str:
 
 
 def _left(progress: RunProgress) -> str:
-    if progress.state in OVER or progress.eta_s is None:
-        return "estimating" if progress.state == "running" and progress.eta_basis else "–"
+    if progress.state.ended or progress.eta_s is None:
+        return "estimating" if progress.state == RunState.RUNNING and progress.eta_basis else "–"
     return duration(progress.eta_s)
 
 
 def _verbs(view: RunView, may_act: bool) -> Sequence[str]:
     """Actions that a viewer may take on a run."""
     state = view.progress.state
-    if not may_act or view.client is None or state == "done":
+    if not may_act or view.client is None or state == RunState.DONE:
         return ()
-    return {"paused": ("resume", "cancel"), "cancelled": ("resume",)}.get(state, ("pause", "cancel"))
+    return {RunState.PAUSED: ("resume", "cancel"), RunState.CANCELLED: ("resume",)}.get(state, ("pause", "cancel"))
 
 
 def _cell(device: DeviceView) -> Mapping[str, str]:

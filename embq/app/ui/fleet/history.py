@@ -19,6 +19,7 @@ from embq.app.ui.fleet.unit_map import UnitMap
 from embq.core.queue.ledger import Ledger
 from embq.core.run import generations
 from embq.core.run.commit_log import CommitLog, LogState
+from embq.core.run.control import RunState
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
 from embq.core.run.run_info import load_run
@@ -158,7 +159,7 @@ def cells_of(view: RunView, histories: Histories) -> Cells:
     """
     progress, received, in_flight = view.progress, [], []
     ledger = Ledger(view.client, progress.run, scripts={}) if view.client is not None else None
-    if ledger is not None and progress.state != "done":
+    if ledger is not None and progress.state != RunState.DONE:
         received = ledger.published() if progress.received <= MOST_KEYS else []
         in_flight = ledger.leased() if progress.in_flight <= MOST_KEYS else []
     if view.root is not None:

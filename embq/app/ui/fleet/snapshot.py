@@ -23,6 +23,7 @@ from embq.app.ui.fleet.sources import Seen, SeenRun
 from embq.core.errors import EmbqError, command_line
 from embq.core.queue.runs import RunRecord
 from embq.core.queue.uploads import UploadProgress
+from embq.core.run.control import RunState
 from embq.core.service.log import Events
 from embq.core.storage.paths import Place
 
@@ -33,7 +34,6 @@ REST_S = 10.0
 LOOKED_S = 5.0
 """Time after which the last look of a viewer is over."""
 RATE_S = 600.0
-OVER = ("done", "cancelled")
 
 _log = Events("ui")
 
@@ -90,7 +90,7 @@ class RunView:
     @property
     def active(self) -> bool:
         """True unless it is done, cancelled, paused or interrupted."""
-        return self.state not in (*OVER, "paused", "interrupted")
+        return not (self.progress.state.ended or self.state in (RunState.PAUSED, "interrupted"))
 
     @property
     def command(self) -> str:
@@ -285,7 +285,7 @@ class Sampler:
 def _run(one: SeenRun, now_s: float, *, local: bool) -> RunView:
     progress, per_row = one.progress, one.pace.bytes_per_row
     left = None if progress.rows_total is None else max(0, progress.rows_total - progress.rows - progress.failures)
-    if progress.state in OVER:
+    if progress.state.ended:
         left = 0
     return RunView(
         progress=progress,
@@ -301,7 +301,7 @@ def _disks(views: Sequence[RunView]) -> tuple[DiskView, ...]:
     """The disks below the folders of runs that are not over, that with least room behind its need first."""
     found: dict[int, tuple[int, list[float | None]]] = {}
     for view in views:
-        if view.progress.state in OVER or not isinstance(view.root, Path):
+        if view.progress.state.ended or not isinstance(view.root, Path):
             continue
         try:
             device = os.stat(view.root).st_dev
