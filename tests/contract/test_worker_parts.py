@@ -24,7 +24,7 @@ from embq.app.output.output import open_output
 from embq.core.errors import AwayError
 from embq.core.formats.part import read_unit
 from embq.core.queue.hints import Hint
-from embq.core.queue.result_stream import PART_SUFFIX
+from embq.core.queue.result_stream import PART_SUFFIX, PublishVerdict
 from embq.core.rows.arrow_messages import MOST_BYTES, listed_blocks
 from embq.core.run.commit_log import CommitLog
 from embq.core.storage.objects import ObjectPath
@@ -270,10 +270,10 @@ def test_a_full_disk_keeps_the_rows(run: RunCase, stage: PublishStage, monkeypat
 def test_a_part_without_rows_is_refused(run: RunCase) -> None:
     """Its name would be that of the next part."""
     writer = run.writer()
-    assert run.publish_part(0, run.claim(0), failed=[0, 1, 2]) == 1
+    assert run.publish_part(0, run.claim(0), failed=[0, 1, 2]) is PublishVerdict.ACCEPTED
     writer.drain()
     assert writer.counts.rejected == {"bad_result": 1}
-    assert run.publish_part(1, run.claim(1)) == 1
+    assert run.publish_part(1, run.claim(1)) is PublishVerdict.ACCEPTED
     writer.drain()
     run.assert_exact([1])
 
@@ -282,7 +282,7 @@ def test_a_part_that_is_gone_before_its_commit_holds_up_no_other(make_any: MakeR
     run = make_any(5)
     writer = run.writer()
     for u in (0, 1):
-        assert run.publish_part(u, run.claim(u)) == 1
+        assert run.publish_part(u, run.claim(u)) is PublishVerdict.ACCEPTED
     writer.step()
     assert len(writer.buffer.results) == 2
     (lost,) = [path for path in staged(run) if path.name.startswith(run.units[0].unit_id)]
@@ -297,7 +297,7 @@ def test_a_part_that_is_gone_before_its_commit_holds_up_no_other(make_any: MakeR
 def test_a_part_that_cannot_be_linked_is_copied(run: RunCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a file of another user where fs.protected_hardlinks is set."""
     writer = run.writer()
-    assert run.publish_part(0, run.claim(0)) == 1
+    assert run.publish_part(0, run.claim(0)) is PublishVerdict.ACCEPTED
     real = os.link
 
     def link(source: Path, target: Path, **options: object) -> None:
@@ -365,7 +365,7 @@ def test_a_run_whose_disk_is_full_gets_no_hints(run: RunCase) -> None:
 def test_a_record_of_several_parts_is_no_older_embqs(run: RunCase) -> None:
     writer = run.writer()
     for u in (0, 1):
-        assert run.publish_part(u, run.claim(u)) == 1
+        assert run.publish_part(u, run.claim(u)) is PublishVerdict.ACCEPTED
     writer.drain()
     schemas = [json.loads(path.read_bytes())["schema"] for path in sorted(run.layout.commits.iterdir())]
     assert schemas == [1, 2]

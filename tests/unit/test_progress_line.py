@@ -61,7 +61,10 @@ def test_a_duration_is_told_in_the_unit_that_people_use(seconds: float, text: st
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1_300, "1.3 kB"), (25_600_000, "25.6 MB"), (5.6e9, "5.6 GB"), (1.5e15, "1,500.0 TB")],
+    [
+        *((0, "0 B"), (999, "999 B"), (999.7, "1.0 kB"), (1_300, "1.3 kB"), (999_960, "1.0 MB")),
+        *((25_600_000, "25.6 MB"), (5.6e9, "5.6 GB"), (1.5e15, "1,500.0 TB")),
+    ],
 )
 def test_bytes_are_told_in_powers_of_a_thousand(count: float, text: str) -> None:
     assert size_text(count) == text
@@ -152,7 +155,7 @@ def test_the_bar_has_a_tone_for_what_is_committed_and_one_for_what_is_embedded()
         ({"state": "loading", "loading_on": ["cuda:0", "cpu"]}, "loading the model on cuda:0, cpu (4 s)"),
         (
             {"state": "loading", "loading_on": ["cpu"], "downloaded": 34_200_000},
-            "loading the model on cpu (4 s), 34 MB downloaded",
+            "loading the model on cpu (4 s), 34.0 MB downloaded",
         ),
         ({"state": "finishing", "eta_s": 6.0}, "finishing 3 units, <= 6 s"),
         ({"state": "finishing", "eta_s": 0.0}, "finishing 3 units, <= 1 s"),

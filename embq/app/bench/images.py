@@ -15,6 +15,7 @@ from embq.core.benchmark_record import table
 from embq.core.errors import InputError
 from embq.core.models import ModelConfig
 from embq.core.process.limits import cores
+from embq.core.service.progress_line import size_text
 from embq.core.settings import Settings, change_environment
 from embq.core.units import Sample
 from embq.producer.model_args import asked_models, config_of
@@ -125,7 +126,7 @@ class ImageBenchResult:
         each = self.read.bytes / self.samples
         many = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
         rows = [
-            ("read", self.read, f"{self.read.bytes / self.read.seconds / 1e6:,.0f} MB/s, {each / 1e3:,.1f} kB each"),
+            ("read", self.read, f"{size_text(self.read.bytes / self.read.seconds)}/s, {size_text(each)} each"),
             ("decode, 1 thread", self.one, f"{self.one.per_core:,.0f} in a second of a core"),
             (f"decode, {many}", self.all, f"{self.all.per_core:,.0f} in a second of a core"),
             ("device alone", self.device, f"samples that are prepared already, {self.batch_size} in a pass"),

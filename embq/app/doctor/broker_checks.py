@@ -15,6 +15,7 @@ from embq.core.broker.client import ServerInfo, connect, mask, problems, reach
 from embq.core.broker.embedded import EmbeddedServer, server_binary
 from embq.core.errors import ConfigError
 from embq.core.queue.reporting import CLOCK_NEXT, CLOCK_OFFSET_S, clock_ahead_s
+from embq.core.service.progress_line import duration, size_text
 from embq.core.settings import Settings
 
 MEMORY_HIGH = 0.8
@@ -75,12 +76,8 @@ def _clock(client: redis.Redis) -> Check:
     ahead_s = clock_ahead_s(client)
     if abs(ahead_s) > CLOCK_OFFSET_S:
         side = "ahead of" if ahead_s > 0 else "behind"
-        return Check("clock", "warn", f"this machine's is {_long(abs(ahead_s))} {side} the broker's", CLOCK_NEXT)
+        return Check("clock", "warn", f"this machine's is {duration(abs(ahead_s))} {side} the broker's", CLOCK_NEXT)
     return Check("clock", "ok", f"{ahead_s:+.3f} s from the broker's")
-
-
-def _long(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 3600:.1f} h"
 
 
 def _memory(client: redis.Redis) -> Check:
@@ -88,7 +85,7 @@ def _memory(client: redis.Redis) -> Check:
     used, limit = int(info["used_memory"]), int(info.get("maxmemory", 0))
     bound = limit or int(info.get("total_system_memory", 0))
     whose = "its limit" if limit else "its machine, for it has no limit"
-    detail = f"{used / 1024**2:,.0f} MiB in use, of {bound / 1024**2:,.0f} MiB of {whose}"
+    detail = f"{size_text(used)} in use, of {size_text(bound)} of {whose}"
     if bound and used > MEMORY_HIGH * bound:
         fix = "raise maxmemory; results wait in it until the writer has taken them, so look whether one is at work"
         return Check("memory", "warn", detail, fix)

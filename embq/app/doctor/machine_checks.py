@@ -22,6 +22,7 @@ from embq.core.broker.client import connect
 from embq.core.errors import UsageError
 from embq.core.process.libraries import version_of
 from embq.core.process.limits import container_bytes, cores, machine_bytes
+from embq.core.service.progress_line import size_text
 from embq.core.settings import Settings
 from embq.core.storage.durable import output_error, publish, write_new
 from embq.core.storage.objects import ObjectPath, probe
@@ -101,7 +102,7 @@ def storage(output: str) -> Iterator[Check]:
         yield Check("storage", "fail", f"{place} {wrong}", fix)
         return
     free = shutil.disk_usage(place).free
-    detail = f"{place}: a durable write takes {took_ms:.1f} ms, {free / 1024**3:,.0f} GiB free"
+    detail = f"{place}: a durable write takes {took_ms:.1f} ms, {size_text(free)} free"
     if free < FREE_LOW_BYTES:
         yield Check("storage", "warn", detail, "make room, or put --output on a larger disk")
     else:
@@ -140,14 +141,14 @@ def _commit_like(folder: Path) -> tuple[float, str]:
 def machine() -> Iterator[Check]:
     """Cores, memory, shared memory and the limit of open files."""
     memory, limit = machine_bytes(), container_bytes()
-    bound = f", of which this container may use {limit / 1024**3:,.1f}" if limit else ""
-    yield Check("machine", "ok", f"{cores()} CPU cores, {memory / 1024**3:,.1f} GiB memory{bound}")
+    bound = f", of which this container may use {size_text(limit)}" if limit else ""
+    yield Check("machine", "ok", f"{cores()} CPU cores, {size_text(memory)} memory{bound}")
     shm = Path("/dev/shm")
     if shm.is_dir():
         size = shutil.disk_usage(shm).total
         low = size < SHM_LOW_BYTES
         fix = "start the container with --shm-size=1g" if low else ""
-        yield Check("shm", "warn" if low else "ok", f"/dev/shm has {size / 1024**2:,.0f} MiB", fix)
+        yield Check("shm", "warn" if low else "ok", f"/dev/shm has {size_text(size)}", fix)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = 0 <= soft < FILES_LOW
     fix = f"ulimit -n {min(65536, hard) if hard > 0 else 65536}" if few else ""

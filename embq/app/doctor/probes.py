@@ -16,6 +16,7 @@ from embq.app.doctor.check import Check
 from embq.core.errors import ModelError
 from embq.core.models import ModelSpec
 from embq.core.process.children import python
+from embq.core.service.progress_line import size_text
 from embq.core.settings import child_environment
 from embq.producer.model_args import split_name
 from embq.worker.supervisor.devices import Gpu, find_gpus, shown, why_no_gpu
@@ -63,7 +64,7 @@ def _device(gpu: Gpu) -> Check:
         return Check(name, "fail", f"{model}: torch cannot be used: {found['error']}", fix)
     if found["why"]:
         return Check(name, "fail", f"{model}: {found['why']}", found["mend"] or fix)
-    return Check(name, "ok", f"{model}, {found['bytes'] / 1024**3:.0f} GiB, computes; torch {found['torch']}")
+    return Check(name, "ok", f"{model}, {size_text(found['bytes'])}, computes; torch {found['torch']}")
 
 
 _FAMILY_PACKAGES = {

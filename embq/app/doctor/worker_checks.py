@@ -31,6 +31,7 @@ from embq.core.redaction import printable
 from embq.core.run.control import RunState
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
+from embq.core.service.progress_line import size_text
 from embq.core.settings import Settings, model_cache
 from embq.core.storage.paths import place
 from embq.core.units import Unit
@@ -103,7 +104,7 @@ def _folder(name: str, folder: Path, low_bytes: int, fix: str) -> Check:
     except OSError as error:
         return Check(name, "fail", f"{folder} cannot be written: {error.strerror}", f"{fix} that can be written")
     free = room(folder)
-    detail = f"{folder}: {free / 1024**3:,.0f} GiB free"
+    detail = f"{folder}: {size_text(free)} free"
     return (
         Check(name, "warn", detail, f"make room; {fix} on a larger disk")
         if free < low_bytes

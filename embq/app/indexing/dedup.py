@@ -13,12 +13,12 @@ from embq.app.indexing.build import runner_of
 from embq.app.indexing.progress import ConsoleProgress
 from embq.core.errors import Exit, command_line
 from embq.core.process.limits import cores
-from embq.core.service.progress_line import duration
+from embq.core.service.progress_line import duration, size_text
 from embq.indexer.dedup.dedup import GROUPS, DedupPlan, dedup, make_spec, plan_dedup
 from embq.indexer.dedup.stages import MOST_NEIGHBOURS
 from embq.indexer.index_files.files import to_json
 from embq.indexer.index_files.version import index_path, read_current, resolve_index
-from embq.indexer.plan.build_options import available_memory, bytes_text, parse_bytes
+from embq.indexer.plan.build_options import available_memory, parse_bytes
 
 
 def run_dedup(options: Mapping[str, Any]) -> int:
@@ -51,8 +51,8 @@ def _describe(plan: DedupPlan, threshold: float) -> str:
             f"near duplicates with a cosine of at least {threshold:g} among {plan.rows:,} rows; {plan.nprobe:,} of "
             f"{plan.nlist:,} lists are searched for each",
             f"pairs       about {plan.pairs:,}, by a sample of the rows",
-            f"in memory   {bytes_text(plan.ram_bytes)} for each process",
-            f"on disk     {bytes_text(plan.disk_bytes)} while it lasts",
+            f"in memory   {size_text(plan.ram_bytes)} for each process",
+            f"on disk     {size_text(plan.disk_bytes)} while it lasts",
             f"time        about {duration(max(1.0, plan.seconds))}",
         ]
     )

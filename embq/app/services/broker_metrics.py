@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from embq.core.queue.heartbeats import ROLES, SERVICE_REPORTS, STATES, WORKER_RE
 from embq.core.queue.keys import RUNS, SERVICES, UPLOADS, WORKERS, queue_name, run_key, service_key, worker_key
 from embq.core.queue.ledger import read_meta
 from embq.core.queue.runs import RunRecord, records_of
-from embq.core.run.control import VERBS, Control, RunState, requested_changes
+from embq.core.run.control import VERBS, RunState, requested_changes
 from embq.core.service.health import single_try_client
 from embq.core.service.metrics import MetricSamples
 
@@ -27,7 +27,7 @@ ANSWER_S = 2.0
 SHOWN_S = 600.0
 """A run that has ended has all of its metrics for so long, so that the last values are scraped."""
 
-Fields = dict[str, str]
+_Run = tuple[RunRecord, BrokerSnapshot]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,31 +46,6 @@ class _First:
     silent_s: Mapping[str, float]
     services: Sequence[str]
     uploads: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """State of one run in the broker."""
-
-    record: RunRecord
-    meta: Fields
-    asked: Fields = field(default_factory=dict)
-
-    @property
-    def state(self) -> RunState:
-        """The requested state; ABSENT until a writer has opened the run."""
-        if not self.meta.get("gen"):
-            return RunState.ABSENT
-        is_done = self.meta.get("state") == RunState.DONE
-        return RunState.DONE if is_done else Control().with_changes(self.meta | self.asked).state
-
-    def number(self, name: str) -> int:
-        return int(self.meta.get(name) or 0)
-
-    def shown(self, now_ms: int) -> bool:
-        """True if it has more metrics than its state."""
-        moved_ms = self.number("last_commit_ms") or self.number("opened_ms")
-        return self.state != RunState.ABSENT and (not self.state.ended or now_ms - moved_ms < SHOWN_S * 1000)
 
 
 class BrokerMetrics:
@@ -94,8 +69,8 @@ class BrokerMetrics:
         put_workers(readings, workers)
         put_services(readings, services, workers)
         for state in (*VERBS.values(), RunState.DONE, RunState.ABSENT):
-            readings.put("embq_runs", sum(run.state == state for run in runs), state or "waiting")
-        self._third(readings, first, [run for run in runs if run.shown(first.now_ms)], workers)
+            readings.put("embq_runs", sum(seen.state == state for _, seen in runs), state or "waiting")
+        self._third(readings, [(record, seen) for record, seen in runs if _is_shown(seen)], workers)
 
     def _first(self) -> _First:
         with self._client.pipeline(transaction=False) as pipe:
@@ -129,50 +104,44 @@ class BrokerMetrics:
         reports = WORKER_REPORTS.parse(dict(zip(first.silent_s, texts, strict=False)))
         workers = [{**report, "silent_s": first.silent_s[name]} for name, report in reports.items()]
         services = SERVICE_REPORTS.parse(dict(zip(first.services, texts[len(first.silent_s) :], strict=False)))
-        pairs = zip(first.records, rest[::2], rest[1::2], strict=True)
         runs = [
-            _Run(record=record, meta=read_meta(meta), asked=requested_changes(asked)) for record, meta, asked in pairs
+            (record, BrokerSnapshot(meta=read_meta(meta), asked=requested_changes(asked), now_ms=first.now_ms))
+            for record, meta, asked in zip(first.records, rest[::2], rest[1::2], strict=True)
         ]
         return runs, workers, list(services.values())
 
-    def _third(
-        self, readings: MetricSamples, first: _First, runs: Sequence[_Run], workers: Sequence[dict[str, Any]]
-    ) -> None:
+    def _third(self, readings: MetricSamples, runs: Sequence[_Run], workers: Sequence[dict[str, Any]]) -> None:
         """Third round trip: queues and units of the shown runs."""
         reports = Reports(workers)
-        queues = {run.record.model.queue_key: run.record.model.spec for run in runs}
+        queues = {record.model.queue_key: record.model.spec for record, _ in runs}
         with self._client.pipeline(transaction=False) as pipe:
             for key in queues:
                 pipe.llen(f"rq:queue:{queue_name(key)}")
-            for run in runs:
-                pipe.hlen(run_key(run.record.run, "pub"))
-                pipe.hlen(run_key(run.record.run, "owner"))
-                pipe.hvals(run_key(run.record.run, "busy"))
-                pipe.xlen(run_key(run.record.run, "res"))
+            for record, _ in runs:
+                pipe.hlen(run_key(record.run, "pub"))
+                pipe.hlen(run_key(record.run, "owner"))
+                pipe.hvals(run_key(record.run, "busy"))
+                pipe.xlen(run_key(record.run, "res"))
                 # One field more than is wanted, because none may not be asked for.
-                wanted = holders_wanted(reports.shares(run.record.run))
-                pipe.hmget(run_key(run.record.run, "owner"), ["", *map(str, wanted)])
+                wanted = holders_wanted(reports.shares(record.run))
+                pipe.hmget(run_key(record.run, "owner"), ["", *map(str, wanted)])
             answers = pipe.execute()
         for spec, waiting in zip(queues.values(), answers, strict=False):
             readings.add("embq_queue_hints", waiting, spec)
         rest = answers[len(queues) :]
-        for at, run in enumerate(runs):
+        for at, (record, seen) in enumerate(runs):
             published, leased, busy, results, holders = rest[5 * at : 5 * at + 5]
-            shares = reports.shares(run.record.run)
-            seen = BrokerSnapshot(
-                meta=run.meta,
-                asked=run.asked,
-                received=published,
-                in_flight=leased,
-                workers=reports,
-                begun=done_of(shares, [(token or b"").decode(errors="replace") for token in holders[1:]]),
-                now_ms=first.now_ms,
-            )
-            put_run(readings, run, progress_of(run.record, seen), first.now_ms)
-            name = run.record.run
-            readings.put("embq_run_results", results, name)
-            oldest_ms = min(_times(cast("list[bytes]", busy)), default=first.now_ms)
-            readings.put("embq_run_oldest_unit_seconds", max(0.0, (first.now_ms - oldest_ms) / 1000), name)
+            begun = done_of(reports.shares(record.run), holders[1:])
+            seen = replace(seen, received=published, in_flight=leased, workers=reports, begun=begun)
+            put_run(readings, seen, progress_of(record, seen))
+            readings.put("embq_run_results", results, record.run)
+            oldest_ms = min(_times(cast("list[bytes]", busy)), default=seen.now_ms)
+            readings.put("embq_run_oldest_unit_seconds", max(0.0, (seen.now_ms - oldest_ms) / 1000), record.run)
+
+
+def _is_shown(seen: BrokerSnapshot) -> bool:
+    """True if a run has more metrics than its state."""
+    return seen.state != RunState.ABSENT and (not seen.state.ended or seen.now_ms - seen.moved_ms < SHOWN_S * 1000)
 
 
 def put_memory(readings: MetricSamples, memory: Mapping[str, Any]) -> None:
@@ -213,11 +182,11 @@ def put_services(readings: MetricSamples, services: Sequence[Service], workers: 
         readings.put("embq_devices", states.count(state), state)
 
 
-def put_run(readings: MetricSamples, run: _Run, look: RunProgress, now_ms: int) -> None:
+def put_run(readings: MetricSamples, seen: BrokerSnapshot, look: RunProgress) -> None:
     """Metrics of one run."""
     name = look.run
     title = PurePosixPath(look.output.rstrip("/")).name
-    readings.put("embq_run_info", 1, name, title, look.model, run.state)
+    readings.put("embq_run_info", 1, name, title, look.model, seen.state)
     for state in ("done", "received", "in_flight", "queued", "quarantined"):
         readings.put("embq_run_units", getattr(look, state), name, state)
     readings.put("embq_run_rows_total", look.rows, name)
@@ -231,11 +200,10 @@ def put_run(readings: MetricSamples, run: _Run, look: RunProgress, now_ms: int) 
         readings.put("embq_run_eta_seconds", look.eta_s, name)
     if look.limit:
         readings.put("embq_run_limit", 1, name, look.limit)
-    readings.put("embq_run_results_limit", run.number("limit_entries"), name)
-    readings.put("embq_run_result_bytes", max(0, run.number("bytes")), name)
-    readings.put("embq_run_result_limit_bytes", run.number("limit_bytes"), name)
-    moved_ms = run.number("last_commit_ms") or run.number("opened_ms")
-    readings.put("embq_run_commit_age_seconds", max(0.0, (now_ms - moved_ms) / 1000), name)
+    readings.put("embq_run_results_limit", seen.number("limit_entries"), name)
+    readings.put("embq_run_result_bytes", max(0, seen.number("bytes")), name)
+    readings.put("embq_run_result_limit_bytes", seen.number("limit_bytes"), name)
+    readings.put("embq_run_commit_age_seconds", max(0.0, (seen.now_ms - seen.moved_ms) / 1000), name)
 
 
 def _times(raw: Iterable[bytes]) -> list[int]:

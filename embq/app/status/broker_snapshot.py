@@ -10,7 +10,7 @@ from embq.app.status.reports import Reports, Serving
 from embq.core.queue.heartbeats import Heard, live_workers, services
 from embq.core.queue.keys import run_key
 from embq.core.queue.ledger import Ledger, read_meta
-from embq.core.run.control import RunState, requested_changes
+from embq.core.run.control import Control, RunState, requested_changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,17 @@ class BrokerSnapshot:
         return int(self.meta.get(name) or 0)
 
     @property
-    def is_done(self) -> bool:
-        """True if the broker has every unit as committed."""
-        return RunState.read(self.meta.get("state")) == RunState.DONE
+    def state(self) -> RunState:
+        """DONE, else the requested state; ABSENT until a writer has set the run up."""
+        if not self.meta.get("gen"):
+            return RunState.ABSENT
+        is_done = self.meta.get("state") == RunState.DONE
+        return RunState.DONE if is_done else Control().with_changes(self.meta | self.asked).state
+
+    @property
+    def moved_ms(self) -> int:
+        """Time of the last commit, or of the run's opening, by the broker's clock."""
+        return self.number("last_commit_ms") or self.number("opened_ms")
 
     @property
     def tokens_left(self) -> int | None:
@@ -65,10 +73,11 @@ class BrokerSnapshot:
     def timing(self, serving: Serving) -> dict[str, float]:
         """Seconds of loading (the slowest worker), of embedding, and in all; of a run that is over, until its end."""
         opened, first, last = (self.number(name) for name in ("opened_ms", "began_ms", "last_commit_ms"))
+        is_done = self.state == RunState.DONE
         return {
-            "load_s": self.number("load_ms") / 1000 if self.is_done else serving.load_s,
+            "load_s": self.number("load_ms") / 1000 if is_done else serving.load_s,
             "embed_s": round(max(0, last - first) / 1000, 3) if first and last else 0.0,
-            "wall_s": round(max(0, (last if self.is_done else self.now_ms) - opened) / 1000, 3) if opened else 0.0,
+            "wall_s": round(max(0, (last if is_done else self.now_ms) - opened) / 1000, 3) if opened else 0.0,
         }
 
 
@@ -112,7 +121,7 @@ def take_snapshots(ledgers: Sequence[Ledger], workers: Reports, heard: list[Hear
                 in_flight=int(in_flight),
                 workers=workers,
                 services=[] if some else heard,
-                begun=done_of(some, [(token or b"").decode(errors="replace") for token in holders[1:]]),
+                begun=done_of(some, holders[1:]),
                 now_ms=now_ms,
             )
         )

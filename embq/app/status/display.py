@@ -22,7 +22,7 @@ from embq.app.status.bottleneck import MEANING, Bottleneck
 from embq.app.status.run_progress import RunProgress
 from embq.core.redaction import printable
 from embq.core.run.control import VERBS, RunState
-from embq.core.service.progress_line import ProgressLine, duration
+from embq.core.service.progress_line import ProgressLine, duration, size_text
 
 STAGE_NAMES = {"read": "read", "prepare": "prepare", "embed": "device", "publish": "publish"}
 """Stage of a worker -> its name for people."""
@@ -137,7 +137,7 @@ def state_text(progress: RunProgress, since_s: float | None = None) -> str:
             return f"starting{waited}"
         case RunState.LOADING:
             on = ", ".join(printable(device) for device in progress.loading_on)
-            fetched = f", {progress.downloaded / 1e6:,.0f} MB downloaded" if progress.downloaded else ""
+            fetched = f", {size_text(progress.downloaded)} downloaded" if progress.downloaded else ""
             return f"loading the model on {on}{waited}{fetched}"
         case RunState.FINISHING:
             units = progress.in_flight + progress.received

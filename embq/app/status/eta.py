@@ -57,13 +57,13 @@ def holders_wanted(shares: Sequence[Mapping[str, Any]]) -> list[int]:
     return [int(u) for share in shares for u, _, _ in share["begun"]]
 
 
-def done_of(shares: Sequence[Mapping[str, Any]], holders: Sequence[str]) -> int:
+def done_of(shares: Sequence[Mapping[str, Any]], holders: Sequence[bytes | None]) -> int:
     """Finished tokens of units in flight: those whose lease the reporting worker still holds, and of batches.
 
     Args:
-        holders: token of the lease on each unit of `holders_wanted`; "" where there is none.
+        holders: token of the lease on each unit of `holders_wanted`; None where there is none.
     """
-    begun = [(str(token), int(tokens)) for share in shares for _, token, tokens in share["begun"]]
+    begun = [(str(token).encode(), int(tokens)) for share in shares for _, token, tokens in share["begun"]]
     of_units = sum(tokens for (token, tokens), holder in zip(begun, holders, strict=True) if token == holder)
     return of_units + sum(int(share["in_batch"]) for share in shares)
 

@@ -19,11 +19,10 @@ from embq.core.queue.heartbeats import (
     rates_of,
     services,
 )
-from embq.core.queue.keys import VERSION, run_key
+from embq.core.queue.keys import VERSION
 from embq.core.queue.reporting import CLOCK_OFFSET_S, FOREIGN_NEXT, TWO_NEXT
-from embq.core.queue.runs import ForeignRun, RunRecord, active, foreign_runs, registered
+from embq.core.queue.runs import ForeignRun, RunRecord, active, backlogs, foreign_runs, registered
 from embq.core.redaction import printable
-from embq.core.run.control import RunState
 from embq.core.service.progress_line import duration
 
 OF_A_SERVICE = (
@@ -161,16 +160,13 @@ def fleet_of(
         for rate in rates_of(model, kept):
             measured.setdefault(rate.device, {})[model.spec] = rate.rows_per_s
     going = active(client)
-    with client.pipeline(transaction=False) as pipe:
-        for run in going:
-            pipe.hget(run_key(run, "meta"), "state")
-        states = zip(going.values(), pipe.execute(), strict=True)
+    waiting = zip(going.values(), backlogs(client, list(going)), strict=True)
     return FleetStatus(
         heard=heard,
         workers={str(worker.get("name")): worker for worker in workers},
         measured=measured,
         foreign=foreign_runs(client),
-        wanted={record.model.spec for record, state in states if not RunState.read(state).ended},
+        wanted={record.model.spec for record, one in waiting if not one.state.ended},
     )
 
 

@@ -18,7 +18,7 @@ from embq.core.queue.runs import RunRecord
 from embq.core.queue.scripts import Script, load_scripts
 from embq.core.run import checkpoint, generations
 from embq.core.run.commit_log import CommitLog, LogState
-from embq.core.run.control import Control, load_control
+from embq.core.run.control import Control, RunState, load_control
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import RunInfo, load_run
 from embq.core.storage.paths import Place, is_folder, place
@@ -148,6 +148,7 @@ def progress_of(record: RunRecord, seen: BrokerSnapshot) -> RunProgress:
     """
     rows, failures, committed, quarantined = map(seen.number, ("rows", "failures", "done", "quarantined"))
     units = seen.number("total") or record.units
+    closed = seen.state == RunState.DONE
     counts = RunCounts(
         rows=rows,
         failures=failures,
@@ -156,9 +157,9 @@ def progress_of(record: RunRecord, seen: BrokerSnapshot) -> RunProgress:
         units_total=units,
         done=committed - quarantined,
         quarantined=quarantined,
-        rows_total=rows + failures if seen.is_done else _estimate(rows + failures, committed, units - record.retries),
-        rows_total_exact=seen.is_done,
-        closed=seen.is_done,
+        rows_total=rows + failures if closed else _estimate(rows + failures, committed, units - record.retries),
+        rows_total_exact=closed,
+        closed=closed,
         created_s=seen.number("opened_ms") / 1000 or None,
     )
     control = Control().with_changes(seen.meta | seen.asked)

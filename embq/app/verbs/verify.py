@@ -70,6 +70,7 @@ def _print_json(report: Report) -> None:
 
 def _print_account(report: Report) -> None:
     from embq.core.redaction import printable
+    from embq.core.service.progress_line import size_text
 
     units = f"{report.units:,} of {report.units_total:,} committed"
     units += f", {report.quarantined:,} failed whole" if report.quarantined else ""
@@ -78,7 +79,7 @@ def _print_account(report: Report) -> None:
         ("units", units),
         ("samples", f"{report.rows + report.failures:,} in = {report.rows:,} rows + {report.failures:,} failures"),
         ("keys", _keys(report)),
-        ("files", f"{report.files:,} {whole} ({report.bytes / 1e6:,.1f} MB), {report.records:,} commit records"),
+        ("files", f"{report.files:,} {whole} ({size_text(report.bytes)}), {report.records:,} commit records"),
     ]
     lines.append(("seconds", ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in report.seconds.items())))
     lines += [("note", note) for note in report.notes]

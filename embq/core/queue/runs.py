@@ -118,11 +118,7 @@ def restore_active(client: redis.Redis) -> None:
     Its cost grows with the runs that have ended; so it is for one service, and now and then.
     """
     runs = [run.decode() for run in cast("list[bytes]", client.hkeys(RUNS)) if _RUN_ID.fullmatch(run)]
-    with client.pipeline(transaction=False) as pipe:
-        for run in runs:
-            pipe.hget(run_key(run, "meta"), "state")
-        states = pipe.execute() if runs else []
-    if missing := [run for run, state in zip(runs, states, strict=True) if RunState.read(state) != RunState.DONE]:
+    if missing := [run for run, one in zip(runs, backlogs(client, runs), strict=True) if one.state != RunState.DONE]:
         client.sadd(ACTIVE, *missing)
 
 
@@ -259,11 +255,14 @@ class Backlog:
         return max(0, self.total - self.cursor)
 
 
+def backlogs(client: redis.Redis, runs: Sequence[str]) -> list[Backlog]:
+    """The waiting part of each of some runs."""
+    with client.pipeline(transaction=False) as pipe:
+        for run in runs:
+            pipe.hmget(run_key(run, "meta"), Backlog.FIELDS)
+        return [Backlog.of(run, values) for run, values in zip(runs, pipe.execute(), strict=True)]
+
+
 def units_unclaimed(client: redis.Redis, runs: Iterable[str]) -> int:
     """Units of runs that are running which were never hinted; some of them may be done."""
-    listed = list(runs)
-    with client.pipeline(transaction=False) as pipe:
-        for run in listed:
-            pipe.hmget(run_key(run, "meta"), Backlog.FIELDS)
-        found = [Backlog.of(run, values) for run, values in zip(listed, pipe.execute(), strict=True)]
-    return sum(one.unclaimed for one in found if one.state == RunState.RUNNING)
+    return sum(one.unclaimed for one in backlogs(client, list(runs)) if one.state == RunState.RUNNING)

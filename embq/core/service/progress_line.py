@@ -26,14 +26,13 @@ def duration(seconds: float) -> str:
 
 
 def size_text(count: float) -> str:
-    """Bytes for people: 410 B, 1.3 kB, 5.6 GB."""
-    if count < 1000:
-        return f"{count:.0f} B"
-    for unit in ("kB", "MB", "GB"):
+    """Bytes for people, in powers of 1,000: 410 B, 1.3 kB, 5.6 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        text = f"{count:.0f}" if unit == "B" else f"{count:.1f}"
+        if float(text) < 1000:
+            return f"{text} {unit}"
         count /= 1000
-        if count < 1000:
-            return f"{count:.1f} {unit}"
-    return f"{count / 1000:,.1f} TB"
+    return f"{count:,.1f} TB"
 
 
 _COMMAND = re.compile(r"`[^`\n]*`|(?<=: )embq .*$")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from embq.core.service.progress_line import size_text
 from embq.core.storage.paths import Place
 from embq.indexer.build.report_picture import draw_report, is_drawable
 from embq.indexer.build.spec import BuildSpec
@@ -292,8 +293,8 @@ def summary(infos: Mapping[str, Any], *, report: Place | None = None) -> str:
     per = infos["bytes_per_vector"]
     lines = [
         f"index      {infos['index_key']}, {infos['nb vectors']:,} vectors of {infos['vectors dimension']} dimensions",
-        f"size       {_bytes(infos['size in bytes'])} in memory, {per['ram']:.0f} bytes per vector; "
-        f"{_bytes(sum(infos['bytes'].values()))} on disk, {per['disk']:.0f} per vector",
+        f"size       {size_text(infos['size in bytes'])} in memory, {per['ram']:.0f} bytes per vector; "
+        f"{size_text(sum(infos['bytes'].values()))} on disk, {per['disk']:.0f} per vector",
         f"search     looks at {search['nprobe']:,} of {plan['nlist']:,} lists"
         + (f", re-ranks {search['k_factor']} times as many rows as it returns" if search["k_factor"] > 1 else ""),
     ]
@@ -321,11 +322,3 @@ def _target(infos: Mapping[str, Any]) -> str:
     ]
     met = {True: "met", False: "MISSED", None: "not measured"}[infos["target_met"]]
     return f"{', '.join(wanted) or 'none'}: {met}"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if count < 1024 or unit == "TB":
-            break
-        count /= 1024
-    return f"{count:.0f} {unit}" if unit in ("B", "KB") else f"{count:.1f} {unit}"

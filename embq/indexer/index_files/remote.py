@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from embq.core.errors import EmbqError, OutputError, TryLaterError
+from embq.core.service.progress_line import size_text
 from embq.core.settings import cache_folder, index_cache_bytes
 from embq.core.storage.beneath import below, open_file
 from embq.core.storage.durable import drop, publish, try_lock
@@ -42,7 +43,6 @@ from embq.indexer.index_files.files import (
 )
 from embq.indexer.index_files.publication import names_below
 from embq.indexer.index_files.version import CURRENT, CURRENT_BYTES, NAME, RECORD, Version, parsed_name, parsed_version
-from embq.indexer.plan.build_options import bytes_text
 
 AT_ONCE = 4
 """Files that are fetched at a time."""
@@ -126,7 +126,7 @@ def _fetch_version(
         count = sum(one.bytes for one in missing.values())
         _make_room(folder, count)
         if on_load is not None:
-            on_load(f"{bytes_text(count)} of {source}")
+            on_load(f"{size_text(count)} of {source}")
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for _ in pool.map(lambda one: _fetch(source, one, files / one.sha256, moved), missing.values()):
                 pass
@@ -280,8 +280,8 @@ def _make_room(folder: Path, needed: int) -> None:
             free, room = free + size, room + size
     if needed > min(free, room):
         raise OutputError(
-            f"no space left for {bytes_text(needed)} of an index in {folder.parent}: {bytes_text(max(0, free))} are "
-            f"free there, and of the {bytes_text(bound)} of the cache {bytes_text(max(0, room))}",
+            f"no space left for {size_text(needed)} of an index in {folder.parent}: {size_text(max(0, free))} are "
+            f"free there, and of the {size_text(bound)} of the cache {size_text(max(0, room))}",
             next_step="make room, raise EMBQ_INDEX_CACHE_GB, or set XDG_CACHE_HOME to a folder on a larger disk",
             code="no_space",
         )

@@ -104,7 +104,7 @@ def parse_recall(text: str) -> tuple[float, int]:
 
 
 def bytes_text(count: float) -> str:
-    """ "1.5G", rounded up in the third digit, so that what is printed as needed is enough when it is given."""
+    """ "1.5G", for `parse_bytes`, rounded up in the third digit: what is printed as needed is enough if given."""
     for letter, unit in (("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
         if count >= unit:
             digits = 0 if count >= 100 * unit else 1 if count >= 10 * unit else 2

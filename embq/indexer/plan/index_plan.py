@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from embq.core.errors import InputError
-from embq.indexer.plan.build_options import BuildOptions, bytes_text
+from embq.core.service.progress_line import duration, size_text
+from embq.indexer.plan.build_options import BuildOptions
 from embq.indexer.plan.codec_choices import codec_choices
 from embq.indexer.plan.costs import Speeds, StageCost, Work, stage_costs
 from embq.indexer.plan.index_key import parse_key
@@ -157,13 +158,13 @@ def describe_plan(plan: IndexPlan) -> str:
     total = plan.bytes_per_vector_ram * plan.n
     lines = [
         f"{plan.key} over {plan.n:,} vectors of {plan.dim} dimensions, metric {plan.metric}",
-        f"in memory   {plan.bytes_per_vector_ram:,.1f} bytes per vector, {bytes_text(total)} in all"
+        f"in memory   {plan.bytes_per_vector_ram:,.1f} bytes per vector, {size_text(total)} in all"
         + (f", in {plan.indices} indices" if plan.indices > 1 else ""),
         f"on disk     {plan.bytes_per_vector_disk:,.1f} bytes per vector"
         + (", full rows for re-ranking among them" if plan.refine == "fp16" else ""),
         f"trained on  {plan.train_rows:,} rows, a random sample of all parts; blocks of {plan.block_rows:,} rows",
         "",
-        f"{'stage':<8}{'units':>7}{'RAM':>9}{'disk':>9}{'time':>9}",
+        f"{'stage':<8}{'units':>7}{'RAM':>9}{'disk':>9}{'time':>13}",
         *(
             _line(stage.stage, f"{stage.units}", stage.ram_bytes, stage.disk_bytes, stage.seconds)
             for stage in plan.stages
@@ -181,12 +182,4 @@ def describe_plan(plan: IndexPlan) -> str:
 
 
 def _line(stage: str, units: str, ram_bytes: float, disk_bytes: float, seconds: float) -> str:
-    return f"{stage:<8}{units:>7}{bytes_text(ram_bytes):>9}{bytes_text(disk_bytes):>9}{_time_text(seconds):>9}"
-
-
-def _time_text(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, math.ceil(seconds))} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+    return f"{stage:<8}{units:>7}{size_text(ram_bytes):>9}{size_text(disk_bytes):>9}{duration(max(1, seconds)):>13}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from embq.core.benchmark_record import make_folder, unwritable, versions, write
 from embq.core.errors import ConfigError, InputError, OutputError
-from embq.core.service.progress_line import ProgressLine, duration
+from embq.core.service.progress_line import ProgressLine, duration, size_text
 from embq.core.settings import Settings
 from embq.training.launch.child_process import run_with_outcomes
 from embq.training.launch.outcomes import Outcome, by_signal, cause
@@ -206,8 +206,8 @@ def _room(made: Plan) -> None:
     free = shutil.disk_usage(made.place).free
     if made.asked.model == required.MODEL and free < CHECKPOINT_BYTES:
         raise OutputError(
-            f"{made.place} has {free / 1e9:.1f} GB of room, and open_clip ends a training with a checkpoint, "
-            f"{CHECKPOINT_BYTES / 1e9:.1f} GB with this model, which cannot be turned off",
+            f"{made.place} has {size_text(free)} of room, and open_clip ends a training with a checkpoint, "
+            f"{size_text(CHECKPOINT_BYTES)} with this model, which cannot be turned off",
             next_step="make room, or give --output on a larger disk",
         )
 

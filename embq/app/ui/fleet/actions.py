@@ -21,7 +21,6 @@ from starlette.responses import Response
 
 import embq
 from embq.app.serving.http_errors import HttpError, status_of
-from embq.app.status.run_control import ControlResult
 from embq.app.status.run_control import request as request_state
 from embq.app.ui.fleet.snapshot import Sampler
 from embq.app.ui.rendering import page
@@ -137,7 +136,7 @@ class Actions:
         if found is None:
             raise _unknown(run)
         try:
-            result: ControlResult = request_state(*found, verb)
+            result = request_state(*found, verb)
         except RedisError as error:
             raise BrokerError("the broker does not answer", next_step="try again") from error
         _log.info("action", verb=verb, run=run)

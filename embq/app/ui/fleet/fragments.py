@@ -20,11 +20,11 @@ from embq.app.ui.fleet.history import Histories, cells_of
 from embq.app.ui.fleet.machines import CARDS, DeviceView
 from embq.app.ui.fleet.run_list import ALL_RUNS, MOST_RUNS, RunQuery, titles_of
 from embq.app.ui.fleet.snapshot import FleetSnapshot, RunView
-from embq.app.ui.fleet.unit_map import STATES, paths
+from embq.app.ui.fleet.unit_map import STATE_WORDS, STATES, paths
 from embq.app.ui.rendering import fragment
 from embq.core.errors import EmbqError
 from embq.core.run.control import RunState
-from embq.core.service.progress_line import duration
+from embq.core.service.progress_line import duration, size_text
 
 MOST_DEVICES, MOST_WORKERS = 2_000, 64
 """Shown on one page."""
@@ -33,18 +33,6 @@ APART = 600
 MAP_SHAPE, MAP_WIDTH = 8, 1_340
 """Width of a map of units over its height, and in pixels."""
 SPARK_HEIGHT = 20.0
-
-STATE_WORDS = {
-    "queued": "queued",
-    "some": "up to a third done",
-    "many": "up to two thirds done",
-    "most": "more than that",
-    "done": "done",
-    "received": "received",
-    "flight": "in flight",
-    "failures": "done with failures",
-    "quarantined": "failed whole",
-}
 
 Parts = dict[str, str]
 """Name of a part -> HTML."""
@@ -139,7 +127,7 @@ class Fragments:
 
 
 def _html(name: str, values: Mapping[str, Any]) -> str:
-    shared = {"clock": clock_of, "size": size_of, "per_s": _per_s, "rows_of": rows_of}
+    shared = {"clock": clock_of, "size": size_text, "per_s": _per_s, "rows_of": rows_of}
     return fragment(f"fleet/{name}.html", {**shared, **values})
 
 
@@ -196,23 +184,14 @@ def _disk(snapshot: FleetSnapshot) -> Figure:
         active = any(view.active for view in snapshot.runs)
         return Figure(label="Disk", value="–", note="outputs are not on this machine" if active else "nothing to write")
     disk = snapshot.disks[0]
-    free = f"{size_of(disk.free_bytes)} free"
+    free = f"{size_text(disk.free_bytes)} free"
     if disk.needed_bytes is None:
         return Figure(label="Disk", value=free, note="need is known after the first commit")
-    needed = f"{size_of(disk.needed_bytes)} more to write"
+    needed = f"{size_text(disk.needed_bytes)} more to write"
     short = disk.needed_bytes - disk.free_bytes
     if short > 0:
-        return Figure(label="Disk", value=f"{size_of(short)} short", note=f"{needed}, {free}", kind="bad")
+        return Figure(label="Disk", value=f"{size_text(short)} short", note=f"{needed}, {free}", kind="bad")
     return Figure(label="Disk", value=free, note=needed)
-
-
-def size_of(bytes_: float) -> str:
-    """Bytes for people, in powers of 1,000."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if bytes_ < 999.5 or unit == "TB":
-            return f"{bytes_:,.0f} {unit}" if bytes_ >= 10 or unit == "B" else f"{bytes_:.1f} {unit}"
-        bytes_ /= 1000
-    raise AssertionError
 
 
 def _per_s(rate: float) -> str:

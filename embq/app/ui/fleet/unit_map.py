@@ -11,12 +11,20 @@ from embq.core.run.commits import CommittedUnit
 
 MOST_CELLS = 10_000
 
-STATES = ("queued", "some", "many", "most", "done", "received", "flight", "failures", "quarantined")
-"""States of a cell, later ones stand before earlier ones: no unit done, up to a third, up to two thirds, more, all;
-with units that are published, leased, done with failed samples, failed whole."""
-QUEUED, DONE, RECEIVED, FLIGHT, FAILURES, QUARANTINED = (
-    STATES.index(one) for one in ("queued", "done", "received", "flight", "failures", "quarantined")
-)
+STATE_WORDS = {
+    "queued": "queued",
+    "some": "up to a third done",
+    "many": "up to two thirds done",
+    "most": "more than that",
+    "done": "done",
+    "received": "received",
+    "flight": "in flight",
+    "failures": "done with failures",
+    "quarantined": "failed whole",
+}
+"""State of a cell -> words for it; a cell with units in several of the last four has the last of them."""
+STATES = tuple(STATE_WORDS)
+QUEUED, _, _, _, DONE, RECEIVED, FLIGHT, FAILURES, QUARANTINED = range(len(STATES))
 
 
 @dataclass(slots=True)

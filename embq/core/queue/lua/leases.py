@@ -79,8 +79,7 @@ end
 return answer
 """
 
-# publish(u, token, bytes, field, value, ...) -> 1 accepted, 2 another's result stands, 0 lease lost, -1 no room;
-# see PublishVerdict
+# publish(u, token, bytes, field, value, ...) -> 1 accepted, 2 another's result stands, 0 lease lost, -1 no room
 PUBLISH = """
 if not get('gen') then return 0 end
 local u, token, bytes = ARGV[1], ARGV[2], tonumber(ARGV[3])
