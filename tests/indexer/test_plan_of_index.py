@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from embq.core.errors import EmbqError, InputError, UsageError
+from embq.core.service.progress_line import size_text
 from embq.indexer.index_files.files import from_json, to_json
 from embq.indexer.plan.build_options import BuildOptions, available_memory, bytes_text, parse_bytes, parse_recall
 from embq.indexer.plan.codec_choices import codec_choices
@@ -157,7 +158,8 @@ def test_the_printed_plan_has_the_key_the_bytes_and_every_stage() -> None:
     chosen = plan(1_000_000, 512)
     text = describe_plan(chosen)
     assert text.startswith(f"{chosen.key} over 1,000,000 vectors of 512 dimensions")
-    assert f"{chosen.bytes_per_vector_ram:,.1f} bytes per vector" in text
+    total = size_text(chosen.bytes_per_vector_ram * chosen.n)
+    assert f"{chosen.bytes_per_vector_ram:,.1f} bytes per vector, {total} in all" in text
     for stage in ("sample", "train", "truth", "add", "merge", "tune"):
         assert f"\n{stage} " in text
 

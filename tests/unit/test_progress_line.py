@@ -155,7 +155,7 @@ def test_the_bar_has_a_tone_for_what_is_committed_and_one_for_what_is_embedded()
         ({"state": "loading", "loading_on": ["cuda:0", "cpu"]}, "loading the model on cuda:0, cpu (4 s)"),
         (
             {"state": "loading", "loading_on": ["cpu"], "downloaded": 34_200_000},
-            "loading the model on cpu (4 s), 34.0 MB downloaded",
+            "loading the model on cpu (4 s), 34.2 MB downloaded",
         ),
         ({"state": "finishing", "eta_s": 6.0}, "finishing 3 units, <= 6 s"),
         ({"state": "finishing", "eta_s": 0.0}, "finishing 3 units, <= 1 s"),
