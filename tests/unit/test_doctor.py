@@ -180,7 +180,7 @@ def test_each_gpu_is_tried_alone_and_one_that_does_not_compute_fails(monkeypatch
     first, second = devices(None)
 
     assert (first.name, first.state) == ("cuda:0", "ok")
-    assert "NVIDIA H200, 140 GiB" in first.detail
+    assert "NVIDIA H200, 150.3 GB" in first.detail
     assert (second.name, second.state) == ("cuda:1", "fail")
     assert second.detail == "NVIDIA GeForce GTX 1070: it has compute capability 6.1"
     assert second.fix == "install another torch"
