@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
+import select
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from tests.support.outputs.build import build, write_jsonl
 
 EMBQ = str(Path(sys.executable).with_name("embq"))
 TEXTS = [{"text": f"text {number}"} for number in range(4)]
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 COLOR = re.compile(r"\x1b\[[0-9;]*3[0-7]")
 
 
@@ -27,6 +31,23 @@ COLOR = re.compile(r"\x1b\[[0-9;]*3[0-7]")
 def out(tmp_path: Path) -> Path:
     source = write_jsonl(tmp_path / "texts.jsonl", TEXTS)
     return build(tmp_path / "out", [source])
+
+
+def model_folders(folder: Path) -> None:
+    """Folders of models: mine of the family st, and models/deep of hf."""
+    (folder / "mine").mkdir()
+    (folder / "mine" / "modules.json").write_text("[]")
+    (folder / "models" / "deep").mkdir(parents=True)
+    (folder / "models" / "deep" / "config.json").write_text("{}")
+
+
+def read_until(terminal: int, wanted: str) -> None:
+    """Read from a terminal until it has shown a text."""
+    shown, deadline = "", time.monotonic() + 30
+    while wanted not in shown:
+        left_s = deadline - time.monotonic()
+        assert select.select([terminal], [], [], max(0.0, left_s))[0], shown
+        shown += os.read(terminal, 65_536).decode(errors="replace").replace("\x07", "")
 
 
 def log(out: Path, service: str, *lines: str) -> None:
@@ -114,16 +135,25 @@ def test_every_shell_has_a_script(shell: str, capsys: pytest.CaptureFixture[str]
 
 
 def test_models_are_completed_by_family_and_by_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "modules.json").write_text("[]")
+    model_folders(tmp_path)
     monkeypatch.chdir(tmp_path)
-    for typed, offered in (("", ["minilm", "st:", "hf:", "open_clip:", "stub:", "st:./mine"]), ("m", ["minilm"])):
+    for typed, offered in (
+        ("", ["minilm", "st:", "hf:", "open_clip:", "stub:", "st:./mine"]),
+        ("m", ["minilm"]),
+        ("st:", ["st:./mine", "st:./models/"]),
+        ("hf:models/", ["hf:models/deep"]),
+        (f"hf:{tmp_path}/models/", [f"hf:{tmp_path}/models/deep"]),
+        ("name=st:./mi", ["name=st:./mine"]),
+        ("hf:nowhere/", []),
+        ("st:~nobody/", []),
+    ):
         completion = BashComplete(cli, {}, "embq", "_EMBQ_COMPLETE")
-        found = completion.get_completions(["run", "texts", "-m"], typed)
-        assert [one.value for one in found] == offered
+        for verb in (["run", "texts"], ["bench", "workers"], ["doctor"]):
+            found = completion.get_completions([*verb, "-m"], typed)
+            assert [one.value for one in found] == offered, (verb, typed)
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@needs_bash
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [("stat", {"status"}), ("bench uni", {"unit-size"}), ("export --output-f", {"--output-format"}), ("zzz", set())],
@@ -135,6 +165,38 @@ def test_bash_completes_verbs_and_options(words: str, wanted: set[str]) -> None:
     )
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == wanted
+
+
+@needs_bash
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("-m open_c", "-m open_clip:"),
+        ("-m st:./mi", "-m st:./mine "),
+        ("-m hf:./mod", "-m hf:./models/deep "),
+        ("--model=hf:models/d", "--model=hf:models/deep "),
+        ("-m name=st:./mi", "-m name=st:./mine "),
+        ("tex", "texts.jsonl "),
+    ],
+)
+def test_bash_at_a_terminal_completes_words_with_colons_and_files(tmp_path: Path, typed: str, completed: str) -> None:
+    """bash splits words at ":" and "=", and replaces only what follows."""
+    model_folders(tmp_path)
+    (tmp_path / "texts.jsonl").touch()
+    (tmp_path / "rc").write_text(f'PS1="READY "; PATH={Path(EMBQ).parent}:$PATH; eval "$(embq completion bash)"\n')
+    ours, theirs = pty.openpty()
+    shell = ["bash", "--noprofile", "--rcfile", "rc", "-i"]
+    with subprocess.Popen(
+        shell, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as bash:
+        os.close(theirs)
+        try:
+            read_until(ours, "READY ")
+            os.write(ours, f"embq run {typed}\t\t".encode())  # the second for a folder below
+            read_until(ours, f"embq run {completed}")
+        finally:
+            bash.kill()
+            os.close(ours)
 
 
 def test_no_color_prints_none(out: Path) -> None:

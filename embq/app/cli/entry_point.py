@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import add_completion_class
 
 from embq.app.cli.lazy_group import LazyGroup
 from embq.app.cli.sections import NO_COLOR
+from embq.app.verbs.completion import JoinedBash
 from embq.core.errors import ConfigError, EmbqError, Exit
 from embq.core.process.limits import exhausted
 from embq.core.redaction import masked, printable
@@ -116,6 +118,7 @@ def cli() -> None:
 
 
 cli.params.append(NO_COLOR)
+add_completion_class(JoinedBash)
 
 
 def main() -> NoReturn:

@@ -32,7 +32,9 @@ class InputsArgument(click.Argument):
         return (tuple(map(location, named)) if named else value), source
 
 
-inputs_argument = click.argument("inputs", cls=InputsArgument, nargs=-1, required=True, metavar="INPUT...")
+inputs_argument = click.argument(
+    "inputs", cls=InputsArgument, type=click.Path(), nargs=-1, required=True, metavar="INPUT..."
+)
 
 
 class RunCommand(SectionedCommand):

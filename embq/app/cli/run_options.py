@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 import embq
 from embq.app.cli.clip_retrieval import model_specs
-from embq.app.cli.shared_options import decode_option, option_group, precision_option
+from embq.app.cli.shared_options import complete_model, decode_option, option_group, precision_option
 from embq.core import plugins
 from embq.core.errors import UsageError
-from embq.core.models import FAMILIES, MODALITIES, Chunking, ModelSpec
+from embq.core.models import MODALITIES, Chunking, ModelSpec
 from embq.sources.maps import identity_of
 from embq.sources.reader_options import DECLARED, KINDS, ReadOptions, comma_list, format_of
 
@@ -23,24 +22,6 @@ if TYPE_CHECKING:
 
 INPUT_FORMATS = {format_of(kind): kind for kind in (*sorted(KINDS), *plugins.enabled(plugins.SOURCES))}
 """--input-format -> kind of input."""
-
-FOLDERS = {"st": "modules.json", "hf": "config.json"}
-"""Model family -> the file by which a folder is known as one of its models."""
-
-
-def complete_model(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Model families, and the models in folders of the current one, for shells."""
-    lines = (help_.split("  ", 1) for help_ in FAMILIES.values())
-    families = {spec.partition(":")[0] + (":" if ":" in spec else ""): what.strip() for spec, what in lines}
-    folders = {
-        f"{family}:./{folder.name}": "a folder"
-        for family, mark in FOLDERS.items()
-        for folder in sorted(Path().iterdir())
-        if (folder / mark).is_file()
-    }
-    found = families | folders
-    return [CompletionItem(name, help=line) for name, line in found.items() if name.startswith(incomplete)]
-
 
 run_options = option_group(
     click.option(

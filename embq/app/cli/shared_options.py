@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from embq.app.cli.precision import AUTO
 from embq.core.errors import ConfigError, UsageError
-from embq.core.models import DECODES, PRECISIONS
+from embq.core.models import DECODES, FAMILIES, PRECISIONS
 from embq.core.networks import Address
 from embq.core.redaction import masked
 from embq.core.run.run_info import MOST_BATCH_SIZE, MOST_PREPARE_THREADS
@@ -190,6 +193,41 @@ def priority_option(function: F) -> F:
         metavar="N",
         help=f"Weight among runs that share the devices: 20 gets twice the share of 10.  [{PRIORITY}, or unchanged]",
     )(function)
+
+
+FOLDERS = {"st": "modules.json", "hf": "config.json"}
+"""Model family -> the file by which a folder is known as one of its models."""
+
+
+def complete_model(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Model families, and the folders of models, for shells."""
+    name, equals, spec = incomplete.partition("=")
+    if not equals or ":" in name:  # no NAME=SPEC
+        name, equals, spec = "", "", incomplete
+    family, colon, typed = spec.partition(":")
+    lines = (help_.split("  ", 1) for help_ in FAMILIES.values())
+    families = {one.partition(":")[0] + (":" if ":" in one else ""): what.strip() for one, what in lines}
+    found = {} if colon else families
+    for one in (family,) if colon else FOLDERS:
+        found |= _model_folders(one, typed, all_folders=bool(colon))
+    return [CompletionItem(name + equals + one, help=line) for one, line in found.items() if one.startswith(spec)]
+
+
+def _model_folders(family: str, typed: str, *, all_folders: bool) -> dict[str, str]:
+    """Spec -> line of help, of the folders beside the path that is being typed; `all_folders`: with a slash behind,
+    also those that are no model of the family, because a model may be below them."""
+    above, begun = typed[: typed.rfind("/") + 1], typed[typed.rfind("/") + 1 :]
+    above = above or ("./" if not begun.strip(".") else "")
+    found: dict[str, str] = {}
+    with suppress(OSError, RuntimeError):  # it cannot be read, or ~ has no meaning here
+        for folder in sorted(Path(above).expanduser().iterdir()) if family in FOLDERS else ():
+            if folder.name.startswith(".") or not folder.name.startswith(begun.strip(".")):
+                continue
+            if (folder / FOLDERS[family]).is_file():
+                found[f"{family}:{above}{folder.name}"] = "a folder"
+            elif all_folders and folder.is_dir():
+                found[f"{family}:{above}{folder.name}/"] = "a folder"
+    return found
 
 
 worker_options = option_group(

@@ -13,6 +13,7 @@ from embq.app.cli.run_options import INPUT_FORMATS
 from embq.app.cli.sections import SectionedCommand
 from embq.app.cli.shared_options import (
     batch_size_option,
+    complete_model,
     decode_option,
     devices_option,
     json_option,
@@ -26,6 +27,7 @@ experiment_options = option_group(
         "--model",
         "-m",
         default="",
+        shell_complete=complete_model,
         metavar="SPEC",
         help="Model that embeds the texts.  [minilm where it is installed, else stub:384?ms_per_sample=10]",
     ),
@@ -187,8 +189,15 @@ def unit_size(sizes: tuple[int, ...], **options: Any) -> int:
     cls=SectionedCommand,
     epilog="Example: embq bench images 'shards/*.tar' -m open_clip:ViT-B-32/laion2b_s34b_b79k --decode cpu-fast",
 )
-@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@click.option("--model", "-m", required=True, metavar="SPEC", help="Model that embeds the images.")
+@click.argument("inputs", type=click.Path(), nargs=-1, required=True, metavar="INPUT...")
+@click.option(
+    "--model",
+    "-m",
+    required=True,
+    shell_complete=complete_model,
+    metavar="SPEC",
+    help="Model that embeds the images.",
+)
 @precision_option
 @decode_option
 @devices_option

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embq.app.cli.sections import SectionedCommand
-from embq.app.cli.shared_options import json_option, vector_name_option
+from embq.app.cli.shared_options import complete_model, json_option, vector_name_option
 from embq.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ KEY_WIDTH, SOURCE_WIDTH = 44, 28
     "--model",
     "-m",
     default=None,
+    shell_complete=complete_model,
     metavar="SPEC",
     help="Model location, if not that of the run; must be the same model.",
 )

@@ -130,7 +130,7 @@ class Config:
 
 def classify_options(function: F) -> F:
     """The shards, and the options of `Config` but --device, which the options of the launchers have too."""
-    return click.argument("shards")(options_of(Config, without="device")(function))
+    return click.argument("shards", type=click.Path())(options_of(Config, without="device")(function))
 
 
 def differences(before: Mapping[str, Any], now: Config, resume: Resume = Resume.REFUSED) -> list[str]:

@@ -28,7 +28,7 @@ NAMED, LISTED = 5, 1000
     cls=SectionedCommand,
     epilog="Example: embq train openclip 'shards/train-*.tar' --model ViT-B-32 --output ./clip -- --local-loss",
 )
-@click.argument("shards")
+@click.argument("shards", type=click.Path())
 @click.argument("further", nargs=-1, metavar="[-- FLAGS]")
 @options_of(TrainingRequest)
 @launch_options

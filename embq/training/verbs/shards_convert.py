@@ -25,8 +25,8 @@ SHOWN = 20
 @click.command(
     "convert", cls=SectionedCommand, epilog="Example: embq shards convert ./imagenet/train shards/train-%06d.tar"
 )
-@click.argument("source", metavar="DIR|LIST")
-@click.argument("pattern", metavar="PATTERN")
+@click.argument("source", metavar="DIR|LIST", type=click.Path())
+@click.argument("pattern", metavar="PATTERN", type=click.Path())
 @click.option(
     "--samples-per-shard",
     type=click.IntRange(min=1),

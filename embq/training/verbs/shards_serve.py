@@ -14,7 +14,7 @@ DEFAULT_PORT = 8080
 
 
 @click.command("serve", cls=SectionedCommand, epilog="Example: embq shards serve ./shards --host 10.0.0.5")
-@click.argument("folder", metavar="DIR")
+@click.argument("folder", metavar="DIR", type=click.Path())
 @click.option(
     "--host", default="127.0.0.1", show_default=True, metavar="HOST", help="Address of this machine to listen on."
 )

@@ -14,7 +14,7 @@ from embq.core.errors import UsageError
 
 
 @click.command("sum", cls=SectionedCommand, epilog="Example: ls shards | embq shards sum")
-@click.argument("shards", nargs=-1, metavar="[SHARDS]...")
+@click.argument("shards", type=click.Path(), nargs=-1, metavar="[SHARDS]...")
 @json_option
 def command(shards: tuple[str, ...], as_json: bool) -> None:
     """Contract names of shards to few brace expressions, which expand to the same names.

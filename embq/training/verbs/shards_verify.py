@@ -22,7 +22,7 @@ SHOWN = 20
 
 
 @click.command("verify", cls=SectionedCommand, epilog="Example: embq shards verify ./shards --decode")
-@click.argument("shards", nargs=-1, required=True, metavar="SHARDS...")
+@click.argument("shards", type=click.Path(), nargs=-1, required=True, metavar="SHARDS...")
 @click.option("--decode", is_flag=True, help="Also decode every image completely.")
 @click.option("--allow-missing", is_flag=True, help="Accept samples without the class or the caption that others have.")
 @click.option("--write-sizes", is_flag=True, help="Count the samples, and write sizes.json beside the shards.")
