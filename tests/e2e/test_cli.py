@@ -266,11 +266,19 @@ def _run(root: Path) -> str:
 def test_status_lists_the_runs_below_a_folder(finished: Path, tmp_path: Path) -> None:
     told = json.loads(succeed("status", finished.parent, "--json"))
     assert [(run["output"], run["state"]) for run in told["runs"]] == [(str(finished), "done")]
+    assert told["runs"][0]["created"] == json.loads((finished / "run.json").read_text())["created"]
     assert told == json.loads(called("status", "--json", environment={}, cwd=finished.parent)[1])
+    _, stdout, _ = called("status", environment={}, cwd=finished.parent)
+    header, row = stdout.splitlines()
+    assert header.split() == ["output", "run", "state", "done", "rows/s", "left", "failures", "age", "rows", "model"]
+    assert re.match(rf"{finished.name} +{_run(finished)} +done +100.0% .* \d+ (s|min) +20 of 20  ", row)
     assert str(finished) in succeed("status", finished.parent)
     status, _, stderr = called("status", tmp_path)
     assert status == 65
     assert f"there is no run in or below {tmp_path}" in stderr
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "run.json").write_text("{")
+    assert f"warning: {tmp_path}/damaged/run.json cannot be read" in succeed("status", tmp_path)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["status", "--json"], ["status"], ["failures"], ["verify"]])

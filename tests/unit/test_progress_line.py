@@ -229,7 +229,7 @@ def test_the_oldest_unit_is_one_of_this_run() -> None:
     assert "oldest" not in drawn(replace(RUNNING, workers=of_another), verbose=True)
 
 
-def overview(columns: int, *, verbose: bool) -> list[str]:
+def overview(columns: int, *, verbose: bool, of_broker: bool = True) -> list[str]:
     slots = tuple(Device(device=f"cuda:{n}", name="NVIDIA H100 80GB HBM3", state="idle", worker="") for n in range(2))
     service = Service(name="s", role="worker", host="box", pid=1, version="1", state="running", devices=slots)
     look = Overview(
@@ -238,7 +238,8 @@ def overview(columns: int, *, verbose: bool) -> list[str]:
             replace(RUNNING, state=RunState.DONE, model="open_clip:ViT-B-32/laion2b_s34b_b79k", output="/data/two"),
         ],
         uploads=[],
-        fleet=FleetStatus(heard=[Heard(service=service, last_ms=0, silent_s=0.0)]),
+        fleet=FleetStatus(heard=[Heard(service=service, last_ms=0, silent_s=0.0)] if of_broker else []),
+        of_broker=of_broker,
     )
     console = Console(width=columns)
     with console.capture() as captured:
@@ -253,6 +254,12 @@ def test_the_overview_has_a_line_for_each_run_and_device_and_breaks_no_word(colu
     assert set(" ".join(shown).split()) <= whole, "a word of no wider display was broken"
     assert all(len(line) <= columns for line in shown)
     assert sum("0123456789abcdef" in line for line in shown) == sum("cuda:" in line for line in shown) == 2
+
+
+def test_a_narrow_list_of_folders_keeps_their_names_with_state_age_and_rows() -> None:
+    shown = overview(60, verbose=False, of_broker=False)
+    assert shown[0].split() == ["output", "state", "age", "rows"]
+    assert shown[2].startswith("/data/two  done   ")
 
 
 def test_verbose_shows_the_columns_that_a_narrow_terminal_lacks() -> None:

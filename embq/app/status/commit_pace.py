@@ -12,10 +12,10 @@ LEAST_S = 5.0
 """Time before which a speed is not believed."""
 
 
-def written_at(commit: Commit) -> float | None:
-    """Seconds since the epoch at which a record was made, by its writer's clock; None where that is malformed."""
+def written_at(moment: str) -> float | None:
+    """Seconds since the epoch of a time that a record holds, by its writer's clock; None where that is malformed."""
     try:
-        return datetime.fromisoformat(commit.created_at).timestamp()
+        return datetime.fromisoformat(moment).timestamp()
     except (ValueError, OverflowError, OSError):
         return None
 
@@ -45,7 +45,7 @@ class CommitPace:
         self._rows += sum(file.rows for file in commit.files if file.kind == "rows")
         if commit.kind == "fence":  # the time before belongs to another session
             self._points.clear()
-        if (at_s := written_at(commit)) is not None:
+        if (at_s := written_at(commit.created_at)) is not None:
             self.note(at_s, rows)
 
     def note(self, at_s: float, rows: int) -> None:

@@ -36,7 +36,7 @@ STATE_STYLES = {
 BAR_COLUMNS = 40
 WORKERS_SHOWN = 16
 GAP = "  "
-NUMBERS = frozenset({"rows/s", "busy", "done", "rows", "failures"})
+NUMBERS = frozenset({"rows/s", "busy", "done", "rows", "failures", "age"})
 """Columns that are aligned to the right."""
 WORKERS_DETAILS = ("worker", "limit", "unit")
 

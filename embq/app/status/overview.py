@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
@@ -32,7 +33,8 @@ from embq.core.run.control import RunState
 from embq.core.service.progress_line import PLAIN_EVERY_S, duration
 
 LOOK_S = 1.0
-DROPPED = ("output", "model", "rows", "failures")
+DROPPED = ("output", "model", "age", "rows", "failures")
+DROPPED_IN_FOLDER = ("run", "model", "left", "rows/s", "failures", "done")
 """Columns that narrow terminals lack, in this order."""
 PIPE_COLUMNS = 10_000
 """Width where no terminal has one, so that nothing is folded."""
@@ -46,12 +48,14 @@ class Overview:
 
     Attributes:
         of_broker: whether it is a broker's.
+        unreadable: why runs below the folder are not shown, a line each.
     """
 
     runs: list[RunProgress]
     uploads: list[UploadProgress] = field(default_factory=list)
     fleet: FleetStatus = field(default_factory=FleetStatus)
     of_broker: bool = True
+    unreadable: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The shape that `embq status --json` promises."""
@@ -60,15 +64,15 @@ class Overview:
             "runs": [run.to_json() for run in self.runs],
             "uploads": [upload_status.to_json(one) for one in self.uploads],
             "services": self.fleet.to_json(),
-            "warnings": self.fleet.warnings(),
+            "warnings": [*self.unreadable, *self.fleet.warnings()],
         }
 
     def renderable(self, *, verbose: bool) -> Group:
         """A line for each run, upload, service and device; with `verbose`, a panel for each run that is not over."""
         panels = [run for run in self.runs if verbose and not run.state.ended]
-        rows = [_columns(run) for run in self.runs if run not in panels]
+        rows = [_columns(run, of_broker=self.of_broker) for run in self.runs if run not in panels]
         parts: list[RenderableType] = [panel(run, verbose=True) for run in panels]
-        parts += [FittedTable(rows, DROPPED, verbose)] if rows else []
+        parts += [FittedTable(rows, DROPPED if self.of_broker else DROPPED_IN_FOLDER, verbose)] if rows else []
         parts += [Text(upload_status.line(one)) for one in self.uploads]
         if not parts:
             parts.append(Text("the broker knows no run" if self.of_broker else "there is no run"))
@@ -89,7 +93,7 @@ class Overview:
             if self.fleet.heard or not self.of_broker
             else ["no producer, no writer and no worker reports to the broker"]
         )
-        return [*none, *(f"warning: {line}" for line in self.fleet.warnings())]
+        return [*none, *(f"warning: {line}" for line in (*self.unreadable, *self.fleet.warnings()))]
 
     def plain_lines(self) -> list[str]:
         """For logs, a line for each run, upload and service."""
@@ -150,17 +154,21 @@ class OverviewMonitor:
             return remote.ledger()
 
 
-def _columns(run: RunProgress) -> dict[str, str]:
-    return {
+def _columns(run: RunProgress, *, of_broker: bool) -> dict[str, str]:
+    """The cells of a run; without a broker its folder, by which it is named then, comes first."""
+    output = Path(run.output)
+    output = output if of_broker or not output.is_relative_to(Path.cwd()) else output.relative_to(Path.cwd())
+    return ({} if of_broker else {"output": str(output)}) | {
         "run": run.run,
         "state": run.state,
         "done": f"{run.share_committed:.1%}",
         "rows/s": f"{run.rows_per_s if run.state == RunState.DONE else run.embedding_per_s:,.1f}",
         "left": "-" if run.eta_s is None or run.state == RunState.DONE else duration(run.eta_s),
         "failures": f"{run.failures:,}",
+        "age": "-" if run.created_s is None else duration(max(0.0, time.time() - run.created_s)),
         "rows": f"{run.rows:,} of {count(run.rows_total, run.rows_total_exact)}",
         "model": run.model,
-        "output": run.output,
+        **({"output": run.output} if of_broker else {}),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from embq.app.status.broker_snapshot import BrokerSnapshot
@@ -125,6 +126,7 @@ class RunProgress(RunCounts):
             "model": self.model,
             "precision": self.precision,
             "state": self.state,
+            "created": "" if self.created_s is None else datetime.fromtimestamp(self.created_s, UTC).isoformat(timespec="seconds"),
             "priority": self.priority,
             "rows": self.rows,
             "rows_total": self.rows_total,

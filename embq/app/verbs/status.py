@@ -140,9 +140,11 @@ def _look_at_all(run: str, broker: str) -> Callable[[], Overview] | None:
     source = FolderSource(folder.resolve())
 
     def look() -> Overview:
-        return Overview(runs=[seen.progress for seen in source.look().runs], of_broker=False)
+        runs = [seen.progress for seen in source.look().runs]
+        return Overview(runs=runs, of_broker=False, unreadable=[*source.unreadable.values()])
 
-    if not look().runs:
+    found = look()
+    if not (found.runs or found.unreadable):
         raise InputError(
             f"there is no run in or below {folder.resolve()}" + ("" if run else ", and no broker is configured"),
             next_step="name an output folder, or give --broker / EMBQ_BROKER_URL",

@@ -82,7 +82,7 @@ class RunHistory:
                 self._log.advance(self._state, commit)
                 self._units.grow(self._state.units)
                 self._units.commit(commit.units, self._failed)
-                if (at_s := written_at(commit)) is not None:
+                if (at_s := written_at(commit.created_at)) is not None:
                     self._add(at_s)
                 if count == RECORDS_AT_ONCE:
                     return False

@@ -100,6 +100,9 @@ class FolderSource:
 
     Args:
         folder: of a run, or above runs.
+
+    Attributes:
+        unreadable: output folder -> why it cannot be read.
     """
 
     local = True
@@ -108,7 +111,7 @@ class FolderSource:
         self.name = str(folder)
         self._folder = folder
         self._runs: dict[Path, _FolderRun] = {}
-        self._unreadable: set[Path] = set()
+        self.unreadable: dict[Path, str] = {}
         self._search_at = 0.0
 
     def look(self) -> Seen:
@@ -117,17 +120,17 @@ class FolderSource:
             began = time.monotonic()
             found = list(runs_below(self._folder))
             self._runs = {root: self._runs.get(root) or _FolderRun(root) for root in found}
-            self._unreadable.clear()
+            self.unreadable.clear()
             took_s = time.monotonic() - began
             self._search_at = time.monotonic() + max(SEARCH_S, SEARCH_REST * took_s)
         runs, fleets = [], []
         for root, one in self._runs.items():
-            if root in self._unreadable:
+            if root in self.unreadable:
                 continue
             try:
                 run, fleet = one.look()
-            except EmbqError:  # no run of embq, or a damaged one: `embq status` says why
-                self._unreadable.add(root)
+            except EmbqError as error:  # no run of embq, or a damaged one: `embq status` says why
+                self.unreadable[root] = error.message
                 continue
             runs.append(run)
             fleets += [] if fleet is None else [fleet]
