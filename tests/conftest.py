@@ -25,6 +25,11 @@ from typing import Any
 import pytest
 import redis
 
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # Runs keep measured speeds there. Short, because sockets are below it.
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="embq-s")
+    atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
 import embq.core.broker.embedded
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer

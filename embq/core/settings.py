@@ -180,7 +180,7 @@ MEANINGS = {
     "CUDA_VISIBLE_DEVICES": "GPUs that are used, of CUDA",
     "OMP_NUM_THREADS": "threads of a worker process; else an equal share of the cores",
     "HF_HUB_CACHE": "folder of the models of the Hugging Face hub",
-    "XDG_STATE_HOME": "folder above that for the local part of outputs on object stores",
+    "XDG_STATE_HOME": "folder above that for the local part of outputs on object stores, and for measured speeds",
     "XDG_CACHE_HOME": "folder above that for what can be made or fetched again",
     "NO_COLOR": "anything: no colours",
 }
@@ -211,7 +211,8 @@ def effective_settings() -> list[EffectiveSetting]:
 
 
 def state_folder() -> Path:
-    """Folder of this machine for the local part of outputs on object stores; see `Layout.home`."""
+    """Folder of this machine for the local part of outputs on object stores, see `Layout.home`, and for measured
+    speeds."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "embq"
 
 

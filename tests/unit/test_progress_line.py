@@ -258,7 +258,7 @@ def test_the_overview_has_a_line_for_each_run_and_device_and_breaks_no_word(colu
 
 def test_a_narrow_list_of_folders_keeps_their_names_with_state_age_and_rows() -> None:
     shown = overview(60, verbose=False, of_broker=False)
-    assert shown[0].split() == ["output", "state", "age", "rows"]
+    assert {"output", "state", "age", "rows"} <= set(shown[0].split())
     assert shown[2].startswith("/data/two  done   ")
 
 

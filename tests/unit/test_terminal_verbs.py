@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.shell_completion import BashComplete
@@ -221,3 +222,37 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     told = json.loads(capsys.readouterr().out)
     assert (told["dry_run"], told["rows"], told["precision"]) == (True, 4, "fp32")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_takes_the_speed_of_an_earlier_run_and_else_names_the_trial_that_measures_it(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(short_tmp / "state"))
+    source = write_jsonl(short_tmp / "texts.jsonl", [{"text": f"text {number}"} for number in range(3_000)])
+    command = ["run", str(source), "-m", "stub:8?ms_per_sample=1", "--devices", "cpu", "--quiet"]
+    dry = [*command, "-o", str(short_tmp / "out"), "--dry-run"]
+
+    def told(*options: str) -> dict[str, Any]:
+        assert run([*dry, *options, "--json"]) == Exit.DONE
+        return dict(json.loads(capsys.readouterr().out))
+
+    assert (told()["devices"], told()["total_hours"]) == ([], None)
+    assert run(dry) == Exit.DONE
+    assert "`--limit 2000 -o TRIAL` in place of --dry-run" in capsys.readouterr().out
+    # Given that trial, then its speed answers, for that model and precision alone.
+    assert run([*command, "--limit", "2000", "-o", str(short_tmp / "trial")]) == Exit.DONE
+    capsys.readouterr()
+    found = told()
+    [device] = found["devices"]
+    assert device["measured_by"].startswith(f"{short_tmp / 'trial'} on 20")
+    assert 100 < device["rows_per_s"] <= 1_000
+    assert found["total_hours"] == pytest.approx(3_000 / device["rows_per_s"] / 3_600, abs=1e-4)
+    assert run(dry) == Exit.DONE
+    shown = capsys.readouterr().out
+    assert f"rows/s measured by the run in {device['measured_by']}; 1 here" in shown
+    assert "on this machine" in shown
+    assert told("-m", "stub:16")["devices"] == []
+    assert told("--precision", "int8")["devices"] == []
+    for file in (short_tmp / "state" / "embq" / "speeds").iterdir():
+        file.write_text("{")
+    assert told()["devices"] == []

@@ -1,28 +1,33 @@
-"""`embq enqueue --dry-run`: what a request would make and cost, as a table or as JSON."""
+"""`--dry-run` of `embq run` and `embq enqueue`: what a request would make and cost, as a table or as JSON."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import redis
 
 from embq.core.queue.heartbeats import Rate, live_workers, measured_rates
-from embq.core.service.progress_line import size_text
+from embq.core.service.progress_line import duration, size_text
 from embq.producer.estimate import Estimate, known_dims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Measured speed of a model on the devices of a broker.
+    """Measured speed of a model on the devices of a broker, or of this machine.
 
     Attributes:
         rates: measured speeds, one for each kind of device.
-        workers: kind of device -> workers that are connected now.
+        workers: kind of device -> workers that are connected now; of this machine, its devices.
+        measured_by: kind of device -> output and day of the run that measured it; a broker does not know them.
+        trial_rows: samples for a trial on the devices, where they are those of this machine; else 0.
     """
 
     rates: tuple[Rate, ...]
     workers: dict[str, int]
+    measured_by: Mapping[str, str] = field(default_factory=dict)
+    trial_rows: int = 0
 
     @property
     def rows_per_s(self) -> float:
@@ -67,6 +72,7 @@ def to_json(found: Estimate, cost: Cost | None) -> dict[str, Any]:
                 "rows_per_s": rate.rows_per_s,
                 "device_hours": None if rows is None else _hours(rows, rate.rows_per_s),
                 "workers": cost.workers.get(rate.device, 0),
+                "measured_by": cost.measured_by.get(rate.device),
             }
             for rate in cost.rates
         ],
@@ -101,6 +107,8 @@ def lines(found: Estimate, cost: Cost | None) -> list[str]:
         rows.append(("vectors", f"{said['dims']:,} numbers a row: {sizes}; keys, captions and metadata come on top"))
     if cost is None:
         rows.append(("device hours", "not known: no broker is configured (--broker)"))
+    elif cost.trial_rows and not cost.rates:
+        rows.append(("device hours", _not_measured(found, cost)))
     elif not cost.rates:
         rows.append(("device hours", "not known: this model has not run on this broker yet"))
     for device in said["devices"] or ():
@@ -108,17 +116,31 @@ def lines(found: Estimate, cost: Cost | None) -> list[str]:
         rows.append(
             (
                 "device hours",
-                f"{hours} on {device['device']} at {device['rows_per_s']:,.1f} rows/s measured; "
-                f"{device['workers']:,} connected now",
+                f"{hours} on {device['device']} at {device['rows_per_s']:,.1f} rows/s measured"
+                f"{f' by the run in {by}' if (by := device['measured_by']) else ''}; "
+                f"{device['workers']:,} {'here' if by else 'connected now'}",
             )
         )
     if cost is not None and cost.rates:
         total = said["total_hours"]
-        told = (
-            f"{total:,.3f} hours with what is connected now" if total is not None else "no such device is connected now"
-        )
+        if total is None:
+            told = "no such device is connected now" if found.rows is not None else "not known, as the rows are not"
+        elif cost.trial_rows:
+            told = f"about {duration(total * 3600)} on this machine for samples like those of that run, and the start"
+        else:
+            told = f"{total:,.3f} hours with what is connected now"
         rows.append(("total", told))
     return [f"{name:<14}{text}" for name, text in rows]
+
+
+def _not_measured(found: Estimate, cost: Cost) -> str:
+    """The sentence where no run has measured a speed, with a command that does."""
+    shards = not found.exact and found.config.chunking is None
+    limit = 1 if shards else cost.trial_rows
+    return (
+        f"not known: no run on this machine has measured {found.config.spec} in {found.config.precision} yet. "
+        f"To measure it, give this command with `--limit {limit} -o TRIAL` in place of --dry-run, then this one again"
+    )
 
 
 def _dims(found: Estimate, cost: Cost | None) -> int | None:

@@ -16,7 +16,7 @@ import redis
 from embq.app.cli.authorization import require
 from embq.app.cli.entry_point import STARTED_AT_S
 from embq.app.cli.shared_options import settings_with
-from embq.app.local import worker_choices
+from embq.app.local import measured_speeds, worker_choices
 from embq.app.local.service_process import ServiceProcess
 from embq.app.status.display import Display, stages_line
 from embq.app.status.failure_causes import cause_lines, described, grouped, only_cause
@@ -123,6 +123,8 @@ class Session:
                 self._stop(children, monitor)
             ended = RunMonitor(self.layout.root, None).look().ended_after(self._last)
             self.display.show(ended)
+            if self.server is not None:
+                measured_speeds.keep(client, self.info, self.layout.root, workers=int(self.choices.get("workers", 1)))
             if self.server is not None and ended.state == RunState.DONE:
                 self.server.stop(discard=True)  # the commit log holds all that a finished run needs
             return Outcome(ended, interrupted, self.all_failed)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import redis
 
     from embq.core.models import ModelSpec
+    from embq.core.queue.heartbeats import Device
     from embq.core.settings import Settings
     from embq.core.storage.paths import Place
     from embq.producer.enqueue import Planned, Request
@@ -93,7 +94,8 @@ def run(
     if dry_run:
         if not add:
             _refuse_to_add(inputs, root)
-        _print_estimate(request, reason, client, as_json=as_json)
+        here = None if client is not None else own_devices(options["devices"])
+        _print_estimate(request, reason, client, here=here, as_json=as_json)
         return 0
     planned = _planned(request, root, add=add)
     for line in (planned.listing, reason):
@@ -316,13 +318,23 @@ def _configured_broker(settings: Settings) -> redis.Redis | None:
     return client
 
 
-def _print_estimate(request: Request, reason: str, client: redis.Redis | None, *, as_json: bool) -> None:
-    """Print what the run would have to do, and how long by the speeds that a broker knows."""
+def _print_estimate(
+    request: Request, reason: str, client: redis.Redis | None, *, here: list[Device] | None = None, as_json: bool
+) -> None:
+    """Print what the run would have to do, and how long by the speeds that a broker or this machine knows.
+
+    Args:
+        here: devices of this machine that would compute it; None where they are a broker's.
+    """
     from embq.app.enqueueing.dry_run import cost_of, lines, to_json
     from embq.producer.estimate import estimate
 
     found = estimate(request)
     cost = cost_of(found, client) if client is not None else None
+    if here is not None:
+        from embq.app.local.measured_speeds import cost_here
+
+        cost = cost_here(found.config, here)
     for warning in found.warnings:
         click.echo(folded(f"warning: {warning}", err=True), err=True)
     if as_json:

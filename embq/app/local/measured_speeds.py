@@ -1,0 +1,75 @@
+"""Speeds of models on this machine, kept from the private brokers of runs for `embq run --dry-run` of later ones."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import redis
+from redis.exceptions import RedisError
+
+from embq.app.enqueueing.dry_run import Cost
+from embq.core import wire
+from embq.core.errors import MalformedError
+from embq.core.models import ModelConfig
+from embq.core.queue.heartbeats import Device, Rate, measured_rates
+from embq.core.run.run_info import RunInfo
+from embq.core.settings import state_folder
+from embq.core.storage import beneath
+from embq.core.storage.durable import overwrite
+from embq.core.storage.paths import Place
+from embq.core.units import content_hash
+from embq.core.wire import PathText, ShortText
+
+FOLDER = "speeds"
+MOST_BYTES = 65_536
+TRIAL_ON_CPU, TRIAL_ON_GPU = 2_000, 50_000
+"""Samples of a trial: usual models take seconds for them, and a speed is measured over 2 s or more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """Speed of one device with all of its workers, and the run that measured it."""
+
+    rate: Rate
+    output: PathText
+    day: ShortText
+
+
+def keep(client: redis.Redis, info: RunInfo, output: Place, *, workers: int) -> None:
+    """Keep what the broker of a run has measured; a run goes on where that fails.
+
+    Args:
+        workers: processes per device, each of which is as fast as the broker has it.
+    """
+    with suppress(OSError, RuntimeError, RedisError):  # RuntimeError: of Path.home(), where the user has none
+        for one in measured_rates(client, info.model):
+            rate = Rate(device=one.device, rows_per_s=one.rows_per_s * workers, dims=one.dims)
+            measured = _Measured(rate=rate, output=str(output), day=datetime.now(UTC).date().isoformat())
+            path = state_folder() / FOLDER / _name(info.model, one.device)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            overwrite(path, wire.write(measured).encode())
+
+
+def cost_here(model: ModelConfig, devices: Sequence[Device]) -> Cost:
+    """The measured speed of a model, in its precision, on devices of this machine."""
+    counts, found = Counter(device.name for device in devices), {}
+    for name in counts:
+        with suppress(OSError, RuntimeError, MalformedError):
+            data = beneath.read_bytes(state_folder() / FOLDER, _name(model, name), most_bytes=MOST_BYTES)
+            found[name] = wire.read(_Measured, data, what="measured speed", most_bytes=MOST_BYTES)
+    return Cost(
+        rates=tuple(one.rate for one in found.values()),
+        workers=dict(counts),
+        measured_by={name: f"{one.output} on {one.day}" for name, one in found.items()},
+        trial_rows=TRIAL_ON_GPU if any(one.device.startswith("cuda") for one in devices) else TRIAL_ON_CPU,
+    )
+
+
+def _name(model: ModelConfig, device: str) -> str:
+    """Name of a file. The host is part of it, because machines may share the folder."""
+    return f"{content_hash([socket.gethostname(), model.queue_key, device])}.json"
