@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import add_completion_class
 
+from embq.app.cli.bash_completion import JoinedBash
 from embq.app.cli.lazy_group import LazyGroup
 from embq.app.cli.sections import NO_COLOR
-from embq.app.verbs.completion import JoinedBash
 from embq.core.errors import ConfigError, EmbqError, Exit
 from embq.core.process.limits import exhausted
 from embq.core.redaction import masked, printable

@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import redis
 
-from embq.core.queue.heartbeats import Rate, live_workers, measured_rates
+from embq.app.status.measured_speeds import Cost
+from embq.core.queue.heartbeats import live_workers, measured_rates
 from embq.core.service.progress_line import duration, size_text
 from embq.producer.estimate import Estimate, known_dims
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """Measured speed of a model on the devices of a broker, or of this machine.
-
-    Attributes:
-        rates: measured speeds, one for each kind of device.
-        workers: kind of device -> workers that are connected now; of this machine, its devices.
-        measured_by: kind of device -> output and day of the run that measured it; a broker does not know them.
-        trial_rows: samples for a trial on the devices, where they are those of this machine; else 0.
-    """
-
-    rates: tuple[Rate, ...]
-    workers: dict[str, int]
-    measured_by: Mapping[str, str] = field(default_factory=dict)
-    trial_rows: int = 0
-
-    @property
-    def rows_per_s(self) -> float:
-        """The speed of all connected workers whose speed was measured."""
-        return sum(rate.rows_per_s * self.workers.get(rate.device, 0) for rate in self.rates)
 
 
 def cost_of(found: Estimate, client: redis.Redis) -> Cost:

@@ -16,8 +16,9 @@ import redis
 from embq.app.cli.authorization import require
 from embq.app.cli.entry_point import STARTED_AT_S
 from embq.app.cli.shared_options import settings_with
-from embq.app.local import measured_speeds, worker_choices
+from embq.app.local import worker_choices
 from embq.app.local.service_process import ServiceProcess
+from embq.app.status import measured_speeds
 from embq.app.status.display import Display, stages_line
 from embq.app.status.failure_causes import cause_lines, described, grouped, only_cause
 from embq.app.status.run_log import RunLog

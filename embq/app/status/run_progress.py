@@ -98,6 +98,13 @@ class RunProgress(RunCounts):
     timing: dict[str, float] = field(default_factory=dict)
 
     @property
+    def created(self) -> str:
+        """`created_s` as UTC time, ISO 8601; "" where it is not known."""
+        return (
+            "" if self.created_s is None else datetime.fromtimestamp(self.created_s, UTC).isoformat(timespec="seconds")
+        )
+
+    @property
     def share_committed(self) -> float:
         """Committed share of the run, by tokens where these are known."""
         if self.tokens_total:
@@ -126,7 +133,9 @@ class RunProgress(RunCounts):
             "model": self.model,
             "precision": self.precision,
             "state": self.state,
-            "created": "" if self.created_s is None else datetime.fromtimestamp(self.created_s, UTC).isoformat(timespec="seconds"),
+            "created": ""
+            if self.created_s is None
+            else datetime.fromtimestamp(self.created_s, UTC).isoformat(timespec="seconds"),
             "priority": self.priority,
             "rows": self.rows,
             "rows_total": self.rows_total,

@@ -332,7 +332,7 @@ def _print_estimate(
     found = estimate(request)
     cost = cost_of(found, client) if client is not None else None
     if here is not None:
-        from embq.app.local.measured_speeds import cost_here
+        from embq.app.status.measured_speeds import cost_here
 
         cost = cost_here(found.config, here)
     for warning in found.warnings:

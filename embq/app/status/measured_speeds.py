@@ -1,18 +1,17 @@
-"""Speeds of models on this machine, kept from the private brokers of runs for `embq run --dry-run` of later ones."""
+"""Speeds of models: those that brokers know, and those of this machine, kept from private brokers for later dry runs."""
 
 from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import redis
 from redis.exceptions import RedisError
 
-from embq.app.enqueueing.dry_run import Cost
 from embq.core import wire
 from embq.core.errors import MalformedError
 from embq.core.models import ModelConfig
@@ -29,6 +28,28 @@ FOLDER = "speeds"
 MOST_BYTES = 65_536
 TRIAL_ON_CPU, TRIAL_ON_GPU = 2_000, 50_000
 """Samples of a trial: usual models take seconds for them, and a speed is measured over 2 s or more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Measured speed of a model on the devices of a broker, or of this machine.
+
+    Attributes:
+        rates: measured speeds, one for each kind of device.
+        workers: kind of device -> workers that are connected now; of this machine, its devices.
+        measured_by: kind of device -> output and day of the run that measured it; a broker does not know them.
+        trial_rows: samples for a trial on the devices, where they are those of this machine; else 0.
+    """
+
+    rates: tuple[Rate, ...]
+    workers: dict[str, int]
+    measured_by: Mapping[str, str] = field(default_factory=dict)
+    trial_rows: int = 0
+
+    @property
+    def rows_per_s(self) -> float:
+        """The speed of all connected workers whose speed was measured."""
+        return sum(rate.rows_per_s * self.workers.get(rate.device, 0) for rate in self.rates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
