@@ -1,4 +1,4 @@
-"""Speeds of models: those that brokers know, and those of this machine, kept from private brokers for later dry runs."""
+"""Speeds of models: those that a broker knows, and those of this machine, kept for later dry runs."""
 
 from __future__ import annotations
 
