@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from embq.app.cli.entry_point import run
 from embq.app.serving.app import application
 from embq.app.serving.middleware import AccessRules
+from embq.app.ui.fleet import pages
 from embq.app.ui.fleet.pages import FleetPages
 from embq.app.ui.fleet.sources import sources_of
 from embq.app.ui.site import Site
@@ -220,7 +221,7 @@ def test_pages_without_an_index(folder: Path, tmp_path: Path, kind: str) -> None
 def test_an_unexpected_error_is_a_page_that_names_its_line_of_the_log(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(FleetPages, "_parts", lambda *_: 1 / 0)
+    monkeypatch.setattr(pages, "parts_of", lambda *_: 1 / 0)
     with ExitStack() as stack:
         answer = opened(stack, folder / "texts").get("/fleet")
     assert answer.status_code == 500

@@ -117,7 +117,13 @@ def test_hours_are_those_of_devices_on_which_the_model_has_run(tmp_path: Path, o
             WORKER_REPORTS.report(client, {"name": name, "device_name": "Small GPU"}, life_s=60, scripts=scripts)
     answer = said(*asked, broker=own_server.url)
     great, small = answer["devices"]  # type: ignore[misc]
-    assert great == {"device": "Great GPU", "rows_per_s": 0.5, "device_hours": 0.0667, "workers": 0}
+    assert great == {
+        "device": "Great GPU",
+        "rows_per_s": 0.5,
+        "device_hours": 0.0667,
+        "workers": 0,
+        "measured_by": None,
+    }
     assert (small["device_hours"], small["workers"]) == (0.3333, 2)
     assert answer["total_hours"] == 0.1667
     shown = ask(*asked, broker=own_server.url).stdout

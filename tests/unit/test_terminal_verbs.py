@@ -229,7 +229,7 @@ def test_a_dry_run_takes_the_speed_of_an_earlier_run_and_else_names_the_trial_th
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(short_tmp / "state"))
     source = write_jsonl(short_tmp / "texts.jsonl", [{"text": f"text {number}"} for number in range(3_000)])
-    command = ["run", str(source), "-m", "stub:8?ms_per_sample=1", "--devices", "cpu", "--quiet"]
+    command = ["run", str(source), "-m", "stub:8?ms_per_sample=2", "--devices", "cpu", "--quiet"]
     dry = [*command, "-o", str(short_tmp / "out"), "--dry-run"]
 
     def told(*options: str) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def test_a_dry_run_takes_the_speed_of_an_earlier_run_and_else_names_the_trial_th
     found = told()
     [device] = found["devices"]
     assert device["measured_by"].startswith(f"{short_tmp / 'trial'} on 20")
-    assert 100 < device["rows_per_s"] <= 1_000
+    assert 0 < device["rows_per_s"] <= 500
     assert found["total_hours"] == pytest.approx(3_000 / device["rows_per_s"] / 3_600, abs=1e-4)
     assert run(dry) == Exit.DONE
     shown = capsys.readouterr().out

@@ -33,7 +33,7 @@ class InputsArgument(click.Argument):
 
 
 inputs_argument = click.argument(
-    "inputs", cls=InputsArgument, type=click.Path(), nargs=-1, required=True, metavar="INPUT..."
+    "inputs", cls=InputsArgument, type=click.Path(readable=False), nargs=-1, required=True, metavar="INPUT..."
 )
 
 

@@ -189,7 +189,7 @@ def unit_size(sizes: tuple[int, ...], **options: Any) -> int:
     cls=SectionedCommand,
     epilog="Example: embq bench images 'shards/*.tar' -m open_clip:ViT-B-32/laion2b_s34b_b79k --decode cpu-fast",
 )
-@click.argument("inputs", type=click.Path(), nargs=-1, required=True, metavar="INPUT...")
+@click.argument("inputs", type=click.Path(readable=False), nargs=-1, required=True, metavar="INPUT...")
 @click.option(
     "--model",
     "-m",

@@ -26,7 +26,7 @@ STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ")
 
 
 @click.command("logs", cls=SectionedCommand, epilog="Examples: embq logs out | embq logs out --service worker -f")
-@click.argument("run", type=click.Path())
+@click.argument("run", type=click.Path(readable=False))
 @click.option("-f", "--follow", is_flag=True, help="Print new lines as they are written, until Ctrl-C.")
 @click.option(
     "--service",

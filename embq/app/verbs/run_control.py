@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command("pause", cls=SectionedCommand, epilog="Examples: embq pause out | embq pause 965db513790b38d9")
-@click.argument("run", type=click.Path())
+@click.argument("run", type=click.Path(readable=False))
 @broker_option
 @json_option
 def pause(run: str, broker: str, as_json: bool) -> None:
@@ -42,7 +42,7 @@ def pause(run: str, broker: str, as_json: bool) -> None:
 
 
 @click.command("resume", cls=SectionedCommand, epilog="Examples: embq resume out | embq resume 965db513790b38d9")
-@click.argument("run", type=click.Path())
+@click.argument("run", type=click.Path(readable=False))
 @worker_options
 @broker_option
 @log_option
@@ -126,7 +126,7 @@ def _is_paused(run: str, root: Place) -> bool:
 
 
 @click.command("cancel", cls=SectionedCommand, epilog="Examples: embq cancel out | embq cancel 965db513790b38d9")
-@click.argument("run", type=click.Path())
+@click.argument("run", type=click.Path(readable=False))
 @broker_option
 @json_option
 def cancel(run: str, broker: str, as_json: bool) -> None:

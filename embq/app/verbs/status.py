@@ -26,7 +26,7 @@ WATCH_S = 1.0
 @click.command(
     "status", cls=SectionedCommand, epilog="Examples: embq status out | embq status out --watch | embq status --json"
 )
-@click.argument("run", type=click.Path(), required=False, default="")
+@click.argument("run", type=click.Path(readable=False), required=False, default="")
 @click.option("--watch", is_flag=True, help="Repeat until the run is done or cancelled; without RUN, until Ctrl-C.")
 @broker_option
 @log_option
