@@ -25,6 +25,9 @@ from embq.core.storage.paths import Place, is_folder, place
 
 Scripts = Mapping[str, Script]
 
+MOST_MS = 253_402_300_800_000
+"""Year 10000, which no date has."""
+
 
 class RunMonitor:
     """Monitors a run through its output folder; reads each commit record once.
@@ -148,7 +151,7 @@ def progress_of(record: RunRecord, seen: BrokerSnapshot) -> RunProgress:
     """
     rows, failures, committed, quarantined = map(seen.number, ("rows", "failures", "done", "quarantined"))
     units = seen.number("total") or record.units
-    closed = seen.state == RunState.DONE
+    closed, opened_ms = seen.state == RunState.DONE, seen.number("opened_ms")
     counts = RunCounts(
         rows=rows,
         failures=failures,
@@ -160,7 +163,7 @@ def progress_of(record: RunRecord, seen: BrokerSnapshot) -> RunProgress:
         rows_total=rows + failures if closed else _estimate(rows + failures, committed, units - record.retries),
         rows_total_exact=closed,
         closed=closed,
-        created_s=seen.number("opened_ms") / 1000 or None,
+        created_s=opened_ms / 1000 if 0 < opened_ms < MOST_MS else None,
     )
     control = Control().with_changes(seen.meta | seen.asked)
     return derive_progress(record.run, record.output, record.model, counts, control, seen)
