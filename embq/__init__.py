@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from embq.app.embedding.model import Model
     from embq.app.embedding.options import EnqueueOptions, RunOptions
     from embq.app.embedding.runs import Inputs, Run
-    from embq.app.indexing.autofaiss import build_index
     from embq.app.output.output import Output
     from embq.app.output.search import Index
     from embq.app.searching.query import Result
@@ -49,7 +48,6 @@ __all__ = [
     "TryLaterError",
     "UsageError",
     "__version__",
-    "build_index",
     "embed",
     "enqueue",
     "run",
@@ -59,7 +57,6 @@ __all__ = [
 _LATER = {
     "Index": "embq.app.output.search",
     "Model": "embq.app.embedding.model",
-    "build_index": "embq.app.indexing.autofaiss",
     **{name: "embq.core.errors" for name in __all__ if name.endswith("Error")},
 }
 """Name -> the module that has it, imported when the name is first used: `import embq` must stay light."""

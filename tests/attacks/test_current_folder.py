@@ -148,6 +148,9 @@ def use_a_fleet(trap: Trap, url: str) -> None:
         trap.embq("enqueue", "captions.txt", "-o", "out3", "-m", "stub:4?ms_per_sample=10000", **fleet)
         trap.embq("cancel", "out3", **fleet)
     trap.embq("index", "out2")
+    words = "clip-retrieval inference --input_dataset pictures --output_folder out4 --clip_model stub:4"
+    trap.embq(*words.split())
+    trap.embq(*["autofaiss", "build_index", "--embeddings", "out4/img_emb", "--index_path", "out4/knn.index"])
     with (
         trap.started("ui", "out2", "--port", "0", says=r"http://\S+") as page,
         urlopen(f"{page}/thumb/out2/image/0") as thumbnail,

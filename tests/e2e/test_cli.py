@@ -165,7 +165,7 @@ def test_each_role_does_its_work_with_what_its_image_holds(
 
 def test_help_lists_every_verb_with_one_line() -> None:
     for help_ in (succeed("--help"), called("-h")[1]):
-        for verb, line in VERBS.items():
+        for verb, (_, line) in VERBS.items():
             assert verb in help_
             assert line in help_
 

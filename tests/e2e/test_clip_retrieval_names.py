@@ -37,7 +37,7 @@ def test_a_caption_key_asks_for_nothing_where_captions_are_off(short_tmp: Path, 
         f"--input_dataset {named} --input_format {kind} --output_folder {short_tmp}/out --enable_text False "
         f"--enable_image True --wds_image_key png;jpg --wds_caption_key txt --clip_model stub:{DIM} --quiet"
     )
-    status, _, told = ended("run", *arguments.split())
+    status, _, told = ended("inference", *arguments.split())
     assert status == 0, told
     assert sum(table.num_rows for table in row_tables(place(str(short_tmp / "out")))) == (1 if kind == "files" else 3)
 
@@ -62,7 +62,7 @@ def test_a_pasted_command_embeds_what_it_names(short_tmp: Path, kind: str) -> No
         f"--output_folder {short_tmp}/out --input_format {kind} --clip_model stub:{DIM} --enable_image True --quiet"
     )
     status, _, told = ended(
-        "run",
+        *("clip-retrieval", "inference"),
         "--input_dataset",
         named,
         *arguments.split(),
@@ -86,13 +86,13 @@ def test_the_shortest_command_of_their_readme_runs(short_tmp: Path) -> None:
         (short_tmp / "image_folder").mkdir(exist_ok=True)
         (short_tmp / "image_folder" / f"{number}.jpg").write_bytes(picture(str(number)))
     arguments = "--input_dataset image_folder --output_folder embeddings_folder --clip_model stub:8 --quiet"
-    status, _, told = ended("run", *arguments.split(), cwd=short_tmp)
+    status, _, told = ended("inference", *arguments.split(), cwd=short_tmp)
     assert status == 0, told
     out = short_tmp / "embeddings_folder"
     assert [path.parent.name for path in sorted(out.glob("*/*.npy"))] == ["img_emb"]
     succeed("verify", out, "--layout", "clip-retrieval")
-    status, _, told = ended("inference", "--input_dataset", short_tmp / "shards")
-    assert (status, "Did you mean run?" in told) == (2, True)
+    status, _, told = ended("clip-retrieval", "back", "--indices_paths", "indices.json")
+    assert (status, "Did you mean embq serve?" in told) == (2, True)
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_the_command_of_their_tutorial_for_spark_is_worked_off_by_the_workers(
     with ExitStack() as stack:
         services = Services(stack, own_server, workers=1)
         services.call(
-            "enqueue",
+            *("inference", "--enqueue"),
             f"--input_dataset=pipe:aws s3 cp --quiet {bucket}/{{00000..00001}}.tar -",
             f"--output_folder={out}",
             *TUTORIAL.split(),

@@ -13,7 +13,8 @@ RUN = "run texts.jsonl -o new -m stub:8"
 WRONG: dict[str, tuple[int, str]] = {
     # --- no or unknown verbs and options
     "rum texts.jsonl": (2, "no verb 'rum'. Did you mean run?"),
-    "build_index out": (2, "Did you mean index?"),
+    "back out": (2, "Did you mean embq serve?"),
+    "build_index out": (2, "Missing option '--embeddings'"),
     "run": (2, "Missing argument 'INPUT...'"),
     "run texts.jsonl -m stub:8": (2, "Missing option '--output'"),
     "run texts.jsonl -o new": (2, "Missing option '--model'"),
@@ -43,7 +44,7 @@ WRONG: dict[str, tuple[int, str]] = {
     "run texts.jsonl -o new -m stub:x": (65, "positive number"),
     "run texts.jsonl -o new -m stub:8?colour=red": (65, "unknown parameter 'colour'"),
     "run texts.jsonl -o new -m open_clip:ViT-B-32/nosuch": (65, "has no weights 'nosuch'"),
-    "run texts.jsonl -o new -m open_clip:ViT-B-32": (2, "the weights are not named"),
+    "run texts.jsonl -o new -m open_clip:ViT-B-32": (65, "needs the tag of its weights"),
     "run texts.jsonl -o new -m open_clip:ViT-Z-1/openai": (65, "no architecture 'ViT-Z-1'"),
     "run texts.jsonl -o new -m st:./nowhere": (65, "no model folder ./nowhere"),
     "run texts.jsonl -o new -m hf:org/absent?pooling=mean": (65, "is not in the cache"),

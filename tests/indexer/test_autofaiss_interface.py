@@ -1,4 +1,4 @@
-"""`embq.build_index` with the arguments and examples of autofaiss' documentation, searched by faiss alone."""
+"""`build_index` with the arguments and examples of autofaiss' documentation, searched by faiss alone."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 from indexes_that_grow import rows
 
-import embq
 from embq.app.cli.entry_point import cli, run
-from embq.app.indexing.autofaiss import UNSUPPORTED
+from embq.compat.autofaiss import UNSUPPORTED, build_index, build_index_command
 from embq.core.errors import EmbqError, Exit, InputError, TryLaterError, UsageError
 from embq.indexer.index_files.files import alone
 
@@ -73,7 +72,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def build(embeddings: Any, **options: Any) -> Any:
-    return embq.build_index(embeddings, verbose=logging.ERROR, **options)
+    return build_index(embeddings, verbose=logging.ERROR, **options)
 
 
 def nearest(vectors: np.ndarray, queries: np.ndarray, k: int = 5) -> np.ndarray:
@@ -82,7 +81,7 @@ def nearest(vectors: np.ndarray, queries: np.ndarray, k: int = 5) -> np.ndarray:
 
 
 def test_the_arguments_are_those_of_autofaiss() -> None:
-    found = inspect.signature(embq.build_index).parameters
+    found = inspect.signature(build_index).parameters
     assert list(found) == [*NAMES, "drop_invalid"]
     assert (found["max_index_memory_usage"].default, found["current_memory_available"].default) == ("16G", "32G")
     assert set(UNSUPPORTED) < set(NAMES)
@@ -118,11 +117,11 @@ def test_a_row_of_zeros_is_indexed_and_others_that_cannot_be_have_a_way_out(
     assert build(embeddings, save_on_disk=False, metric_type=metric, drop_invalid=True)[0].ntotal == 299
     Path("e").mkdir()
     np.save("e/0.npy", embeddings)
-    command = ["index", "--embeddings", "e", "--index_path", "k.index", "--index_infos_path", "i.json"]
+    command = ["build_index", "--embeddings", "e", "--index_path", "k.index", "--index_infos_path", "i.json"]
     command += ["--metric_type", metric]
     assert run(command) == Exit.BAD_INPUT
     assert "--drop-invalid" in capsys.readouterr().err
-    assert run([*command, "--drop-invalid"]) == Exit.DONE
+    assert run([*command, "--drop_invalid"]) == Exit.DONE
     assert faiss.read_index("k.index").ntotal == 299
 
 
@@ -318,40 +317,48 @@ def test_the_command_of_its_documentation_runs_unedited(here: Path, capfd: pytes
         "--embeddings=embeddings --index_path=my_index_folder/knn.index "
         "--index_infos_path=my_index_folder/index_infos.json --metric_type=ip --json"
     )
-    assert run(["index", *typed.split()]) == Exit.DONE
+    assert run(["autofaiss", "build_index", *typed.split()]) == Exit.DONE
     (infos,) = json.loads(capfd.readouterr().out)["indices"]
     assert json.loads(Path("my_index_folder/index_infos.json").read_text()) == infos
     assert faiss.read_index("my_index_folder/knn.index").metric_type == faiss.METRIC_INNER_PRODUCT
     assert sorted(path.name for path in here.iterdir()) == ["embeddings", "my_index_folder"]
 
 
-def arguments(*typed: str) -> dict[str, Any] | None:
-    """Arguments of `build_index` for a command line of `embq index`."""
-    command = cli.get_command(click.Context(cli), "index")
-    assert command is not None
-    with command.make_context("index", list(typed)) as context:
-        found: dict[str, Any] | None = context.params["autofaiss"]
-        return found
+def arguments(*typed: str) -> dict[str, Any]:
+    """Arguments of `build_index` that are given by a command line of autofaiss."""
+    root = cli.make_context("embq", ["build_index"])
+    with build_index_command.make_context("build_index", list(typed), parent=root) as context:
+        return {name: value for name, value in context.params.items() if value is not None}
 
 
 def test_options_are_understood_in_either_spelling_and_as_lists() -> None:
     typed = "--embeddings=['a','b'] --save_on_disk --use-gpu=False --nb_cores 3 --verbose=30 --index_key=None"
+    typed += " --nomake_direct_map"
     assert arguments(*typed.split(), "--id_columns", '["id", "n"]', "--max_index_memory_usage=4G") == {
         "embeddings": ["a", "b"],
         "save_on_disk": True,
         "use_gpu": False,
         "nb_cores": 3,
         "verbose": 30,
+        "make_direct_map": False,
         "id_columns": ["id", "n"],
         "max_index_memory_usage": "4G",
-        "distributed": None,
+        "as_json": False,
+        "quiet": False,
     }
-    found = arguments("a", "b", "--ids_path", "ids", "--broker", "redis://box")
-    assert found == {"embeddings": ["a", "b"], "ids_path": "ids", "distributed": "redis://box"}
-    assert arguments("out", "--index_path", "knn.index", "--max_memory", "4G") is None
-    with pytest.raises(UsageError, match="--recall is an option of embq"):
+    assert arguments("--embeddings", "a", "--id_columns=id,n", "--distributed", "redis://box")["id_columns"] == [
+        "id",
+        "n",
+    ]
+    with pytest.raises(click.NoSuchOption, match="--recall"):
         arguments("--embeddings=a", "--recall=0.9")
     with pytest.raises(click.NoSuchOption, match="--index-kye"):
         arguments("--embeddings=a", "--index_kye=None")
-    with pytest.raises(UsageError, match="pyspark"):
-        arguments("--embeddings=a", "--distributed=pyspark")
+    with pytest.raises(UsageError, match="password"):
+        arguments("--embeddings=a", "--distributed=redis://:secret@box")
+
+
+def test_an_option_has_the_name_and_the_help_of_its_argument() -> None:
+    options = {param.name: param for param in build_index_command.params if isinstance(param, click.Option)}
+    assert list(options)[:24] == [*NAMES, "drop_invalid"]
+    assert all(option.help for option in options.values())

@@ -17,7 +17,16 @@ from embq.core.errors import Exit
 
 
 def index(embeddings: Path, folder: Path, *options: str) -> int:
-    return run(["index", f"--embeddings_folder={embeddings}", f"--index_folder={folder}", "--quiet", *options])
+    return run(
+        [
+            "clip-retrieval",
+            "index",
+            f"--embeddings_folder={embeddings}",
+            f"--index_folder={folder}",
+            "--quiet",
+            *options,
+        ]
+    )
 
 
 def assert_found(embeddings: Path, target: Path, name: str, short: str) -> None:

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from collections_made import DIM, KINDS, wanted_vectors
 
-from embq import build_index
 from embq.app.cli.entry_point import run
+from embq.compat.autofaiss import build_index
 from embq.core.errors import Exit, InputError, SourceError, UsageError
 from embq.indexer.collection.opening import Collection, open_collection, rows_now
 from embq.indexer.searcher import Searcher

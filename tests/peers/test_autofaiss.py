@@ -1,4 +1,4 @@
-"""autofaiss' own tests of `build_index`, out of its source distribution, with `embq.build_index` in its place."""
+"""autofaiss' own tests of `build_index`, out of its source distribution, with embq's in its place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import embq
+from embq.compat.autofaiss import build_index
 from embq.core.errors import UsageError
 
 TESTS = next(Path(sys.prefix).glob("src/autofaiss-*/tests/unit"))
@@ -28,7 +28,7 @@ def _left_out(name: str) -> Any:
 
 peer = ModuleType("autofaiss")
 others = ("build_partitioned_indexes", "tune_index", "score_index")
-vars(peer).update({name: _left_out(name) for name in others}, build_index=embq.build_index)
+vars(peer).update({name: _left_out(name) for name in others}, build_index=build_index)
 with pytest.MonkeyPatch.context() as patch:
     patch.setitem(sys.modules, "autofaiss", peer)
     patch.syspath_prepend(TESTS)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from e2e.session import ended
 
-from embq import build_index
+from embq.compat.autofaiss import build_index
 from embq.core.errors import Exit
 from embq.core.run.reader import row_tables
 from embq.worker.embedders.stub import stub_vector

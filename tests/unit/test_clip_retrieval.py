@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
-from embq.app.cli.clip_retrieval import (
-    ENABLED,
+from embq.app.cli.entry_point import cli, run
+from embq.compat.clip_retrieval import (
     IGNORED,
-    NAMES,
-    OPENAI_MODELS,
+    MODELS,
+    OPTIONS,
     REFUSED,
-    SECOND_NAMES,
-    SWITCHES,
+    RENAMED,
+    WITHOUT_VALUE,
+    index,
+    inference,
     location,
     model_spec,
+    translated,
 )
-from embq.app.cli.entry_point import cli
-from embq.app.cli.index_command import CLIP_INDEX, SHARED
-from embq.core.errors import SourceError, UsageError
+from embq.core.errors import Exit, SourceError, UsageError
 from embq.core.models import ModelSpec
 from embq.producer.plan import plan
 from embq.sources.reader_options import ReadOptions
@@ -36,10 +37,23 @@ def options_of(verb: str) -> list[click.Option]:
     return [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
 
 
+ROOT = cli.make_context("embq", ["run"])
+
+
+def ours(*arguments: str) -> list[str]:
+    """Arguments of `embq run` or `embq enqueue` for those of `clip-retrieval inference`."""
+    theirs = inference.make_context("inference", list(arguments), parent=ROOT).params
+    further, enqueue = theirs.pop("further"), theirs.pop("enqueue")
+    return [*translated(theirs, enqueue=enqueue), *map(location, further)]
+
+
 def parsed(*arguments: str, verb: str = "run") -> dict[str, object]:
-    command = cli.get_command(click.Context(cli), verb)
+    """The parameters of a verb for arguments of `clip-retrieval inference`."""
+    command = cli.get_command(ROOT, verb)
     assert command is not None
-    return command.make_context(verb, list(arguments)).params
+    return command.make_context(
+        verb, ours(*arguments, *(["--enqueue"] if verb == "enqueue" else [])), parent=ROOT
+    ).params
 
 
 PASTED = ["--input_dataset", "photos", "--output_folder", "out", "--clip_model", "ViT-B/32"]
@@ -49,6 +63,7 @@ def test_a_pasted_command_is_understood() -> None:
     found = parsed(*PASTED)
     assert found["inputs"] == ("photos",)
     assert (found["output"], found["model"]) == ("out", ("open_clip:ViT-B-32-quickgelu/openai",))
+    assert parsed("--input_dataset", "photos", "--output_folder", "slurm")["output"] == "slurm"
 
 
 def test_either_spelling_of_every_option_is_understood() -> None:
@@ -61,12 +76,11 @@ def test_either_spelling_of_every_option_is_understood() -> None:
     ]
 
 
-@pytest.mark.parametrize("verb", ["run", "enqueue"])
+@pytest.mark.parametrize("verb", ["run", "enqueue", "index", "search"])
 def test_every_option_of_embq_may_be_typed_with_underscores(verb: str) -> None:
-    command = cli.get_command(click.Context(cli), verb)
+    command = cli.get_command(ROOT, verb)
     assert command is not None
-    context = command.make_context(verb, ["photos", "-o", "out", "-m", "stub:8"])
-    parser = command.make_parser(context)
+    parser = command.make_parser(click.Context(command, parent=ROOT))
     for option in options_of(verb):
         for name in [name for name in option.opts if name.startswith("--")]:
             typed = f"--{name[2:].replace('-', '_')}"
@@ -85,11 +99,17 @@ def test_the_keys_of_shards_change_nothing_for_folders(capsys: pytest.CaptureFix
 
 
 def test_a_value_is_never_taken_for_an_option() -> None:
-    found = parsed("--include", "--clip_model", "-o", "--input_dataset", "-m", "stub:8", "--", "--clip_model")
-    assert (found["include"], found["output"]) == (("--clip_model",), "--input_dataset")
-    assert found["inputs"] == ("--clip_model",)
     assert parsed(*PASTED, "--image-column=--use_jit")["image_column"] == "--use_jit"
     assert parsed(*PASTED, "--inline", "more", verb="enqueue")["inputs"] == ("photos", "more")
+
+
+def test_options_of_embq_stand_beside_those_of_clip_retrieval_and_count() -> None:
+    found = parsed(
+        "photos", "-o", "out", "-m", "stub:8", "--limit", "7", "--modality=image", "--output_format", "parquet"
+    )
+    assert [found[name] for name in ("inputs", "output", "model", "limit", "modality", "output_format")] == [
+        *(("photos",), "out", ("stub:8",), 7, "image", "parquet")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +120,8 @@ def test_a_value_is_never_taken_for_an_option() -> None:
         ("--noenable_text", "image"),
         ("--noenable-text", "image"),
         ("--enable_image=false --enable_text", "text"),
-        ("--enable_image", "image,text"),
+        ("--enable_image", "all"),
+        ("", "all"),
         ("--enable_text True --enable_image True", "image,text"),
     ],
 )
@@ -108,25 +129,20 @@ def test_what_is_enabled_becomes_the_modality(typed: str, modality: str) -> None
     assert parsed(*PASTED, *typed.split())["modality"] == modality
 
 
-def test_without_a_word_of_them_the_user_is_told_what_is_embedded(capsys: pytest.CaptureFixture[str]) -> None:
-    found = parsed(*PASTED)
-    assert (found["modality"], found["as_held"], found["output_format"]) == ("image,text", True, "npy")
-    assert "captions are embedded as well" in capsys.readouterr().err
-    found = parsed(*PASTED, "--dtype", "int8", "--enable_text=True")
-    assert (found["modality"], found["as_held"], found["output_format"]) == ("image,text", False, "parquet")
-    capsys.readouterr()
-    parsed("photos", "-o", "out", "-m", "minilm")
-    assert not capsys.readouterr().err
-    parsed(*PASTED, "--modality", "image")
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "ViT-B/32 is" in line
+def test_the_user_sees_the_command_that_is_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    command = ["inference", "--input_dataset", f"{tmp_path}/photos", "--output_folder", f"{tmp_path}/out"]
+    assert run([*command, "--clip_model=stub:8", "--wds_image_key", "a b"]) == Exit.BAD_INPUT
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("note")]
+    assert shlex.split(line.partition("this is: ")[2]) == [
+        *("embq", "run", f"{tmp_path}/photos", "--model=stub:8", f"--output={tmp_path}/out", "--image-key=a b"),
+        *("--modality=all", "--output-format=npy"),
+    ]
 
 
-def test_nothing_to_embed_and_saying_it_twice_are_refused() -> None:
+def test_nothing_to_embed_is_refused() -> None:
     with pytest.raises(UsageError, match="neither"):
         parsed(*PASTED, "--noenable_text", "--noenable_image")
-    with pytest.raises(UsageError, match="say the same"):
-        parsed(*PASTED, "--noenable_text", "--modality", "image")
     with pytest.raises(click.BadParameter, match="not a valid boolean"):
         parsed(*PASTED, "--enable_text=maybe")
 
@@ -140,16 +156,24 @@ def test_metadata_is_kept_where_it_is_enabled() -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_embq_does_otherwise_is_refused_with_what_to_do(name: str) -> None:
     with pytest.raises(UsageError) as refused:
-        parsed(*PASTED, f"--{name.replace('-', '_')}={'true' if name in SWITCHES else 'something'}")
-    assert name.replace("-", "_") in refused.value.message
+        parsed(*PASTED, f"--{name}={'true' if name in WITHOUT_VALUE else 'something'}")
+    assert name in refused.value.message
     assert refused.value.next_step
 
 
 @pytest.mark.parametrize("name", IGNORED)
 def test_what_has_no_effect_is_told_in_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    parsed("photos", "-o", "out", "-m", "stub:8", f"--{name}={'true' if name in SWITCHES else '5'}", "--modality=image")
+    parsed(
+        "photos",
+        "-o",
+        "out",
+        "-m",
+        "stub:8",
+        f"--{name}={'true' if name in WITHOUT_VALUE else '5'}",
+        "--modality=image",
+    )
     (line,) = capsys.readouterr().err.splitlines()
-    assert name.replace("-", "_") in line
+    assert name in line
 
 
 def test_what_asks_for_nothing_is_no_matter(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,8 +182,12 @@ def test_what_asks_for_nothing_is_no_matter(capsys: pytest.CaptureFixture[str]) 
     assert not capsys.readouterr().err
 
 
-def test_no_switch_is_left_among_the_parameters() -> None:
-    assert parsed(*PASTED, "--use_jit", "--enable_text").keys() == parsed("photos", "-o", "out", "-m", "stub:8").keys()
+def test_figures_go_to_wandb_from_a_run_and_of_an_enqueued_one_by_its_status(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert parsed(*PASTED, "--enable_wandb", "--wandb_project", "p")["log"] == ("wandb:p",)
+    parsed(*PASTED, "--enable_wandb=True", verb="enqueue")
+    assert "--watch --log wandb:clip_retrieval" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["run", "enqueue"])
@@ -214,14 +242,14 @@ def test_other_commands_are_left_to_be_refused(command: str) -> None:
 def test_pyspark_becomes_the_workers_and_slurm_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     parsed(*PASTED, "--distribution_strategy=pyspark", verb="enqueue")
     assert "`embq worker` on each" in capsys.readouterr().err
-    with pytest.raises(UsageError, match="starts no jobs"):
+    with pytest.raises(UsageError, match="embq has no such option"):
         parsed(*PASTED, "--distribution_strategy=slurm")
 
 
 def test_the_names_of_models_are_those_of_open_clip() -> None:
     open_clip = pytest.importorskip("open_clip")
     known = set(open_clip.list_pretrained())
-    for name, spec in OPENAI_MODELS.items():
+    for name, spec in MODELS.items():
         architecture, _, tag = ModelSpec.parse(spec).name.partition("/")
         assert (architecture, tag) in known, name
 
@@ -230,6 +258,7 @@ def test_the_names_of_models_are_those_of_open_clip() -> None:
     ("model", "spec"),
     [
         ("ViT-L/14@336px", "open_clip:ViT-L-14-336-quickgelu/openai"),
+        ("hf_clip:openai/clip-vit-base-patch32", "open_clip:ViT-B-32-quickgelu/openai"),
         ("openai_clip:ViT-B/16", "open_clip:ViT-B-16-quickgelu/openai"),
         ("open_clip:ViT-B-32/laion2b_s34b_b79k", "open_clip:ViT-B-32/laion2b_s34b_b79k"),
         ("open_clip:ViT-B-32?init=random&seed=0", "open_clip:ViT-B-32?init=random&seed=0"),
@@ -238,17 +267,15 @@ def test_the_names_of_models_are_those_of_open_clip() -> None:
 )
 def test_the_model_may_be_named_as_there(model: str, spec: str) -> None:
     for typed in (["--clip_model", model], [f"--model={model}"], ["-m", model], ["--model", model]):
-        assert parsed("photos", "-o", "out", *typed)["model"] == (spec,)
+        assert parsed("photos", "-o", "out", *typed)["model"] == (spec,), typed
 
 
 @pytest.mark.parametrize(
     ("model", "hint"),
     [
-        ("hf_clip:openai/clip-vit-base-patch32", "open_clip:ViT-B-32-quickgelu/openai"),
         ("hf_clip:someone/else", "open_clip:ARCH/TAG"),
         ("nm:neuralmagic/x", "open_clip"),
         ("ja_clip:rinna/x", "open_clip"),
-        ("open_clip:ViT-B-32", "open_clip:ViT-B-32/TAG"),
         ("ViT-B/14", "ViT-B/16"),
     ],
 )
@@ -261,32 +288,15 @@ def test_a_model_that_is_not_read_comes_with_another(model: str, hint: str) -> N
 def _rows(section: str) -> dict[str, str]:
     """Option -> what its row says of it."""
     rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| `")]
-    return {name.replace("_", "-"): row[1] for row in rows for name in re.findall(r"`--(\w+)`", row[0])}
+    return {name: row[1] for row in rows for name in re.findall(r"`--(\w+)`", row[0])}
 
 
 def test_every_option_there_has_its_row_on_the_page() -> None:
-    inference, _, index = PAGE.partition("`embq index` understands")
-    told = _rows(inference)
-    assert _rows(index).keys() == {name.replace("_", "-") for name in CLIP_INDEX.keys() | SHARED} - {
-        *("embeddings", "distributed")
-    }
-    same = {second[2:]: own for own, second in SECOND_NAMES.items()}
-    same |= {name: f"--{name}" for name in ("input-format", "write-batch-size", "batch-size")}
-    assert told.keys() == NAMES | same.keys()
+    inference_rows, _, index_rows = PAGE.partition("Its `index` is")
+    assert _rows(index_rows).keys() == {param.name for param in index.params} - {"as_json", "quiet"}
+    told = _rows(inference_rows)
+    assert told.keys() == {param.name for param in OPTIONS}
     for name, cell in told.items():
-        if name == "input-dataset":
-            assert "`INPUT" in cell
-        elif name in same:
-            assert f"`{same[name]}" in cell, name
-        elif name in ENABLED:
-            assert "`--modality" in cell or "`--metadata-columns" in cell, name
-        else:
-            assert cell.strip().startswith("refused") == (name in REFUSED), name
-
-
-def test_every_option_that_embq_has_stands_in_a_section_of_the_help() -> None:
-    for verb in ("run", "enqueue"):
-        told = CliRunner().invoke(cli, [verb, "--help"]).output
-        assert "Other options:" not in told
-        for option in options_of(verb):
-            assert all(name in told for name in option.opts)
+        assert RENAMED.get(name, "") in cell, name
+        assert cell.strip().startswith("refused") == (name in REFUSED), name
+        assert cell.strip().startswith("of no effect") == (name in IGNORED), name

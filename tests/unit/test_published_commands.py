@@ -1,4 +1,4 @@
-"""Command lines of clip-retrieval as its documentation and its users publish them, planned by embq's verbs."""
+"""Command lines of clip-retrieval as its documentation and its users publish them, as embq translates them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from embq.app.cli.entry_point import cli
 from embq.app.cli.run_options import request_from
-from embq.core.errors import EmbqError, UsageError
-from embq.producer.enqueue import Request
+from embq.compat.clip_retrieval import index
+from embq.core.errors import EmbqError
 
 INFERENCE: dict[str, tuple[str, dict[str, Any]]] = {
     "README": (
@@ -65,11 +65,11 @@ INFERENCE: dict[str, tuple[str, dict[str, Any]]] = {
     "issue 153": (
         "--input_dataset /root/try_data/data0601/train-{0001..0002}.tar --output_folder /root/try_data/npy0602 "
         "--input_format webdataset --enable_text False",
-        {"modalities": ("image",)},
+        {"modalities": ("image",), "as_held": False},
     ),
     "a project of cats": (
         "--input_dataset img --output_folder embeddings --enable_wandb=True --enable_text=False",
-        {"modalities": ("image",)},
+        {"modalities": ("image",), "as_held": False},
     ),
     "a data set with captions": (
         '--input_dataset="file:///home/datasets/laion_aesthetics_65p_wds/{00000..00061}.tar" '
@@ -97,6 +97,7 @@ INFERENCE: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "models": ("open_clip:ViT-L-14-quickgelu/openai",),
             "modalities": ("image",),
+            "as_held": False,
             "threads": 12,
             "kind": "files",
         },
@@ -109,7 +110,7 @@ INFERENCE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "without captions, and by flags of Fire": (
         "--input-dataset=img --output-folder=out --noenable_text --use_mclip=False --noenable_wandb",
-        {"modalities": ("image",)},
+        {"modalities": ("image",), "as_held": False},
     ),
 }
 """Origin -> arguments after `clip-retrieval inference`, and the request that they make."""
@@ -134,10 +135,6 @@ REFUSED = {
         '--tasks="[0]" --input_dataset="input/folder/{000000..000100}.tar" --output_folder="example/path" '
         '--input_format="webdataset" --output_partition_count="1"',
         "workers take what is left to do",
-    ),
-    "weights of an unnamed tag": (
-        '--input_dataset=img --output_folder=out --clip_model="open_clip:ViT-H-14"',
-        "open_clip:ViT-H-14/TAG",
     ),
     "weights of another library": (
         "--input_dataset=img --output_folder=out --clip_model=hf_clip:patrickjohncyh/fashion-clip",
@@ -183,16 +180,23 @@ INDEX: dict[str, tuple[str, dict[str, Any]]] = {
 """Origin -> arguments after `clip-retrieval index`, and those of the build."""
 
 
-def planned(arguments: str, verb: str) -> tuple[Request, dict[str, Any]]:
-    command = cli.get_command(click.Context(cli), verb)
-    assert command is not None
-    options = command.make_context(verb, shlex.split(arguments)).params
-    return request_from(options["inputs"], options), options
+ROOT = cli.make_context("embq", ["run"])
 
 
-@pytest.mark.parametrize("verb", ["run", "enqueue"])
+def parameters(arguments: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, Any]]:
+    """The verb of embq that a command line behind `embq` becomes, and its parameters."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    for verb in ("run", "enqueue"):
+        command = cli.get_command(ROOT, verb)
+        assert command is not None
+        monkeypatch.setattr(command, "callback", lambda verb=verb, **options: found.append((verb, options)))
+    cli.main(shlex.split(arguments), standalone_mode=False)
+    return found[0]
+
+
+@pytest.mark.parametrize("verb", ["clip-retrieval inference", "inference --enqueue"])
 @pytest.mark.parametrize("origin", INFERENCE)
-def test_a_published_command_is_planned_as_it_stands(origin: str, verb: str) -> None:
+def test_a_published_command_is_planned_as_it_stands(origin: str, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments, expected = INFERENCE[origin]
     usual = {
         "models": ("open_clip:ViT-B-32-quickgelu/openai",),
@@ -205,7 +209,9 @@ def test_a_published_command_is_planned_as_it_stands(origin: str, verb: str) -> 
         "batch_size": 0,
         "threads": 0,
     }
-    request, options = planned(arguments, verb)
+    ours, options = parameters(f"{verb} {arguments}", monkeypatch)
+    assert ours == ("enqueue" if "--enqueue" in verb else "run")
+    request = request_from(options["inputs"], options)
     found = {name: getattr(request, name) for name in ("inputs", "models", "modalities", "as_held", "format")}
     found |= {name: options[name] for name in ("batch_size", "threads")}
     found |= {"output": str(request.output), "part_rows": request.part_rows, "kind": request.options.kind}
@@ -214,37 +220,38 @@ def test_a_published_command_is_planned_as_it_stands(origin: str, verb: str) -> 
 
 
 @pytest.mark.parametrize("origin", REFUSED)
-def test_a_published_command_that_embq_cannot_honour_is_told_what_to_do(origin: str) -> None:
+def test_a_published_command_that_embq_cannot_honour_is_told_what_to_do(
+    origin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments, hint = REFUSED[origin]
     with pytest.raises(EmbqError) as refused:
-        planned(arguments, "run")
+        request_from((), parameters(f"inference {arguments}", monkeypatch)[1])
     assert hint in refused.value.next_step
-
-
-def index_options(arguments: str) -> dict[str, Any]:
-    command = cli.get_command(click.Context(cli), "index")
-    assert command is not None
-    return command.make_context("index", shlex.split(arguments)).params
 
 
 @pytest.mark.parametrize("origin", INDEX)
 def test_a_published_command_for_an_index_is_understood(origin: str) -> None:
     arguments, expected = INDEX[origin]
-    usual = {"image_subfolder": "img_emb", "text_subfolder": "text_emb", "copy_metadata": True}
-    options = index_options(arguments)
-    found = options["autofaiss"] | options["clip_index"]
+    usual = {
+        "image_subfolder": "img_emb",
+        "text_subfolder": "text_emb",
+        "copy_metadata": True,
+        "max_index_memory_usage": "4G",
+        "current_memory_available": "16G",
+        "nb_cores": None,
+    }
+    found = index.make_context("index", shlex.split(arguments), parent=ROOT).params
     assert usual | expected == {name: found[name] for name in usual | expected}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "hint"),
+    ("arguments", "message"),
     [
-        ("--embeddings_folder e", "give both"),
-        ("--embeddings_folder e --index_folder i --index_path k.index", "--embeddings=e/img_emb"),
-        ("--embeddings_folder e --index_folder i --recall 0.9", "leave one of them out"),
+        ("--embeddings_folder e", "Missing option '--index_folder'"),
+        ("--embeddings_folder e --index_folder i --index_path k.index", "No such option '--index-path'"),
     ],
 )
-def test_options_that_do_not_go_with_two_folders_are_refused(arguments: str, hint: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        index_options(arguments)
-    assert hint in refused.value.next_step
+def test_options_that_do_not_go_with_two_folders_are_refused(arguments: str, message: str) -> None:
+    with pytest.raises(click.UsageError) as refused:
+        index.make_context("index", shlex.split(arguments), parent=ROOT)
+    assert message in refused.value.format_message()

@@ -24,76 +24,63 @@ from embq.core.service.progress_line import folded
 
 STARTED_AT_S = time.monotonic()
 """When this command started, but for the start of Python."""
+VERBS = {
+    "run": ("embq.app.verbs.run:run", "Embed inputs on this machine, from start to finish."),
+    "enqueue": ("embq.app.verbs.run:enqueue", "Plan a run and hand it to resident workers."),
+    "pause": ("embq.app.verbs.run_control:pause", "Pause a run."),
+    "resume": ("embq.app.verbs.run_control:resume", "Continue an interrupted, paused or cancelled run."),
+    "cancel": ("embq.app.verbs.run_control:cancel", "Cancel a run; committed rows stay."),
+    "search": ("embq.app.verbs.search", "Search an index by a text, an image or a vector."),
+    "status": ("embq.app.verbs.status", "Show the progress of a run, or of all that a broker knows."),
+    "logs": ("embq.app.verbs.logs", "Print the service logs of a run."),
+    "verify": ("embq.app.verbs.verify", "Re-read inputs and outputs, and check every invariant."),
+    "export": ("embq.app.verbs.export", "Write committed rows as files for other tools."),
+    "index": ("embq.app.verbs.index", "Build a search index with a given recall."),
+    "ui": ("embq.app.verbs.serve:ui", "Show search, fleet and map as web pages."),
+    "atlas": ("embq.app.verbs.atlas", "Show an index as a map."),
+    "serve": ("embq.app.verbs.serve", "Answer searches over HTTP, like clip-retrieval's back end."),
+    "failures": ("embq.app.verbs.failures:failures", "List samples without an embedding, grouped by cause."),
+    "retry": ("embq.app.verbs.failures:retry", "Retry failed samples after the cause is fixed."),
+    "gc": ("embq.app.verbs.gc", "Delete orphaned files and finished runs' Redis keys."),
+    "doctor": ("embq.app.verbs.doctor", "Check broker, devices, models and storage of this machine."),
+    "config": ("embq.app.verbs.config", "Show every setting and where it comes from."),
+    "completion": ("embq.app.verbs.completion", "Print a completion script for bash, zsh or fish."),
+    "health": ("embq.app.verbs.services:health", "Query the health of a service on this machine."),
+    "bench": ("embq.app.verbs.bench", "Measure workers, devices, units and images on this machine."),
+    "shards": ("embq.training.verbs.shards", "Make, count, check and serve webdataset shards."),
+    "train": ("embq.training.verbs.train", "Train models on shards, to embed with them after."),
+    "clip-retrieval": ("embq.compat.clip_retrieval", "Run published commands of clip-retrieval."),
+    "autofaiss": ("embq.compat.autofaiss", "Run published commands of autofaiss."),
+    "broker": ("embq.app.verbs.broker", "Make users, passwords and certificates for a broker."),
+    "producer": ("embq.app.verbs.services:producer", "Run the resident feeder."),
+    "worker": ("embq.app.verbs.services:worker", "Run one worker process per device."),
+    "writer": ("embq.app.verbs.services:writer", "Run the single writer."),
+}
+"""Verb -> the module whose `command` it is, or module:name, and its line of help: the list imports no verb."""
+
 GROUPS = {
-    "Daily": {
-        "run": "Embed inputs on this machine, from start to finish.",
-        "status": "Show the progress of a run, or of all that a broker knows.",
-        "search": "Search an index by a text, an image or a vector.",
-        "index": "Build a search index with a given recall.",
-        "ui": "Show search, fleet and map as web pages.",
-    },
-    "Runs": {
-        "enqueue": "Plan a run and hand it to resident workers.",
-        "pause": "Pause a run.",
-        "resume": "Continue an interrupted, paused or cancelled run.",
-        "cancel": "Cancel a run; committed rows stay.",
-        "logs": "Print the service logs of a run.",
-        "failures": "List samples without an embedding, grouped by cause.",
-        "retry": "Retry failed samples after the cause is fixed.",
-        "verify": "Re-read inputs and outputs, and check every invariant.",
-        "export": "Write committed rows as files for other tools.",
-        "gc": "Delete orphaned files and finished runs' Redis keys.",
-    },
-    "Index": {
-        "serve": "Answer searches over HTTP, as clip-retrieval's back end does.",
-        "atlas": "Show an index as a map.",
-    },
-    "Fleet": {
-        "producer": "Run the resident feeder.",
-        "worker": "Run one worker process per device.",
-        "writer": "Run the single writer.",
-        "broker": "Make users, passwords and certificates for a broker.",
-        "health": "Query the health of a service on this machine.",
-    },
-    "More": {
-        "doctor": "Check broker, devices, models and storage of this machine.",
-        "config": "Show every setting and where it comes from.",
-        "bench": "Measure workers, devices, units and images on this machine.",
-        "shards": "Make, count, check and serve webdataset shards.",
-        "train": "Train models on shards, to embed with them after.",
-        "completion": "Print a completion script for bash, zsh or fish.",
-    },
+    "Daily": ("run", "status", "search", "index", "ui"),
+    "Runs": ("enqueue", "pause", "resume", "cancel", "logs", "failures", "retry", "verify", "export", "gc"),
+    "Index": ("serve", "atlas"),
+    "Fleet": ("producer", "worker", "writer", "broker", "health"),
+    "More": ("doctor", "config", "bench", "shards", "train", "clip-retrieval", "autofaiss", "completion"),
 }
-"""Heading -> verb -> its line of help, so that the list imports no verb."""
+"""Heading of `embq --help` -> the verbs below it."""
 
-VERBS = {verb: line for verbs in GROUPS.values() for verb, line in verbs.items()}
-
-MODULES = {
-    **{verb: f"embq.app.verbs.run:{verb}" for verb in ("run", "enqueue")},
-    **{verb: f"embq.app.verbs.run_control:{verb}" for verb in ("pause", "resume", "cancel")},
-    **{verb: f"embq.app.verbs.failures:{verb}" for verb in ("failures", "retry")},
-    "ui": "embq.app.verbs.serve:ui",
-    **{verb: f"embq.app.verbs.services:{verb}" for verb in ("producer", "worker", "writer", "health")},
-    "shards": "embq.training.verbs.shards",
-    "train": "embq.training.verbs.train",
+UNLISTED = {
+    "inference": "embq.compat.clip_retrieval:inference",
+    "build_index": "embq.compat.autofaiss:build_index_command",
 }
-"""Verbs that share a file, and those of `training`, which nothing else of embq imports -> where they are, see
-`LazyGroup`. Any other verb is the `command` of `embq.app.verbs.VERB`."""
+"""Verbs that only clip-retrieval and autofaiss have -> where they are."""
 
-FOREIGN_VERBS = {
-    "inference": ["run"],
-    "end2end": ["run"],
-    "back": ["serve"],
-    "filter": ["search"],
-    "build_index": ["index"],
-}
-"""Verbs of clip-retrieval and autofaiss -> ours, as suggestions."""
+FOREIGN_VERBS = {"end2end": ["embq run"], "back": ["embq serve"], "filter": ["embq search"]}
+"""Those without a translation -> ours, as suggestions."""
 
 HELP = ("-h", "--help")
 
 TABLES = {
     *("run", "enqueue", "resume", "retry", "producer", "writer", "verify", "failures", "index", "export"),
-    *("atlas", "serve", "ui"),
+    *("atlas", "serve", "ui", "clip-retrieval", "autofaiss", *UNLISTED),
 }
 """Verbs that make Arrow tables, for which pyarrow would import pandas first, see `embq.core.process.libraries`."""
 
@@ -106,10 +93,11 @@ OPTIONAL = {
 
 @click.group(
     cls=LazyGroup,
-    later={verb: (MODULES.get(verb, f"embq.app.verbs.{verb}"), line) for verb, line in VERBS.items()},
+    later=VERBS,
+    unlisted=UNLISTED,
     foreign=FOREIGN_VERBS,
-    headings={heading: [*verbs] for heading, verbs in GROUPS.items()},
-    context_settings={"help_option_names": list(HELP)},
+    headings=GROUPS,
+    context_settings={"help_option_names": list(HELP), "token_normalize_func": lambda name: name.replace("_", "-")},
     epilog="Example: embq run ./photos --output ./out --model open_clip:ViT-B-32/laion2b_s34b_b79k",
 )
 @click.version_option(package_name="embq", prog_name="embq")

@@ -20,6 +20,7 @@ class LazyGroup(click.Group):
 
     Args:
         later: name -> (module, whose `command` is the command, or module:name for another name in it; line of help).
+        unlisted: name -> module, as of `later`; its help is not in the list.
         foreign: name of a command in another tool -> suggestions.
         headings: heading -> the names below it; without them all are below "Commands".
     """
@@ -28,12 +29,14 @@ class LazyGroup(click.Group):
         self,
         *args: Any,
         later: Mapping[str, tuple[str, str]],
+        unlisted: Mapping[str, str] | None = None,
         foreign: Mapping[str, list[str]] | None = None,
         headings: Mapping[str, Sequence[str]] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.later = dict(later)
+        self.unlisted = dict(unlisted or {})
         self.foreign = dict(foreign or {})
         self.headings = dict(headings or {})
 
@@ -43,9 +46,9 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a name; None for an unknown one."""
-        if cmd_name not in self.later:
-            return super().get_command(ctx, cmd_name)
-        return _imported(self.later[cmd_name][0])
+        if cmd_name in self.unlisted:
+            return _imported(self.unlisted[cmd_name])
+        return _imported(self.later[cmd_name][0]) if cmd_name in self.later else super().get_command(ctx, cmd_name)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Names and options that begin so, without importing any command."""
@@ -59,7 +62,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve a command as click does, with a suggestion for an unknown name."""
         known = self.list_commands(ctx)
-        if args and args[0] not in known and not args[0].startswith("-"):
+        if args and args[0] not in (*known, *self.unlisted) and not args[0].startswith("-"):
             near = self.foreign.get(args[0]) or difflib.get_close_matches(args[0], known, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise click.UsageError(f"there is no verb {args[0]!r}.{hint}", ctx)

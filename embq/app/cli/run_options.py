@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import embq
-from embq.app.cli.clip_retrieval import model_specs
+from embq.app.cli.sections import GENERAL, option, section
 from embq.app.cli.shared_options import complete_model, decode_option, option_group, precision_option
 from embq.core import plugins
 from embq.core.errors import UsageError
@@ -24,158 +24,137 @@ INPUT_FORMATS = {format_of(kind): kind for kind in (*sorted(KINDS), *plugins.ena
 """--input-format -> kind of input."""
 
 run_options = option_group(
-    click.option(
-        "--output",
-        "-o",
-        required=True,
-        type=click.Path(file_okay=False),
-        help="Output folder, or s3://BUCKET/PREFIX.",
+    section("Output"),
+    option(
+        "--output", "-o", required=True, type=click.Path(file_okay=False), help="Output folder, or s3://BUCKET/PREFIX."
     ),
-    click.option(
+    option(
+        "--output-format",
+        type=click.Choice(["parquet", "hdf5", "npy", "arrow"]),
+        default="parquet",
+        help="File format of the output parts.",
+    ),
+    option(
+        "--write-batch-size",
+        type=click.IntRange(min=1),
+        default=1_000_000,
+        help="Maximum rows per part; a larger unit is a part of its own.",
+    ),
+    section("Model"),
+    option(
         "--model",
         "-m",
         required=True,
         multiple=True,
-        callback=model_specs,
         shell_complete=complete_model,
         metavar="[NAME=]SPEC",
         help="Model, such as minilm or open_clip:ARCH/TAG; repeatable: each sample is decoded once for all.",
     ),
-    click.option(
+    option(
         "--modality",
         default="",
         metavar="LIST",
-        help="Modalities: image, text or image,text.  [by the inputs]",
+        help="Modalities: image, text or image,text; all: images, and texts if there are any.  [by the inputs]",
     ),
-    click.option(
+    option(
         "--prompt-name",
-        default=None,
         metavar="NAME",
         help="Named prompt of an st: model before each text: query, document, or another of the model's.  "
         "[the model's default]",
     ),
-    click.option(
+    option(
         "--prompt",
-        default=None,
         metavar="TEXT",
         help="Prompt text for st: and hf: models, including its final space; '' for none.",
     ),
     precision_option,
     decode_option,
-    click.option(
+    section("Vectors"),
+    option(
         "--dtype",
         type=click.Choice(["float16", "float32", "int8", "binary"]),
         default="float16",
-        show_default=True,
         help="Data type of stored vectors; binary: the signs, eight per byte.",
     ),
-    click.option(
+    option(
         "--truncate-dim",
         type=click.IntRange(min=1),
-        default=None,
-        metavar="N",
         help="Store the first N dimensions, normalised again (matryoshka models).  [all]",
     ),
-    click.option(
+    option(
         "--normalize/--no-normalize",
         "normalize",
         default=None,
         help="Store vectors of length 1, or of their length before the model's normalisation.  "
         "[as the model gives them; length 1 with int8 and --truncate-dim]",
     ),
-    click.option(
+    option(
         "--int8-range",
         type=float,
-        default=None,
         metavar="X",
         help="Range of int8: -X to X in equal steps; larger values are clipped.  [1]",
     ),
-    click.option(
-        "--similarity",
-        is_flag=True,
-        help="Add the column image_text_similarity: the cosine of a row's image and text.",
+    option(
+        "--similarity", is_flag=True, help="Add the column image_text_similarity: the cosine of a row's image and text."
     ),
-    click.option(
-        "--output-format",
-        type=click.Choice(["parquet", "hdf5", "npy", "arrow"]),
-        default="parquet",
-        show_default=True,
-        help="File format of the output parts.",
-    ),
-    click.option(
-        "--write-batch-size",
-        type=click.IntRange(min=1),
-        default=1_000_000,
-        show_default=True,
-        metavar="N",
-        help="Maximum rows per part; a larger unit is a part of its own.",
-    ),
-    click.option(
-        "--unit-size",
-        type=click.IntRange(min=1, max=100_000),
-        default=1000,
-        show_default=True,
-        metavar="N",
-        help="Samples per unit of inputs that are not sharded.",
-    ),
-    click.option(
-        "--input-format",
-        type=click.Choice(sorted(INPUT_FORMATS)),
-        help="Format of the inputs.  [by their names]",
-    ),
-    click.option(
+    section("Inputs"),
+    option("--input-format", type=click.Choice(sorted(INPUT_FORMATS)), help="Format of the inputs.  [by their names]"),
+    option(
         "--chunk-tokens",
         type=click.IntRange(min=16),
-        default=None,
-        metavar="N",
         help="Split long texts into chunks of at most N tokens, special tokens included, with a row each.  "
         "[one row per text, truncated to the model's limit]",
     ),
-    click.option(
+    option(
         "--chunk-overlap",
         type=click.IntRange(min=0),
         default=0,
-        show_default=True,
         metavar="M",
         help="Maximum overlap of consecutive chunks in tokens; at most half of --chunk-tokens.",
     ),
-    click.option(
+    option(
         "--late-chunking",
         is_flag=True,
         help="Pool the chunks from one pass over their text, so that the vector of each depends on what surrounds it.",
     ),
     *(
-        click.option(
+        option(
             one.flag,
             type=click.Choice(one.choices) if one.choices else None,
             default=one.choices[0] if one.choices else "",
-            show_default=bool(one.choices),
             metavar=None if one.choices else one.metavar,
             help=one.help,
         )
         for one in DECLARED
     ),
-    click.option(
+    option(
+        "--unit-size",
+        type=click.IntRange(min=1, max=100_000),
+        default=1000,
+        help="Samples per unit of inputs that are not sharded.",
+    ),
+    section("Selection"),
+    option(
         "--include",
         multiple=True,
         metavar="PATTERN",
         help="Only files whose path, or its end after a slash, matches; repeatable.",
     ),
-    click.option("--exclude", multiple=True, metavar="PATTERN", help="Skip files that match; repeatable."),
-    click.option(
+    option("--exclude", multiple=True, metavar="PATTERN", help="Skip files that match; repeatable."),
+    option(
         "--sample",
         type=click.FloatRange(min=0, max=1, min_open=True),
         default=1.0,
         metavar="FRACTION",
         help="Deterministic sample of a folder's images, else of units.",
     ),
-    click.option(
+    option(
         "--limit",
         type=click.IntRange(min=0),
         default=0,
-        metavar="N",
-        help="Only the first N images of a folder, units with the first N texts, or N shards.",
+        help="Only the first N images of a folder, units with the first N texts, or N shards.  [all]",
     ),
+    section(GENERAL),
 )
 """Content of a run, frozen in its run.json."""
 
@@ -187,16 +166,19 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
     from embq.producer.enqueue import Request
     from embq.producer.selection import Selection
 
-    modalities = comma_list(options["modality"])
+    as_held = options["modality"] == "all"
+    modalities = MODALITIES if as_held else comma_list(options["modality"])
     for modality in modalities:
         if modality not in MODALITIES:
-            raise UsageError(f"unknown modality {modality!r}", next_step="use --modality image, text or image,text")
+            raise UsageError(
+                f"unknown modality {modality!r}", next_step="use --modality image, text, image,text or all"
+            )
     return Request(
         inputs=inputs,
         output=place(options["output"]) if is_url(options["output"]) else Path(options["output"]),
         models=_models(options["model"], options["prompt_name"], options["prompt"]),
         modalities=tuple(m for m in MODALITIES if m in modalities),
-        as_held=options["as_held"],
+        as_held=as_held,
         precision=options["precision"],
         rows=_rows(options, modalities),
         format=options["output_format"],

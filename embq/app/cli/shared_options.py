@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from embq.app.cli.precision import AUTO
+from embq.app.cli.sections import GENERAL, option, section
 from embq.core.errors import ConfigError, UsageError
 from embq.core.models import DECODES, FAMILIES, PRECISIONS
 from embq.core.networks import Address
@@ -26,28 +27,29 @@ def option_group(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     """Several options as one decorator, in the order of the help."""
 
     def decorate(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
+        for one in reversed(options):
+            function = one(function)
         return function
 
     return decorate
 
 
-def _without_password(_context: click.Context, _option: click.Parameter, url: str) -> str:
-    if masked(url) != url:
+def without_password(_context: click.Context, option: click.Parameter, url: str | None) -> str | None:
+    """Callback of an option with the URL of a broker; UsageError where it has a password."""
+    if url and masked(url) != url:
         raise UsageError(
-            f"--broker {masked(url)}: a password on a command line is shown to everybody by `ps`",
+            f"--{option.name} {masked(url)}: a password on a command line is shown to everybody by `ps`",
             next_step="set EMBQ_BROKER_URL to the URL, or name the file of the password in EMBQ_BROKER_PASSWORD_FILE",
         )
     return url
 
 
 def _broker(default: str) -> Callable[[F], F]:
-    return click.option(
+    return option(
         "--broker",
         default="",
         metavar="URL",
-        callback=_without_password,
+        callback=without_password,
         help=f"Broker: redis://, rediss:// or unix://, without a password.  [{default}]",
     )
 
@@ -62,16 +64,6 @@ named_broker_option = _broker("none, even if EMBQ_BROKER_URL is set")
 """--broker, for a verb that needs none."""
 
 
-def metrics_option(function: F) -> F:
-    """--metrics, for resident services; None where it is not given."""
-    return click.option(
-        "--metrics",
-        callback=_address,
-        metavar="[HOST:]PORT",
-        help="Serve /metrics and /healthz at this address; HOST defaults to 127.0.0.1.  [EMBQ_METRICS, else off]",
-    )(function)
-
-
 def _address(_context: click.Context, _option: click.Parameter, text: str | None) -> Address | None:
     try:
         return Address.parse(text) if text else None
@@ -79,42 +71,31 @@ def _address(_context: click.Context, _option: click.Parameter, text: str | None
         raise click.BadParameter(f"{error}; for example 9101, or 0.0.0.0:9101 for all who reach this machine") from None
 
 
-def json_option(function: F) -> F:
-    """--json, for verbs that report."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")(function)
+metrics_option = option(
+    "--metrics",
+    callback=_address,
+    metavar="[HOST:]PORT",
+    help="Serve /metrics and /healthz at this address; HOST defaults to 127.0.0.1.  [EMBQ_METRICS, else off]",
+)
+"""--metrics, for resident services; None where it is not given."""
 
+json_option = option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+"""--json, for verbs that report."""
 
-def quiet_option(function: F) -> F:
-    """--quiet, for verbs that show progress."""
-    return click.option("--quiet", "-q", is_flag=True, help="Show no progress, only the summary at the end.")(function)
+quiet_option = option("--quiet", "-q", is_flag=True, help="Show no progress, only the summary at the end.")
+"""--quiet, for verbs that show progress."""
 
+verbose_option = option(
+    "--verbose", "-v", is_flag=True, help="Show units, tokens, stages and all columns of the workers as well."
+)
+"""--verbose, for verbs that show runs."""
 
-def verbose_option(function: F) -> F:
-    """--verbose, for verbs that show runs."""
-    return click.option(
-        "--verbose", "-v", is_flag=True, help="Show units, tokens, stages and all columns of the workers as well."
-    )(function)
-
-
-vector_name_option = click.option(
+vector_name_option = option(
     "--vector-name",
-    default=None,
     metavar="NAME",
     help="Which of a run's vectors: image, text or a model's name.  [image, or the only one]",
 )
 """--vector-name, for verbs that read one of a run's vectors."""
-
-
-def log_option(function: F) -> F:
-    """--log, for verbs that follow a run; () where it is not given."""
-    return click.option(
-        "--log",
-        multiple=True,
-        callback=_log_targets,
-        metavar="TARGET",
-        help="Send the figures of `embq status` to wandb[:PROJECT] or tensorboard[:FOLDER]; repeatable.  "
-        "[off; project embq, folder OUT/_logs/tensorboard]",
-    )(function)
 
 
 def _log_targets(_context: click.Context, _option: click.Parameter, targets: tuple[str, ...]) -> tuple[str, ...]:
@@ -124,73 +105,67 @@ def _log_targets(_context: click.Context, _option: click.Parameter, targets: tup
     return targets
 
 
-def precision_option(function: F) -> F:
-    """--precision, for verbs that embed; "auto" is resolved by `embq.app.cli.precision`."""
-    return click.option(
-        "--precision",
-        type=click.Choice((AUTO, *PRECISIONS)),
-        default=AUTO,
-        show_default=True,
-        help="Compute precision. auto: that of the run in OUT, or else the first of bf16, fp16 and fp32 "
-        "that is fast on every device.",
-    )(function)
+log_option = option(
+    "--log",
+    multiple=True,
+    callback=_log_targets,
+    metavar="TARGET",
+    help="Send the figures of `embq status` to wandb[:PROJECT] or tensorboard[:FOLDER]; repeatable.  "
+    "[off; project embq, folder OUT/_logs/tensorboard]",
+)
+"""--log, for verbs that follow a run; () where it is not given."""
 
+precision_option = option(
+    "--precision",
+    type=click.Choice((AUTO, *PRECISIONS)),
+    default=AUTO,
+    help="Compute precision. auto: that of the run in OUT, or else the first of bf16, fp16 and fp32 "
+    "that is fast on every device.",
+)
+"""--precision, for verbs that embed; "auto" is resolved by `embq.app.cli.precision`."""
 
-def decode_option(function: F) -> F:
-    """--decode, for verbs that embed images."""
-    return click.option(
-        "--decode",
-        type=click.Choice(DECODES),
-        default=DECODES[0],
-        show_default=True,
-        help="Image decoding: fast decoders (cpu-exact), also downscaling large JPEGs while decoding (cpu-fast), the "
-        "model's own library (reference), or the GPU for JPEGs (gpu).",
-    )(function)
+decode_option = option(
+    "--decode",
+    type=click.Choice(DECODES),
+    default=DECODES[0],
+    help="Image decoding: fast decoders (cpu-exact), also downscaling large JPEGs while decoding (cpu-fast), the "
+    "model's own library (reference), or the GPU for JPEGs (gpu).",
+)
+"""--decode, for verbs that embed images."""
 
+devices_option = option(
+    "--devices",
+    default="auto",
+    metavar="LIST",
+    help="Devices: auto (every CUDA device, else the CPU), cuda (every CUDA device), or a list such as "
+    "cuda:0,cuda:2,cpu; sim:SPEED simulates one for stub models.",
+)
+"""--devices, for verbs that start workers."""
 
-def devices_option(function: F) -> F:
-    """--devices, for verbs that start workers."""
-    return click.option(
-        "--devices",
-        default="auto",
-        show_default=True,
-        metavar="LIST",
-        help="Devices: auto (every CUDA device, else the CPU), cuda (every CUDA device), or a list such as "
-        "cuda:0,cuda:2,cpu; sim:SPEED simulates one for stub models.",
-    )(function)
+batch_size_option = option(
+    "--batch-size",
+    type=click.IntRange(min=0, max=MOST_BATCH_SIZE),
+    default=0,
+    help="Samples per batch.  [by model and device]",
+)
+"""--batch-size, for verbs that embed; 0 where it is not given."""
 
-
-def batch_size_option(function: F) -> F:
-    """--batch-size, for verbs that embed; 0 where it is not given."""
-    return click.option(
-        "--batch-size",
-        type=click.IntRange(min=0, max=MOST_BATCH_SIZE),
-        default=0,
-        metavar="N",
-        help="Samples per batch.  [by model and device]",
-    )(function)
-
-
-def threads_option(function: F) -> F:
-    """--threads, for verbs that embed; 0 where it is not given."""
-    return click.option(
-        "--threads",
-        type=click.IntRange(min=0, max=MOST_PREPARE_THREADS),
-        default=0,
-        metavar="N",
-        help="Decoding and tokenising threads per worker.  [by cores]",
-    )(function)
+threads_option = option(
+    "--threads",
+    type=click.IntRange(min=0, max=MOST_PREPARE_THREADS),
+    default=0,
+    help="Decoding and tokenising threads per worker.  [by cores]",
+)
+"""--threads, for verbs that embed; 0 where it is not given."""
 
 
 def priority_option(function: F) -> F:
     """--priority, for verbs that make a run; None where it is not given."""
     from embq.core.run.control import LEAST_PRIORITY, MOST_PRIORITY, PRIORITY
 
-    return click.option(
+    return option(
         "--priority",
         type=click.IntRange(LEAST_PRIORITY, MOST_PRIORITY),
-        default=None,
-        metavar="N",
         help=f"Weight among runs that share the devices: 20 gets twice the share of 10.  [{PRIORITY}, or unchanged]",
     )(function)
 
@@ -231,40 +206,31 @@ def _model_folders(family: str, typed: str, *, all_folders: bool) -> dict[str, s
 
 
 worker_options = option_group(
+    section("Workers"),
     devices_option,
-    click.option(
+    option(
         "--workers",
         type=click.IntRange(min=1, max=64),
         default=1,
-        show_default=True,
-        metavar="N",
         help="Processes per device, each with its own model.",
     ),
     batch_size_option,
     threads_option,
-    click.option(
-        "--prefetch",
-        type=click.IntRange(min=1, max=64),
-        default=2,
-        metavar="N",
-        show_default=True,
-        help="Remote shards fetched in advance.",
-    ),
-    click.option(
+    option("--prefetch", type=click.IntRange(min=1, max=64), default=2, help="Remote shards fetched in advance."),
+    option(
         "--transport",
         type=click.Choice(["auto", "payload", "staging"]),
         default="auto",
-        show_default=True,
         help="Path of results to the writer: through the broker (payload), or as files on shared storage (staging).",
     ),
-    click.option(
+    option(
         "--drain-timeout",
         type=click.FloatRange(min=0),
         default=150.0,
         metavar="SECONDS",
-        show_default=True,
         help="Seconds to finish in-flight units on shutdown.",
     ),
+    section(GENERAL),
 )
 """Options of the worker processes of this machine; no part of a run."""
 

@@ -194,7 +194,7 @@ def arguments_of(verb: str, options: dict[str, Any]) -> list[str]:
     known = {
         opt.lstrip("-").replace("-", "_"): param
         for param in command.params
-        if isinstance(param, click.Option) and not param.hidden
+        if isinstance(param, click.Option)
         for opt in (*param.opts, *param.secondary_opts)
         if opt.startswith("--")
     }

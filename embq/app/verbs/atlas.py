@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import vector_name_option
 from embq.app.verbs.serve import DEFAULT_PORT, serve_pages
 
@@ -14,33 +14,23 @@ from embq.app.verbs.serve import DEFAULT_PORT, serve_pages
 )
 @click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
 @vector_name_option
-@click.option(
+@option(
     "--method",
     type=click.Choice(["umap", "pca"]),
     default="umap",
-    show_default=True,
     help="umap: neighbours stay neighbours; pca: the two axes of the largest variance.",
 )
-@click.option(
+@option(
     "--sample",
     type=click.IntRange(min=1),
     default=2_000_000,
-    show_default=True,
-    metavar="N",
     help="Most rows of the map, up to 2,000,000; of more, a random sample.",
 )
-@click.option("--seed", type=int, default=1234, show_default=True, help="Random seed for sample, clusters and UMAP.")
-@click.option("--no-serve", is_flag=True, help="Make the map, and start no server.")
-@click.option("--open", "opens", is_flag=True, help="Open the page in the browser of this machine.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=DEFAULT_PORT,
-    show_default=True,
-    metavar="N",
-    help="Port to listen on; 0 finds a free one.",
-)
-@click.option("--no-model", is_flag=True, help="Load no model: the page finds no hits of a text.")
+@option("--seed", type=int, default=1234, help="Random seed for sample, clusters and UMAP.")
+@option("--no-serve", is_flag=True, help="Make the map, and start no server.")
+@option("--open", "opens", is_flag=True, help="Open the page in the browser of this machine.")
+@option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, help="Port to listen on; 0 finds a free one.")
+@option("--no-model", is_flag=True, help="Load no model: the page finds no hits of a text.")
 def command(
     output: str,
     vector_name: str | None,

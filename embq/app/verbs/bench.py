@@ -10,7 +10,7 @@ import click
 
 from embq.app.cli.lazy_group import LazyGroup
 from embq.app.cli.run_options import INPUT_FORMATS
-from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import (
     batch_size_option,
     complete_model,
@@ -23,7 +23,7 @@ from embq.app.cli.shared_options import (
 )
 
 experiment_options = option_group(
-    click.option(
+    option(
         "--model",
         "-m",
         default="",
@@ -32,56 +32,34 @@ experiment_options = option_group(
         help="Model that embeds the texts.  [minilm where it is installed, else stub:384?ms_per_sample=10]",
     ),
     precision_option,
-    click.option(
+    option(
         "--texts",
         default="",
         metavar="FILE",
         help="Texts to embed, in any format of `embq run`.  [docstrings of Python's standard library]",
     ),
-    click.option(
+    option(
         "--records",
         type=click.IntRange(min=1),
-        default=None,
-        metavar="N",
         help="Records of each run; texts are repeated as needed.  [as many as fit in --seconds]",
     ),
-    click.option(
+    option(
         "--seconds",
         type=click.FloatRange(min=0.1, max=3600),
         default=8.0,
-        show_default=True,
         metavar="S",
         help="Approximate duration of each run.",
     ),
-    click.option(
-        "--replicates",
-        type=click.IntRange(min=2, max=100),
-        default=3,
-        show_default=True,
-        metavar="R",
-        help="Runs of each condition.",
-    ),
+    option("--replicates", type=click.IntRange(min=2, max=100), default=3, metavar="R", help="Runs of each condition."),
     devices_option,
-    click.option(
-        "--corpus-size",
-        type=click.IntRange(min=1),
-        default=None,
-        metavar="N",
-        help="Records of your corpus: estimate the days that it takes.",
+    option(
+        "--corpus-size", type=click.IntRange(min=1), help="Records of your corpus: estimate the days that it takes."
     ),
-    click.option(
-        "--seed",
-        type=int,
-        default=0,
-        show_default=True,
-        metavar="N",
-        help="Random seed for the order of runs and texts.",
-    ),
-    click.option(
+    option("--seed", type=int, default=0, help="Random seed for the order of runs and texts."),
+    option(
         "--output",
         "-o",
         default="embq-bench",
-        show_default=True,
         type=click.Path(file_okay=False),
         help="Folder for the figures and the plot; earlier ones are replaced.",
     ),
@@ -89,14 +67,7 @@ experiment_options = option_group(
 )
 """Options of every experiment."""
 
-unit_size_option = click.option(
-    "--unit-size",
-    type=click.IntRange(min=1, max=100_000),
-    default=16,
-    show_default=True,
-    metavar="N",
-    help="Records per unit.",
-)
+unit_size_option = option("--unit-size", type=click.IntRange(min=1, max=100_000), default=16, help="Records per unit.")
 
 
 def numbers(most: int) -> Callable[[click.Context, click.Parameter, str], tuple[int, ...]]:
@@ -128,10 +99,9 @@ def command() -> None:
 
 
 @command.command("workers", cls=SectionedCommand, epilog="Example: embq bench workers --model minilm --counts 1,2,4,8")
-@click.option(
+@option(
     "--counts",
     default="1,2,4,8",
-    show_default=True,
     metavar="LIST",
     callback=numbers(64),
     help="Worker processes on the device, one condition each.",
@@ -167,10 +137,9 @@ def devices(unit_size: int, **options: Any) -> int:
 @command.command(
     "unit-size", cls=SectionedCommand, epilog="Example: embq bench unit-size --model minilm --sizes 1,10,100,1000"
 )
-@click.option(
+@option(
     "--sizes",
     default="1,10,100,1000",
-    show_default=True,
     metavar="LIST",
     callback=numbers(100_000),
     help="Records per unit, one condition each.",
@@ -190,7 +159,7 @@ def unit_size(sizes: tuple[int, ...], **options: Any) -> int:
     epilog="Example: embq bench images 'shards/*.tar' -m open_clip:ViT-B-32/laion2b_s34b_b79k --decode cpu-fast",
 )
 @click.argument("inputs", type=click.Path(readable=False), nargs=-1, required=True, metavar="INPUT...")
-@click.option(
+@option(
     "--model",
     "-m",
     required=True,
@@ -201,29 +170,24 @@ def unit_size(sizes: tuple[int, ...], **options: Any) -> int:
 @precision_option
 @decode_option
 @devices_option
-@click.option(
+@option(
     "--samples",
     type=click.IntRange(min=1, max=20_000),
     default=2000,
-    show_default=True,
-    metavar="N",
     help="Most images to sample from the inputs; at most 512 MB.",
 )
-@click.option(
+@option(
     "--seconds",
     type=click.FloatRange(min=0.1, max=3600),
     default=6.0,
-    show_default=True,
     metavar="S",
     help="Approximate duration for each stage; all together twice as long.",
 )
 @threads_option
 @batch_size_option
-@click.option(
-    "--input-format", type=click.Choice(sorted(INPUT_FORMATS)), help="Format of the inputs.  [by their names]"
-)
-@click.option("--image-key", default="", metavar="LIST", help="Extensions of images in shards and folders.  [all]")
-@click.option("--image-column", default="", metavar="NAME", help="Column of images or of image paths.")
+@option("--input-format", type=click.Choice(sorted(INPUT_FORMATS)), help="Format of the inputs.  [by their names]")
+@option("--image-key", default="", metavar="LIST", help="Extensions of images in shards and folders.  [all]")
+@option("--image-column", default="", metavar="NAME", help="Column of images or of image paths.")
 @json_option
 def images(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """Find the bottleneck of embedding the images of INPUT on this machine: reading, decoding or the device.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import broker_option, named_broker_option
 
 HOSTS = ("localhost", "127.0.0.1", "::1", "broker")
@@ -25,27 +25,20 @@ def command() -> None:
     epilog="Examples: embq broker init | embq broker init --user worker-gpu2 --broker redis://localhost:6379",
 )
 @click.argument("folder", metavar="[DIR]", default="secrets", type=click.Path(file_okay=False, path_type=Path))
-@click.option(
+@option(
     "--host",
     "hosts",
     multiple=True,
     metavar="NAME",
     help="Additional name or address of the server for its certificate.  [this machine's name, localhost, broker]",
 )
-@click.option(
-    "--days",
-    type=click.IntRange(min=1),
-    default=825,
-    show_default=True,
-    metavar="N",
-    help="Validity of the certificate in days.",
-)
-@click.option(
+@option("--days", type=click.IntRange(min=1), default=825, help="Validity of the certificate in days.")
+@option(
     "--user", "users", multiple=True, metavar="ROLE-NAME", help="Additional user, such as worker-gpu2 or laptop-ann."
 )
-@click.option("--remove", multiple=True, metavar="ROLE-NAME", help="Remove this user and its password.")
-@click.option("--owner", default="", metavar="UID:GID", help="Owner of the files; needs root.")
-@click.option(
+@option("--remove", multiple=True, metavar="ROLE-NAME", help="Remove this user and its password.")
+@option("--owner", default="", metavar="UID:GID", help="Owner of the files; needs root.")
+@option(
     "--give",
     multiple=True,
     type=click.Path(path_type=Path),

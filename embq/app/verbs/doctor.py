@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import click
 
-from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import broker_option, complete_model, json_option, settings_with
 
 
 @click.command("doctor", cls=SectionedCommand, epilog="Example: embq doctor --model minilm --output ./out")
 @broker_option
-@click.option(
+@option(
     "--output",
     "-o",
     default="",
     type=click.Path(),
     help="Folder or URL to test storage in.  [the folder for temporary files]",
 )
-@click.option(
+@option(
     "--model",
     "-m",
     multiple=True,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import json_option
 from embq.app.export.targets import FOLDERS, TABLES
 from embq.core.errors import UsageError
@@ -28,66 +28,47 @@ if TYPE_CHECKING:
 )
 @click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
 @click.argument("folder", metavar="DEST", type=click.Path())
-@click.option(
+@option(
     "--output-format",
     "format",
     type=click.Choice(["npy", "hdf5", "parquet", "arrow"]),
-    default=None,
     help="Write files of this format in the new folder DEST.",
 )
-@click.option(
+@option(
     "--to",
     type=click.Choice([*TABLES, *FOLDERS]),
-    default=None,
     help="Write into a LanceDB, Qdrant, Milvus or PostgreSQL (pgvector) that DEST names, a dataset folder for "
     "Hugging Face, or tables for the Embedding Projector (tsv).",
 )
-@click.option("--table", default=None, metavar="NAME", help="Table or collection of --to.  [embq]")
-@click.option(
-    "--sorted",
-    "order",
-    flag_value="manifest",
-    default=None,
-    help="Sort rows in the order of the inputs.",
-)
-@click.option(
+@option("--table", metavar="NAME", help="Table or collection of --to.  [embq]")
+@option("--sorted", "order", flag_value="manifest", help="Sort rows in the order of the inputs.")
+@option(
     "--dtype",
     type=click.Choice(["float32", "float16", "int8", "binary"]),
-    default=None,
     help="Type of stored vectors.  [that of the run]",
 )
-@click.option(
+@option(
     "--int8-range",
     type=float,
-    default=None,
     metavar="X",
     help="Range of int8: numbers from -X to X are stored in equal steps, larger ones as X.  [1]",
 )
-@click.option(
+@option(
     "--rows-per-file",
     type=click.IntRange(min=1),
-    default=None,
-    metavar="N",
     help="Rows of each file but the last; held in memory.  [128 MB of vectors]",
 )
-@click.option(
-    "--columns",
-    default=None,
-    metavar="LIST",
-    help="Columns to keep besides id, key and vectors, separated by commas.  [all]",
-)
-@click.option(
+@option("--columns", metavar="LIST", help="Columns to keep besides id, key and vectors, separated by commas.  [all]")
+@option(
     "--ids",
     "id_file",
     type=click.Path(),
-    default=None,
     metavar="FILE",
     help="Export only the rows with the ids in FILE, one per line, as the map and a search give them.",
 )
-@click.option(
+@option(
     "--without",
     type=click.Path(),
-    default=None,
     metavar="FILE",
     help="Leave out the duplicates in FILE, the groups.parquet of `embq index dedup`.",
 )

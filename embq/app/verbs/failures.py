@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import (
     broker_option,
     json_option,
@@ -51,9 +51,9 @@ def failures(output: str, as_json: bool) -> int:
     "retry", cls=SectionedCommand, epilog="Examples: embq retry out | embq retry out --code truncated --dry-run"
 )
 @click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
-@click.option("--code", "codes", multiple=True, metavar="CODE", help="Only failures with this code; repeatable.")
-@click.option("--unit", "units", multiple=True, metavar="ID", help="Only failures of this unit; repeatable.")
-@click.option("--dry-run", is_flag=True, help="Print what would be retried, and do nothing.")
+@option("--code", "codes", multiple=True, metavar="CODE", help="Only failures with this code; repeatable.")
+@option("--unit", "units", multiple=True, metavar="ID", help="Only failures of this unit; repeatable.")
+@option("--dry-run", is_flag=True, help="Print what would be retried, and do nothing.")
 @worker_options
 @broker_option
 @json_option

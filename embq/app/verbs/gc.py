@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import broker_option, json_option, settings_with
 from embq.core.service.progress_line import size_text
 
@@ -38,10 +38,8 @@ class Age(click.ParamType[float]):
 
 @click.command("gc", cls=SectionedCommand, epilog="Example: embq gc ./out --older-than 1h")
 @click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
-@click.option(
-    "--older-than", type=Age(), default="24h", show_default=True, metavar="AGE", help="Least age of a file to delete."
-)
-@click.option("--dry-run", is_flag=True, help="Print what would be deleted, and delete nothing.")
+@option("--older-than", type=Age(), default="24h", metavar="AGE", help="Least age of a file to delete.")
+@option("--dry-run", is_flag=True, help="Print what would be deleted, and delete nothing.")
 @broker_option
 @json_option
 def command(output: str, older_than: float, dry_run: bool, broker: str, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import broker_option
 from embq.core.errors import InputError
 from embq.core.redaction import masked, printable
@@ -27,8 +27,8 @@ STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ")
 
 @click.command("logs", cls=SectionedCommand, epilog="Examples: embq logs out | embq logs out --service worker -f")
 @click.argument("run", type=click.Path(readable=False))
-@click.option("-f", "--follow", is_flag=True, help="Print new lines as they are written, until Ctrl-C.")
-@click.option(
+@option("-f", "--follow", is_flag=True, help="Print new lines as they are written, until Ctrl-C.")
+@option(
     "--service",
     "services",
     type=click.Choice(SERVICES),
@@ -36,9 +36,7 @@ STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ")
     default=SERVICES,
     help="Only the log of this service; repeatable.  [all]",
 )
-@click.option(
-    "-n", "lines", type=click.IntRange(min=0), default=100, show_default=True, metavar="LINES", help="Last lines only."
-)
+@option("-n", "lines", type=click.IntRange(min=0), default=100, metavar="LINES", help="Last lines only.")
 @broker_option
 def command(run: str, follow: bool, services: tuple[str, ...], lines: int, broker: str) -> None:
     """Print the service logs of RUN: a run id or its output folder.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embq.app.cli.run_command import RunCommand, inputs_argument
 from embq.app.cli.run_options import run_options
+from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import (
     batch_size_option,
     broker_option,
@@ -44,19 +44,15 @@ if TYPE_CHECKING:
 
 @click.command(
     "run",
-    cls=RunCommand,
+    cls=SectionedCommand,
     epilog="Examples: embq run photos -o out -m open_clip:ViT-B-32/laion2b_s34b_b79k | "
     "embq run texts.jsonl -o out -m minilm",
 )
-@inputs_argument
+@click.argument("inputs", type=click.Path(readable=False), nargs=-1, required=True, metavar="INPUT...")
 @run_options
-@click.option("--add", is_flag=True, help="Add INPUT to the run of other inputs that OUT holds.")
-@click.option(
-    "--keep-going",
-    is_flag=True,
-    help="Go on where all samples of the first unit fail with one code.",
-)
-@click.option("--dry-run", is_flag=True, help="Print units, sizes and device hours, and do nothing.")
+@option("--add", is_flag=True, help="Add INPUT to the run of other inputs that OUT holds.")
+@option("--keep-going", is_flag=True, help="Go on where all samples of the first unit fail with one code.")
+@option("--dry-run", is_flag=True, help="Print units, sizes and device hours, and do nothing.")
 @priority_option
 @worker_options
 @broker_option
@@ -174,25 +170,25 @@ def _refuse_to_add(inputs: tuple[str, ...], root: Place) -> None:
 
 @click.command(
     "enqueue",
-    cls=RunCommand,
+    cls=SectionedCommand,
     epilog="Example: embq enqueue 'shards/{00..99}.tar' -o out -m open_clip:ViT-B-32/openai",
 )
-@inputs_argument
+@click.argument("inputs", type=click.Path(readable=False), nargs=-1, required=True, metavar="INPUT...")
 @run_options
 @batch_size_option
 @threads_option
 @priority_option
-@click.option(
+@option(
     "--upload",
     is_flag=True,
     help="Send the run through the broker to OUT, a folder of the writer's machine. Workers read the inputs.",
 )
-@click.option(
+@option(
     "--inline", is_flag=True, help="As --upload, and send the inputs as well: texts or small images of this machine."
 )
 @broker_option
 @json_option
-@click.option(
+@option(
     "--dry-run",
     is_flag=True,
     help="Print units, sizes and device hours, and do nothing; speeds come from the broker, if there is one.",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.sections import GENERAL, SectionedCommand, option, section
 from embq.app.cli.shared_options import complete_model, json_option, vector_name_option
 from embq.core.errors import UsageError
 
@@ -28,52 +28,40 @@ KEY_WIDTH, SOURCE_WIDTH = 44, 28
 )
 @click.argument("index", metavar="INDEX", type=click.Path())
 @click.argument("text", metavar="[TEXT]", required=False)
-@click.option("--image", metavar="FILE", type=click.Path(), default=None, help="Search by an image.")
-@click.option(
-    "--vector", metavar="FILE", type=click.Path(), default=None, help="Search by a vector: .npy, or a JSON list."
-)
-@click.option("--id", type=int, metavar="N", default=None, help="Search for rows similar to the row with this id.")
-@click.option(
-    "--like", type=int, multiple=True, metavar="N", help="Move the query towards the row with this id; repeatable."
-)
-@click.option(
-    "--unlike", type=int, multiple=True, metavar="N", help="Move it away from the row with this id; repeatable."
-)
-@click.option(
+@section("Query")
+@option("--image", metavar="FILE", type=click.Path(), help="Search by an image.")
+@option("--vector", metavar="FILE", type=click.Path(), help="Search by a vector: .npy, or a JSON list.")
+@option("--id", type=int, help="Search for rows similar to the row with this id.")
+@option("--like", type=int, multiple=True, help="Move the query towards the row with this id; repeatable.")
+@option("--unlike", type=int, multiple=True, help="Move it away from the row with this id; repeatable.")
+@option(
     "--where",
     multiple=True,
     metavar="CONDITION",
     help="Only rows that satisfy it, such as 'year >= 2020' or 'caption contains cat'; repeatable, all must hold.",
 )
-@click.option(
-    "-k", "k", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="Number of results."
-)
-@click.option("--offset", type=click.IntRange(min=0), default=0, metavar="N", help="Results to skip.")
-@click.option("--index", "name", default=None, metavar="NAME", help="Index of a server that serves several.")
+@option("-k", "k", type=click.IntRange(min=1), default=10, help="Number of results.")
+@option("--offset", type=click.IntRange(min=0), default=0, help="Results to skip.")
+@option("--index", "name", metavar="NAME", help="Index of a server that serves several.")
+@section("Model")
 @vector_name_option
-@click.option(
+@option(
     "--prompt-name",
-    default=None,
     metavar="NAME",
     help="Name of the model's prompt before TEXT.  [query, where rows have document]",
 )
-@click.option("--prompt", default=None, metavar="TEXT", help="Prompt to put before TEXT; '' for none.")
-@click.option(
+@option("--prompt", metavar="TEXT", help="Prompt to put before TEXT; '' for none.")
+@option(
     "--model",
     "-m",
-    default=None,
     shell_complete=complete_model,
     metavar="SPEC",
     help="Model location, if not that of the run; must be the same model.",
 )
-@click.option(
-    "--nprobe",
-    type=click.IntRange(min=1),
-    default=None,
-    metavar="N",
-    help="Inverted lists to search.  [tuned value]",
-)
-@click.option("--no-refine", is_flag=True, help="Skip re-ranking by full vectors.")
+@section("Index")
+@option("--nprobe", type=click.IntRange(min=1), help="Inverted lists to search.  [tuned value]")
+@option("--no-refine", is_flag=True, help="Skip re-ranking by full vectors.")
+@section(GENERAL)
 @json_option
 def command(
     index: str,

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from embq.app.cli.precision import AUTO
-from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.sections import GENERAL, SectionedCommand, option, section
 from embq.app.cli.shared_options import broker_option, option_group, settings_with
 from embq.core.models import PRECISIONS
 
@@ -17,50 +17,42 @@ DEFAULT_PORT = 1234
 """The port of clip-retrieval's back end, so that clients keep their addresses."""
 
 server_options = option_group(
-    click.option(
-        "--name", "names", multiple=True, metavar="NAME=INDEX", help="Serve an index under this name; repeatable."
-    ),
-    click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on."),
-    click.option(
-        "--port",
-        type=click.IntRange(0, 65535),
-        default=DEFAULT_PORT,
-        show_default=True,
-        metavar="N",
-        help="Port to listen on; 0 finds a free one.",
+    section("Server"),
+    option("--name", "names", multiple=True, metavar="NAME=INDEX", help="Serve an index under this name; repeatable."),
+    option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on."),
+    option(
+        "--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, help="Port to listen on; 0 finds a free one."
     ),
     broker_option,
-    click.option(
+    option(
         "--allow-actions",
         is_flag=True,
         help="Let browsers that come with the printed token pause, resume, cancel and retry runs, and make maps.",
     ),
-    click.option("--no-model", is_flag=True, help="Load no model; answer queries by vector or id only."),
-    click.option(
+    option("--no-model", is_flag=True, help="Load no model; answer queries by vector or id only."),
+    option(
         "--memory",
         type=click.Choice(["ram", "mmap"]),
         default="ram",
-        show_default=True,
         help="Read indexes into memory, or map their files and let the system cache them.",
     ),
-    click.option(
-        "--threads", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Threads per search."
-    ),
-    click.option("--fetch-image-urls", is_flag=True, help="Accept images by URL: https, public hosts only."),
-    click.option(
+    option("--threads", type=click.IntRange(min=1), default=1, help="Threads per search."),
+    option("--fetch-image-urls", is_flag=True, help="Accept images by URL: https, public hosts only."),
+    option(
         "--allow-origin",
         "origins",
         multiple=True,
         metavar="ORIGIN",
         help="Accept requests from pages of this origin, such as https://example.org, or of any with *; repeatable.",
     ),
-    click.option(
+    option(
         "--allow-host",
         "hosts",
         multiple=True,
         metavar="NAME",
         help="Accept this name in the Host header, for a proxy that passes it on; repeatable.",
     ),
+    section(GENERAL),
 )
 """Options of a server of indexes and pages."""
 
@@ -71,30 +63,29 @@ server_options = option_group(
     epilog="Examples: embq serve ./out | embq serve --follow /data/runs | embq serve --embeddings minilm",
 )
 @click.argument("indices", metavar="[INDEX]...", nargs=-1, type=click.Path(file_okay=False))
-@click.option("--follow", is_flag=True, help="Serve every index below INDEX, and watch for new ones.")
-@click.option(
+@option("--follow", is_flag=True, help="Serve every index below INDEX, and watch for new ones.")
+@section("Embeddings")
+@option(
     "--embeddings",
     multiple=True,
     metavar="[NAME=]SPEC",
     help="Embed texts with this model: /v1/embeddings and /embed; requests name it by NAME; repeatable.  [SPEC]",
 )
-@click.option(
+@option(
     "--token-ids",
     default="",
     metavar="NAME",
     help="Accept token ids of this tokenizer of tiktoken in place of texts, as LangChain sends: cl100k_base.",
 )
-@click.option(
+@option(
     "--precision",
     type=click.Choice((AUTO, *PRECISIONS)),
     default=AUTO,
-    show_default=True,
     help="Compute precision of --embeddings. auto: the first of bf16, fp16 and fp32 that is fast on the device.",
 )
-@click.option(
+@option(
     "--device",
     default="auto",
-    show_default=True,
     metavar="NAME",
     help="Device of --embeddings: cpu, cuda:N, or auto (the first CUDA device, else the CPU).",
 )
@@ -117,7 +108,7 @@ def command(indices: tuple[str, ...], follow: bool, **options: Any) -> None:
 
 @click.command("ui", cls=SectionedCommand, epilog="Examples: embq ui ./out | embq ui ./out --open")
 @click.argument("outputs", metavar="[OUT]...", nargs=-1, type=click.Path(file_okay=False))
-@click.option("--open", "opens", is_flag=True, help="Open the page in the browser of this machine.")
+@option("--open", "opens", is_flag=True, help="Open the page in the browser of this machine.")
 @server_options
 def ui(outputs: tuple[str, ...], opens: bool, **options: Any) -> None:
     """Show runs and their indexes as web pages, until stopped: search, fleet and map.

@@ -11,7 +11,7 @@ from urllib.request import ProxyHandler, build_opener
 import click
 
 import embq
-from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import (
     broker_option,
     json_option,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @click.command("producer", cls=SectionedCommand, epilog="Example: embq producer --broker redis://localhost:6379")
 @broker_option
-@click.option("--run", "only", default="", metavar="RUN", help="Feed only this run.")
+@option("--run", "only", default="", metavar="RUN", help="Feed only this run.")
 @metrics_option
 def producer(broker: str, only: str, metrics: Address | None) -> None:
     """Fill the queues with hints from the manifests of all runs. Runs until stopped."""
@@ -58,11 +58,11 @@ def producer(broker: str, only: str, metrics: Address | None) -> None:
     "worker", cls=SectionedCommand, epilog="Example: embq worker --broker redis://box:6379 --devices cuda:0,cuda:1"
 )
 @broker_option
-@click.option("--run", "only", default="", metavar="RUN", help="Serve only this run, and exit when it is over.")
+@option("--run", "only", default="", metavar="RUN", help="Serve only this run, and exit when it is over.")
 @metrics_option
 @worker_options
-@click.option("--check", is_flag=True, help="Do no work: check this machine for the runs that the broker knows.")
-@click.option("--load", is_flag=True, help="With --check: also load each run's model, and compare its fingerprint.")
+@option("--check", is_flag=True, help="Do no work: check this machine for the runs that the broker knows.")
+@option("--load", is_flag=True, help="With --check: also load each run's model, and compare its fingerprint.")
 @json_option
 def worker(
     broker: str,
@@ -151,9 +151,9 @@ def _supervise(fleet: Fleet, *, asked: str) -> None:
 
 @click.command("writer", cls=SectionedCommand, epilog="Example: embq writer --broker redis://localhost:6379")
 @broker_option
-@click.option("--run", "only", default="", metavar="RUN", help="Write only this run.")
-@click.option("--takeover", is_flag=True, help="Fence off a writer that still holds the run.")
-@click.option("--rebuild", is_flag=True, help="Rebuild the queue from the output folder before starting.")
+@option("--run", "only", default="", metavar="RUN", help="Write only this run.")
+@option("--takeover", is_flag=True, help="Fence off a writer that still holds the run.")
+@option("--rebuild", is_flag=True, help="Rebuild the queue from the output folder before starting.")
 @metrics_option
 def writer(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Address | None) -> None:
     """Commit the results of all runs to their output folders. Runs until stopped; one per output."""
@@ -222,7 +222,7 @@ def _line(body: bytes) -> str:
 @click.command(
     "health", cls=SectionedCommand, epilog="Examples: embq health | embq health --url http://127.0.0.1:1234/health"
 )
-@click.option(
+@option(
     "--url", default="", metavar="URL", help="URL to query; of `embq serve`, its /health.  [/healthz at EMBQ_METRICS]"
 )
 def health(url: str) -> None:

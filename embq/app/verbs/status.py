@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import broker_option, json_option, log_option, settings_with, verbose_option
 from embq.core.errors import UsageError
 
@@ -27,7 +27,7 @@ WATCH_S = 1.0
     "status", cls=SectionedCommand, epilog="Examples: embq status out | embq status out --watch | embq status --json"
 )
 @click.argument("run", type=click.Path(readable=False), required=False, default="")
-@click.option("--watch", is_flag=True, help="Repeat until the run is done or cancelled; without RUN, until Ctrl-C.")
+@option("--watch", is_flag=True, help="Repeat until the run is done or cancelled; without RUN, until Ctrl-C.")
 @broker_option
 @log_option
 @json_option

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import json_option
 from embq.core.errors import Exit
 
@@ -19,18 +19,18 @@ SHOWN = 20
 
 @click.command("verify", cls=SectionedCommand, epilog="Example: embq verify ./out")
 @click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
-@click.option(
+@option(
     "--quick",
     "mode",
     flag_value="quick",
     default="full",
+    show_default=False,
     help="Check only the commit log, the manifest's digest, sizes and footers of the files, and orphaned files.",
 )
-@click.option(
+@option(
     "--layout",
     "readers",
     type=click.Choice(["clip-retrieval"]),
-    default=None,
     help="Also check that these programs read an npy output correctly.",
 )
 @json_option

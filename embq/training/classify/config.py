@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from embq.app.cli.sections import section
 from embq.training.run.options import COUNT, DEVICE, FROM_0, flag, option, options_of, required
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -87,9 +88,7 @@ class Config:
     weight_decay: float = _setting(1e-4, "Weight decay of SGD, on all weights.", click.FloatRange(min=0))
     warmup_steps: int = _setting(0, "Steps of linear warm-up of the learning rate.", FROM_0, metavar="N")
     label_smoothing: float = _setting(0.0, "Label smoothing: part of the target spread over all classes.", BELOW_1)
-    clip: float = _setting(
-        0.0, "Clip gradients to this norm.  [off]", click.FloatRange(min=0), metavar="NORM", shown=False
-    )
+    clip: float = _setting(0.0, "Clip gradients to this norm.  [off]", click.FloatRange(min=0), metavar="NORM")
     precision: str = _setting(
         "",
         "Compute precision; weights stay fp32.  [bf16 where the GPU supports it, else fp32]",
@@ -130,7 +129,8 @@ class Config:
 
 def classify_options(function: F) -> F:
     """The shards, and the options of `Config` but --device, which the options of the launchers have too."""
-    return click.argument("shards", type=click.Path())(options_of(Config, without="device")(function))
+    options = section("Training")(options_of(Config, without="device")(function))
+    return click.argument("shards", type=click.Path())(options)
 
 
 def differences(before: Mapping[str, Any], now: Config, resume: Resume = Resume.REFUSED) -> list[str]:

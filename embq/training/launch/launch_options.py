@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from embq.app.cli.sections import GENERAL, section
 from embq.core.errors import UsageError
 from embq.training.launch.devices import check_processes
 from embq.training.run.options import DEVICE, FROM_0, option, options_of
@@ -161,4 +162,4 @@ def launch_options(function: F) -> F:
         asked = {field.name: kwargs.pop(field.name) for field in fields(Where)}
         return function(*args, where=Where.asked(**asked), **kwargs)
 
-    return options_of(Where)(with_where)  # type: ignore[return-value]
+    return section("Machines")(options_of(Where)(section(GENERAL)(with_where)))  # type: ignore[return-value]

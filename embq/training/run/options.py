@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from embq.app.cli import sections
+
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
@@ -24,7 +26,6 @@ def option(
     help_: str,
     kind: Any = None,
     *,
-    shown: bool = True,
     metadata: Mapping[str, Any] = _NOTHING,
     **more: Any,
 ) -> T:
@@ -33,13 +34,10 @@ def option(
     Args:
         value: default of the field, and of the option unless `more` has another.
         kind: type of the option.
-        shown: whether --help shows the default, if it is one to show.
         metadata: of the field, beside the option.
         more: further arguments of `click.option`; `name` and `short` are the flag, where it is not the field's, and -X.
     """
-    more = {"default": value, **more}
-    shown = shown and str(more["default"]) not in ("", "None", "False")
-    made = {"help": help_, "type": kind, "show_default": shown, **more}
+    made = {"help": help_, "type": kind, "default": value, **more}
     one: T = field(default=value, metadata={**metadata, "option": made})
     return one
 
@@ -72,8 +70,8 @@ def options_of(settings: Any, *, only: str = "", without: str = "", unset: bool 
             more.pop("name", None)
             names = [flag(one), one.name, *([more.pop("short")] if "short" in more else [])]
             if unset:
-                more |= {"default": None, "show_default": False}
-            function = click.option(*names, **more)(function)
+                more["default"] = None
+            function = sections.option(*names, **more)(function)
         return function
 
     return decorated

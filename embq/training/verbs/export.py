@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import json_option
 from embq.core.errors import UsageError, command_line
 from embq.core.service.progress_line import size_text
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command("export", cls=SectionedCommand, epilog="Example: embq train export ./clip ./clip-model")
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.argument("target", metavar="DIR", type=click.Path(path_type=Path))
-@click.option(
+@option(
     "--model",
     "-m",
     default="",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.sections import GENERAL, SectionedCommand, option, section
 from embq.app.cli.shared_options import json_option
 from embq.core.errors import Exit, UsageError
 from embq.training.mmoclip.launch_plan import BenchmarkRequest
@@ -29,20 +29,17 @@ OUT = "embq-mmoclip"
     epilog="Examples: embq bench mmoclip --grad-checkpointing | embq bench mmoclip logs/test --nodes 8 --gpu A100",
 )
 @click.argument("logs", nargs=-1, metavar="[LOG]...", type=click.Path(path_type=Path))
-@click.option(
-    "--nodes", type=click.IntRange(min=1), default=None, metavar="N", help="Machines.  [1; of a log: as noted]"
-)
+@option("--nodes", type=click.IntRange(min=1), help="Machines.  [1; of a log: as noted]")
+@section("Training")
 @options_of(BenchmarkRequest, unset=True)  # none of them applies to existing logs
-@click.option(
-    "--scaling", is_flag=True, default=None, help="Train with 1, 2, 4, ... processes up to --num-devices, in turn."
-)
-@click.option("--dry-run", is_flag=True, default=None, help="Print the environment and the command; start nothing.")
-@click.option("--gpu", default="", metavar="NAME", help="GPU name for a log without a note of it, such as A100.")
-@click.option(
+@option("--scaling", is_flag=True, default=None, help="Train with 1, 2, 4, ... processes up to --num-devices, in turn.")
+@option("--dry-run", is_flag=True, default=None, help="Print the environment and the command; start nothing.")
+@section(GENERAL)
+@option("--gpu", default="", metavar="NAME", help="GPU name for a log without a note of it, such as A100.")
+@option(
     "--output",
     "-o",
     "out",
-    default=None,
     type=click.Path(file_okay=False, path_type=Path),
     help=f"Folder for result.json and the picture; a training gets a new folder there.  [{OUT}; with LOG none]",
 )

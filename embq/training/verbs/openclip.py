@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.sections import SectionedCommand, section
 from embq.app.cli.shared_options import json_option
 from embq.core.errors import Exit, command_line
 from embq.training.launch.launch_options import launch_options
@@ -30,6 +30,7 @@ NAMED, LISTED = 5, 1000
 )
 @click.argument("shards", type=click.Path())
 @click.argument("further", nargs=-1, metavar="[-- FLAGS]")
+@section("Training")
 @options_of(TrainingRequest)
 @launch_options
 @json_option

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import json_option
 from embq.core.errors import Exit, InputError
 
@@ -27,34 +27,18 @@ SHOWN = 20
 )
 @click.argument("source", metavar="DIR|LIST", type=click.Path())
 @click.argument("pattern", metavar="PATTERN", type=click.Path())
-@click.option(
-    "--samples-per-shard",
-    type=click.IntRange(min=1),
-    default=1000,
-    show_default=True,
-    metavar="N",
-    help="Samples of each shard but the last.",
+@option("--samples-per-shard", type=click.IntRange(min=1), default=1000, help="Samples of each shard but the last.")
+@option("--seed", type=int, default=0, help="Seed of the order of the samples.")
+@option("--no-shuffle", is_flag=True, help="Keep the order of names or of LIST, as for validation.")
+@option("--no-classes", is_flag=True, help="Take all pictures below DIR, without classes.")
+@option(
+    "--classes", "classes_file", metavar="FILE", help="classes.json with the indices to use.  [the one beside PATTERN]"
 )
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the order of the samples.")
-@click.option("--no-shuffle", is_flag=True, help="Keep the order of names or of LIST, as for validation.")
-@click.option("--no-classes", is_flag=True, help="Take all pictures below DIR, without classes.")
-@click.option(
-    "--classes",
-    "classes_file",
-    metavar="FILE",
-    help="classes.json with the indices to use.  [the one beside PATTERN]",
-)
-@click.option("--allow-empty", is_flag=True, help="Accept classes without pictures; their indices stay unused.")
-@click.option("--no-metadata", is_flag=True, help="Omit the json of each sample, which names its file.")
-@click.option("--check", is_flag=True, help="Decode every picture first, and leave out those that fail.")
-@click.option(
-    "--workers",
-    "processes",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Processes that write.  [one per core, up to 8]",
-)
-@click.option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")
+@option("--allow-empty", is_flag=True, help="Accept classes without pictures; their indices stay unused.")
+@option("--no-metadata", is_flag=True, help="Omit the json of each sample, which names its file.")
+@option("--check", is_flag=True, help="Decode every picture first, and leave out those that fail.")
+@option("--workers", "processes", type=click.IntRange(min=1), help="Processes that write.  [one per core, up to 8]")
+@option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")
 @json_option
 def command(
     source: str,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.sections import SectionedCommand, option
 from embq.core.errors import InputError
 
 DEFAULT_PORT = 8080
@@ -15,17 +15,8 @@ DEFAULT_PORT = 8080
 
 @click.command("serve", cls=SectionedCommand, epilog="Example: embq shards serve ./shards --host 10.0.0.5")
 @click.argument("folder", metavar="DIR", type=click.Path())
-@click.option(
-    "--host", default="127.0.0.1", show_default=True, metavar="HOST", help="Address of this machine to listen on."
-)
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=DEFAULT_PORT,
-    show_default=True,
-    metavar="N",
-    help="Port; 0 chooses a free one.",
-)
+@option("--host", default="127.0.0.1", metavar="HOST", help="Address of this machine to listen on.")
+@option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, help="Port; 0 chooses a free one.")
 def command(folder: str, host: str, port: int) -> None:
     """Serve the shards in DIR and below it to other machines over HTTP, until stopped.
 

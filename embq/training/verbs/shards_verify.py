@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embq.app.cli.sections import SectionedCommand
+from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import json_option
 from embq.core.errors import Exit
 
@@ -23,16 +23,10 @@ SHOWN = 20
 
 @click.command("verify", cls=SectionedCommand, epilog="Example: embq shards verify ./shards --decode")
 @click.argument("shards", type=click.Path(), nargs=-1, required=True, metavar="SHARDS...")
-@click.option("--decode", is_flag=True, help="Also decode every image completely.")
-@click.option("--allow-missing", is_flag=True, help="Accept samples without the class or the caption that others have.")
-@click.option("--write-sizes", is_flag=True, help="Count the samples, and write sizes.json beside the shards.")
-@click.option(
-    "--workers",
-    "processes",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Processes that read.  [one per core, up to 8]",
-)
+@option("--decode", is_flag=True, help="Also decode every image completely.")
+@option("--allow-missing", is_flag=True, help="Accept samples without the class or the caption that others have.")
+@option("--write-sizes", is_flag=True, help="Count the samples, and write sizes.json beside the shards.")
+@option("--workers", "processes", type=click.IntRange(min=1), help="Processes that read.  [one per core, up to 8]")
 @json_option
 def command(
     shards: tuple[str, ...],

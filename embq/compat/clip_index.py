@@ -1,4 +1,4 @@
-"""clip-retrieval's `index` over `embq.build_index`: the same folders in, the same files out.
+"""clip-retrieval's `index` over `embq.compat.autofaiss.build_index`: the same folders in, the same files out.
 
 ```
 EMBEDDINGS/img_emb  text_emb  metadata
@@ -9,13 +9,12 @@ INDEX/image.index  image.json  text.index  text.json  metadata/
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from embq.app.indexing.autofaiss import index_as_autofaiss
+from embq.compat.autofaiss import build_and_print
 from embq.core.errors import Exit, InputError, UsageError, command_line
 from embq.core.formats.files import METADATA
 from embq.core.run.reader import committed_parts
@@ -24,25 +23,22 @@ from embq.core.storage.new_folder import new_folder
 from embq.indexer.collection.clip_retrieval import FOLDERS
 from embq.indexer.collection.opening import open_collection
 
-MEMORY = {"max_index_memory_usage": "4G", "current_memory_available": "16G"}
-"""clip-retrieval's defaults."""
 
-
-def index_as_clip_retrieval(
-    arguments: Mapping[str, Any],
-    *,
+def build_indexes(
     embeddings_folder: str,
     index_folder: str,
     image_subfolder: str,
     text_subfolder: str,
     copy_metadata: bool,
+    *,
     as_json: bool,
     quiet: bool,
+    **arguments: Any,
 ) -> int:
     """Build `image.index` and `text.index`, and copy the metadata; returns the exit status.
 
     Args:
-        arguments: of `build_index`.
+        arguments: further ones of `build_index`.
 
     Raises InputError where there are no embeddings, or rows do not belong together; UsageError where the metadata
     would be written over.
@@ -66,8 +62,8 @@ def index_as_clip_retrieval(
     status: int = Exit.DONE
     for name, folder in there.items():
         paths = {"index_path": str(target / f"{name}.index"), "index_infos_path": str(target / f"{name}.json")}
-        asked = {**MEMORY, **arguments, **paths, "embeddings": str(folder)}
-        status = max(status, index_as_autofaiss(asked, as_json=as_json, quiet=quiet))
+        asked = {**arguments, **paths, "embeddings": str(folder)}
+        status = max(status, build_and_print(asked, as_json=as_json, quiet=quiet))
     if copy_metadata and (source / METADATA).is_dir():
         _copy(source, metadata)
     return status

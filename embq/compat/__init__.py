@@ -1,0 +1,1 @@
+"""Published commands and calls of other tools, by tables that turn their arguments into embq's."""

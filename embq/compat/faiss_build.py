@@ -1,0 +1,232 @@
+"""Indexes that are files of faiss alone: what they are built of, where, and the files beside them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embq.app.indexing.build import built_index
+from embq.core.errors import InputError, UsageError
+from embq.core.process.limits import cores
+from embq.core.storage.durable import drop, output_error, overwrite, publish
+from embq.indexer.build.build import Built
+from embq.indexer.collection.clip_retrieval import FOLDERS
+from embq.indexer.collection.opening import Collection, open_collection
+from embq.indexer.collection.parquet import rows_of
+from embq.indexer.collection.parts import path_of
+from embq.indexer.collection.remote import RemotePath, located
+from embq.indexer.faiss_file import FaissExport, FaissFile
+from embq.indexer.faiss_module import faiss, set_threads
+from embq.indexer.index_files.files import alone, read_json, to_json, write_by_faiss
+from embq.indexer.plan.build_options import BuildOptions, available_memory, parse_bytes
+from embq.indexer.plan.codec_choices import lists_for
+from embq.indexer.plan.codecs import codec
+from embq.indexer.tune.queries import plan_queries
+
+FLAT_ROWS = 1_000_000
+"""Below this autofaiss keeps full vectors where memory allows."""
+COPY_ROWS = 65_536
+IDS_FILE = "part-00000000.parquet"
+
+
+def build_options(index_memory: str, memory: str, **options: Any) -> BuildOptions:
+    """The options of a build within two sizes; UsageError where one has no meaning."""
+    wanted = BuildOptions(
+        max_index_memory_usage=parse_bytes(index_memory),
+        current_memory_available=min(parse_bytes(memory), available_memory()),
+        refine="none",  # faiss alone does not re-rank
+        **options,
+    )
+    wanted.check()
+    return wanted
+
+
+@contextmanager
+def workspace(parent: Path, name: str, *, resumable: bool) -> Iterator[Path]:
+    """A hidden folder for what is removed at the end.
+
+    Args:
+        resumable: the same folder each time, kept where the work is interrupted, so that the same call continues.
+
+    Raises TryLaterError where another process is at work in it.
+    """
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = parent / f".{name}.embq" if resumable else Path(tempfile.mkdtemp(prefix=f".{name}.", dir=parent))
+    except OSError as error:
+        raise output_error(error, parent) from error
+    with alone(folder):
+        try:
+            yield folder
+        except BaseException as error:
+            if not resumable or isinstance(error, InputError | UsageError):
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def paths_of(embeddings: Any) -> list[str]:
+    several = list(embeddings) if isinstance(embeddings, Iterable) and not isinstance(embeddings, str) else [embeddings]
+    if not several or not all(isinstance(one, str) or hasattr(one, "__fspath__") for one in several):
+        raise UsageError("embeddings is neither an array nor paths", next_step="give numpy.float32(vectors) or paths")
+    return [str(one) for one in several]
+
+
+def written(array: Any, path: Path) -> str:
+    """Write an array as float32 file, some rows at a time whatever its type and order; gives the path."""
+    try:
+        array = np.asarray(array)
+    except (TypeError, ValueError, RuntimeError) as error:  # of torch: on a device, or with a gradient
+        raise InputError(
+            f"embeddings is no array of numpy: {error}", next_step="give numpy.float32(vectors)", code="not_vectors"
+        ) from error
+    if array.ndim != 2 or array.dtype.kind != "f" or 0 in array.shape:
+        raise InputError(
+            f"embeddings is an array of {array.dtype} and shape {tuple(array.shape)}, and not one of rows of floats",
+            next_step="give a matrix with a row for each vector, such as numpy.float32(vectors)",
+            code="not_vectors",
+        )
+    header = {"descr": "<f4", "fortran_order": False, "shape": tuple(array.shape)}
+    try:
+        with open(path, "wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for first in range(0, len(array), COPY_ROWS):
+                file.write(np.ascontiguousarray(array[first : first + COPY_ROWS], "<f4").data)
+    except OSError as error:
+        raise output_error(error, path) from error
+    return str(path)
+
+
+def collection_of(roots: Sequence[str], file_format: str, column: str, id_columns: Sequence[str]) -> Collection:
+    names = {name: output for output, name in FOLDERS.items()}
+    places = [place for root in roots if not isinstance(place := located(root), RemotePath)]
+    if len(roots) == 1 and places and (above := places[0]).name in names and (above.parent / "run.json").exists():
+        return open_collection(above.parent, output=names[above.name])  # without what it has not committed
+    if any((place / "run.json").exists() for place in places):
+        return open_collection(*roots)  # a run says itself what its files are
+    return open_collection(
+        *roots,
+        file_format=file_format,
+        column=None if column == "embedding" else column,
+        id_columns=id_columns,
+    )
+
+
+def settled(wanted: BuildOptions, collection: Collection, *, direct_map: bool) -> BuildOptions:
+    """The options for a collection, with full vectors if these are few and fit the memory beside a direct map.
+
+    Raises UsageError if the map alone exceeds the memory.
+    """
+    if direct_map:
+        left = wanted.max_index_memory_usage - 8 * collection.n
+        if left <= 0:
+            raise UsageError(
+                f"a direct map of {collection.n:,} rows takes {8 * collection.n:,} bytes, and max_index_memory_usage "
+                f"is {wanted.max_index_memory_usage:,}",
+                next_step="give more memory, or leave out make_direct_map",
+            )
+        wanted = replace(wanted, max_index_memory_usage=left)
+    nlist = lists_for(collection.n)
+    needed = codec("Flat", collection.dim).index_bytes(collection.n, nlist, collection.dim)
+    fits = needed <= wanted.max_index_memory_usage * wanted.nb_indices_to_keep
+    flat = f"IVF{nlist},Flat" if fits and collection.n < FLAT_ROWS else None
+    return replace(wanted, index_key=wanted.index_key or flat)
+
+
+def built(
+    folder: Path, collection: Collection, wanted: BuildOptions, options: Mapping[str, Any], *, quiet: bool
+) -> Built:
+    """Build the index in a folder of embq."""
+    # Tuning reads the target from these, under the names of `embq index`.
+    asked = {**to_json(wanted), "recall": f"{wanted.recall}@{wanted.recall_at}", "current_memory_available": None}
+    queries = plan_queries(collection, files={}, seed=wanted.seed)
+    options = {**options, "workers": 1, "rebuild": False}
+    # Inner products, also of vectors of length 1: callers sort by what faiss returns.
+    return built_index(folder, collection, wanted, asked, queries, options, unit_length=False, quiet=quiet)
+
+
+def infos_of(built: Built, file: FaissFile, *, saved: bool) -> dict[str, Any]:
+    """The report of an index as that of one of its files."""
+    infos = read_json(built.version.path / "infos.json")
+    size = file.path.stat().st_size
+    return {
+        **infos,
+        "index_path": str(file.path) if saved else "",
+        "size in bytes": size,
+        "nb vectors": file.rows,
+        "compression ratio": 4 * file.rows * infos["vectors dimension"] / size,
+    }
+
+
+def write_infos(infos_path: Path, path: Path, exported: FaissExport, infos: Mapping[str, Any]) -> None:
+    try:
+        infos_path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        for one in exported.files:
+            suffix = one.path.name.removeprefix(path.name)
+            text = json.dumps(infos[str(one.path)], indent=1) + "\n"
+            overwrite(infos_path.with_name(infos_path.name + suffix).absolute(), text.encode())
+    except OSError as error:
+        raise output_error(error, infos_path) from error
+
+
+def refuse_used(folder: Path) -> None:
+    """Raise UsageError where the folder of ids holds other files, which would be read with them."""
+    try:
+        names = [one.name for one in folder.iterdir()] if folder.exists() else []
+    except OSError as error:
+        raise output_error(error, folder) from error
+    if others := [name for name in names if name not in (IDS_FILE, f".{IDS_FILE}")]:
+        raise UsageError(f"ids_path {folder} holds {others[0]}", next_step="give a new folder, or empty this one")
+
+
+def write_ids(collection: Collection, columns: Sequence[str], folder: Path) -> None:
+    """Write the columns and `i`, the id, of all rows as a parquet file."""
+    final, writer, first = folder.absolute() / IDS_FILE, None, 0
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = final.with_name(f".{IDS_FILE}")
+        for part in collection.parts:
+            path = path_of(collection.root, part.files[0])
+            for table in rows_of(path, part, columns, 0, part.rows):
+                table = table.append_column("i", pa.array(np.arange(first, first + table.num_rows)))
+                writer = writer or pq.ParquetWriter(temporary, table.schema)
+                writer.write_table(table.cast(writer.schema))
+                first += table.num_rows
+        assert writer is not None, "a collection has rows"
+        writer.close()
+        publish(temporary, final)
+    except pa.ArrowException as error:
+        raise InputError(f"the columns {', '.join(columns)} differ from file to file: {error}") from error
+    except OSError as error:
+        raise output_error(error, final) from error
+
+
+def opened(path: Path, *, mapped: bool, threads: int | None) -> Any:
+    """The index in a file."""
+    set_threads(threads or cores())
+    flags = faiss().IO_FLAG_MMAP | faiss().IO_FLAG_READ_ONLY if mapped else 0
+    return faiss().read_index(str(path), flags)
+
+
+def add_direct_map(path: Path) -> None:
+    """Write the index in a file with a direct map; of mapped lists faiss would write the name of their file."""
+    index = faiss().read_index(str(path))
+    faiss().extract_index_ivf(index).make_direct_map()
+    temporary = path.with_name(f".{path.name}.map")
+    try:
+        write_by_faiss(temporary, lambda writer: faiss().write_index(index, writer))
+        publish(temporary, path)
+    except OSError as error:
+        raise output_error(error, path) from error
+    finally:
+        drop(temporary)
