@@ -48,6 +48,7 @@ __all__ = [
     "TryLaterError",
     "UsageError",
     "__version__",
+    "build_index",
     "embed",
     "enqueue",
     "run",
@@ -187,6 +188,34 @@ def open(path: str | PathLike[str]) -> Output:
     from embq.app.output.output import open_output
 
     return open_output(path)
+
+
+def build_index(
+    source: str | PathLike[str] | Sequence[str | PathLike[str]],
+    output: str | PathLike[str] | None = None,
+    *,
+    recall: float | str = 0.95,
+    **options: Any,
+) -> Index:
+    """Build an index as `embq index` does, in this process; one that is there is grown by the new rows.
+
+    Args:
+        source: output folder of a run, or a folder of vectors; several of one kind become one index, with `output`.
+        output: folder of the index; None for that of the run.
+        recall: that searches must reach: R of the best 10, or "R@K".
+        options: those of `embq index` with underscores, such as `metric_type="l2"`, `vector_name="text"`.
+
+    Returns the index, open. Raises what `embq index` ends with. `embq.compat.autofaiss.build_index` has autofaiss's
+    signature.
+    """
+    from os import PathLike
+
+    from embq.app.indexing.build import index_of
+    from embq.app.output.search import Index
+
+    sources = [source] if isinstance(source, str | PathLike) else [*source]
+    options["recall"] = recall if isinstance(recall, str) else f"{recall}@10"
+    return Index(index_of([str(one) for one in sources], None if output is None else str(output), options))
 
 
 def search(

@@ -200,7 +200,6 @@ OPTIONS: list[click.Parameter] = [
     cls=LazyGroup,
     later={},
     foreign=FOREIGN_VERBS,
-    heading="Verbs",
     epilog="Example: embq clip-retrieval inference --input_dataset photos --output_folder out",
 )
 def command() -> None:

@@ -12,9 +12,9 @@ import pytest
 from e2e.services import Services
 
 import embq
+from embq.app.cli.arguments import arguments_of
 from embq.app.cli.entry_point import cli
 from embq.app.embedding.options import EnqueueOptions, RunOptions
-from embq.app.embedding.runs import arguments_of
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import EmbqError, InputError, ModelError, UsageError
 from embq.core.run.reader import row_tables

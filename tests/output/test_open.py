@@ -13,7 +13,7 @@ import pytest
 
 import embq
 from embq.app.output.output import Output
-from embq.core.errors import InputError
+from embq.core.errors import InputError, UsageError
 from embq.core.rows.spec import RowSpec
 from embq.core.run.reader import row_tables
 from tests.support.outputs.build import build, write_jsonl
@@ -133,10 +133,23 @@ def test_an_index_answers_many_queries(tmp_path: Path) -> None:
             index.search(np.ones((1, 3)))
 
 
+def test_a_built_index_is_open(tmp_path: Path) -> None:
+    root = write_texts(tmp_path)
+    text = "an ordinary text, number 50"
+    with embq.build_index(root, tmp_path / "apart", recall=0.9) as index:
+        assert index.search(text, k=1)[0].caption == text
+    with embq.Index(tmp_path / "apart") as again:
+        assert len(again) == embq.open(root).rows_count
+    with pytest.raises(UsageError, match="no option metrics"):
+        embq.build_index(root, metrics="l2")
+    with pytest.raises(UsageError, match="metric-type"):
+        embq.build_index(root, metric_type="cos")
+
+
 def test_results_over_images_have_thumbnails(tmp_path: Path) -> None:
     root = write_photographs(tmp_path, 12)
     with embq.open(root).index("image") as index:
-        html = index.search(embq.open(root).vectors("image_embedding")[:1], k=3)[0]._repr_html_()
+        html = index.search(embq.open(root).vectors("image")[:1], k=3)[0]._repr_html_()
     assert html.count("src='data:image/jpeg;base64,") == 3
 
 

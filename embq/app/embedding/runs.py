@@ -12,18 +12,16 @@ from os import PathLike
 from types import TracebackType
 from typing import IO, Any
 
-import click
-
+from embq.app.cli.arguments import arguments_of
 from embq.app.embedding.bars import Bar
 from embq.app.status.resolve_run import resolve_run
 from embq.app.status.run_control import control_run
 from embq.app.status.run_progress import RunProgress
-from embq.core.errors import EmbqError, Exit, UsageError, error_of
+from embq.core.errors import EmbqError, Exit, error_of
 from embq.core.process.children import python
 from embq.core.run.control import RunState
 from embq.core.settings import child_environment
 from embq.core.storage.paths import place
-from embq.core.wire import python_value
 
 LOOK_S = 0.5
 STOP_S = 20.0
@@ -179,41 +177,3 @@ def _started(verb: str, inputs: Inputs, output: str | PathLike[str], options: di
     out, broker = str(output), str(options.pop("broker", None) or "")  # which may hold a password
     arguments = [*arguments_of(verb, options), *flags, "--output", out, "--", *map(str, named)]
     return Run(verb, arguments, str(place(out)), broker)
-
-
-def arguments_of(verb: str, options: dict[str, Any]) -> list[str]:
-    """Options of a program as arguments of a verb: the names are those of the command line, with underscores.
-
-    True and False are for options without a value, lists for those that are given several times or take a list, and
-    None leaves an option out. UsageError for a name that the verb does not have.
-    """
-    from embq.app.cli.entry_point import cli
-
-    command = cli.get_command(click.Context(cli), verb)
-    assert command is not None
-    known = {
-        opt.lstrip("-").replace("-", "_"): param
-        for param in command.params
-        if isinstance(param, click.Option)
-        for opt in (*param.opts, *param.secondary_opts)
-        if opt.startswith("--")
-    }
-    arguments: list[str] = []
-    for name, value in options.items():
-        param = known.get(name)
-        if param is None or name in ("json", "quiet", "verbose", "output", "dry_run"):
-            raise UsageError(
-                f"embq {verb} has no option {name}", next_step=f"the options are those of `embq {verb} --help`"
-            )
-        flag = f"--{name.replace('_', '-')}"
-        value = python_value(value)
-        if value is None or (value is False and not param.secondary_opts):
-            continue
-        if param.is_flag:
-            arguments.append(flag if value else param.secondary_opts[0])
-        elif isinstance(value, list | tuple | set):
-            one_by_one = [str(one) for one in value]
-            arguments += [f"{flag}={one}" for one in (one_by_one if param.multiple else [",".join(one_by_one)])]
-        else:
-            arguments.append(f"{flag}={value}")
-    return arguments

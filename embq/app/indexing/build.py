@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from embq.app.cli.arguments import parsed
 from embq.app.cli.authorization import authorized_client
 from embq.app.cli.shared_options import settings_with
 from embq.app.indexing.changes import change, grown, print_json
@@ -63,37 +64,48 @@ def index(options: Mapping[str, Any]) -> int:
         if options["index_path"]:
             raise UsageError("--index-path is for builds", next_step="change the index, then `embq index export` it")
         return change(options, runner_of(options, build_options(options).current_memory_available))
-    id_columns = [name.strip() for name in options["id_columns"].split(",") if name.strip()]
-    collection = open_collection(
+    collection = _collection_of(options)
+    if options["dry_run"]:
+        plan = plan_of(collection, build_options(options), unit_length=collection.unit_length)
+        click.echo(json.dumps(to_json(plan)) if options["as_json"] else describe_plan(plan))
+        return Exit.DONE
+    return print_result(built(collection, options), collection, options)
+
+
+def index_of(sources: Sequence[str], output: str | None, options: Mapping[str, Any]) -> Place:
+    """See `embq.build_index`; returns the folder or URL of the index."""
+    params = parsed("index", options, sources, "--quiet", *(() if output is None else ("--output", output)))
+    return built(_collection_of(params), params).index
+
+
+def _collection_of(options: Mapping[str, Any]) -> Collection:
+    return open_collection(
         *options["sources"],
         output=options["vector_name"],
         column=options["embedding_column_name"],
         file_format=options["file_format"],
-        id_columns=id_columns,
+        id_columns=[name.strip() for name in options["id_columns"].split(",") if name.strip()],
     )
+
+
+def built(collection: Collection, options: Mapping[str, Any]) -> Built:
+    """The index of a collection: built, or grown by its new rows where it exists already."""
     wanted = build_options(options)
     folder = index_folder(options["output"], options["sources"], collection)
-
-    if options["dry_run"]:
-        plan = plan_of(collection, wanted, unit_length=collection.unit_length)
-        click.echo(json.dumps(to_json(plan)) if options["as_json"] else describe_plan(plan))
-        return Exit.DONE
     if options["index_path"]:
-        path = file_path(options["index_path"])
-        refuse_existing(path, wanted.nb_indices_to_keep, overwrite=options["overwrite"])
+        refuse_existing(file_path(options["index_path"]), wanted.nb_indices_to_keep, overwrite=options["overwrite"])
     queries = plan_queries(collection, files=query_files(options["queries"]), seed=wanted.seed)
     asked = {name: options[name] for name in DECIDING}
-    quiet = options["quiet"] or options["as_json"]
     if not options["rebuild"] and fits(folder, asked):
         if isinstance(folder, Path):
             with runner_of(options, wanted.current_memory_available) as runner:
                 result = grown(folder, collection, options, runner, wanted.current_memory_available)
-            return print_result(Built(folder, result.version, fresh=result.rows > 0), collection, options)
+            return Built(folder, result.version, fresh=result.rows > 0)
         refuse_growth(folder, build_id(collection, asked))
-    built = built_index(
+    quiet = options["quiet"] or options["as_json"]
+    return built_index(
         folder, collection, wanted, asked, queries, options, unit_length=collection.unit_length, quiet=quiet
     )
-    return print_result(built, collection, options)
 
 
 def plan_of(collection: Collection, wanted: BuildOptions, *, unit_length: bool) -> IndexPlan:
