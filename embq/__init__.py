@@ -215,7 +215,7 @@ def build_index(
 
     sources = [source] if isinstance(source, str | PathLike) else [*source]
     options["recall"] = recall if isinstance(recall, str) else f"{recall}@10"
-    return Index(index_of([str(one) for one in sources], None if output is None else str(output), options))
+    return Index(str(index_of([str(one) for one in sources], None if output is None else str(output), options)))
 
 
 def search(
