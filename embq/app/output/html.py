@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
 from embq.core.redaction import masked, printable
 
 if TYPE_CHECKING:
-    from embq.app.output.output import Output
     from embq.app.searching.query import Result
 
 MOST_TEXT = 200
 """Characters of a text that are shown."""
 
 
-def facts_html(output: Output) -> str:
-    """What a run is, as a table."""
-    dims = ", ".join(f"{name} ({dim})" for name, dim in output.dims.items()) or ", ".join(output.vector_columns)
-    facts = {
-        "run": f"{output.run} in {output.root}",
-        "model": f"{output.model} in {output.precision}",
-        "rows": f"{output.rows_count:,}" + ("" if output.complete else " so far"),
-        "failures": f"{output.failures_count:,}",
-        "vectors": f"{dims}, stored as {output.dtype}",
-        "columns": ", ".join(output.schema.names),
-    }
+def facts_html(facts: Mapping[str, str]) -> str:
+    """Facts by their names, as a table."""
     rows = "".join(
         f"<tr><th style='text-align:left'>{name}</th><td>{_shown(text)}</td></tr>" for name, text in facts.items()
     )

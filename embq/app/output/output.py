@@ -71,7 +71,17 @@ class Output:
         return f"<embq output {self.root}: {self.rows_count:,} rows of {self.model}>"
 
     def _repr_html_(self) -> str:
-        return facts_html(self)
+        dims = ", ".join(f"{name} ({dim})" for name, dim in self.dims.items()) or ", ".join(self.vector_columns)
+        return facts_html(
+            {
+                "run": f"{self.run} in {self.root}",
+                "model": f"{self.model} in {self.precision}",
+                "rows": f"{self.rows_count:,}" + ("" if self.complete else " so far"),
+                "failures": f"{self.failures_count:,}",
+                "vectors": f"{dims}, stored as {self.dtype}",
+                "columns": ", ".join(self.schema.names),
+            }
+        )
 
     @property
     def json_columns(self) -> frozenset[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from io import FileIO
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +14,23 @@ from torch.utils.data import IterableDataset, get_worker_info
 from embq.core.errors import OutputError
 from embq.core.formats.part import Cursor
 
-if TYPE_CHECKING:
-    from embq.app.output.output import Output
+
+class Parts(Protocol):
+    """Rows in parts, as `embq.app.output.output.Output` has them."""
+
+    def __len__(self) -> int: ...
+
+    def matrices(self, column: str) -> list[np.memmap] | None:
+        """The vectors of each part, mapped; None if they are not .npy files of this machine."""
+
+    def part_rows(self) -> list[int]:
+        """Rows of each part, in the order of ids."""
+
+    def part_tables(self, number: int, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
+        """The rows of a part from `start` up to `stop`."""
+
+    def restored(self, table: pa.Table, column: str) -> np.ndarray:
+        """Vectors of a table: (rows, dim)."""
 
 
 class TorchRows(IterableDataset[dict[str, Any]]):
@@ -28,7 +43,7 @@ class TorchRows(IterableDataset[dict[str, Any]]):
         columns: further columns, as lists.
     """
 
-    def __init__(self, output: Output, column: str, batch_size: int, columns: Sequence[str]) -> None:
+    def __init__(self, output: Parts, column: str, batch_size: int, columns: Sequence[str]) -> None:
         self._output, self._column, self._batch_size, self._columns = output, column, batch_size, tuple(columns)
 
     def __len__(self) -> int:
