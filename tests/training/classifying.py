@@ -23,7 +23,7 @@ from typing import Any
 
 from small_shards import CLASSES, write_shards
 
-from embq.training.launch.ssh_probe import free_port
+from embq.training.launch.ssh_host import free_port
 
 PRELOADED = [
     "timm",

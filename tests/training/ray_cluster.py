@@ -15,7 +15,7 @@ from pathlib import Path
 from launching import alive, descendants, environment
 
 from embq.core.process.children import die_with_parent
-from embq.training.launch.ssh_probe import free_port
+from embq.training.launch.ssh_host import free_port
 from tests.support.waiting import wait_until
 
 QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}

@@ -14,7 +14,7 @@ import pytest
 from launching import environment
 
 from embq.core.process.children import die_with_parent
-from embq.training.launch.ssh_probe import free_port
+from embq.training.launch.ssh_host import free_port
 from tests.support.waiting import wait_until
 
 SEPARATION = Path("/run/sshd")

@@ -117,13 +117,13 @@ def test_what_processes_that_are_no_more_noted_of_steps_made_anew_is_taken_back(
 
 
 def test_a_rate_over_a_checkpoint_is_that_of_all_its_steps() -> None:
-    before, after = Meter(), Meter()
+    before = Meter()
     for _ in range(3):
         before.add(torch.tensor(1.5), torch.tensor(2), 4)
         before.timed(0.25, 0.5)
-    after.take(json.loads(json.dumps(before.state())))
+    after = Meter(**json.loads(json.dumps(before.state())))
     assert after.samples_per_s == before.samples_per_s == 8
-    assert (after.loss, after.accuracy, after.data_s) == (1.5, 0.5, 0.75)
+    assert (after.mean_loss, after.accuracy, after.data_s) == (1.5, 0.5, 0.75)
 
 
 def test_an_epoch_in_which_the_process_that_leads_made_no_step_has_no_loss() -> None:

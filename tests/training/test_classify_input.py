@@ -16,7 +16,9 @@ from embq.core.errors import (
     EmbqError,
     InputError,
     ModelError,
+    OutputError,
     TryLaterError,
+    UsageError,
 )
 from embq.training.classify.checkpoint import Folder, Moment, found_start, moments, save
 from embq.training.classify.config import Config
@@ -55,7 +57,7 @@ def test_the_samples_of_an_epoch_are_those_of_sizes_json(shards: Path) -> None:
 def test_an_exact_epoch_of_another_number_of_samples_is_refused(shards: Path) -> None:
     asked = config(shards, epoch_samples=5, splitshards=True)
     refused(
-        InputError, "--epoch-samples 5, and the shards hold 12", "leave out --epoch-samples", lambda: planned(asked)
+        UsageError, "--epoch-samples 5, and the shards hold 12", "leave out --epoch-samples", lambda: planned(asked)
     )
 
 
@@ -192,9 +194,9 @@ def test_an_environment_that_tells_half_of_a_place_is_refused(
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    refused(InputError, "holds files, and no training", "new or empty", Folder(tmp_path).read_config)
+    refused(OutputError, "holds files, and no training", "new or empty", Folder(tmp_path).read_config)
     (tmp_path / "config.json").write_text('{"format": "parquet"}')
-    refused(InputError, "is not that of a training", "new or empty", Folder(tmp_path).read_config)
+    refused(OutputError, "is not that of a training", "new or empty", Folder(tmp_path).read_config)
 
 
 def test_a_folder_without_a_checkpoint_is_free_for_other_flags(shards: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from launching import alive, descendants, environment, finished, ranks, started
 
+from embq.app.cli.entry_point import run
 from embq.core.errors import ConfigError, UsageError
 from embq.core.process.limits import cores
 from embq.core.service.stopping import REPEAT_S
@@ -217,9 +218,9 @@ def test_every_gpu_of_this_machine_has_a_process(tmp_path: Path) -> None:
     assert [words[1:3] for words in ranks(tmp_path, count).values()] == [[str(count), total]] * count
 
 
-def test_no_processes_are_too_few() -> None:
-    with pytest.raises(UsageError, match="--num-devices 0"):
-        processes_for("cpu", 0)
+def test_no_processes_are_too_few(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "classify", str(tmp_path), "--output", str(tmp_path / "out"), "--num-devices", "0"]) == 2
+    assert "--num-devices" in capsys.readouterr().err
 
 
 def test_each_launcher_has_its_own_words_before_one_list_of_flags() -> None:

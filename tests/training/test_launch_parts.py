@@ -18,14 +18,14 @@ from launching import alive, environment, ranks
 from embq.core.errors import AwayError, DeviceError, EmbqError
 from embq.core.service.stopping import REPEAT_S
 from embq.training.launch.outcomes import PEER_GONE, Outcome, killed
-from embq.training.launch.ssh_remote import MARK, ended_by_silence
-from embq.training.launch.ssh_watch import HostConnection, watch
+from embq.training.launch.ssh_connection import HostConnection, watch
+from embq.training.launch.ssh_host import MARK, ended_by_silence
 from tests.support.waiting import wait_until
 
 
 def part(host: str, said: str, *, prefix: str = "") -> HostConnection:
-    """A host that says this, and hangs up."""
-    command = [sys.executable, "-S", "-c", "import sys; sys.stdout.write(sys.argv[1])", said]
+    """A host that answers a question, says this, and hangs up."""
+    command = [sys.executable, "-S", "-c", "import sys; sys.stdout.write(sys.argv[1])", f"welcome\n{MARK}{{}}\n{said}"]
     return HostConnection(host, command, threading.Lock(), prefix=prefix)
 
 
@@ -60,10 +60,10 @@ def test_a_torchrun_that_was_killed_explains_the_end_of_processes_on_other_hosts
         watch([part("one", told(69, lost)), part("two", told(137))])
 
 
-def remote(folder: Path, *flags: str, marked: bool = True) -> subprocess.Popen[str]:
+def remote(folder: Path, *flags: str) -> subprocess.Popen[str]:
     """A host's end of the connection, with one process of `launched`."""
     member = [sys.executable, "-m", "embq.training.launch.member", "launched", str(folder), *flags]
-    command = [sys.executable, "-m", "embq.training.launch.ssh_remote", *(["--mark"] if marked else []), "--", *member]
+    command = [sys.executable, "-m", "embq.training.launch.ssh_host", "--", *member]
     pipe, around = subprocess.PIPE, environment(TMPDIR=str(folder))
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=around)
 
@@ -83,7 +83,7 @@ def test_a_connection_that_closes_while_the_processes_are_asked_to_end_ends_them
 
 
 def test_a_line_of_a_dry_run_tells_the_error_itself(tmp_path: Path) -> None:
-    with remote(tmp_path, "--fail", "0", marked=False) as other:
+    with remote(tmp_path, "--fail", "0") as other:
         out, errors = other.communicate(timeout=60) if other.wait(60) else ("", "")
     assert (other.returncode, out) == (65, "here is 0 of 1\n")
     assert errors.endswith("error[not_there]: process 0 cannot read it\n  next:  mend it\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -11,12 +10,12 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-from embq.training.launch.ssh_probe import HostReport, Question, free_port, from_json, look
+from embq.training.launch.ssh_host import HostReport, Question, free_port, from_json, report_of
 
 
 def answer(**question: object) -> HostReport:
     with ExitStack() as stack:
-        return look(Question(**question), stack)  # type: ignore[arg-type]
+        return report_of(Question(**question), stack)  # type: ignore[arg-type]
 
 
 def test_shards_are_looked_for_as_they_were_named(tmp_path: Path) -> None:
@@ -50,7 +49,7 @@ def test_of_shards_behind_http_the_first_and_the_last_are_asked_for(tmp_path: Pa
 
 def test_a_port_is_held_for_as_long_as_the_question_stays_open() -> None:
     with ExitStack() as stack:
-        found = look(Question(listen=0), stack)
+        found = report_of(Question(listen=0), stack)
         assert answer(reach=f"127.0.0.1:{found.port}").unreached == ""
         again = answer(listen=found.port)
         assert again.port == 0
@@ -62,7 +61,7 @@ def test_a_port_is_held_for_as_long_as_the_question_stays_open() -> None:
 def test_another_program_where_the_hosts_are_to_meet_is_not_the_first_host() -> None:
     elsewhere = "another machine or program answers there"
     with ExitStack() as stack:
-        first = look(Question(listen=0, greeting="abc"), stack)
+        first = report_of(Question(listen=0, greeting="abc"), stack)
         assert answer(reach=f"127.0.0.1:{first.port}", greeting="abc").unreached == ""
         assert answer(reach=f"127.0.0.1:{first.port}", greeting="abd").unreached == elsewhere
         assert answer(reach=f"127.0.0.1:{first.port}", greeting="abc").unreached == ""
@@ -73,10 +72,8 @@ def test_another_program_where_the_hosts_are_to_meet_is_not_the_first_host() -> 
 
 def test_the_answer_of_another_version_is_understood_as_far_as_its_version() -> None:
     there = asdict(answer())
-    assert from_json(HostReport, json.dumps({**there, "embq": "9.9", "new": True})) == HostReport(
-        **{**there, "embq": "9.9"}
-    )
-    assert from_json(Question, '{"new": 1, "listen": 5}') == Question(listen=5)
+    assert from_json(HostReport, {**there, "embq": "9.9", "new": True}) == HostReport(**{**there, "embq": "9.9"})
+    assert from_json(Question, {"new": 1, "listen": 5}) == Question(listen=5)
 
 
 class _Quiet(SimpleHTTPRequestHandler):

@@ -22,9 +22,8 @@ from embq.core.broker.embedded import server_binary
 from embq.core.errors import AwayError, ConfigError, UsageError
 from embq.core.process.limits import cores
 from embq.training.launch.launch_options import check_address
-from embq.training.launch.ray import FilteredStream, check_answer
-from embq.training.launch.ray_worker import share_cores
-from embq.training.launch.ssh_probe import free_port
+from embq.training.launch.ray import FilteredStream, check_answer, share_cores
+from embq.training.launch.ssh_host import free_port
 from tests.support.waiting import wait_until
 
 

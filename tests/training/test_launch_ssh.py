@@ -53,7 +53,7 @@ def test_nothing_stays_on_the_hosts_when_the_launch_ends(hosts: Hosts, tmp_path:
     given = (*hosts.options, "--hosts", "one,two", "--", str(tmp_path), "--wait")
     with started(*given) as process:
         ranks(tmp_path, 2)
-        assert len(on_hosts(tmp_path)) >= 6  # watcher, torchrun and worker of each
+        assert len(on_hosts(tmp_path)) >= 4  # torchrun and worker of each
         here = descendants(process.pid)[1:]
         process.send_signal(number)
         wait_until(lambda: not on_hosts(tmp_path) and not alive(here), 60)
@@ -142,7 +142,7 @@ def test_a_dry_run_prints_a_line_for_each_host_and_asks_none(hosts: Hosts, tmp_p
     )
     assert "--node-rank 1 " in second
     assert " gone " in second
-    assert "/opt/py -P -u -m embq.training.launch.ssh_remote" in second
+    assert "/opt/py -P -u -m embq.training.launch.ssh_host" in second
     assert hosts.log.read_bytes() == before
 
 
@@ -155,7 +155,6 @@ def test_a_dry_run_prints_a_line_for_each_host_and_asks_none(hosts: Hosts, tmp_p
         ({"hosts": "a", "ray_address": "auto"}, "--hosts has ssh start the processes, and --ray-address Ray"),
         ({"hosts": "a", "launcher": "ray"}, "--hosts belongs to --launcher ssh, not to ray"),
         ({"launcher": "ssh"}, "--launcher ssh needs the hosts"),
-        ({"hosts": "a", "processes": 0}, "--num-devices 0: at least one has to train"),
         ({"rendezvous": "29500"}, "--rendezvous is for trainings on other hosts"),
         ({"ray_address": "auto", "remote_python": "/py"}, "--remote-python is for trainings on other hosts"),
         ({"hosts": "a", "rendezvous": "a:b"}, "--rendezvous a:b: this is no port"),
@@ -165,7 +164,7 @@ def test_a_dry_run_prints_a_line_for_each_host_and_asks_none(hosts: Hosts, tmp_p
 )
 def test_what_cannot_be_meant_is_refused(given: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError) as refused:
-        Where.asked(**{"launcher": None, "hosts": "", "ssh_command": "ssh", "ray_address": "", **given})
+        Where.from_options(**{"launcher": None, "hosts": "", "ssh_command": "ssh", "ray_address": "", **given})
     assert said in refused.value.message
 
 

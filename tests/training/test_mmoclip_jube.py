@@ -17,7 +17,7 @@ import pytest
 import yaml
 from mmoclip_logs import line, whole, write
 
-from embq.training.launch.ssh_probe import free_port
+from embq.training.launch.ssh_host import free_port
 from embq.training.mmoclip import folder, required
 from embq.training.mmoclip.judgement import judge
 from tests.support.waiting import wait_until

@@ -17,23 +17,22 @@ from embq.training.mmoclip.judgement import (
     PASS,
     UNFINISHED,
     UNSOUND,
-    GivenFacts,
     Judgement,
     judge,
 )
 
-A100 = GivenFacts(nodes=8, gpu="NVIDIA A100-SXM4-40GB")
+A100 = "NVIDIA A100-SXM4-40GB"
 
 
 def judged(
-    place: Path, lines: list[str], settings: dict[str, str] | None = None, given: GivenFacts = A100
+    place: Path, lines: list[str], settings: dict[str, str] | None = None, *, nodes: int | None = 8, gpu: str = A100
 ) -> Judgement:
     """The judgement of a training with these lines."""
-    return judge(folder.find(write(place, lines, settings)), given)
+    return judge(folder.find(write(place, lines, settings)), nodes=nodes, gpu=gpu)
 
 
 def test_the_published_lines_give_13_121_s_for_two_iterations_and_no_total(tmp_path: Path) -> None:
-    one = judged(tmp_path, PUBLISHED.splitlines(), given=GivenFacts())
+    one = judged(tmp_path, PUBLISHED.splitlines(), nodes=None, gpu="")
     figures = one.figures
     assert (figures.counted_secs, figures.counted_iterations, figures.first_iteration_s) == (13.121, 2, 137.606)
     assert (figures.iterations, figures.iterations_expected) == (3, 195)
@@ -203,7 +202,7 @@ def test_a_missing_argument_is_a_reason(tmp_path: Path) -> None:
 
 
 def test_another_number_of_gpus_gets_an_extrapolation_that_is_named_as_one(tmp_path: Path) -> None:
-    one = judged(tmp_path, whole(world=16), params(world=16), GivenFacts(nodes=4, gpu="A100"))
+    one = judged(tmp_path, whole(world=16), params(world=16), nodes=4, gpu="A100")
     assert one.verdict == NOT_COMPARABLE
     assert one.reasons == ("16 processes of A100: the baseline is that of 32 A100",)
     assert one.extrapolated_secs == pytest.approx(194 * NEXT_S, abs=0.01)
@@ -214,7 +213,7 @@ def test_another_number_of_gpus_gets_an_extrapolation_that_is_named_as_one(tmp_p
 
 @pytest.mark.parametrize("gpu", ["", "NVIDIA H100 80GB HBM3", "NVIDIA RTX A1000", "NVIDIA A100-SXM4-40GB, NVIDIA H100"])
 def test_another_kind_of_gpu_is_not_comparable(tmp_path: Path, gpu: str) -> None:
-    one = judged(tmp_path, whole(), params(), GivenFacts(nodes=8, gpu=gpu))
+    one = judged(tmp_path, whole(), params(), gpu=gpu)
     assert one.verdict == NOT_COMPARABLE
     assert "32 A100" in one.reasons[0]
 

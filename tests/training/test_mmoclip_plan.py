@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
+import emulated_slurm
 import pytest
 from e2e.session import ended
 
@@ -12,7 +14,14 @@ from embq.core.errors import ConfigError, UsageError
 from embq.training.launch.child_process import MEMBER
 from embq.training.launch.torchrun import python_command
 from embq.training.mmoclip import required
-from embq.training.mmoclip.launch_plan import MODULE, BenchmarkRequest, Plan, in_allocation, plan, processes_here
+from embq.training.mmoclip.launch_plan import (
+    MODULE,
+    BenchmarkRequest,
+    Plan,
+    plan,
+    processes_here,
+    require_allocation,
+)
 
 PLACE = Path("/out/now")
 REQUIRED = [
@@ -28,9 +37,22 @@ REQUIRED = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def outside_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "MASTER_PORT", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def allocated(folder: Path, monkeypatch: pytest.MonkeyPatch, **environ: str) -> None:
+    """An environment with Slurm's commands."""
+    monkeypatch.setenv("PATH", f"{emulated_slurm.commands(folder)}:{os.environ['PATH']}")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+
+
 def planned(count: int = 1, /, **asked: object) -> Plan:
     """A plan, of a machine that has the GPUs."""
-    return plan(BenchmarkRequest(**asked), count, PLACE, {})  # type: ignore[arg-type]
+    return plan(BenchmarkRequest(**asked), count, PLACE)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("launcher", "processes"), [("python", 1), ("torchrun", 4), ("srun", 4)])
@@ -85,10 +107,11 @@ def test_in_a_series_on_a_cpu_each_process_has_the_same_threads() -> None:
     assert planned(1, device="cpu", samples=10_000).environment == {}
 
 
-def test_slurm_gets_tasks_and_the_address_of_the_first_host() -> None:
-    made = plan(BenchmarkRequest(launcher="srun", nodes=8, cpus=12), 4, PLACE, {}, first_host="jwb0001")
+def test_slurm_gets_tasks_and_the_address_of_the_first_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocated(tmp_path / "bin", monkeypatch, SLURM_JOB_NODELIST="jwb0001")
+    made = planned(4, launcher="srun", nodes=8, cpus=12)
     assert shlex.join(made.command).startswith("srun --nodes 8 --ntasks-per-node 4 --cpus-per-task 12 ")
-    assert made.environment == {"MASTER_ADDR": "jwb0001", "MASTER_PORT": "12802"}
+    assert made.environment == {"MASTER_ADDR": "localhost", "MASTER_PORT": "12802"}
     assert (made.world_size, made.iterations) == (32, 195)
 
 
@@ -109,24 +132,28 @@ def test_what_cannot_be_is_said_with_the_next_step(processes: int, asked: dict[s
 
 
 @pytest.mark.parametrize(
-    ("environ", "srun", "said"),
-    [
-        ({}, None, "no srun here"),
-        ({}, "/usr/bin/srun", "not inside a Slurm allocation"),
-        ({"SLURM_JOB_ID": "1"}, "/usr/bin/srun", "not inside a Slurm allocation"),
-    ],
+    ("environ", "said"), [({}, "not inside a Slurm allocation"), ({"SLURM_JOB_ID": "1"}, "not inside")]
 )
-def test_outside_of_an_allocation_srun_is_refused(environ: dict[str, str], srun: str | None, said: str) -> None:
+def test_outside_of_an_allocation_srun_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], said: str
+) -> None:
+    with monkeypatch.context() as nowhere:
+        nowhere.setenv("PATH", "")
+        with pytest.raises(ConfigError, match="no srun here"):
+            require_allocation()
+    allocated(tmp_path / "bin", monkeypatch, **environ)
     with pytest.raises(ConfigError, match=said) as error:
-        in_allocation(environ, srun)
+        require_allocation()
     assert error.value.next_step
 
 
-def test_inside_of_an_allocation_srun_has_to_know_the_gpus_of_a_node() -> None:
-    environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "jwb[1-8]"}
+def test_inside_of_an_allocation_srun_has_to_know_the_gpus_of_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocated(tmp_path / "bin", monkeypatch, SLURM_JOB_ID="1", SLURM_JOB_NODELIST="jwb[1-8]")
     with pytest.raises(UsageError, match="how many GPUs"):
-        processes_here(BenchmarkRequest(launcher="srun"), environ, "/usr/bin/srun")
-    assert processes_here(BenchmarkRequest(launcher="srun", processes=4), environ, "/usr/bin/srun") == 4
+        processes_here(BenchmarkRequest(launcher="srun"))
+    assert processes_here(BenchmarkRequest(launcher="srun", processes=4)) == 4
 
 
 def test_gpus_that_are_not_there_are_told_before_anything_starts(tmp_path: Path) -> None:

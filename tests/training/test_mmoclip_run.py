@@ -16,7 +16,7 @@ import psutil
 import pytest
 from e2e.session import Command, await_in, ended, started
 
-from embq.training.launch.ssh_probe import free_port
+from embq.training.launch.ssh_host import free_port
 from embq.training.mmoclip import folder
 from embq.training.mmoclip.judgement import UNFINISHED
 

@@ -11,7 +11,7 @@ from mmoclip_logs import params, whole, write
 from embq.app.cli.entry_point import run
 from embq.core.errors import Exit, InputError
 from embq.training.mmoclip import folder, scaling
-from embq.training.mmoclip.judgement import GivenFacts, Judgement, judge
+from embq.training.mmoclip.judgement import Judgement, judge
 
 STEPS = {8: 6.30, 16: 6.40, 32: 6.46}
 """Processes -> seconds of an iteration."""
@@ -24,7 +24,7 @@ def series(place: Path, lacking: int = 0) -> list[Judgement]:
         lines = whole(world=world, next_s=STEPS[world])
         kept = lines[: len(lines) - lacking] if world == min(STEPS) else lines
         found.append(folder.find(write(place / str(world), kept, params(world=world))))
-    return [judge(one, GivenFacts(gpu="A100")) for one in found]
+    return [judge(one, gpu="A100") for one in found]
 
 
 def test_efficiency_is_the_rate_of_a_gpu_over_that_of_the_smallest(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_without_a_total_of_the_smallest_there_is_no_efficiency(tmp_path: Path) 
 def test_the_picture_says_on_what_it_was_trained_where_that_is_known(
     tmp_path: Path, gpu: str, device: str, on: str
 ) -> None:
-    one = judge(folder.find(write(tmp_path, whole(), params(device=device))), GivenFacts(gpu=gpu))
+    one = judge(folder.find(write(tmp_path, whole(), params(device=device))), gpu=gpu)
     assert scaling.title(one) == f"MMoCLIP: ViT-L-14{on}"
 
 

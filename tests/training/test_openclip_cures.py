@@ -162,7 +162,8 @@ def test_loader_workers_note_the_shards_and_samples_that_they_cannot_read(tmp_pa
     from open_clip_train import data
     from open_clip_train.params import parse_args
 
-    from embq.training.openclip.open_clip_patches import noted, noted_failures, patched
+    from embq.training.openclip.folder import noted
+    from embq.training.openclip.open_clip_patches import noted_failures, patched
 
     shards = captioned_shards(tmp_path / "shards", [6, 6])
     whole = (shards / "train-000000.tar").read_bytes()

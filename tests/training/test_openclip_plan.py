@@ -16,8 +16,8 @@ import pytest
 from embq.core.errors import ConfigError, EmbqError, InputError, ModelError, OutputError, TryLaterError, UsageError
 from embq.training.launch.launch_options import Where
 from embq.training.openclip.folder import begin, result_of
+from embq.training.openclip.log import Line, Pace
 from embq.training.openclip.models import initial_model
-from embq.training.openclip.progress import Line, Pace
 from embq.training.openclip.request import TrainingRequest
 from embq.training.openclip.training_plan import Plan, plan
 from embq.training.openclip.usable_samples import count_usable
@@ -180,9 +180,9 @@ def test_a_learning_rate_that_is_never_reached_is_told_of(tmp_path: Path) -> Non
 
 
 def checkpoints(made: Plan, *names: str) -> None:
-    (made.asked.out / "checkpoints").mkdir(exist_ok=True)
+    (made.request.out / "checkpoints").mkdir(exist_ok=True)
     for name in names:
-        with zipfile.ZipFile(made.asked.out / "checkpoints" / name, "w") as file:
+        with zipfile.ZipFile(made.request.out / "checkpoints" / name, "w") as file:
             file.writestr("data.pkl", b"weights")
 
 
@@ -195,7 +195,7 @@ def test_the_same_command_goes_on_and_another_one_is_refused(tmp_path: Path) -> 
     checkpoints(made, "epoch_1.pt", "epoch_latest.pt")
     with begin(plan(asked(tmp_path, loader_workers=0, log_every=7), CPU)) as begun:
         assert begun.epochs_done == 1
-    cut = made.asked.out / "checkpoints" / "epoch_2.pt"
+    cut = made.request.out / "checkpoints" / "epoch_2.pt"
     checkpoints(made, cut.name)
     cut.write_bytes(cut.read_bytes()[:-1])
     with begin(made) as begun:
@@ -219,7 +219,7 @@ def test_a_training_goes_on_from_the_newest_checkpoint_that_is_whole(
     made = plan(asked(tmp_path, epochs=3), CPU)
     with begin(made):
         pass
-    folder = made.asked.out / "checkpoints"
+    folder = made.request.out / "checkpoints"
     folder.mkdir()
     latest, newest = folder / "epoch_latest.pt", folder / "epoch_2.pt"
     for number, path in ((1, folder / "epoch_1.pt"), (1, latest), (2, newest)):  # and killed before the next
@@ -239,26 +239,29 @@ def test_a_training_goes_on_from_the_newest_checkpoint_that_is_whole(
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     made = plan(asked(tmp_path), CPU)
-    made.asked.out.mkdir()
-    (made.asked.out / "letter.txt").touch()
-    with pytest.raises(OutputError, match="holds no training"), begin(made):
+    made.request.out.mkdir()
+    (made.request.out / "letter.txt").touch()
+    with pytest.raises(OutputError, match="holds files, and no training"), begin(made):
         pass
-    assert [path.name for path in made.asked.out.iterdir()] == ["letter.txt"]
+    assert [path.name for path in made.request.out.iterdir()] == ["letter.txt"]
+    (made.request.out / "training.json").write_text("[")
+    with pytest.raises(OutputError, match=r"training\.json is not what embq wrote"), begin(made):
+        pass
 
 
 def test_an_epoch_that_was_not_exact_is_found_by_its_keys(tmp_path: Path) -> None:
     made = plan(asked(tmp_path, exact=True), CPU)
     lines = [f"{tmp_path}/shards/train-{number // 6:06d}.tar\t{number:06d}\n" for number in range(18)]
     with begin(made) as begun:
-        keys = made.asked.out / "keys"
+        keys = made.request.out / "keys"
         keys.mkdir()
         (keys / "epoch-0-rank-0.txt").write_text("".join(lines[:9]))
         (keys / "epoch-0-rank-1.txt").write_text("".join(lines[9:]))
         (keys / "epoch-1-rank-0.txt").write_text("".join([*lines[:-1], lines[0]]))
         world = "2026-07-26,12:03:26 | INFO |   world_size: 3"
         log = [world, LINE.format(epoch=0, samples=6), LINE.format(epoch=0, samples=12)]
-        (made.asked.out / "out.log").write_text("\n".join(log))
-        notes = made.asked.out / "unreadable"
+        (made.request.out / "out.log").write_text("\n".join(log))
+        notes = made.request.out / "unreadable"
         notes.mkdir()
         (notes / "rank-0.txt").write_text("b.tar\t\na.tar\t000003.jpg\n")
         (notes / "rank-1.txt").write_text("a.tar\t000003.jpg\n")

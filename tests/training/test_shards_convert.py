@@ -20,13 +20,13 @@ from embq.core.errors import EmbqError, InputError, OutputError, TryLaterError, 
 from embq.sources.formats.tar import TarSource
 from embq.sources.reader_options import ReadOptions
 from embq.training.shards import conversion
-from embq.training.shards.checking import checked, of_a_size
 from embq.training.shards.conversion_plan import Layout, Pattern, Plan
 from embq.training.shards.listing import class_folders, known_classes, without_classes
 from embq.training.shards.lists import listed
 from embq.training.shards.pictures import Listing, notes
 from embq.training.shards.shard_set import open_shards
 from embq.training.shards.sizes import classes_beside
+from embq.training.shards.writing import checked, of_a_size
 from tests.faults.kit.disk import DiskError, SmallDisk
 from tests.support.waiting import wait_until
 
@@ -158,7 +158,7 @@ def test_what_is_finished_is_not_written_again(tree: Path, tmp_path: Path) -> No
     plan = plan_of(classed(tree), tmp_path)
     convert(plan)
     before = digests(tmp_path)
-    assert convert(plan) == conversion.Converted(written=0, kept=5, bytes=0)
+    assert convert(plan) == conversion.Converted(written=0, kept=5)
     (tmp_path / "train-000002.tar").unlink()
     assert convert(plan).written == 1
     assert digests(tmp_path) == before

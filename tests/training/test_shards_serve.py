@@ -217,7 +217,7 @@ def test_the_shards_are_opened_by_expressions_with_their_counts(url: str, folder
     assert there.digest == open_shards(f"{folder}/train-*.tar").digest
     assert open_shards(f"{url}/") == there
     assert open_shards(f"{url}/below/copy.tar").counts is None
-    (line,) = summarized([f"{url}/"]).lines
+    (line,) = summarized([f"{url}/"])
     assert (line.expression, line.samples) == (f"{url}/train-{{000000..000003}}.tar", 30)
 
 
@@ -256,9 +256,7 @@ def test_several_processes_read_over_the_network_each_with_connections_of_its_ow
         return each(function, items, processes, connects=connects)
 
     monkeypatch.setattr(verification, "each", noted)
-    found = verification.verify(
-        [f"{url}/"], verification.VerifyOptions(decode=True, allow_missing=False, processes=2), lambda _, __: None
-    )
+    found = verification.verify([f"{url}/"], decode=True, processes=2)
     assert given == [(2, True)]
     assert (found.ok, found.samples) == (True, 30)
 

@@ -16,9 +16,7 @@ from pictures_converted import class_tree, classed, convert, plan_of, report, sh
 
 from embq.training.shards.processes import each
 from embq.training.shards.sizes import sizes_beside
-from embq.training.shards.verification import Report, VerifyOptions, verify, write_sizes
-
-WISH = VerifyOptions(decode=False, allow_missing=False, processes=1)
+from embq.training.shards.verification import Report, verify
 
 
 @pytest.fixture(scope="session")
@@ -35,8 +33,8 @@ def folder(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "shards"))
 
 
-def looked(folder: Path, wish: VerifyOptions = WISH) -> Report:
-    return verify([str(folder)], wish, lambda _, __: None)
+def looked(folder: Path, *, processes: int = 1, **options: bool) -> Report:
+    return verify([str(folder)], processes=processes, **options)
 
 
 def rewrite(path: Path, change: Callable[[list[tuple[str, bytes]]], list[tuple[str, bytes]]]) -> None:
@@ -51,7 +49,7 @@ def rewrite(path: Path, change: Callable[[list[tuple[str, bytes]]], list[tuple[s
 
 
 def test_what_was_converted_is_as_it_has_to_be(whole: Path) -> None:
-    found = looked(whole, VerifyOptions(decode=True, allow_missing=False, processes=2))
+    found = looked(whole, decode=True, processes=2)
     assert found.ok, found.violations
     assert (found.shards, found.samples, found.counted) == (3, 10, True)
     assert found.members == {"cls": 10, "jpeg": 10, "json": 10}
@@ -62,7 +60,7 @@ FAULTS = {
     "duplicate_key": lambda members: [*members, members[-1]],
     "scattered_key": lambda members: [*members[1:], members[0]],
     "no_key": lambda members: [*members, ("README", b"hello")],
-    "bad_class": lambda members: [(n, b"2" if n == "00000005.cls" else data) for n, data in members],
+    "bad_label": lambda members: [(n, b"2" if n == "00000005.cls" else data) for n, data in members],
     "text_not_utf8": lambda members: [
         one
         for name, data in members
@@ -79,6 +77,15 @@ def test_each_fault_of_a_sample_is_told_by_its_code_and_its_place(folder: Path, 
     assert not found.ok
     assert code in {one.code for one in found.violations}
     assert any(one.where.startswith(str(folder / "train-000001.tar")) for one in found.violations if one.code == code)
+
+
+@pytest.mark.parametrize(("written", "good"), [(b"1\n", True), (b"9" * 5000, False)], ids=["line end", "digits"])
+def test_a_class_is_read_as_a_training_reads_it(folder: Path, written: bytes, good: bool) -> None:
+    rewrite(
+        folder / "train-000001.tar",
+        lambda members: [(name, written if name == "00000005.cls" else data) for name, data in members],
+    )
+    assert looked(folder).ok == good
 
 
 @pytest.mark.parametrize("cut", [100, 512 * 3, -1024], ids=["in a header", "in a member", "the end"])
@@ -100,7 +107,7 @@ def test_a_picture_that_cannot_be_decoded_is_found_with_decode_only(folder: Path
         lambda members: [(name, data[:700] if name == "00000006.jpeg" else data) for name, data in members],
     )
     assert looked(folder).ok
-    (violation,) = looked(folder, VerifyOptions(decode=True, allow_missing=False, processes=1)).violations
+    (violation,) = looked(folder, decode=True).violations
     assert (violation.code, violation.where) == ("truncated", f"{folder}/train-000001.tar 00000006.jpeg")
 
 
@@ -109,12 +116,12 @@ def test_a_class_that_some_samples_lack_is_a_violation_unless_it_is_allowed(fold
     (violation,) = looked(folder).violations
     assert violation.code == "missing_member"
     assert violation.message == "2 samples have no cls, as others have; the first is '00000008'"
-    assert looked(folder, VerifyOptions(decode=False, allow_missing=True, processes=1)).ok
+    assert looked(folder, allow_missing=True).ok
 
 
 def test_keys_of_one_shard_in_another_are_a_violation_and_those_of_validation_are_not(folder: Path) -> None:
     shutil.copy(folder / "train-000000.tar", folder / "val-000000.tar")
-    write_sizes([str(folder)], WISH, lambda _, __: None)
+    looked(folder, write_sizes=True)
     assert looked(folder).ok
     shutil.copy(folder / "train-000000.tar", folder / "train-000001.tar")
     (violation,) = looked(folder).violations
@@ -130,27 +137,27 @@ def test_sizes_are_compared_both_ways_and_can_be_counted_again(folder: Path) -> 
         ("train-000000.tar", "sizes_differ"),
         ("train-000002.tar", "sizes_differ"),
     }
-    found = write_sizes([str(folder)], WISH, lambda _, __: None)
+    found = looked(folder, write_sizes=True)
     assert (found.ok, found.written) == (True, True)
     assert sizes_beside(str(folder)) == sizes
     (folder / "train-000002.tar").write_bytes(b"cut")
     (folder / "sizes.json").unlink()
-    found = write_sizes([str(folder)], WISH, lambda _, __: None)
+    found = looked(folder, write_sizes=True)
     assert (found.ok, found.written) == (False, False)
     assert not (folder / "sizes.json").exists()
 
 
 def test_the_verb_says_what_is_wrong_and_ends_with_65(folder: Path) -> None:
-    rewrite(folder / "train-000001.tar", FAULTS["bad_class"])
+    rewrite(folder / "train-000001.tar", FAULTS["bad_label"])
     done = shards("verify", folder / "train-{000000..000002}.tar", "--workers", 1)
     assert done.returncode == 65
-    assert "bad_class" in done.stdout
-    assert "class 2 is none of the 2 of classes.json" in done.stdout
+    assert "bad_label" in done.stdout
+    assert ".cls is 2, and there are 2 classes" in done.stdout
     assert done.stdout.splitlines()[-1] == "not ok: 1 violations"
     done = shards("verify", folder, "--json")
     assert done.returncode == 65
     said = report(done)
-    assert (said["ok"], said["samples"], said["violations"][0]["code"]) == (False, 10, "bad_class")
+    assert (said["ok"], said["samples"], said["violations"][0]["code"]) == (False, 10, "bad_label")
 
 
 def test_processes_that_connect_begin_anew_and_others_with_what_is_here() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embq.core.errors import InputError, OutputError
-from embq.core.storage.durable import drop, fsync_folder, publish
+from embq.core.storage.durable import drop, fsync_folder
 from embq.training.classify.config import Config, Resume, differences
 from embq.training.classify.inputs import Plan
-from embq.training.classify.process_group import Member
 from embq.training.data.split import DEALING
-from embq.training.run.folder import RunFolder, writing
+from embq.training.run.folder import RunFolder, replacing
 from embq.training.run.journal import Journal, lines
 
 if TYPE_CHECKING:
+    from embq.training.classify.process_group import Member
     from embq.training.data.batch import Batch, EpochPosition, Failure
 
 FORMAT = "embq-classify-1"
@@ -50,17 +49,10 @@ class Folder(RunFolder):
         return self.root / "keys" / f"rank-{rank:04d}.jsonl"
 
     def read_config(self) -> dict[str, Any] | None:
-        """The record of settings; None in a new folder. InputError where the folder is something else."""
-        if self.holds_other_files():
-            raise InputError(
-                f"--output {self.root} holds files, and no training", next_step="name a folder that is new or empty"
-            )
-        try:
-            record = self.read_record()
-        except ValueError:
-            record = {}
+        """The record of settings; None in a new folder. OutputError if the folder is something else."""
+        record = self.read_record()
         if record is not None and record.get("format") != FORMAT:
-            raise InputError(
+            raise OutputError(
                 f"{self.record} is not that of a training with `embq train classify`",
                 next_step="name a folder that is new or empty",
             )
@@ -99,17 +91,11 @@ def save(folder: Path, moment: Moment, state: Mapping[str, Any]) -> None:
     """Write a checkpoint, complete and durable, and remove superfluous ones."""
     import torch
 
-    temporary = folder / f".{moment.name}.{os.getpid()}"
-    try:
-        with writing(folder / moment.name, (OSError, RuntimeError)):  # torch's writer raises the latter
-            folder.mkdir(parents=True, exist_ok=True)
-            torch.save(dict(state), temporary)
-            publish(temporary, folder / moment.name)
-    finally:
-        drop(temporary)
-    there = moments(folder)
-    epoch_start = next((one for one in there if one.step == 0), None)
-    for old in there[KEPT:]:
+    with replacing(folder / moment.name, (OSError, RuntimeError)) as temporary:  # torch's writer raises the latter
+        torch.save(dict(state), temporary)
+    existing = moments(folder)
+    epoch_start = next((moment for moment in existing if moment.step == 0), None)
+    for old in existing[KEPT:]:
         if old != epoch_start:
             drop(folder / old.name)
     for unfinished in folder.glob(".epoch-*"):  # of a process that was killed
@@ -192,7 +178,7 @@ class Record:
         self._write(moment, {"ended": True})
 
     def _write(self, moment: Moment, fields: Mapping[str, Any]) -> None:
-        self._journal.add(moment.epoch, moment.step, {"taken": self.taken.to_json(), **fields})
+        self._journal.add(moment.epoch, moment.step, {"taken": asdict(self.taken), **fields})
 
     def close(self) -> None:
         """Close the file."""

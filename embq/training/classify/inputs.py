@@ -12,7 +12,7 @@ from embq.core.errors import InputError
 from embq.training.classify.config import Config
 from embq.training.shards.names import folder_of
 from embq.training.shards.shard_set import Shards, open_shards
-from embq.training.shards.sizes import CLASSES, SIZES, classes_beside
+from embq.training.shards.sizes import CLASSES, classes_beside
 
 if TYPE_CHECKING:
     from embq.training.classify.process_group import Member
@@ -92,14 +92,14 @@ class Plan:
 
 
 def planned(config: Config) -> Plan:
-    """Find shards and classes; InputError for what is missing or does not fit."""
+    """Find shards and classes; InputError or UsageError for what is missing or does not fit."""
     shards = open_shards(config.shards)
     classes = _classes(config.classes, shards, config.shards)
     return Plan(
         shards=shards,
         validation=_validation(config, classes),
         classes=classes,
-        epoch_samples=_epoch_samples(config, shards),
+        epoch_samples=shards.epoch_samples(config.epoch_samples, "--splitshards" if config.splitshards else ""),
     )
 
 
@@ -141,25 +141,6 @@ def _classes(path: str, shards: Shards, expression: str) -> list[str]:
 
 
 _CLASSES_ARE = 'it is a JSON list of names, the first of class 0: ["ant", "bee"]'
-
-
-def _epoch_samples(config: Config, shards: Shards) -> int:
-    known, asked = shards.samples, config.epoch_samples
-    if known is None and asked is None:
-        raise InputError(
-            f"{config.shards}: how many samples the shards hold is not known, for there is no {SIZES} beside them",
-            next_step="let `embq shards verify FOLDER --write-sizes` count them, or give --epoch-samples N",
-        )
-    if known == 0:
-        raise InputError(f"{config.shards}: {SIZES} says that the shards are empty", next_step="name other shards")
-    if config.splitshards and None not in (known, asked) and known != asked:
-        raise InputError(
-            f"--epoch-samples {asked}, and the shards hold {known} by {SIZES}: an exact epoch takes each once",
-            next_step=f"leave out --epoch-samples, or leave out --splitshards to draw {asked} of them for each epoch",
-        )
-    samples = asked or known
-    assert samples is not None
-    return samples
 
 
 def _validation(config: Config, classes: list[str]) -> Shards | None:

@@ -7,16 +7,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 
 from embq.core.errors import ConfigError, DeviceFullError
 from embq.training.classify.config import Config
 from embq.training.classify.models import built, load_weights
 from embq.training.classify.process_group import Member, explained
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +32,6 @@ class Precision:
     @classmethod
     def chosen(cls, asked: str, device: torch.device) -> Precision:
         """The precision asked for, or the default of the device; ConfigError where the device lacks it."""
-        import torch
-
         on_gpu = device.type == "cuda"
         bf16 = not on_gpu or torch.cuda.is_bf16_supported(including_emulation=False)
         if asked == "fp16" and not on_gpu:
@@ -44,16 +45,12 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[object]:
         """For the forward pass and the loss."""
-        import torch
-
         if self.name == "fp32":
             return nullcontext()
         return torch.autocast(self.device, dtype=torch.bfloat16 if self.name == "bf16" else torch.float16)
 
     def scaler(self) -> torch.amp.GradScaler:
         """Loss scaling for fp16, which keeps small gradients from becoming 0; no effect in other precisions."""
-        import torch
-
         return torch.amp.GradScaler(self.device, enabled=self.name == "fp16")
 
 
@@ -84,10 +81,6 @@ class Learner:
     @classmethod
     def around(cls, model: nn.Module, config: Config, precision: Precision, member: Member) -> Learner:
         """A learner of a model on the CPU, which goes to the member's device and takes the weights of rank 0."""
-        import torch
-        from torch import nn
-        from torch.nn.parallel import DistributedDataParallel
-
         on_gpu = member.device.type == "cuda"
         if on_gpu:  # convolutions are fastest with channels last
             model = model.to(device=member.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -110,8 +103,6 @@ class Learner:
 
     def moved(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """A batch on the device; on a GPU with channels last."""
-        import torch
-
         on_gpu = self.device.type == "cuda"
         order = torch.channels_last if on_gpu else torch.preserve_format
         return (
@@ -133,8 +124,6 @@ class Learner:
 
         Returns the mean loss of the batch and the number of correct predictions before the step, on the device.
         """
-        import torch
-
         images, labels = self.moved(images, labels)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -193,8 +182,6 @@ def prepared(
 @contextmanager
 def _running_statistics(model: nn.Module) -> Iterator[None]:
     """Batch normalisation by its running statistics: one sample with maps of one pixel has no variance."""
-    from torch.nn.modules.batchnorm import _BatchNorm
-
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
     for norm in norms:
         norm.eval()
@@ -207,8 +194,6 @@ def _running_statistics(model: nn.Module) -> Iterator[None]:
 
 def seed_step(*parts: int) -> None:
     """Seed torch from seed, epoch, step and rank, so that a resumed step draws the same numbers."""
-    import torch
-
     text = "/".join(map(str, parts)).encode()
     torch.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1)
 
@@ -221,8 +206,6 @@ def joined(learner: Learner, member: Member) -> AbstractContextManager[object]:
     """
     if member.world == 1:
         return nullcontext()
-    from torch.distributed.algorithms.join import Join
-
     return Join([learner.trained])  # type: ignore[list-item]
 
 
@@ -247,9 +230,6 @@ def share_optimizer(learner: Learner, member: Member, *, source: int) -> None:
     """Give all processes the momentum and the loss scale of one."""
     if member.world == 1:
         return
-    import torch
-    import torch.distributed as dist
-
     state = learner.optimizer.state
     parameters = [parameter for group in learner.optimizer.param_groups for parameter in group["params"]]
     held = [state.get(parameter, {}).get("momentum_buffer") for parameter in parameters]
@@ -270,8 +250,6 @@ def share_buffers(learner: Learner, member: Member) -> None:
     """Give all processes the running statistics of rank 0. DDP does so before each step, not after the last one."""
     if member.world == 1:
         return
-    import torch.distributed as dist
-
     for buffer in learner.model.buffers():
         with explained(member):
             dist.broadcast(buffer, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from embq.core.service.progress_line import ProgressLine, duration
@@ -16,31 +17,31 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@dataclass(slots=True, kw_only=True)
 class Meter:
-    """Sums over steps of one process since it was last emptied, without waiting for the device.
+    """Sums over steps of one process, without waiting for the device.
 
     Attributes:
+        loss: of all samples; a tensor of the device.
+        right: correct predictions; a tensor of the device.
         samples: of all steps.
         steps: number of steps.
         data_s: seconds of waiting for batches.
         batch_s: seconds in all.
     """
 
-    def __init__(self) -> None:
-        self.empty()
-
-    def empty(self) -> None:
-        """Set all sums to 0."""
-        self._loss: Tensor | float = 0.0
-        self._right: Tensor | int = 0
-        self.samples = self.steps = 0
-        self.data_s = self.batch_s = 0.0
+    loss: Tensor | float = 0.0
+    right: Tensor | int = 0
+    samples: int = 0
+    steps: int = 0
+    data_s: float = 0.0
+    batch_s: float = 0.0
 
     def add(self, loss: Tensor, right: Tensor, samples: int) -> None:
         """Add a step: its mean loss and its correct predictions, which the device may still be computing."""
         # In float64, so that a sum read for a checkpoint continues exactly.
-        self._loss = self._loss + loss.double() * samples
-        self._right = self._right + right
+        self.loss = self.loss + loss.double() * samples
+        self.right = self.right + right
         self.samples += samples
         self.steps += 1
 
@@ -50,14 +51,14 @@ class Meter:
         self.batch_s += batch_s
 
     @property
-    def loss(self) -> float:
+    def mean_loss(self) -> float:
         """Mean over samples; waits for the device."""
-        return float(self._loss) / max(1, self.samples)
+        return float(self.loss) / max(1, self.samples)
 
     @property
     def accuracy(self) -> float:
         """Part of the samples that was predicted correctly; waits for the device."""
-        return int(self._right) / max(1, self.samples)
+        return int(self.right) / max(1, self.samples)
 
     @property
     def samples_per_s(self) -> float:
@@ -65,21 +66,8 @@ class Meter:
         return self.samples / self.batch_s if self.batch_s else 0.0
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return {
-            "loss": float(self._loss),
-            "right": int(self._right),
-            "samples": self.samples,
-            "steps": self.steps,
-            "data_s": self.data_s,
-            "batch_s": self.batch_s,
-        }
-
-    def take(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state` of a checkpoint."""
-        self._loss, self._right = state["loss"], state["right"]
-        self.samples, self.steps = state["samples"], state["steps"]
-        self.data_s, self.batch_s = state["data_s"], state["batch_s"]
+        """The fields for a checkpoint; waits for the device."""
+        return asdict(replace(self, loss=float(self.loss), right=int(self.right)))
 
 
 class Log:
@@ -114,7 +102,7 @@ class Log:
             moment,
             {
                 "samples": meter.samples,
-                "loss": meter.loss,
+                "loss": meter.mean_loss,
                 "accuracy": meter.accuracy,
                 "lr": lr,
                 "samples_per_s": round(rate, 2),
@@ -126,7 +114,7 @@ class Log:
         together = f" ({world} processes {rate * world:,.0f})" if world > 1 else ""
         self._line.show(
             f"{self._of(moment.epoch)}  step {moment.step + 1}/{self._schedule.epoch_steps}  "
-            f"loss {meter.loss:.3f}  accuracy {meter.accuracy:.1%}  lr {lr:.3g}  {rate:,.0f} samples/s{together}  "
+            f"loss {meter.mean_loss:.3f}  accuracy {meter.accuracy:.1%}  lr {lr:.3g}  {rate:,.0f} samples/s{together}  "
             f"{meter.data_s / max(meter.batch_s, 1e-9):.0%} waiting for data  {self._left(moment)}"
         )
 

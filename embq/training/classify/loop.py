@@ -15,8 +15,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from embq.core.errors import InputError, UnwellError
 from embq.core.service.stopping import StopFlag
@@ -39,10 +38,9 @@ from embq.training.classify.process_group import Member, membership
 from embq.training.classify.process_group import explained as peer_errors
 from embq.training.classify.report import Report, report_of, write_model
 from embq.training.classify.validation import measured
+from embq.training.data.batch import Batch
+from embq.training.data.epochs import exact_epoch, resampled_epoch, validation_samples
 from embq.training.run.journal import lines
-
-if TYPE_CHECKING:
-    from embq.training.data.batch import Batch
 
 
 class Stopped(KeyboardInterrupt):
@@ -122,7 +120,7 @@ class Trainer:
         self.meter = Meter()
         self.samples = 0
         if state is not None:
-            self.meter.take(state["meter"])
+            self.meter = Meter(**state["meter"])
             self.samples = state["samples"]
         self._stop = stop
         self._saved_at = time.monotonic()
@@ -133,9 +131,7 @@ class Trainer:
     def __enter__(self) -> Trainer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for file in (self.record, self.keys, self.log):
             if file is not None:
                 file.close()
@@ -171,8 +167,6 @@ class Trainer:
         return end
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
-        from embq.training.data.epochs import exact_epoch, resampled_epoch
-
         shards, taken = self.plan.shards, self.record.taken
         if self.config.splitshards:
             return exact_epoch(shards, self.view, epoch=epoch, taken=taken)
@@ -248,7 +242,7 @@ class Trainer:
 
     def _log_steps(self, made: Moment, lr: float) -> None:
         """Log the steps up to `made`; InputError where their loss is not finite."""
-        loss = self.meter.loss
+        loss = self.meter.mean_loss
         if not math.isfinite(loss):
             raise InputError(
                 f"the loss at epoch {made.epoch + 1}, step {made.step} is {loss}: the weights have grown beyond all "
@@ -259,7 +253,7 @@ class Trainer:
             )
         if self.log is not None:
             self.log.train(made, self.meter, lr)
-        self.meter.empty()
+        self.meter = Meter()
 
     def _check_failures(self) -> None:
         """InputError as soon as this process alone has more failures than the epoch may have."""
@@ -321,8 +315,6 @@ class Trainer:
 
     def _validate(self, end: Moment) -> None:
         """Measure the model after an epoch, where there is a validation set."""
-        from embq.training.data.epochs import validation_samples
-
         shards = self.plan.validation
         if shards is None:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+LIBRARIES = ("timm", "torchvision")
+"""In the order in which a bare name is looked for."""
 _ONE_HEAD = {"aux_logits": False, "init_weights": True}
 _EXTRA_HEADS = {"googlenet": _ONE_HEAD, "inception_v3": _ONE_HEAD}
 """torchvision's models that give more than one output in training by default."""
@@ -23,21 +25,18 @@ def full_name(arch: str) -> str:
     library, colon, name = arch.partition(":")
     if not colon:
         library, name = "", arch
-    if library not in ("", *REGISTRIES):
+    if library not in ("", *LIBRARIES):
         raise ModelError(
             f"--model {arch}: {library!r} is no library of architectures that embq knows",
             next_step="write timm:NAME, torchvision:NAME or NAME",
         )
-    asked = [library] if library else list(REGISTRIES)
-    known = {one: REGISTRIES[one]() for one in asked}
-    for one, names in known.items():
-        if name in names:
-            return f"{one}:{name}"
-    near = [f"{one}:{close}" for one, names in known.items() for close in difflib.get_close_matches(name, names, n=2)]
+    names = {library: _names(library) for library in ([library] if library else LIBRARIES)}
+    for library, of_library in names.items():
+        if name in of_library:
+            return f"{library}:{name}"
+    near = [f"{library}:{close}" for library in names for close in difflib.get_close_matches(name, names[library], n=2)]
     raise ModelError(
-        f"--model {arch}: {' and '.join(asked)} have no architecture {name!r}"
-        if len(asked) > 1
-        else f"--model {arch}: {asked[0]} has no architecture {name!r}",
+        f"--model {arch}: {' and '.join(names)} {'has' if len(names) == 1 else 'have'} no architecture {name!r}",
         next_step=f"did you mean {' or '.join(near)}?"
         if near
         else "the names: python -c 'import timm; print(*timm.list_models())'",
@@ -51,7 +50,7 @@ def built(name: str, *, classes: int, image_size: int) -> nn.Module:
     """
     library, _, short = name.partition(":")
     try:
-        model: nn.Module = _BUILDERS[library](short, classes, image_size)
+        model: nn.Module = _created(library, short, classes, image_size)
         _try_out(model, classes, image_size)
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise ModelError(
@@ -110,37 +109,30 @@ def _head(model: nn.Module) -> tuple[str, ...]:
     return (f"{last[-1]}.",) if last else ()
 
 
-def _timm_names() -> list[str]:
-    import timm
+def _names(library: str) -> list[str]:
+    """The architectures of a library."""
+    if library == "timm":
+        import timm
 
-    names: list[str] = timm.list_models()
-    return names
-
-
-def _torchvision_names() -> list[str]:
+        return list(timm.list_models())
     import torchvision
 
-    names: list[str] = torchvision.models.list_models(module=torchvision.models)
-    return names
+    return list(torchvision.models.list_models(module=torchvision.models))
 
 
-def _timm(name: str, classes: int, image_size: int) -> Any:
-    import timm
+def _created(library: str, name: str, classes: int, image_size: int) -> Any:
+    size: dict[str, Any] = {}
+    if library == "timm":
+        import timm
 
-    known = timm.get_pretrained_cfg(name)
-    size: dict[str, Any] = {"img_size": image_size} if known is not None and known.fixed_input_size else {}
-    return timm.create_model(name, pretrained=False, num_classes=classes, **size)
-
-
-def _torchvision(name: str, classes: int, image_size: int) -> Any:
+        config = timm.get_pretrained_cfg(name)
+        if config is not None and config.fixed_input_size:
+            size = {"img_size": image_size}
+        return timm.create_model(name, pretrained=False, num_classes=classes, **size)
     import torchvision
 
-    size: dict[str, Any] = {"image_size": image_size} if name.startswith("vit_") else {}
-    if name == "maxvit_t":
+    if name.startswith("vit_"):
+        size = {"image_size": image_size}
+    elif name == "maxvit_t":
         size = {"input_size": (image_size, image_size)}
     return torchvision.models.get_model(name, weights=None, num_classes=classes, **size, **_EXTRA_HEADS.get(name, {}))
-
-
-REGISTRIES: Mapping[str, Callable[[], list[str]]] = {"timm": _timm_names, "torchvision": _torchvision_names}
-"""Library -> its names, in the order in which a bare name is looked for."""
-_BUILDERS: Mapping[str, Callable[[str, int, int], Any]] = {"timm": _timm, "torchvision": _torchvision}

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import rendezvous
 
 from embq.core.errors import ConfigError, EmbqError, UnwellError
-
-if TYPE_CHECKING:
-    import torch
-
 
 TIMEOUT = timedelta(minutes=5)
 """Timeout of a collective: longer than a slow read of one process; where a process hangs, the others end after it."""
@@ -47,9 +48,6 @@ class Member:
         """Sums over all processes. Collective."""
         if self.world == 1:
             return list(values)
-        import torch
-        import torch.distributed as dist
-
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         with explained(self):
             dist.all_reduce(tensor)
@@ -59,8 +57,6 @@ class Member:
         """The values of all processes, by rank. Collective."""
         if self.world == 1:
             return [value]
-        import torch.distributed as dist
-
         values: list[Any] = [None] * self.world
         with explained(self):
             dist.all_gather_object(values, value)
@@ -68,14 +64,7 @@ class Member:
 
     def from_rank(self, source: int, value: Any) -> Any:
         """The value of process `source`. Collective."""
-        if self.world == 1:
-            return value
-        import torch.distributed as dist
-
-        box = [value]
-        with explained(self):
-            dist.broadcast_object_list(box, src=source, device=self.device)
-        return box[0]
+        return self.gathered(value)[source]
 
     def say_stopped(self) -> None:
         """Tell the other processes that the leading one has stopped on request."""
@@ -97,8 +86,6 @@ def membership(device: str) -> Iterator[Member]:
     A group that exists already, as under Ray, is used and left as it is. The place in the group comes from RANK,
     WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, which torchrun, Ray and users of Slurm set.
     """
-    import torch.distributed as dist
-
     world, rank, local = (
         _number(name, default) for name, default in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0))
     )
@@ -125,9 +112,6 @@ def _meet(member: Member) -> None:
     torchrun 2.15 gives restarted processes the store of the attempt before, with the addresses of processes that have
     ended. So each attempt has its own prefix in the store.
     """
-    import torch.distributed as dist
-    from torch.distributed.rendezvous import rendezvous
-
     try:
         store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
     except ValueError as error:
@@ -160,8 +144,6 @@ def _incomplete(what: str) -> ConfigError:
 
 
 def _device(kind: str, local_rank: int) -> torch.device:
-    import torch
-
     if kind == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -186,8 +168,6 @@ def _device(kind: str, local_rank: int) -> torch.device:
 @contextmanager
 def explained(member: Member) -> Iterator[None]:
     """Translate what a collective raises when another process is gone."""
-    import torch.distributed as dist
-
     try:
         yield
     except dist.DistError as error:
@@ -215,6 +195,4 @@ def _of_a_peer(error: RuntimeError) -> bool:
 
 
 def _store() -> Any:
-    from torch.distributed import distributed_c10d
-
     return distributed_c10d._get_default_store()

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from embq.core.benchmark_record import table
 from embq.core.service.progress_line import duration
-from embq.core.storage.durable import drop, publish
 from embq.training.classify.checkpoint import FORMAT, Folder
 from embq.training.classify.config import Config
 from embq.training.classify.inputs import Plan
-from embq.training.run.folder import save_weights, write_json, writing
+from embq.training.data.batch import View
+from embq.training.data.images import SHOWN
+from embq.training.run.folder import replacing, save_weights, write_json, writing
 from embq.training.run.journal import lines
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from embq.training.data.batch import View
 
 SHOWN_EPOCHS = 10
 """Last epochs in the table."""
@@ -32,13 +30,8 @@ def write_model(folder: Folder, config: Config, plan: Plan, view: View, model: n
     Args:
         samples: of all epochs and processes.
     """
-    temporary = folder.root / f".{folder.weights.name}.{os.getpid()}"
-    try:
-        with writing(folder.weights):
-            save_weights(model.state_dict(), temporary)
-            publish(temporary, folder.weights)
-    finally:
-        drop(temporary)
+    with replacing(folder.weights) as temporary:
+        save_weights(model.state_dict(), temporary)
     write_json(folder.model, _description(config, plan, view, samples))
     with writing(folder.curve):
         draw(folder.log, folder.curve)
@@ -46,10 +39,6 @@ def write_model(folder: Folder, config: Config, plan: Plan, view: View, model: n
 
 def _description(config: Config, plan: Plan, view: View, samples: int) -> dict[str, Any]:
     """Facts for building the model again, and for preparing its input."""
-    import torch
-
-    from embq.training.data.images import SHOWN
-
     return {
         "format": FORMAT,
         "arch": config.arch,
@@ -153,19 +142,19 @@ class EpochRow:
     seconds: float
     samples_per_s: float
 
-    def cells(self, processes: int) -> list[object]:
-        """The row of a table."""
-        parts = ["-" if value is None else f"{value:.1%}" for value in (self.accuracy, self.top1, self.top5)]
-        return [
-            self.epoch,
-            "-" if self.loss is None else f"{self.loss:.3f}",
-            *parts,
-            f"{self.samples:,}",
-            f"{self.failed:,}",
-            duration(self.seconds),
-            f"{self.samples_per_s:,.0f}",
-            f"{self.samples_per_s / processes:,.0f}",
-        ]
+    def cells(self, processes: int) -> dict[str, object]:
+        """Column -> cell of the row of a table."""
+        parts = {"accuracy": self.accuracy, "top-1": self.top1, "top-5": self.top5}
+        return {
+            "epoch": self.epoch,
+            "loss": "-" if self.loss is None else f"{self.loss:.3f}",
+            **{name: "-" if value is None else f"{value:.1%}" for name, value in parts.items()},
+            "samples": f"{self.samples:,}",
+            "failed": f"{self.failed:,}",
+            "time": duration(self.seconds),
+            "samples/s": f"{self.samples_per_s:,.0f}",
+            "of a process": f"{self.samples_per_s / processes:,.0f}",
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,23 +181,11 @@ class Report:
 
     def text(self) -> str:
         """A table of the last epochs, and a sentence."""
-        header = [
-            "epoch",
-            "loss",
-            "accuracy",
-            "top-1",
-            "top-5",
-            "samples",
-            "failed",
-            "time",
-            "samples/s",
-            "of a process",
-        ]
         rows = [row.cells(self.processes) for row in self.epochs[-SHOWN_EPOCHS:]]
         text = f"{self.arch} trained on {self.samples:,} samples; the model is {self.out}/model.safetensors"
         if self.failed:
             text += f"\n{self.failed:,} samples could not be read: {self.failures}"
-        return f"{table(header, rows)}\n{text}"
+        return f"{table(list(rows[0]), [list(row.values()) for row in rows])}\n{text}"
 
 
 def report_of(folder: Folder, arch: str, processes: int, samples: int, failed: int) -> Report:
@@ -228,15 +205,12 @@ def report_of(folder: Folder, arch: str, processes: int, samples: int, failed: i
 
 
 def _row(epoch: int, logged: dict[str, dict[str, Any]]) -> EpochRow:
-    train, validation, whole = logged.get("train", {}), logged.get("validation", {}), logged["epoch"]
+    train, validation, sums = logged.get("train", {}), logged.get("validation", {}), logged["epoch"]
     return EpochRow(
         epoch=epoch + 1,
         loss=train.get("loss"),
         accuracy=train.get("accuracy"),
         top1=validation.get("top1"),
         top5=validation.get("top5"),
-        samples=whole["samples"],
-        failed=whole["failed"],
-        seconds=whole["seconds"],
-        samples_per_s=whole["samples_per_s"],
+        **{name: sums[name] for name in ("samples", "failed", "seconds", "samples_per_s")},
     )

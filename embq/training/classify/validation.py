@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import cross_entropy
 
 from embq.core.errors import InputError
 from embq.training.classify.learner import Learner
 from embq.training.classify.process_group import Member
-
-if TYPE_CHECKING:
-    from embq.training.data.batch import Batch, Failure
+from embq.training.data.batch import Batch, Failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +61,6 @@ def measured(
     Args:
         progress: called after each batch with the samples of this process so far.
     """
-    import torch
-    from torch.nn.functional import cross_entropy
-
     learner.model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=learner.device)
     samples = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -45,13 +45,9 @@ class EpochPosition:
         """Places of a stream that are taken."""
         return self.reached[stream] if stream < len(self.reached) else 0
 
-    def to_json(self) -> dict[str, Any]:
-        """The position as JSON."""
-        return asdict(self)
-
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> EpochPosition:
-        """The inverse of `to_json`."""
+        """The position of which `content` has the fields, as JSON has them."""
         return EpochPosition(**{**content, "reached": tuple(content["reached"])})
 
 

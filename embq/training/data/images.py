@@ -19,13 +19,11 @@ from embq.core.units import Sample
 from embq.sources.decode import IMAGE_EXTENSIONS
 from embq.training.data.reading import RawSample
 from embq.training.data.split import random_of
+from embq.training.shards.pictures import class_index
 from embq.worker.embedders.image.decoding import Picture
 
 LABEL = "cls"
 """Extension of the member that holds the number of the class, in decimal digits."""
-
-LABEL_MAX_BYTES = 20
-"""No int64 has more digits."""
 
 PixelsOf = Callable[[Picture, str], torch.Tensor]
 """The pixels that a step sees of a picture with a key: uint8 of shape (3, size, size)."""
@@ -45,13 +43,7 @@ def label_of(sample: RawSample, classes: int | None) -> int:
     written = sample.get(LABEL)
     if written is None:
         raise SampleError("missing_label", f"the sample has no .{LABEL}")
-    digits = written.strip()
-    if not digits.isdigit() or len(digits) > LABEL_MAX_BYTES:
-        raise SampleError("bad_label", f".{LABEL} is {written[:LABEL_MAX_BYTES]!r}, not the number of a class")
-    label = int(digits)
-    if label >= (2**63 if classes is None else classes):
-        raise SampleError("bad_label", f".{LABEL} is {label}, and there are {classes} classes")
-    return label
+    return class_index(written, classes)
 
 
 AREA = (0.08, 1.0)

@@ -67,22 +67,38 @@ def made_batches(
     """
     quiet_pillow()
     stream = stream_number(taken.next_stream, view.streams)
-    growing = _Growing(view)
+    batch = _empty(stream, view)
     read = 0
     for read, item in remaining(items, taken.of(stream)):
         if isinstance(item, Failure):
-            growing.failed.append((read, item))
+            batch.failed.append((read, item))
         else:
             try:
-                growing.add(read, item, *prepared(item, pixels_of, view.classes))
+                pixels, label = prepared(item, pixels_of, view.classes)
             except SampleError as error:
                 why = Failure(shard=item["__url__"], key=item["__key__"], code=error.code, message=error.message)
-                growing.failed.append((read, why))
-        if len(growing.keys) == view.batch_size or (not growing.keys and len(growing.failed) == FRUITLESS):
-            yield growing.made(stream, read)
-            growing = _Growing(view)
-    if growing.keys or growing.failed:
-        yield growing.made(stream, read)
+                batch.failed.append((read, why))
+            else:
+                batch.pixels[len(batch)].copy_(pixels.permute(1, 2, 0))
+                batch.labels.append(label)
+                batch.shards.append(item["__url__"])
+                batch.positions.append(read)
+                batch.keys.append(item["__key__"])
+        if len(batch) == view.batch_size or (not batch and len(batch.failed) == FRUITLESS):
+            yield _finished(batch, read)
+            batch = _empty(stream, view)
+    if batch or batch.failed:
+        yield _finished(batch, read)
+
+
+def _empty(stream: int, view: View) -> WorkerBatch:
+    """A batch to fill, with room for the pixels of all of its samples."""
+    pixels = _pixel_buffer(view.batch_size, view.image_size)
+    return WorkerBatch(stream=stream, pixels=pixels, labels=[], keys=[], shards=[], positions=[], failed=[], read=0)
+
+
+def _finished(batch: WorkerBatch, read: int) -> WorkerBatch:
+    return replace(batch, pixels=batch.pixels[: len(batch)], read=read)
 
 
 def remaining(items: Iterable[RawSample | Failure], taken: int) -> Iterator[tuple[int, RawSample | Failure]]:
@@ -101,37 +117,6 @@ def remaining(items: Iterable[RawSample | Failure], taken: int) -> Iterator[tupl
         if isinstance(item, Failure) and place - taken < size:
             item = replace(item, samples=place - taken)
         yield place, item
-
-
-class _Growing:
-    """A batch that is not full yet."""
-
-    def __init__(self, view: View) -> None:
-        self.labels: list[int] = []
-        self.keys: list[str] = []
-        self.shards: list[str] = []
-        self.positions: list[int] = []
-        self.failed: list[tuple[int, Failure]] = []
-        self._pixels = _pixel_buffer(view.batch_size, view.image_size)
-
-    def add(self, position: int, sample: RawSample, pixels: torch.Tensor, label: int) -> None:
-        self._pixels[len(self.keys)].copy_(pixels.permute(1, 2, 0))
-        self.labels.append(label)
-        self.keys.append(sample["__key__"])
-        self.shards.append(sample["__url__"])
-        self.positions.append(position)
-
-    def made(self, stream: int, read: int) -> WorkerBatch:
-        return WorkerBatch(
-            stream=stream,
-            pixels=self._pixels[: len(self.keys)],
-            labels=self.labels,
-            keys=self.keys,
-            shards=self.shards,
-            positions=self.positions,
-            failed=self.failed,
-            read=read,
-        )
 
 
 def _pixel_buffer(pictures: int, size: int) -> torch.Tensor:
@@ -173,7 +158,7 @@ def loaded(stages: list[Any], view: View) -> Iterator[WorkerBatch]:
 
 
 def _is_of_a_death(error: Exception) -> bool:
-    """True where a worker is gone. OSError and EOFError come from its pipes, unless a live worker caught them."""
+    """True if a worker is gone. OSError and EOFError come from its pipes, unless a live worker caught them."""
     if isinstance(error, RuntimeError):
         return DIED.search(str(error)) is not None
     return not str(error).startswith("Caught ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shlex
 from collections.abc import Callable
@@ -13,10 +14,11 @@ import click
 
 from embq.app.cli.sections import GENERAL, section
 from embq.core.errors import UsageError
-from embq.training.launch.devices import check_processes
-from embq.training.run.options import DEVICE, FROM_0, option, options_of
+from embq.training.run.options import COUNT, DEVICE, FROM_0, option, options_of
 
 LAUNCHERS = ("local", "ssh", "ray")
+PASSED_ON = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
+"""Variables that are passed on to other hosts: they choose the network, and where models come from."""
 
 _HOST_PORT = re.compile(r"(?P<host>[^\s:/@\[\]]+|\[[0-9A-Fa-f:.%]+\]):(?P<port>\d{1,5})")
 _SCHEME = re.compile(r"(?P<scheme>[a-z]+)://(?P<rest>.*?)/?")
@@ -40,7 +42,7 @@ class Where:
     processes: int | None = option(
         None,
         "Devices per host, with a process each; with Ray in total.  [every GPU; one process on the CPU]",
-        int,
+        COUNT,
         metavar="N",
         name="--num-devices",
     )
@@ -74,7 +76,7 @@ class Where:
     dry_run: bool = option(False, "Print the commands without running them.", is_flag=True)
 
     @classmethod
-    def asked(cls, *, launcher: str | None, hosts: str, ssh_command: str, **others: Any) -> Where:
+    def from_options(cls, *, launcher: str | None, hosts: str, ssh_command: str, **others: Any) -> Where:
         """From the options; UsageError where they contradict each other."""
         listed = tuple(host.strip() for host in hosts.split(",")) if hosts else ()
         implied = "ssh" if listed else "ray" if others["ray_address"] else "local"
@@ -96,7 +98,6 @@ class Where:
                 raise UsageError(f"{option} is for trainings on other hosts", next_step="leave it out, or --hosts a,b")
         check_address(others["ray_address"])
         meeting_point(others.get("rendezvous", ""))
-        check_processes(others.get("processes"))
         return cls(
             launcher=launcher or implied,
             hosts=listed,
@@ -140,18 +141,23 @@ def check_address(text: str) -> None:
     """UsageError, with the right form, for anything but an address of a Ray cluster."""
     if text in ("", "auto", "local"):
         return
-    if (found := _SCHEME.fullmatch(text)) and found["scheme"] == "ray":
+    if (match := _SCHEME.fullmatch(text)) and match["scheme"] == "ray":
         raise UsageError(
             f"--ray-address {text}: ray:// is for Ray's client, which cannot hold a training",
             next_step="call embq on a node of the cluster, with the port of its head: --ray-address HOST:26379",
         )
-    if found:
+    if match:
         raise UsageError(
-            f"--ray-address {text}: an address of Ray has no {found['scheme']}:// before it",
-            next_step=f"--ray-address {found['rest'] or 'HOST:26379'}",
+            f"--ray-address {text}: an address of Ray has no {match['scheme']}:// before it",
+            next_step=f"--ray-address {match['rest'] or 'HOST:26379'}",
         )
-    if not (found := _HOST_PORT.fullmatch(text)) or not 0 < int(found["port"]) < 65536:
+    if not (match := _HOST_PORT.fullmatch(text)) or not 0 < int(match["port"]) < 65536:
         raise UsageError(f"--ray-address {text}: this is no HOST:PORT", next_step="such as 10.0.0.1:26379, or auto")
+
+
+def passed_on() -> dict[str, str]:
+    """Those of `PASSED_ON` that are set here."""
+    return {name: os.environ[name] for name in PASSED_ON if name in os.environ}
 
 
 def launch_options(function: F) -> F:
@@ -159,7 +165,7 @@ def launch_options(function: F) -> F:
 
     @functools.wraps(function)
     def with_where(*args: Any, **kwargs: Any) -> Any:
-        asked = {field.name: kwargs.pop(field.name) for field in fields(Where)}
-        return function(*args, where=Where.asked(**asked), **kwargs)
+        options = {field.name: kwargs.pop(field.name) for field in fields(Where)}
+        return function(*args, where=Where.from_options(**options), **kwargs)
 
     return section("Machines")(options_of(Where)(section(GENERAL)(with_where)))  # type: ignore[return-value]

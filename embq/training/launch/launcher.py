@@ -11,10 +11,10 @@ from embq.core.errors import Exit
 from embq.core.process.limits import cores
 from embq.core.settings import Settings
 from embq.training.launch.child_process import MEMBER, outcome_folder, run_with_outcomes
-from embq.training.launch.devices import processes_for, thread_share
+from embq.training.launch.devices import processes_for, threads_of
 from embq.training.launch.launch_options import Where
 from embq.training.launch.outcomes import verdict
-from embq.training.launch.torchrun import EACH_START_ITS_OWN, python_command, torchrun_command
+from embq.training.launch.torchrun import python_command, restart_environment, torchrun_command
 
 
 def launch(module: str, arguments: Sequence[str], where: Where, *, inputs: Sequence[str] = ()) -> int:
@@ -24,8 +24,8 @@ def launch(module: str, arguments: Sequence[str], where: Where, *, inputs: Seque
         module: such as "embq.training.classify".
         inputs: folders, files and URLs that every host has to reach; checked before a start on other hosts.
 
-    Returns the exit status of the training: 0, or 3 where samples failed. Raises the error that one of its processes
-    raised, with its own exit status; ConfigError where the devices are not there; KeyboardInterrupt after a request to
+    Returns the exit status of the training: 0, or 3 if samples failed. Raises the error that one of its processes
+    raised, with its own exit status; ConfigError if the devices are not there; KeyboardInterrupt after a request to
     stop.
     """
     if where.launcher == "local":
@@ -41,7 +41,7 @@ def launch(module: str, arguments: Sequence[str], where: Where, *, inputs: Seque
 
 def _launch_local(module: str, arguments: Sequence[str], where: Where) -> int:
     processes = processes_for(where.device, where.processes)
-    environment = dict(EACH_START_ITS_OWN) if where.max_restarts else {}
+    environment = restart_environment(where.max_restarts)
     member = [module, *arguments]
     if processes == 1 and not where.max_restarts:
         command = python_command(MEMBER, member)
@@ -51,9 +51,10 @@ def _launch_local(module: str, arguments: Sequence[str], where: Where) -> int:
         pairs = [f"{name}={value}" for name, value in environment.items()]
         click.echo(shlex.join([*(["env", *pairs] if pairs else []), *command]))
         return Exit.DONE
-    if threads := thread_share(processes, Settings.from_environment().omp_threads, cores()):
-        environment["OMP_NUM_THREADS"] = str(threads)
-        each = "a thread" if threads == 1 else f"{threads} threads"
+    if not Settings.from_environment().omp_threads and (threads := threads_of(processes, cores())):
+        environment |= threads
+        number = threads["OMP_NUM_THREADS"]
+        each = "a thread" if number == "1" else f"{number} threads"
         click.echo(f"{processes} processes with {each} each; OMP_NUM_THREADS can say otherwise", err=True)
     with outcome_folder() as folder:
         return verdict(*run_with_outcomes(command, folder, environment))

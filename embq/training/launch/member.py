@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def _is_of(folder: Path, pid: int) -> bool:
-    """True where a process was started with the folder among its arguments; true where that is not known."""
+    """True if a process was started with the folder among its arguments; true where that is not known."""
     try:
         return os.fsencode(folder) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -59,18 +59,18 @@ class Outcome:
 
     @property
     def was_asked(self) -> bool:
-        """True where the user, or a launcher that had seen another process fail, ended it."""
+        """True if the user, or a launcher that had seen another process fail, ended it."""
         return self.status == Exit.INTERRUPTED
 
     @property
     def follows(self) -> bool:
-        """True where another process ended before this one, and explains more."""
+        """True if another process ended before this one, and explains more."""
         return self.was_asked or self.code == PEER_GONE
 
     def error(self) -> EmbqError:
         """The error as it was raised there."""
         error = EmbqError(self.message, next_step=self.next_step, code=self.code)
-        error.exit_code = {int(known): known for known in Exit}.get(self.status, Exit.BUG)
+        error.exit_code = {int(status): status for status in Exit}.get(self.status, Exit.BUG)
         return error
 
     def write(self, folder: Path) -> None:
@@ -82,18 +82,18 @@ class Outcome:
     @classmethod
     def read(cls, folder: Path) -> list[Outcome]:
         """The outcomes of this host's processes, by rank."""
-        found = [cls(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("rank*.json")]
-        return sorted(found, key=lambda outcome: outcome.rank)
+        outcomes = [cls(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("rank*.json")]
+        return sorted(outcomes, key=lambda outcome: outcome.rank)
 
 
 def cause(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The failure from which the others followed; None where nothing failed.
+    """The failure from which the others followed; None if nothing failed.
 
     That is the first one. Errors that a user can understand come before tracebacks, because a process that loses its
     peer within a collective may raise an unknown exception. A process that was only asked to end comes last.
     """
     failed = [outcome for outcome in outcomes if outcome.status not in ENDED_WELL]
-    return min(failed, key=lambda one: (one.follows + one.was_asked, one.status == Exit.BUG, one.at), default=None)
+    return min(failed, key=lambda end: (end.follows + end.was_asked, end.status == Exit.BUG, end.at), default=None)
 
 
 def verdict(outcomes: Sequence[Outcome], status: int) -> int:
@@ -113,10 +113,10 @@ def verdict(outcomes: Sequence[Outcome], status: int) -> int:
             f"the launcher ended with status {status}", next_step="what it printed stands above", code="launch"
         )
     if failed.traceback:
-        who = f"process {failed.rank}" if failed.rank >= 0 else "torchrun"
+        process = f"process {failed.rank}" if failed.rank >= 0 else "torchrun"
         raise EmbqError(
-            f"{who} on {failed.host} ended with {failed.message}",
-            next_step=f"the details are in {kept(failed.traceback)}; all processes were stopped",
+            f"{process} on {failed.host} ended with {failed.message}",
+            next_step=f"the details are in {report_file(failed.traceback)}; all processes were stopped",
             code=failed.code,
         )
     if failed.message:
@@ -125,12 +125,12 @@ def verdict(outcomes: Sequence[Outcome], status: int) -> int:
 
 
 def by_signal(status: int) -> bool:
-    """True where a signal ended a launcher, other than the one that asks it to end."""
+    """True if a signal ended a launcher, other than the one that asks it to end."""
     return status > 128 and status != Exit.INTERRUPTED
 
 
 def killed(who: str, memory: str, number: int) -> DeviceError:
-    """The error where a signal ended a process.
+    """The error of a process that a signal ended.
 
     Args:
         who: the process.
@@ -145,7 +145,7 @@ def killed(who: str, memory: str, number: int) -> DeviceError:
     )
 
 
-def kept(text: str) -> str:
+def report_file(text: str) -> str:
     """The name of a new file with a text that is too long for a message."""
     with tempfile.NamedTemporaryFile("w", prefix="embq-training-", suffix=".txt", delete=False) as report:
         report.write(text)

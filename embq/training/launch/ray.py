@@ -1,4 +1,4 @@
-"""Launches a training on a Ray cluster, one worker for each process."""
+"""Launches a training on a Ray cluster, one worker for each process; `work` runs in the workers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,23 @@ from typing import Any, TextIO
 
 import click
 
-from embq.core.errors import AwayError, ConfigError, DeviceError, EmbqError, Exit, TryLaterError, UsageError
+import embq
+from embq.core.errors import (
+    AwayError,
+    ConfigError,
+    DeviceError,
+    EmbqError,
+    Exit,
+    InputError,
+    TryLaterError,
+    UsageError,
+)
+from embq.core.process.limits import cores
 from embq.core.settings import Settings
-from embq.training.launch.child_process import replaced_handlers
-from embq.training.launch.launch_options import Where
-from embq.training.launch.outcomes import Outcome, cause, kept, verdict
-from embq.training.launch.ray_worker import WorkerInput, work
-from embq.training.launch.ssh import PASSED_ON
+from embq.training.launch.child_process import stop_requests
+from embq.training.launch.launch_options import Where, passed_on
+from embq.training.launch.member import attempt
+from embq.training.launch.outcomes import ENDED_WELL, Outcome, cause, report_file, verdict
 from embq.training.run.scratch import scratch
 
 NOISE = (
@@ -63,7 +73,7 @@ class FilteredStream(io.TextIOBase):
         return self._stream.fileno()
 
     def isatty(self) -> bool:
-        """True where the stream is a terminal."""
+        """True if the stream is a terminal."""
         return self._stream.isatty()
 
 
@@ -73,44 +83,38 @@ START = "start one with `ray start --head --port=26379`; 6379, which Ray takes b
 CONNECT_S, ANSWER_S = 10.0, 5.0
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """First bytes of an HTTP/2 client, such as gRPC: the preface and empty settings (RFC 9113, 3.4)."""
-_SETTINGS_AT, _SETTINGS = 3, 4
-"""Offset of a frame's type, and the type of a server's first frame."""
+_SETTINGS = b"\4"
+"""Type of a server's first frame, behind three bytes of its length."""
 
 
 def check_answer(text: str) -> None:
     """Check what listens at HOST:PORT; Ray itself would wait for a minute without an explanation.
 
-    Raises AwayError where nobody does, ConfigError where it is another program.
+    Raises AwayError if nothing does, ConfigError if it is another program.
     """
     host, _, port = text.rpartition(":")
+    answer = b""
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S) as connection:
-            said = _first_words(connection)
+            connection.settimeout(ANSWER_S)
+            with suppress(OSError), connection.makefile("rb") as received:
+                connection.sendall(_PREFACE)
+                answer = received.read(4)
     except OSError as error:
         raise AwayError(
             f"no Ray answers at {text}: {error.strerror or error}",
             next_step=f"check the address of the cluster's head, and the firewall; {START}",
             code="ray_away",
         ) from error
-    if said[_SETTINGS_AT : _SETTINGS_AT + 1] == bytes((_SETTINGS,)):
+    if answer[3:] == _SETTINGS:
         return
     # Redis answers what it does not understand with an error, that of a server with a password included.
-    who = "a Redis" if said[:1] in (b"-", b"+") else "another program"
+    program = "a Redis" if answer[:1] in (b"-", b"+") else "another program"
     raise ConfigError(
-        f"{who} answers at {text}, not Ray",
+        f"{program} answers at {text}, not Ray",
         next_step=f"give the address of the cluster's head; {START}",
         code="ray_away",
     )
-
-
-def _first_words(connection: socket.socket) -> bytes:
-    connection.settimeout(ANSWER_S)
-    said = b""
-    with suppress(OSError):
-        connection.sendall(_PREFACE)
-        while len(said) <= _SETTINGS_AT and (more := connection.recv(64)):
-            said += more
-    return said
 
 
 COLLECTIVE_S = 300
@@ -143,10 +147,15 @@ def launch_ray(module: str, arguments: Sequence[str], where: Where) -> int:
         _connect(ray, where.ray_address, settings)
         try:
             workers = _free_places(ray, where)
-            threads = Settings.from_environment().omp_threads
-            given = WorkerInput(module=module, arguments=list(arguments), folder=str(Path.cwd()), threads=threads)
+            job = {
+                "module": module,
+                "arguments": list(arguments),
+                "folder": str(Path.cwd()),
+                "threads": Settings.from_environment().omp_threads,
+                "embq": embq.__version__,
+            }
             click.echo(f"{workers} workers of the Ray cluster at {where.ray_address}, Ray {ray.__version__}", err=True)
-            return _fit(asdict(given), workers, where, results)
+            return _fit(job, workers, where, results)
         finally:
             ray.shutdown()
 
@@ -173,14 +182,14 @@ def _of_our_own(address: str) -> Iterator[dict[str, Any]]:
 def _connect(ray: Any, address: str, settings: Mapping[str, Any]) -> None:
     if address not in ("auto", "local") and not os.environ.get("RAY_USE_TLS"):
         check_answer(address)
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as written:
         try:
             # Ray's workers import from the folder that it is called in; in this one only root can put modules.
-            with _standard_error_in(said.fileno()), chdir("/"):
+            with _standard_error_in(written.fileno()), chdir("/"):
                 ray.init(address=address, logging_level="ERROR", **settings)
         except Exception as error:
-            said.seek(0)
-            raise _refused(address, error, said.read().decode(errors="replace")) from error
+            written.seek(0)
+            raise _refused(address, error, written.read().decode(errors="replace")) from error
 
 
 @contextmanager
@@ -196,22 +205,22 @@ def _standard_error_in(file: int) -> Iterator[None]:
         os.close(before)
 
 
-def _refused(address: str, error: Exception, said: str) -> EmbqError:
-    """The error where Ray refuses the connection.
+def _refused(address: str, error: Exception, written: str) -> EmbqError:
+    """The error of a connection that Ray refuses.
 
     Args:
         error: what it raised.
-        said: what it wrote: only there it says that a token is missing or wrong.
+        written: to standard error; only this tells that a token is missing or wrong.
     """
-    if "Version mismatch" in str(error) and len(found := _VERSIONS.findall(str(error))) == 2:
-        (theirs, their_python), (ours, our_python) = found
+    if "Version mismatch" in str(error) and len(versions := _VERSIONS.findall(str(error))) == 2:
+        (theirs, their_python), (ours, our_python) = versions
         return ConfigError(
             f"the Ray cluster at {address} has Ray {theirs} and Python {their_python}, "
             f"this machine Ray {ours} and Python {our_python}",
             next_step="install the same version of Ray, and Python of the same minor version, on all nodes and here",
             code="other_versions",
         )
-    if "InvalidAuthToken" in said or "authentication token" in str(error).lower():
+    if "InvalidAuthToken" in written or "authentication token" in str(error).lower():
         return ConfigError(
             f"the Ray cluster at {address} asks for a token, and takes none of ours",
             next_step="on every node RAY_AUTH_MODE=token, and in RAY_AUTH_TOKEN_PATH the file of its head's token",
@@ -226,41 +235,41 @@ def _refused(address: str, error: Exception, said: str) -> EmbqError:
 
 
 def _free_places(ray: Any, where: Where) -> int:
-    """Number of workers to ask for; an error where the cluster lacks them, or has none free now.
+    """Number of workers; an error if the cluster lacks them, or has none free now.
 
     Ray waits for resources for ever.
     """
     kind = "GPU" if where.device == "cuda" else "CPU"
-    there = int(ray.cluster_resources().get(kind, 0))
-    wanted = where.processes or (there if kind == "GPU" else 1)
-    if not there or wanted > there:
+    total = int(ray.cluster_resources().get(kind, 0))
+    workers = where.processes or (total if kind == "GPU" else 1)
+    if not total or workers > total:
         raise ConfigError(
-            f"{wanted or 'all'} workers with a {kind} each were asked for, and the Ray cluster at {where.ray_address} "
-            f"has {there} {kind}s",
-            next_step=f"--num-devices {there}, or more nodes" if there else "more nodes, or --device cpu",
+            f"{workers or 'all'} workers with a {kind} each were asked for, and the Ray cluster at {where.ray_address} "
+            f"has {total} {kind}s",
+            next_step=f"--num-devices {total}, or more nodes" if total else "more nodes, or --device cpu",
             code="no_device",
         )
     end = time.monotonic() + FREE_S
-    while (free := int(ray.available_resources().get(kind, 0))) < wanted:
+    while (free := int(ray.available_resources().get(kind, 0))) < workers:
         if time.monotonic() > end:
             raise TryLaterError(
-                f"{wanted} workers with a {kind} each were asked for, and {free} of the {there} {kind}s of the Ray "
+                f"{workers} workers with a {kind} each were asked for, and {free} of the {total} {kind}s of the Ray "
                 f"cluster at {where.ray_address} are free",
                 next_step="wait for the others (`ray status`)" + (f", or --num-devices {free}" if free else ""),
             )
         time.sleep(0.5)
-    return wanted
+    return workers
 
 
-def _fit(given: dict[str, Any], workers: int, where: Where, results: TextIO) -> int:
+def _fit(job: dict[str, Any], workers: int, where: Where, results: TextIO) -> int:
     train: Any = importlib.import_module("ray.train")
     torch: Any = importlib.import_module("ray.train.torch")
     on_gpu = where.device == "cuda"
-    passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    passed = passed_on()
     with scratch(Path(tempfile.gettempdir()), "embq-ray-", mode=0o700) as storage:
         trainer = torch.TorchTrainer(
             work,
-            train_loop_config=given,
+            train_loop_config=job,
             scaling_config=train.ScalingConfig(num_workers=workers, use_gpu=on_gpu),
             torch_config=torch.TorchConfig(backend="nccl" if on_gpu else "gloo", timeout_s=COLLECTIVE_S),
             # Nothing of the training is kept by Ray: the module writes its folder itself.
@@ -288,26 +297,89 @@ def _fit(given: dict[str, Any], workers: int, where: Where, results: TextIO) -> 
 def _after(error: Exception) -> int:
     """The verdict on a training that Ray has ended, from the outcomes of its workers."""
     failures = {rank: str(failure) for rank, failure in getattr(error, "worker_failures", {}).items()}
-    texts = {text for one in (*failures.values(), str(error)) for text in _FAILED.findall(one)}
+    texts = {text for failure in (*failures.values(), str(error)) for text in _FAILED.findall(failure)}
     outcomes = [Outcome(**json.loads(text)) for text in texts]
-    known = cause(outcomes)
+    explanation = cause(outcomes)
     silent = [rank for rank, failure in failures.items() if not _FAILED.search(failure)]
-    if silent and (known is None or known.follows):
+    if silent and (explanation is None or explanation.follows):
         raise DeviceError(
             f"process {min(silent)} died in its Ray worker without a word, as it does where memory runs out",
-            next_step=f"what Ray knows of it is in {kept(failures[min(silent)])}. Start the same command again: it "
-            "goes on from the last checkpoint",
+            next_step=f"what Ray knows of it is in {report_file(failures[min(silent)])}. Start the same command again: "
+            "it goes on from the last checkpoint",
             code="killed",
         )
-    if known is None:
-        said = kept(str(error))
-        raise EmbqError("Ray has ended the training", next_step=f"all that it said is in {said}", code="launch")
+    if explanation is None:
+        report = report_file(str(error))
+        raise EmbqError("Ray has ended the training", next_step=f"all that it said is in {report}", code="launch")
     return verdict(outcomes, Exit.BUG)
 
 
 @contextmanager
 def _stopped_by_either_signal() -> Iterator[None]:
     """Make SIGTERM act like SIGINT, for which Ray has a handler."""
-    with replaced_handlers():
+    with stop_requests():  # which restores the handlers
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
         yield
+
+
+class MemberFailedError(RuntimeError):
+    """A process failed, and Ray has to end the others; the text is its outcome as JSON.
+
+    Ray hands exceptions on as text, among tracebacks of its own.
+    """
+
+
+def work(job: dict[str, Any]) -> dict[str, Any]:
+    """Run one process of a training, in a worker for which Ray has made the process group.
+
+    Args:
+        job: `module` with the `main` to call and its `arguments`; `folder`, to which paths among them are relative;
+            `threads`, OMP_NUM_THREADS of the launching process or ""; `embq`, its version.
+
+    Returns the outcome and the standard output; Ray keeps those of the first worker.
+    Raises MemberFailedError if the training failed here.
+    """
+    from ray import train
+
+    context = train.get_context()
+    rank = context.get_world_rank()
+    printed = io.StringIO()
+    try:
+        _enter(job)
+    except EmbqError as error:
+        outcome = Outcome.of(rank, error)
+    else:
+        share_cores(context.get_local_world_size(), job["threads"])
+        with redirect_stdout(printed):
+            outcome = attempt(job["module"], job["arguments"], rank)
+    if outcome.status not in ENDED_WELL:
+        raise MemberFailedError(json.dumps(asdict(outcome)))
+    return {"outcome": asdict(outcome), "printed": printed.getvalue()}
+
+
+def _enter(job: dict[str, Any]) -> None:
+    """Change to the training's folder; ConfigError or InputError if this node cannot take part."""
+    host = os.uname().nodename
+    if job["embq"] != embq.__version__:
+        raise ConfigError(
+            f"{host} has embq {embq.__version__}, and the training was started by {job['embq']}",
+            next_step="install the same version on every node of the cluster",
+            code="other_versions",
+        )
+    try:
+        os.chdir(job["folder"])
+    except OSError as error:
+        raise InputError(
+            f"{host} has no folder {job['folder']}: {error.strerror}",
+            next_step="call embq in a folder that all nodes of the cluster share, with --output in it",
+            code="host_lacks",
+        ) from error
+
+
+def share_cores(processes: int, omp_threads: str) -> None:
+    """Set the number of threads to this worker's share of the cores; Ray gives each worker one thread."""
+    import torch
+
+    if not omp_threads:
+        torch.set_num_threads(max(1, cores() // processes))

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from embq.core.errors import Exit, UsageError
 from embq.core.process.children import PYTHON, python
@@ -28,10 +29,6 @@ from embq.training.launch.outcomes import OUTCOMES, Outcome, killed
 
 MODULE = "embq.training.launch.torchrun"
 LOOPBACK = "127.0.0.1"
-EACH_START_ITS_OWN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""Environment of a torchrun that may restart its processes. Otherwise these meet in the store of the previous attempt,
-find the addresses of processes that have ended, and fail (dynamic_rendezvous.py of torch 2.15)."""
-_CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
 def python_command(module: str, arguments: Sequence[str], *, executable: str = PYTHON) -> list[str]:
@@ -81,6 +78,15 @@ def torchrun_command(
     command += ["--max-restarts", str(max_restarts)] if max_restarts else []
     # Without the dashes torchrun takes flags of ours that begin like its own, such as --logs, for its own.
     return [*command, "--no-python", "--", *python_command(module, arguments, executable=executable)]
+
+
+def restart_environment(max_restarts: int) -> dict[str, str]:
+    """Environment of a torchrun that may restart its processes; empty for one that may not.
+
+    Without it they meet in the store of the previous attempt, find the addresses of processes that have ended, and fail
+    (dynamic_rendezvous.py of torch 2.15).
+    """
+    return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if max_restarts else {}
 
 
 def srun_command(
@@ -141,31 +147,26 @@ def main(arguments: Sequence[str]) -> int:
     """Run torchrun; returns 0, 130 after a request to stop, or 1 where a process failed."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    level = os.environ.get(_CPP_LOG_LEVEL)
-    os.environ[_CPP_LOG_LEVEL] = "FATAL"
-    run: Any = importlib.import_module("torch.distributed.run")
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    with mock.patch.dict(os.environ, TORCH_CPP_LOG_LEVEL="FATAL"):  # torch reads it now; the processes have their own
+        run: Any = importlib.import_module("torch.distributed.run")
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    # torch has read it; the processes have their own.
-    os.environ.pop(_CPP_LOG_LEVEL)
-    if level is not None:
-        os.environ[_CPP_LOG_LEVEL] = level
-    asked = run.parse_args(list(arguments))
-    given = asked.training_script_args
-    folder = Path(given[given.index(OUTCOMES) + 1]) if OUTCOMES in given else None
-    if asked.standalone:
+    options = run.parse_args(list(arguments))
+    member = options.training_script_args
+    folder = Path(member[member.index(OUTCOMES) + 1]) if OUTCOMES in member else None
+    if options.standalone:
         stay_on_loopback()
         _meet_in_memory()
     try:
-        run.run(asked)
+        run.run(options)
         return 0
     except SignalException:
         return Exit.INTERRUPTED
     except ChildFailedError as error:
         ended = {rank: -failure.exitcode for rank, failure in error.failures.items() if failure.exitcode < 0}
         host = socket.getfqdn()
-        found = [
+        outcomes = [
             Outcome.of(rank, killed(f"process {rank} on {host}", f"the memory of {host}", number))
             for rank, number in ended.items()
         ]
@@ -173,9 +174,9 @@ def main(arguments: Sequence[str]) -> int:
         if folder is None:
             raise
         text, trace = masked(f"{type(error).__name__}: {error}"), masked(traceback.format_exc())
-        found = [Outcome(rank=-1, status=Exit.BUG, code="launch", message=text, traceback=trace)]
+        outcomes = [Outcome(rank=-1, status=Exit.BUG, code="launch", message=text, traceback=trace)]
     if folder is not None:
-        for outcome in found:
+        for outcome in outcomes:
             outcome.write(folder)
     return 1
 

@@ -18,32 +18,16 @@ LOSS_TOLERANCE = 0.05
 """Between neighbours in bf16, at a loss of 9.7, lie 0.06; half as many processes are 0.69 less."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Faults:
-    """Reasons why a log has no total, in sentences."""
-
-    contradictions: tuple[str, ...]
-    missing: tuple[str, ...]
-
-    @property
-    def any(self) -> bool:
-        """True where there are any."""
-        return bool(self.contradictions or self.missing)
-
-
-def faults(training: Training) -> Faults:
-    """Contradictions of a training's log, and what it lacks."""
+def faults(training: Training) -> tuple[Sequence[str], Sequence[str]]:
+    """Reasons why a log has no total, in sentences: its contradictions, and what it lacks."""
     log = training.log
     if not log.iterations:
-        return Faults(contradictions=(), missing=(_unfinished(0, None) + _ending(training),))
+        return (), (_unfinished(0, None) + _ending(training),)
     if log.restarts:
         where = ", ".join(map(str, log.restarts[:3]))
-        return Faults(
-            contradictions=(f"{log.path} holds {len(log.restarts) + 1} trainings: another begins at line {where}",),
-            missing=(),
-        )
-    contradictions = (*_other_arguments(training), *_other_figures(training))
-    return Faults(contradictions=contradictions, missing=() if contradictions else _missing(training))
+        return (f"{log.path} holds {len(log.restarts) + 1} trainings: another begins at line {where}",), ()
+    contradictions = [*_other_arguments(training), *_other_figures(training)]
+    return contradictions, () if contradictions else _missing(training)
 
 
 def _other_arguments(training: Training) -> list[str]:
@@ -127,16 +111,8 @@ PASS, FAIL, NOT_COMPARABLE, UNFINISHED, UNSOUND = "PASS", "FAIL", "not comparabl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GivenFacts:
-    """Facts that the user gives of a training whose folder lacks them."""
-
-    nodes: int | None = None
-    gpu: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Figures of a training; None where the log lacks them. Times in seconds, rates in samples per second."""
+    """Figures of a training; None if the log lacks them. Times in seconds, rates in samples per second."""
 
     nodes: int | None
     n_gpu: int | None
@@ -159,7 +135,7 @@ class Figures:
     counted_secs: float | None
     """Sum from the second iteration on, of those that are there."""
     estimated_total_secs: float | None
-    """Estimate of the total from their mean; None where the total is known, or nothing was counted."""
+    """Estimate of the total from their mean; None if the total is known, or nothing was counted."""
     samples_per_s: float | None
     """Rate of all GPUs from the second iteration on: samples over time, not a mean of rates."""
     samples_per_s_per_gpu: float | None
@@ -188,7 +164,7 @@ class Judgement:
 
     @property
     def comparable(self) -> bool:
-        """True where the total may be compared with the baseline."""
+        """True if the total may be compared with the baseline."""
         return self.verdict in (PASS, FAIL)
 
     @property
@@ -220,22 +196,23 @@ class Judgement:
         }
 
 
-NOTHING_GIVEN = GivenFacts()
+def judge(training: Training, *, nodes: int | None = None, gpu: str = "") -> Judgement:
+    """Judge a training by its log, its `params.txt` and the note of its launch.
 
-
-def judge(training: Training, given: GivenFacts = NOTHING_GIVEN) -> Judgement:
-    """Judge a training by its log, its `params.txt` and the note of its launch."""
-    found = faults(training)
-    figures = _figures(training, given, found)
-    gpu = given.gpu or str(training.launch.get("gpu") or "")
+    Args:
+        nodes, gpu: from the user, if the training's folder lacks them.
+    """
+    contradictions, missing = faults(training)
+    figures = _figures(training, nodes or training.launch.get("nodes"), contradictions, missing)
+    gpu = gpu or str(training.launch.get("gpu") or "")
     reasons = [
         *required.differences(training.settings),
         *_other_machine(figures.world_size, gpu),
-        *_no_gpu(training.settings),
+        *(["it was trained on the CPU"] if on_cpu(training.settings) else []),
     ]
-    if found.contradictions:
+    if contradictions:
         verdict = UNSOUND
-    elif found.missing:
+    elif missing:
         verdict = UNFINISHED
     elif reasons:
         verdict = NOT_COMPARABLE
@@ -246,10 +223,10 @@ def judge(training: Training, given: GivenFacts = NOTHING_GIVEN) -> Judgement:
         training=training,
         figures=figures,
         verdict=verdict,
-        faults=(*found.contradictions, *found.missing),
+        faults=(*contradictions, *missing),
         reasons=tuple(reasons),
         gpu=gpu,
-        extrapolated_secs=None if found.contradictions else _extrapolated(training.settings, figures),
+        extrapolated_secs=None if contradictions else _extrapolated(training.settings, figures),
     )
 
 
@@ -257,7 +234,8 @@ def _other_machine(world_size: int | None, gpu: str) -> list[str]:
     """Reasons why a total on these GPUs cannot be compared with the baseline."""
     baseline = f"the baseline is that of {required.BASELINE_GPUS} {required.BASELINE_GPU}"
     if world_size != required.BASELINE_GPUS:
-        count = "it is not known on how many GPUs" if world_size is None else f"{_count(world_size)}"
+        known = {None: "it is not known on how many GPUs", 1: "1 process"}
+        count = known.get(world_size, f"{world_size} processes")
         return [f"{count}{f' of {gpu}' if gpu else ''}: {baseline}"]
     if not gpu:
         return [f"it is not known on which GPUs: {baseline}; --gpu NAME says it"]
@@ -266,20 +244,12 @@ def _other_machine(world_size: int | None, gpu: str) -> list[str]:
     return [] if alike else [f"{world_size} processes on {gpu}: {baseline}"]
 
 
-def _no_gpu(settings: Mapping[str, str]) -> list[str]:
-    return ["it was trained on the CPU"] if on_cpu(settings) else []
-
-
 def on_cpu(settings: Mapping[str, str]) -> bool:
-    """True where a training ran on the CPU. open_clip takes it by itself where it finds no GPU."""
+    """True if a training ran on the CPU. open_clip takes it by itself where it finds no GPU."""
     return settings.get("device", "").startswith("cpu")
 
 
-def _count(world_size: int) -> str:
-    return f"{world_size} process{'es' if world_size > 1 else ''}"
-
-
-def _figures(training: Training, given: GivenFacts, found: Faults) -> Figures:
+def _figures(training: Training, nodes: int | None, contradictions: Sequence[str], missing: Sequence[str]) -> Figures:
     log, settings = training.log, training.settings
     lines = log.iterations
     world = _number(settings, "world_size") or log.world_size
@@ -287,7 +257,6 @@ def _figures(training: Training, given: GivenFacts, found: Faults) -> Figures:
     if batch is None and world and log.global_batch:
         batch = log.global_batch // world
     samples = _number(settings, "train_num_samples") or log.samples
-    nodes = given.nodes or training.launch.get("nodes")
     counted = _sum(lines[1:])
     expected = required.iterations(samples, world, batch) if samples and world and batch else None
     rate = world * batch * len(lines[1:]) / counted if counted and world and batch else None
@@ -299,7 +268,7 @@ def _figures(training: Training, given: GivenFacts, found: Faults) -> Figures:
         done_percent_last=lines[-1].percent if lines else None,
         throughput_avg=_mean([one.per_s for one in lines]),
         time_per_iteration_secs_avg=_mean([one.batch_s for one in lines]),
-        total_time_secs=None if found.any else counted,
+        total_time_secs=None if contradictions or missing else counted,
         world_size=world,
         first_iteration_s=lines[0].batch_s if lines else None,
         iterations=len(lines),
@@ -307,7 +276,7 @@ def _figures(training: Training, given: GivenFacts, found: Faults) -> Figures:
         counted_iterations=len(lines[1:]),
         counted_secs=counted,
         estimated_total_secs=round(counted / len(lines[1:]) * (expected - 1), 3)
-        if counted and expected and found.missing
+        if counted and expected and missing
         else None,
         samples_per_s=rate,
         samples_per_s_per_gpu=rate / world if rate and world else None,

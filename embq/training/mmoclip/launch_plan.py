@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +15,7 @@ import click
 from embq.core.errors import ConfigError, UsageError
 from embq.core.process.limits import cores
 from embq.training.launch.child_process import MEMBER
-from embq.training.launch.devices import processes_for, thread_share
+from embq.training.launch.devices import processes_for, threads_of
 from embq.training.launch.torchrun import python_command, srun_command, torchrun_command
 from embq.training.mmoclip import required
 from embq.training.run.options import COUNT, DEVICE, FROM_0, option
@@ -20,6 +24,7 @@ MODULE = "embq.training.openclip"
 PORT = 12802
 """Port of the process group of a Slurm job, as in the benchmark's own job."""
 FIRST_HOST = "FIRST_HOST_OF_THE_ALLOCATION"
+SCONTROL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +81,7 @@ class BenchmarkRequest:
 class Plan:
     """A training before its start."""
 
-    asked: BenchmarkRequest
+    request: BenchmarkRequest
     place: Path
     """Folder of this training alone."""
     launcher: str
@@ -90,70 +95,68 @@ class Plan:
     @property
     def world_size(self) -> int:
         """Processes of all nodes."""
-        return self.asked.nodes * self.processes
+        return self.request.nodes * self.processes
 
     @property
     def iterations(self) -> int:
         """Iterations of the training."""
-        return required.iterations(self.asked.samples, self.world_size, self.asked.batch_size)
+        return required.iterations(self.request.samples, self.world_size, self.request.batch_size)
 
 
-def processes_here(asked: BenchmarkRequest, environ: Mapping[str, str], srun: str | None) -> int:
+def processes_here(request: BenchmarkRequest) -> int:
     """Processes per node, checked against this machine.
-
-    Args:
-        environ: our environment.
-        srun: its path; None where it is not there.
 
     Raises:
         ConfigError: there are fewer GPUs than processes, or srun was asked for outside of a Slurm allocation.
         UsageError: srun needs --num-devices.
     """
-    if asked.launcher != "srun":
-        one = asked.processes or (1 if asked.launcher == "python" else None)
-        return processes_for(asked.device, one)
-    in_allocation(environ, srun)
-    if asked.processes is None:
+    if request.launcher != "srun":
+        return processes_for(request.device, request.processes or (1 if request.launcher == "python" else None))
+    require_allocation()
+    if request.processes is None:
         # The GPUs of the other nodes cannot be seen from here.
         raise UsageError(
             "--launcher srun needs to know how many GPUs a node has", next_step="give --num-devices N, one for each"
         )
-    return asked.processes
+    return request.processes
 
 
-def plan(
-    asked: BenchmarkRequest, processes: int, place: Path, environ: Mapping[str, str], *, first_host: str = FIRST_HOST
-) -> Plan:
+def new_place(out: Path) -> Path:
+    """A folder below `out` that does not exist yet, named after the time."""
+    name = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    names = [name, *(f"{name}-{i}" for i in range(2, 1000))]
+    return next(out / name for name in names if not (out / name).exists()).absolute()
+
+
+def plan(request: BenchmarkRequest, processes: int, place: Path) -> Plan:
     """Plan the training that was asked for.
 
     Args:
         processes: of each node.
         place: folder of this training alone; open_clip logs to place/logs/test/out.log.
-        environ: our environment.
-        first_host: of the Slurm allocation.
 
     Raises:
+        ConfigError: Slurm does not name the first node.
         UsageError: the launcher lacks something, or the training would have no second iteration.
     """
-    launcher = asked.launcher or ("torchrun" if asked.nodes * processes > 1 else "python")
-    _check(asked, launcher, processes)
-    flags = _flags(asked, place / "logs")
+    launcher = request.launcher or ("torchrun" if request.nodes * processes > 1 else "python")
+    _check(request, launcher, processes)
+    flags = _flags(request, place / "logs")
     environment: dict[str, str] = {}
     if launcher == "srun":
-        command = srun_command(MEMBER, [MODULE, *flags], nodes=asked.nodes, processes=processes, cpus=asked.cpus)
-        environment |= {"MASTER_ADDR": first_host, "MASTER_PORT": environ.get("MASTER_PORT", str(PORT))}
+        command = srun_command(MEMBER, [MODULE, *flags], nodes=request.nodes, processes=processes, cpus=request.cpus)
+        environment |= {"MASTER_ADDR": first_host(), "MASTER_PORT": os.environ.get("MASTER_PORT", str(PORT))}
     elif launcher == "torchrun":
         command = torchrun_command(
-            MEMBER, [MODULE, *flags], processes=processes, nodes=asked.nodes, rendezvous=asked.rendezvous
+            MEMBER, [MODULE, *flags], processes=processes, nodes=request.nodes, rendezvous=request.rendezvous
         )
     else:
         command = python_command(MEMBER, [MODULE, *flags])
-    if asked.device == "cpu" and launcher != "srun":
+    if request.device == "cpu" and launcher != "srun" and not os.environ.get("OMP_NUM_THREADS"):
         # In a series each process has as many threads as in the largest training.
-        threads = thread_share(asked.processes or processes, environ.get("OMP_NUM_THREADS", ""), cores())
-        environment |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
-    made = Plan(
-        asked=asked,
+        environment |= threads_of(request.processes or processes, cores())
+    planned = Plan(
+        request=request,
         place=place,
         launcher=launcher,
         processes=processes,
@@ -161,67 +164,74 @@ def plan(
         command=tuple(command),
         environment=environment,
     )
-    if made.iterations < 2:
+    if planned.iterations < 2:
         raise UsageError(
-            f"{asked.samples:,} samples for {made.world_size} processes of {asked.batch_size} are {made.iterations} "
-            "iterations, and the first is never counted",
+            f"{request.samples:,} samples for {planned.world_size} processes of {request.batch_size} are "
+            f"{planned.iterations} iterations, and the first is never counted",
             next_step="give fewer processes, a smaller --batch-size, or more --samples",
         )
-    return made
+    return planned
 
 
-def _check(asked: BenchmarkRequest, launcher: str, processes: int) -> None:
-    if launcher == "python" and asked.nodes * processes > 1:
+def _check(request: BenchmarkRequest, launcher: str, processes: int) -> None:
+    if launcher == "python" and request.nodes * processes > 1:
         raise UsageError(
-            f"--launcher python starts one process, and {asked.nodes * processes} were asked for",
+            f"--launcher python starts one process, and {request.nodes * processes} were asked for",
             next_step="take --launcher torchrun, or srun inside a Slurm allocation",
         )
-    if launcher == "torchrun" and asked.nodes > 1 and not asked.rendezvous:
+    if launcher == "torchrun" and request.nodes > 1 and not request.rendezvous:
         raise UsageError(
-            f"torchrun on {asked.nodes} nodes needs to know where they meet",
+            f"torchrun on {request.nodes} nodes needs to know where they meet",
             next_step="run the same command on each node with --rendezvous HOST:29500, HOST being the first of them",
         )
-    if asked.rendezvous and (launcher != "torchrun" or asked.nodes == 1):
+    if request.rendezvous and (launcher != "torchrun" or request.nodes == 1):
         raise UsageError(
             "--rendezvous is where several nodes of torchrun meet", next_step="leave it out, or give --nodes N with it"
         )
-    if asked.cpus and launcher != "srun":
+    if request.cpus and launcher != "srun":
         raise UsageError(
             f"--cpus is what srun gives each process, and {launcher} gives none",
             next_step="leave it out; OMP_NUM_THREADS says how many threads a process has",
         )
 
 
-def _flags(asked: BenchmarkRequest, logs: Path) -> list[str]:
-    precision = asked.precision or ("amp" if asked.device == "cuda" else "fp32")
+def _flags(request: BenchmarkRequest, logs: Path) -> list[str]:
+    precision = request.precision or ("amp" if request.device == "cuda" else "fp32")
     return [
-        *required.flags(model=asked.model, samples=asked.samples, batch_size=asked.batch_size, logs=str(logs)),
-        *("--workers", str(asked.workers), "--precision", precision, "--device", asked.device),
-        *(["--grad-checkpointing"] if asked.grad_checkpointing else []),
-        *(["--torchcompile"] if asked.torchcompile else []),
-        *(["--no-set-device-rank"] if asked.no_set_device_rank else []),
+        *required.flags(model=request.model, samples=request.samples, batch_size=request.batch_size, logs=str(logs)),
+        *("--workers", str(request.workers), "--precision", precision, "--device", request.device),
+        *(["--grad-checkpointing"] if request.grad_checkpointing else []),
+        *(["--torchcompile"] if request.torchcompile else []),
+        *(["--no-set-device-rank"] if request.no_set_device_rank else []),
     ]
 
 
-def in_allocation(environ: Mapping[str, str], srun: str | None) -> str:
-    """The nodes of the Slurm allocation of this process.
-
-    Args:
-        srun: its path; None where it is not there.
-
-    Raises:
-        ConfigError: this is no allocation.
-    """
-    if srun is None:
+def require_allocation() -> None:
+    """ConfigError outside of a Slurm allocation."""
+    if shutil.which("srun") is None:
         raise ConfigError(
             "--launcher srun: there is no srun here, so this is no Slurm cluster",
             next_step="take --launcher torchrun, or go to a node of the cluster",
         )
-    nodes = environ.get("SLURM_JOB_NODELIST", "")
-    if not nodes or not environ.get("SLURM_JOB_ID"):
+    if not os.environ.get("SLURM_JOB_NODELIST") or not os.environ.get("SLURM_JOB_ID"):
         raise ConfigError(
             "--launcher srun: this is not inside a Slurm allocation (SLURM_JOB_ID is not set)",
             next_step="call it in a job script, or in a shell of `salloc --nodes N`; "
             "bench/mmoclip/submit.job.in is such a script",
         )
-    return nodes
+
+
+def first_host() -> str:
+    """The first node of the Slurm allocation; a placeholder outside of one. ConfigError if Slurm does not name it."""
+    nodes = os.environ.get("SLURM_JOB_NODELIST")
+    if not nodes or not shutil.which("scontrol"):
+        return FIRST_HOST
+    command = ["scontrol", "show", "hostnames", nodes]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SCONTROL_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(
+            f"scontrol cannot name the nodes of this allocation, {nodes}: {error}",
+            next_step="see that `scontrol show hostnames` works in this job",
+        ) from error
+    return (done.stdout.split() or [FIRST_HOST])[0]

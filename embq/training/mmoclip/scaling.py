@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from embq.core.benchmark_record import write
 from embq.core.errors import Exit, InputError
 from embq.training.mmoclip import required, table
-from embq.training.mmoclip.judgement import Judgement
+from embq.training.mmoclip.judgement import Judgement, on_cpu
 from embq.training.mmoclip.picture import BLUE, DPI, GREY, THOUSANDS
 
 RESULT, PICTURE = "scaling.json", "scaling.png"
@@ -123,8 +123,7 @@ def draw(scaling: Scaling, path: Path) -> None:
 
 def title(one: Judgement) -> str:
     """Title of the plot: model, and devices where they are known."""
-    on_cpu = one.training.settings.get("device", "").startswith("cpu")
-    on = one.gpu or ("the CPU" if on_cpu else "")
+    on = one.gpu or ("the CPU" if on_cpu(one.training.settings) else "")
     return f"MMoCLIP: {table.short(one.figures.model or 'model not known')}{f' on {on}' if on else ''}"
 
 

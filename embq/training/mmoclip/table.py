@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -96,7 +96,7 @@ def _speed(one: Judgement) -> list[str]:
 
 
 def _conditions(one: Judgement) -> str:
-    settings, figures = one.training.settings, one.figures
+    settings, figures, versions = one.training.settings, one.figures, one.training.launch.get("versions", {})
     known = {
         "processes": figures.world_size,
         "on": one.gpu or None,
@@ -104,15 +104,12 @@ def _conditions(one: Judgement) -> str:
         "grad_checkpointing": settings.get("grad_checkpointing"),
         "torchcompile": settings.get("torchcompile"),
         "loader workers": settings.get("workers"),
-        **_versions(one.training.launch.get("versions", {})),
+        "torch": versions.get("torch"),
+        "open_clip_torch": versions.get("open_clip_torch"),
         "loss": figures.loss,
         "ln(global batch)": figures.loss_expected,
     }
     return ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
-
-
-def _versions(found: Mapping[str, str]) -> dict[str, str]:
-    return {name: found[name] for name in ("torch", "open_clip_torch") if name in found}
 
 
 def _listed(sentences: Sequence[str]) -> list[str]:

@@ -9,16 +9,16 @@ def main(arguments: Sequence[str]) -> int:
     """Train as open_clip does; returns its exit status, which is not 0 where it did not train.
 
     Args:
-        arguments: flags of `python -m open_clip_train.main`, and those of `own_flags`.
+        arguments: flags of `python -m open_clip_train.main`, and those of `split_flags`.
 
     Raises OutputError where the folder of the training holds another one, ModelError where its model could run code.
     """
     from open_clip_train.params import parse_args
 
-    from embq.training.openclip.flags import split_flags
+    from embq.training.openclip.log import shown_progress
     from embq.training.openclip.models import pinned
     from embq.training.openclip.open_clip_patches import noted_failures, patched, recorded_keys
-    from embq.training.openclip.progress import shown_progress
+    from embq.training.openclip.training_plan import split_flags
 
     own, flags = split_flags(arguments)
     given = parse_args(flags)

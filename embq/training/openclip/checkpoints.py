@@ -118,8 +118,7 @@ def latest_in(folder: Path) -> Path:
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such file or folder", next_step="check the path of the checkpoint")
     place = folder / CHECKPOINTS if (folder / CHECKPOINTS).is_dir() else folder
-    numbered = {int(found[1]): path for path in place.iterdir() if (found := _OF_AN_EPOCH.fullmatch(path.name))}
-    latest = place / LATEST
+    numbered, latest = _numbered(place), place / LATEST
     if latest.is_file() and int(_loaded(latest).get("epoch", 0)) > max(numbered, default=0):
         return latest
     if numbered:
@@ -167,7 +166,7 @@ LATEST = "epoch_latest.pt"
 
 def epochs_done(folder: Path) -> int:
     """Epochs whose checkpoint is complete: the file is a zip archive, which ends with its directory."""
-    return max(_numbered(folder), default=0)
+    return max(_complete(folder), default=0)
 
 
 def bring_forward(folder: Path) -> None:
@@ -175,25 +174,29 @@ def bring_forward(folder: Path) -> None:
 
     It becomes a hard link, which open_clip replaces as any file. Damaged files are left where they are.
     """
-    latest, numbered = folder / CHECKPOINTS / LATEST, _numbered(folder)
+    latest, numbered = folder / CHECKPOINTS / LATEST, _complete(folder)
     if not numbered or _was_written_last(latest, numbered[max(numbered)]):
         return
-    known = _epoch_of(latest)
-    newer = sorted((epoch for epoch in numbered if epoch > known), reverse=True)
-    whole = next((numbered[epoch] for epoch in newer if _epoch_of(numbered[epoch]) == epoch), None)
-    if whole is None:
+    latest_epoch = _epoch_of(latest)
+    newer = sorted((epoch for epoch in numbered if epoch > latest_epoch), reverse=True)
+    newest = next((numbered[epoch] for epoch in newer if _epoch_of(numbered[epoch]) == epoch), None)
+    if newest is None:
         return
     temporary = latest.with_name(f".{LATEST}.{os.getpid()}")
     drop(temporary)
     with suppress(OSError):  # a disk without links: the epoch is trained again
-        os.link(whole, temporary)
+        os.link(newest, temporary)
         os.rename(temporary, latest)
 
 
 def _numbered(folder: Path) -> dict[int, Path]:
-    """Epoch -> its checkpoint, where that is complete."""
-    found = {path.stem.rpartition("_")[2]: path for path in (folder / CHECKPOINTS).glob("epoch_*.pt")}
-    return {int(name): path for name, path in found.items() if name.isdecimal() and zipfile.is_zipfile(path)}
+    """Epoch -> its checkpoint in a folder."""
+    return {int(match[1]): path for path in folder.glob("epoch_*.pt") if (match := _OF_AN_EPOCH.fullmatch(path.name))}
+
+
+def _complete(folder: Path) -> dict[int, Path]:
+    """Epoch -> its checkpoint of a training, if that is complete."""
+    return {epoch: path for epoch, path in _numbered(folder / CHECKPOINTS).items() if zipfile.is_zipfile(path)}
 
 
 def _was_written_last(latest: Path, newest: Path) -> bool:
@@ -202,14 +205,12 @@ def _was_written_last(latest: Path, newest: Path) -> bool:
 
 
 def _epoch_of(path: Path) -> int:
-    """Finished epochs of a checkpoint; 0 where its checksums or its content are wrong."""
-    import torch
-
+    """Finished epochs of a checkpoint; 0 if its checksums or its content are wrong."""
     try:
         with zipfile.ZipFile(path) as archive:
             if archive.testzip() is not None:
                 return 0
-        content: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return int(content["epoch"]) if {"state_dict", "optimizer"} <= content.keys() else 0
-    except (OSError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError, EOFError, ValueError, KeyError):
+        content = _loaded(path)
+        return int(content["epoch"]) if {"epoch", "state_dict", "optimizer"} <= content.keys() else 0
+    except (OSError, zipfile.BadZipFile, InputError):
         return 0

@@ -13,11 +13,9 @@ from typing import Any
 
 from embq.core.errors import OutputError
 from embq.training.openclip.checkpoints import CHECKPOINTS, LATEST, bring_forward, epochs_done
-from embq.training.openclip.flags import absolute
 from embq.training.openclip.log import parse
 from embq.training.openclip.models import HUB
-from embq.training.openclip.open_clip_patches import noted
-from embq.training.openclip.training_plan import KEYS, RECORD, UNREADABLE, Plan
+from embq.training.openclip.training_plan import KEYS, RECORD, UNREADABLE, Plan, absolute
 from embq.training.run.folder import RunFolder
 
 LOG = "out.log"
@@ -56,14 +54,9 @@ def begin(plan: Plan) -> Iterator[LockedFolder]:
 
     Raises OutputError where it holds anything else, TryLaterError where another process trains in it.
     """
-    folder = RunFolder(plan.asked.out, RECORD)
+    folder = RunFolder(plan.request.out, RECORD)
     root = folder.root
-    if root.exists() and not root.is_dir():
-        raise OutputError(f"{root} is a file", next_step="name a folder for --output")
-    if folder.holds_other_files():
-        raise OutputError(
-            f"{root} is not empty, and holds no training of embq", next_step="name a new folder: --output"
-        )
+    folder.read_record()  # before the lock is written into it
     with folder.locked():
         settings = _settings(plan)
         before = folder.read_record()
@@ -86,9 +79,9 @@ def _settings(plan: Plan) -> dict[str, Any]:
             {
                 "schema": 1,
                 "shards": plan.shards.digest,
-                "model": plan.beginning.name if plan.asked.model.startswith(HUB) else plan.asked.model,
+                "model": plan.beginning.name if plan.request.model.startswith(HUB) else plan.request.model,
                 "processes": plan.processes,
-                "exact": plan.asked.exact,
+                "exact": plan.request.exact,
                 "settings": settings,
             }
         )
@@ -98,10 +91,10 @@ def _settings(plan: Plan) -> dict[str, Any]:
 
 def _check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     """OutputError that names the first setting with another value."""
-    then, asked = ({**content, **content["settings"]} for content in (before, now))
+    old, new = ({**content, **content["settings"]} for content in (before, now))
     for name in ("shards", "model", "processes", "exact", *sorted(now["settings"])):
-        if then.get(name) != asked[name]:
-            change = "other shards" if name == "shards" else f"{name} {then.get(name)!r}, now {asked[name]!r}"
+        if old.get(name) != new[name]:
+            change = "other shards" if name == "shards" else f"{name} {old.get(name)!r}, now {new[name]!r}"
             raise OutputError(
                 f"{folder} holds a training with other settings: {change}",
                 next_step="name another --output, or give the settings of the one that is there, with which it goes on",
@@ -115,7 +108,7 @@ class Result:
 
     Attributes:
         epochs: finished epochs.
-        samples_per_s: of all processes, without the first iteration; None where there were fewer than two.
+        samples_per_s: of all processes, without the first iteration; None if there were fewer than two.
         unreadable: shards, and members of shards, that a process could not read since the training was begun.
         unheard: processes whose record of unreadable samples is on a host with another --output.
         inexact: reasons why epochs of an exact training were not exact.
@@ -143,7 +136,7 @@ def result_of(plan: Plan, begun: LockedFolder) -> Result:
     )
     iterations = now.iterations[1:]
     heard, unreadable = noted(begun.folder / UNREADABLE)
-    epochs = range(plan.settings.epochs) if plan.asked.exact else ()
+    epochs = range(plan.settings.epochs) if plan.request.exact else ()
     return Result(
         epochs=epochs_done(begun.folder),
         samples_per_s=sum(one.per_s for one in iterations) / len(iterations) if iterations else None,
@@ -151,6 +144,15 @@ def result_of(plan: Plan, begun: LockedFolder) -> Result:
         unheard=max(0, int(ever.settings.get("world_size", 1)) - heard),
         inexact=tuple(why for epoch in epochs if (why := _inexact(plan, begun.folder / KEYS, epoch))),
     )
+
+
+def noted(folder: Path) -> tuple[int, list[tuple[str, str]]]:
+    """(number of ranks with a record, sorted shards and members that could not be read)."""
+    files = [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob("rank-*.txt")]
+    unreadable = {
+        (shard, member) for text in files for line in text.splitlines() for shard, _, member in [line.partition("\t")]
+    }
+    return len(files), sorted(unreadable)
 
 
 def _inexact(plan: Plan, folder: Path, epoch: int) -> str:

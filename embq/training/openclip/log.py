@@ -1,15 +1,22 @@
-"""Parser of the lines that open_clip's training writes to `out.log`."""
+"""The lines that open_clip's training writes to `out.log`: parsed, and shown as progress while it trains."""
 
 from __future__ import annotations
 
+import logging
 import math
 import re
-from collections.abc import Iterable, Mapping
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, TextIO
+from unittest import mock
 
 from embq.core.errors import InputError
+from embq.core.service.progress_line import PLAIN_EVERY_S, ProgressLine, duration
 
 MARK = "Train Epoch: "
 """Part of every line of an iteration, also of an incomplete one."""
@@ -46,7 +53,7 @@ class Iteration:
     per_gpu_s: float
     """Samples a second of one."""
     loss: float | None
-    """None where the line ends before it; nan of a training that broke."""
+    """None if the line ends before it; nan of a training that broke."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +121,11 @@ def parse(path: Path, lines: Iterable[str]) -> Log:
     broken: list[int] = []
     for at, line in enumerate(lines, start=1):
         if MARK in line:
-            found = iteration(line, at)
-            if found is None:
+            parsed = iteration(line, at)
+            if parsed is None:
                 broken.append(at)
             else:
-                iterations.append(found)
+                iterations.append(parsed)
         elif (setting := _SETTING.search(line.rstrip("\n"))) is not None:
             settings[setting[1]] = setting[2]
     return Log(path=path, iterations=tuple(iterations), settings=settings, broken=tuple(broken))
@@ -126,19 +133,107 @@ def parse(path: Path, lines: Iterable[str]) -> Log:
 
 def iteration(line: str, at: int) -> Iteration | None:
     """Parse the line of an iteration; None for any other, or an incomplete one."""
-    found = _LINE.search(line)
-    if found is None:
+    match = _LINE.search(line)
+    if match is None:
         return None
-    loss = _LOSS.search(line, found.end())
+    loss = _LOSS.search(line, match.end())
     return Iteration(
         at=at,
-        epoch=int(found[1]),
-        samples=int(found[2]),
-        samples_per_epoch=int(found[3]),
-        percent=int(found[4]),
-        data_s=float(found[5]),
-        batch_s=float(found[6]),
-        per_s=float(found[7]),
-        per_gpu_s=float(found[8]),
+        epoch=int(match[1]),
+        samples=int(match[2]),
+        samples_per_epoch=int(match[3]),
+        percent=int(match[4]),
+        data_s=float(match[5]),
+        batch_s=float(match[6]),
+        per_s=float(match[7]),
+        per_gpu_s=float(match[8]),
         loss=float(loss[1]) if loss else None,
     )
+
+
+class Pace:
+    """Rate and time left, from the iterations of a process.
+
+    Args:
+        epochs: of the whole training.
+        clock: seconds, of any beginning.
+    """
+
+    def __init__(self, epochs: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._epochs = epochs
+        self._clock = clock
+        self._first: tuple[int, float] | None = None
+
+    def line(self, now: Iteration) -> str:
+        """The progress line; with time left from the second iteration on, because the first is slow."""
+        total = self._epochs * now.samples_per_epoch
+        done = now.epoch * now.samples_per_epoch + now.samples
+        at = self._clock()
+        if self._first is None:
+            self._first = (done, at)
+        since, began = self._first
+        rate = (done - since) / (at - began) if at > began else 0.0
+        speed = f", {rate:,.1f} samples/s" if rate else ""
+        left = f", about {duration((total - done) / rate)} left" if rate and done < total else ""
+        loss = "" if now.loss is None else f", loss {now.loss:.4f}"
+        part = now.samples / now.samples_per_epoch
+        return f"epoch {now.epoch + 1} of {self._epochs}: {now.samples:,} samples ({part:.0%}){speed}{loss}{left}"
+
+
+class Line(logging.Handler):
+    """Log handler that shows progress in place of open_clip's log, and warnings as they are.
+
+    On a terminal one line is redrawn, elsewhere one is written every 30 seconds.
+    """
+
+    def __init__(self, pace: Pace, stream: TextIO, *, every_s: float = PLAIN_EVERY_S) -> None:
+        super().__init__()
+        self.pace = pace
+        self._line = ProgressLine(stream=stream, every_s=every_s)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show a record."""
+        message = record.getMessage()
+        if record.levelno >= logging.WARNING:
+            self._line.say(message)
+        elif (now := iteration(message, 0)) is not None:
+            self._line.show(self.pace.line(now))
+
+    def close(self) -> None:
+        """End the line."""
+        self._line.close()
+        super().close()
+
+
+@contextmanager
+def shown_progress(enabled: bool) -> Iterator[None]:
+    """Replace open_clip's log on the terminal by a progress line; its file stays as it is."""
+    if not enabled:
+        yield
+        return
+    from open_clip_train import main
+
+    set_up, parse = main.setup_logging, main.parse_args
+    before = logging.root.handlers[:]
+    line = Line(Pace(1), sys.stderr)
+
+    def parsed(flags: Any) -> Any:
+        args = parse(flags)
+        line.pace = Pace(args.epochs)
+        return args
+
+    def quiet(*args: Any, **options: Any) -> None:
+        set_up(*args, **options)
+        # Only its file, and neither its terminal nor what Ray or another launcher has put there.
+        files = [one for one in logging.root.handlers if one not in before and isinstance(one, logging.FileHandler)]
+        logging.root.handlers[:] = [*files, line]
+        for name in logging.root.manager.loggerDict:  # of which open_clip has made all tell everything
+            if name.partition(".")[0] == "torch":
+                logging.getLogger(name).setLevel(logging.WARNING)
+
+    try:
+        with mock.patch.multiple(main, setup_logging=quiet, parse_args=parsed):
+            yield
+    finally:
+        logging.root.handlers[:] = before
+        line.close()

@@ -5,7 +5,6 @@ The installed package is not changed, and every attribute is restored after the 
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 from argparse import Namespace
@@ -14,8 +13,17 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import torch
+import webdataset
+from open_clip_train import data, main, zero_shot
+from torch import distributed, nn
+from webdataset.autodecode import DecodingError
+from webdataset.gopen import gopen_schemes
 
 from embq.core.errors import OutputError
+from embq.training.data.reading import open_shard
 from embq.training.openclip.models import checked_model
 
 UNREADABLE = "Handling webdataset error"
@@ -31,61 +39,45 @@ def patched() -> Iterator[None]:
         yield
 
 
-def distributed_on_cpus() -> AbstractContextManager[None]:
+def distributed_on_cpus() -> AbstractContextManager[object]:
     """Leave out `device_ids` for a module on the CPU, where DistributedDataParallel refuses them (pytorch #100243)."""
-    from torch import nn
 
     class OnAnyDevice(nn.parallel.DistributedDataParallel):
         def __init__(self, module: nn.Module, device_ids: Any = None, **options: Any) -> None:
             on_cpus = all(weights.device.type == "cpu" for weights in module.parameters())
             super().__init__(module, device_ids=None if on_cpus else device_ids, **options)
 
-    return replaced(nn.parallel, "DistributedDataParallel", OnAnyDevice)
+    return mock.patch.object(nn.parallel, "DistributedDataParallel", OnAnyDevice)
 
 
-def a_group_that_is_there() -> AbstractContextManager[None]:
+def a_group_that_is_there() -> AbstractContextManager[object]:
     """Keep a process group that exists already, as under Ray Train; open_clip would initialise it a second time."""
-    from torch import distributed
-
     make = distributed.init_process_group
 
     def join(*args: Any, **options: Any) -> None:
         if not distributed.is_initialized():
             make(*args, **options)
 
-    return replaced(distributed, "init_process_group", join)
+    return mock.patch.object(distributed, "init_process_group", join)
 
 
-def shards_that_end() -> AbstractContextManager[None]:
+def shards_that_end() -> AbstractContextManager[object]:
     """Read beyond the first shard with `--dataset-type webdataset`.
 
     Since 0.2.96 webdataset marks the end of a shard by an empty sample, in which open_clip looks for a file name:
     KeyError: 'fname' (webdataset #384, open_clip #935).
     """
-    from open_clip_train import data
-
-    return replaced(data, "tar_file_expander", partial(data.tar_file_expander, eof_value=None))
+    return mock.patch.object(data, "tar_file_expander", partial(data.tar_file_expander, eof_value=None))
 
 
-@contextmanager
-def shards_over_http() -> Iterator[None]:
+def shards_over_http() -> AbstractContextManager[object]:
     """Read shards behind http by embq's client, with its limits and repeated requests; webdataset would start curl."""
-    from embq.training.data.reading import open_shard
-
-    schemes = importlib.import_module("webdataset.gopen").gopen_schemes
-    before = {scheme: schemes[scheme] for scheme in ("http", "https")}
-    schemes.update(dict.fromkeys(before, lambda url, *_, **__: open_shard(url)))
-    try:
-        yield
-    finally:
-        schemes.update(before)
+    return mock.patch.dict(gopen_schemes, dict.fromkeys(("http", "https"), lambda url, *_, **__: open_shard(url)))
 
 
-def samples_by_name() -> AbstractContextManager[None]:
+def samples_by_name() -> AbstractContextManager[object]:
     """Name the sample that cannot be decoded in the log; open_clip logs no more than `DecodingError()`."""
-    from open_clip_train import data
-
-    return replaced(data, "log_and_continue", log_by_name)
+    return mock.patch.object(data, "log_and_continue", log_by_name)
 
 
 def log_by_name(error: Exception) -> bool:
@@ -101,17 +93,13 @@ def name_of(error: Exception) -> tuple[str, str]:
 
     webdataset appends the shard to the arguments of an error that is not its own.
     """
-    from webdataset.autodecode import DecodingError
-
     if isinstance(error, DecodingError):
         return str(error.url), f"{error.key}.{error.k}"
     return str(error.args[-1] if error.args else "a shard"), ""
 
 
-def checkpoints_that_fail() -> AbstractContextManager[None]:
+def checkpoints_that_fail() -> AbstractContextManager[object]:
     """Raise OutputError for a checkpoint that cannot be written; for a full disk torch raises "unexpected pos"."""
-    import torch
-
     save = torch.save
 
     def checked(content: Any, path: Any, *rest: Any, **options: Any) -> None:
@@ -123,50 +111,46 @@ def checkpoints_that_fail() -> AbstractContextManager[None]:
                 next_step="make room, and give the same command again: it goes on from its epoch_latest.pt, if any",
             ) from error
 
-    return replaced(torch, "save", checked)
+    return mock.patch.object(torch, "save", checked)
 
 
-def no_training_twice() -> AbstractContextManager[None]:
+def no_training_twice() -> AbstractContextManager[object]:
     """Stop all ranks where the folder holds a training already.
 
     open_clip stops rank 0 only (open_clip #180), with a status that `python -m` drops, and leaves the others in their
     first collective. Rank 0, which writes the log, looks for it, and broadcasts what it found.
     """
-    from open_clip_train import main
-
     begin = main.init_distributed_device
 
     def begin_anew(args: Namespace) -> Any:
         device = begin(args)
         log = _log_of(args)
-        found = [bool(log) and args.resume != "latest" and os.path.exists(log)]
+        exists = [bool(log) and args.resume != "latest" and os.path.exists(log)]
         if args.distributed and not args.horovod:
-            import torch
-
-            torch.distributed.broadcast_object_list(found, src=0)
-        if found[0]:
+            torch.distributed.broadcast_object_list(exists, src=0)
+        if exists[0]:
             raise OutputError(
                 f"{os.path.dirname(log)} holds a training already",
                 next_step="use another --name or --logs, or go on with the one that is there: --resume latest",
             )
         return device
 
-    return replaced(main, "init_distributed_device", begin_anew)
+    return mock.patch.object(main, "init_distributed_device", begin_anew)
 
 
 @contextmanager
 def checked_models() -> Iterator[None]:
     """Load models and tokenisers from the files that were checked; `args.model` and params.txt keep the name."""
-    from open_clip_train import main, zero_shot
 
-    def checked(load: Callable[..., Any], name: str, *rest: Any, **options: Any) -> Any:
-        return load(checked_model(name, options.get("cache_dir")), *rest, **options)
+    def checked(load: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda name, *rest, **options: load(checked_model(name, options.get("cache_dir")), *rest, **options)
 
-    with ExitStack() as patches:
-        for module in (main, zero_shot):
-            patches.enter_context(replaced(module, "get_tokenizer", partial(checked, module.get_tokenizer)))
-        create = partial(checked, main.create_model_and_transforms)
-        patches.enter_context(replaced(main, "create_model_and_transforms", create))
+    create = checked(main.create_model_and_transforms)
+    with (
+        mock.patch.object(main, "get_tokenizer", checked(main.get_tokenizer)),
+        mock.patch.object(zero_shot, "get_tokenizer", checked(zero_shot.get_tokenizer)),
+        mock.patch.object(main, "create_model_and_transforms", create),
+    ):
         yield
 
 
@@ -187,18 +171,7 @@ def _log_of(args: Namespace) -> str:
     return "" if args.name is None else os.path.join(args.logs, args.name, "out-0" if args.log_local else "out.log")
 
 
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute for the length of the block."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-def noted_failures(folder: Path | None) -> AbstractContextManager[None]:
+def noted_failures(folder: Path | None) -> AbstractContextManager[object]:
     """Record what each rank, with its loader workers, could not read: a file `rank-R.txt` of lines `shard<tab>member`.
 
     open_clip logs it on rank 0 only. The member is "" for a damaged shard. The file exists from the start, so that
@@ -206,8 +179,6 @@ def noted_failures(folder: Path | None) -> AbstractContextManager[None]:
     """
     if folder is None:
         return nullcontext()
-    from open_clip_train import data
-
     get_shards, read_shards = data.get_wds_dataset, data.tarfile_to_samples_nothrow
 
     def with_notes(args: Any, *rest: Any, **options: Any) -> Any:
@@ -221,12 +192,12 @@ def noted_failures(folder: Path | None) -> AbstractContextManager[None]:
         note = partial(log_and_note, path)
         # open_clip's reader of training shards was given its `log_and_continue` when it was defined.
         with (
-            replaced(data, "log_and_continue", note),
-            replaced(data, "tarfile_to_samples_nothrow", partial(read_shards, handler=note)),
+            mock.patch.object(data, "log_and_continue", note),
+            mock.patch.object(data, "tarfile_to_samples_nothrow", partial(read_shards, handler=note)),
         ):
             return get_shards(args, *rest, **options)
 
-    return replaced(data, "get_wds_dataset", with_notes)
+    return mock.patch.object(data, "get_wds_dataset", with_notes)
 
 
 def log_and_note(path: Path, error: Exception) -> bool:
@@ -244,16 +215,7 @@ def log_and_note(path: Path, error: Exception) -> bool:
     return log_by_name(error)
 
 
-def noted(folder: Path) -> tuple[int, list[tuple[str, str]]]:
-    """(number of ranks with a record, sorted shards and members that could not be read)."""
-    files = [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob("rank-*.txt")]
-    found = {
-        (shard, member) for text in files for line in text.splitlines() for shard, _, member in [line.partition("\t")]
-    }
-    return len(files), sorted(found)
-
-
-def recorded_keys(folder: Path | None) -> AbstractContextManager[None]:
+def recorded_keys(folder: Path | None) -> AbstractContextManager[object]:
     """Record the samples of each step: a file `epoch-E-rank-R.txt` of lines `shard<tab>key` per rank, in order.
 
     open_clip's loader drops keys, and replaces what it cannot read by another sample, so only what the loop was given
@@ -261,8 +223,6 @@ def recorded_keys(folder: Path | None) -> AbstractContextManager[None]:
     """
     if folder is None:
         return nullcontext()
-    from open_clip_train import data
-
     get_shards = data.get_wds_dataset
 
     def with_keys(args: Any, preprocess: Any, is_train: bool, **options: Any) -> Any:
@@ -273,19 +233,17 @@ def recorded_keys(folder: Path | None) -> AbstractContextManager[None]:
         train.dataloader = Recorded(train, folder, args.rank)
         return train
 
-    return replaced(data, "get_wds_dataset", with_keys)
+    return mock.patch.object(data, "get_wds_dataset", with_keys)
 
 
-def keys_beside_samples() -> AbstractContextManager[None]:
+def keys_beside_samples() -> AbstractContextManager[object]:
     """Make pipelines yield (image, text, shard, key) where open_clip asks for (image, text)."""
-    import webdataset
-
     to_tuple = webdataset.to_tuple
 
     def beside(*fields: str) -> Any:
         return to_tuple(*fields, "__url__", "__key__")
 
-    return replaced(webdataset, "to_tuple", beside)
+    return mock.patch.object(webdataset, "to_tuple", beside)
 
 
 class Recorded:
@@ -296,13 +254,13 @@ class Recorded:
         num_samples: samples of an epoch, of all ranks.
     """
 
-    def __init__(self, data: Any, folder: Path, rank: int) -> None:
-        self._loader = data.dataloader
-        self._epoch = data.shared_epoch
+    def __init__(self, train: Any, folder: Path, rank: int) -> None:
+        self._loader = train.dataloader
+        self._epoch = train.shared_epoch
         self._folder = folder
         self._rank = rank
-        self.num_batches: int = data.dataloader.num_batches
-        self.num_samples: int = data.dataloader.num_samples
+        self.num_batches: int = train.dataloader.num_batches
+        self.num_samples: int = train.dataloader.num_samples
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         self._folder.mkdir(parents=True, exist_ok=True)

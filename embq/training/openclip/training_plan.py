@@ -1,20 +1,23 @@
-"""Checks a training by open_clip before it starts, and derives its command line."""
+"""Checks a training by open_clip before it starts, and derives its flags: those asked for, and those that follow."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embq.core.errors import InputError, UsageError
 from embq.core.redaction import masked
-from embq.training.openclip.flags import OwnFlags, absolute, flags_of, owned_flags, settings_of
 from embq.training.openclip.models import HUB, LOCAL, InitialModel, initial_model
 from embq.training.openclip.request import TrainingRequest
 from embq.training.openclip.split import Split
 from embq.training.openclip.usable_samples import count_usable
 from embq.training.run.folder import RunFolder
+from embq.training.shards.names import contract
 from embq.training.shards.shard_set import Shards, open_shards
 
 if TYPE_CHECKING:
@@ -34,52 +37,54 @@ class Plan:
     """A training that passed all checks.
 
     Attributes:
-        asked: what the user said.
+        request: what the user asked for.
         shards: what it is trained on.
         samples: of an epoch.
-        processes: of the training; None where only the hosts know.
+        processes: of the training; None if only the hosts know.
         beginning: the model.
         device: "cuda" or "cpu".
+        flags: of open_clip, without those of the user.
         settings: all arguments of open_clip.
         notes: what the user may want to know before it begins.
     """
 
-    asked: TrainingRequest
+    request: TrainingRequest
     shards: Shards
     samples: int
     processes: int | None
     beginning: InitialModel
     device: str
+    flags: Sequence[str]
     settings: argparse.Namespace
     notes: tuple[str, ...]
 
     def arguments(self) -> list[str]:
         """Command line of `embq.training.openclip`."""
-        out = self.asked.out.absolute()
-        own = OwnFlags(keys=out / KEYS if self.asked.exact else None, unreadable=out / UNREADABLE, progress=True)
-        flags = flags_of(self.asked, self.shards, self.samples, self.beginning, self.device)
-        return [*own.render(), *flags, *self.asked.further]
+        out = self.request.out.absolute()
+        keys = ["--keys", str(out / KEYS)] if self.request.exact else []
+        return [*keys, "--unreadable", str(out / UNREADABLE), "--progress", *self.flags, *self.request.further]
 
     def inputs(self) -> tuple[str, ...]:
         """Paths and URLs that every host of the training has to reach."""
         model = [self.beginning.name.removeprefix(LOCAL)] if self.beginning.name.startswith(LOCAL) else []
         # Checkpoints are written by the first process alone; the keys of an exact epoch by each.
-        out = [str(self.asked.out.absolute())] if self.asked.exact else []
+        out = [str(self.request.out.absolute())] if self.request.exact else []
         return (*absolute(self.shards.urls), *model, *out)
 
 
-def plan(asked: TrainingRequest, where: Where) -> Plan:
+def plan(request: TrainingRequest, where: Where) -> Plan:
     """Make all checks that need no process of the training.
 
     Raises ConfigError where the device is not there, InputError and ModelError where open_clip could not train on
     these shards as asked, or would not do what was asked without saying so.
     """
     processes = _processes(where)
-    beginning = initial_model(begun_with(asked.out, asked.model))
-    shards = open_shards(asked.shards)
-    samples = _samples(asked, shards)
-    flags = flags_of(asked, shards, samples, beginning, where.device)
-    settings = settings_of(flags, owned_flags(asked, shards, samples, beginning, where.device), asked.further)
+    beginning = initial_model(begun_with(request.out, request.model))
+    shards = open_shards(request.shards)
+    samples = shards.epoch_samples(request.epoch_samples, "--exact" if request.exact else "")
+    owned = owned_flags(request, shards, samples, beginning, where.device)
+    flags = flags_of(request, owned, beginning)
+    settings = settings_of(flags, owned, request.further)
     secrets = [name for name, value in vars(settings).items() if masked(str(value)) != str(value)]
     if secrets and any(name in settings.report_to for name in ("wandb", "all")):  # as open_clip looks for them
         raise UsageError(
@@ -88,8 +93,8 @@ def plan(asked: TrainingRequest, where: Where) -> Plan:
             code="secret_in_url",
         )
     notes = [f"begins with the weights of {beginning.weights}"] if beginning.weights else []
-    notes += _look_at_samples(asked, shards)
-    _check_split(asked, shards, processes, settings.accum_freq)
+    notes += _look_at_samples(request, shards)
+    _check_split(request, shards, processes, settings.accum_freq)
     steps = settings.epochs * -(-samples // (settings.batch_size * (processes or 1) * settings.accum_freq))
     if settings.warmup >= steps and not settings.skip_scheduler:
         notes.append(
@@ -97,15 +102,113 @@ def plan(asked: TrainingRequest, where: Where) -> Plan:
             f"gets to --lr {settings.lr:g} (--warmup-steps says otherwise)"
         )
     return Plan(
-        asked=asked,
+        request=request,
         shards=shards,
         samples=samples,
         processes=processes,
         beginning=beginning,
         device=where.device,
+        flags=flags,
         settings=settings,
         notes=tuple(notes),
     )
+
+
+def split_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Flags of `python -m embq.training.openclip` that open_clip does not have, and those of open_clip in their order.
+
+    Of the former, `keys` is the folder for the keys of the samples that each rank was trained on, `unreadable` that for
+    what each rank could not read, each None for nowhere; `progress` shows a line of progress on the terminal, in place
+    of open_clip's log, which its file has anyway.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--keys", type=Path)
+    parser.add_argument("--unreadable", type=Path)
+    parser.add_argument("--progress", action="store_true")
+    return parser.parse_known_args(list(arguments))
+
+
+UNSUITED = {
+    "log_local": "embq reads the one log of the first process",
+    "remote_sync": "embq goes on from the checkpoint in --output, and open_clip then does not copy it elsewhere",
+}
+"""Arguments of open_clip that a training by embq does without, and why."""
+
+
+def flags_of(request: TrainingRequest, owned: Mapping[str, object], beginning: InitialModel) -> list[str]:
+    """The flags of open_clip that follow from a request.
+
+    Args:
+        owned: see `owned_flags`.
+    """
+    pairs = {**owned, **{f"--{name}": value for name, value in beginning.optimizer.items()}}
+    flags = [text for name, value in pairs.items() for text in (name, str(value))]
+    return [*flags, "--save-most-recent", *(["--dataset-resampled"] if request.resampled else [])]
+
+
+def owned_flags(
+    request: TrainingRequest, shards: Shards, samples: int, beginning: InitialModel, device: str
+) -> dict[str, object]:
+    """The flags with values that the user cannot set behind --."""
+    out = request.out.absolute()
+    return {
+        "--train-data": "::".join(run.expression for run in contract(absolute(shards.urls))),
+        "--dataset-type": "webdataset",
+        "--train-num-samples": samples,
+        "--model": beginning.name,
+        "--logs": out.parent,
+        "--name": out.name,
+        "--epochs": request.epochs,
+        "--batch-size": request.batch_size,
+        "--workers": request.loader_workers,
+        "--precision": request.precision or ("fp32" if device == "cpu" else "amp"),
+        "--device": device,
+        "--log-every-n-steps": request.log_every,
+        # A restart of all processes, and the same command again, go on where the last epoch ended.
+        "--resume": "latest",
+        **({} if request.lr is None else {"--lr": request.lr}),
+        **({} if request.warmup_steps is None else {"--warmup": request.warmup_steps}),
+    }
+
+
+def absolute(urls: Sequence[str]) -> list[str]:
+    """The URLs with absolute paths, independent of the working folder."""
+    return [url if "://" in url else str(Path(url).absolute()) for url in urls]
+
+
+def settings_of(flags: Sequence[str], owned: Iterable[str], further: Sequence[str]) -> argparse.Namespace:
+    """All arguments as open_clip parses them.
+
+    Raises UsageError where a further flag is none, says what embq says, or does not suit embq.
+    """
+    ours, settings = vars(_parsed(flags)), _parsed([*flags, *further])
+    for name, why in UNSUITED.items():
+        if getattr(settings, name):
+            raise UsageError(f"--{name.replace('_', '-')} does not suit embq: {why}", next_step="leave it out")
+    for flag in (*owned, "--dataset-resampled"):
+        name = flag.removeprefix("--").replace("-", "_")
+        if ours[name] != getattr(settings, name):
+            raise UsageError(
+                f"{flag} is for embq to say, which gives {ours[name]}",
+                next_step="leave it out behind the --, and see embq train openclip --help for the option that sets it",
+            )
+    return settings
+
+
+def _parsed(flags: Sequence[str]) -> argparse.Namespace:
+    from open_clip_train.params import parse_args
+
+    output = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
+            parsed: argparse.Namespace = parse_args(list(flags))
+    except SystemExit as end:
+        last = (output.getvalue().strip().splitlines() or ["no reason given"])[-1]
+        raise UsageError(
+            f"open_clip does not take these flags: {last.partition('error: ')[2] or last}",
+            next_step="its flags: python -m open_clip_train.main --help",
+        ) from end
+    return parsed
 
 
 def begun_with(out: Path, model: str) -> str:
@@ -116,7 +219,7 @@ def begun_with(out: Path, model: str) -> str:
 
 
 def _processes(where: Where) -> int | None:
-    """Processes of all hosts; None where each host has one per GPU."""
+    """Processes of all hosts; None if each host has one per GPU."""
     if where.launcher == "local":
         from embq.training.launch.devices import processes_for
 
@@ -126,27 +229,10 @@ def _processes(where: Where) -> int | None:
     return (where.processes or 1) * (len(where.hosts) or 1)
 
 
-def _samples(asked: TrainingRequest, shards: Shards) -> int:
-    """Samples of an epoch; InputError where they are not known."""
-    if asked.exact and shards.samples is not None and asked.epoch_samples not in (None, shards.samples):
-        raise UsageError(
-            "--exact is an epoch of all samples, and --epoch-samples another number", next_step="leave one of them out"
-        )
-    samples = asked.epoch_samples or shards.samples
-    if samples is None:
-        raise InputError(
-            "no sizes.json lies beside the shards, so nothing says how many samples an epoch has",
-            next_step="count them once: `embq shards verify FOLDER --write-sizes`; or say it: --epoch-samples N",
-        )
-    if samples == 0:
-        raise InputError("the shards hold no sample", next_step="name shards that do")
-    return samples
-
-
-def _look_at_samples(asked: TrainingRequest, shards: Shards) -> list[str]:
+def _look_at_samples(request: TrainingRequest, shards: Shards) -> list[str]:
     """A note on samples that open_clip leaves out; of the first shard only, unless the training is exact."""
-    looked = count_usable(shards.urls if asked.exact else shards.urls[:1])
-    is_whole = asked.exact and not any("://" in url for url in shards.urls)
+    looked = count_usable(shards.urls if request.exact else shards.urls[:1])
+    is_whole = request.exact and not any("://" in url for url in shards.urls)
     if is_whole and shards.samples is not None and looked.samples != shards.samples:
         raise InputError(
             f"the shards hold {looked.samples:,} samples, and the sizes.json beside them says {shards.samples:,}",
@@ -155,36 +241,38 @@ def _look_at_samples(asked: TrainingRequest, shards: Shards) -> list[str]:
         )
     if not looked.left_out:
         return []
-    where = "in all shards" if asked.exact else f"in {shards.urls[0]}"
-    if asked.exact or not looked.used:
+    where = "in all shards" if request.exact else f"in {shards.urls[0]}"
+    if request.exact or not looked.used:
         raise InputError(
             f"{where}, {looked.sentence()}",
             next_step="convert with captions, and to JPEG: `embq shards convert`"
-            + ("; or train without --exact" if asked.exact else ""),
+            + ("; or train without --exact" if request.exact else ""),
         )
     return [f"{where}, {looked.sentence()}; others are taken twice in their place"]
 
 
-def _check_split(asked: TrainingRequest, shards: Shards, processes: int | None, batches_of_a_step: int) -> None:
-    if asked.exact and asked.resampled:
+def _check_split(request: TrainingRequest, shards: Shards, processes: int | None, batches_of_a_step: int) -> None:
+    if request.exact and request.resampled:
         raise UsageError("--exact and --resampled exclude each other", next_step="leave one of them out")
-    if asked.exact and shards.counts is None:
+    if request.exact and shards.counts is None:
         raise UsageError(
             "--exact needs a sizes.json beside the shards",
             next_step="count them once: `embq shards verify FOLDER --write-sizes`; or train without --exact",
         )
-    if asked.exact and processes is None:
+    if request.exact and processes is None:
         raise UsageError("--exact needs --num-devices", next_step="give it, or train without --exact")
-    if asked.resampled or processes is None:
+    if request.resampled or processes is None:
         return
     # Without counts the number of shards still tells something.
-    counts = shards.counts or (asked.batch_size,) * len(shards.urls)
-    split = Split(counts=counts, processes=processes, loader_workers=asked.loader_workers, batch_size=asked.batch_size)
-    if not asked.exact:
+    counts = shards.counts or (request.batch_size,) * len(shards.urls)
+    split = Split(
+        counts=counts, processes=processes, loader_workers=request.loader_workers, batch_size=request.batch_size
+    )
+    if not request.exact:
         split.check()
         return
     split.check_exact()
-    batches = sum(counts) // (processes * asked.batch_size)
+    batches = sum(counts) // (processes * request.batch_size)
     if left := batches % batches_of_a_step:
         raise InputError(
             f"--exact: of the {batches:,} batches of a process, --accum-freq {batches_of_a_step} leaves the last "

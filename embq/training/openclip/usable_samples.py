@@ -6,11 +6,13 @@ import mmap
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from embq.sources.formats.tar_headers import Member
-
+from embq.core.storage.paths import is_url
+from embq.sources.access.files import source_errors
+from embq.sources.formats.compressed import beginning
+from embq.sources.formats.tar import LOOKED_AT_BYTES, SUFFIX, TarSource, split_name
+from embq.sources.formats.tar_headers import Member, parse_first_members, parse_members
+from embq.sources.reader_options import ReadOptions
 
 IMAGES = frozenset({"png", "jpg", "jpeg", "webp"})
 CAPTION = "txt"
@@ -48,8 +50,6 @@ class UsableSamples:
 
     def look(self, members: Iterable[Member]) -> None:
         """Count the samples of members: neighbours with one key, as open_clip groups them."""
-        from embq.sources.formats.tar import split_name
-
         key, extensions = "", set[str]()
         for member in members:
             own, extension = split_name(member.name)
@@ -84,13 +84,6 @@ def count_usable(urls: Iterable[str]) -> UsableSamples:
 
 
 def _members(url: str) -> list[Member]:
-    from embq.core.storage.paths import is_url
-    from embq.sources.access.files import source_errors
-    from embq.sources.formats.compressed import beginning
-    from embq.sources.formats.tar import LOOKED_AT_BYTES, SUFFIX, TarSource, split_name
-    from embq.sources.formats.tar_headers import parse_first_members, parse_members
-    from embq.sources.reader_options import ReadOptions
-
     if is_url(url) or not url.endswith(SUFFIX):
         (unit,) = TarSource().split(url, ReadOptions())
         first = beginning(unit, LOOKED_AT_BYTES)

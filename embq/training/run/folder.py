@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embq.core.errors import OutputError, TryLaterError
-from embq.core.storage.durable import output_error, overwrite, try_lock
+from embq.core.storage.durable import drop, output_error, overwrite, publish, try_lock
 
 if TYPE_CHECKING:
     import torch
@@ -51,22 +51,22 @@ class RunFolder:
         with held:
             yield
 
-    def holds_other_files(self) -> bool:
-        """True where there is no record, but some other file that is not hidden."""
-        return (
-            not self.record.exists()
-            and self.root.is_dir()
-            and any(not path.name.startswith(".") for path in self.root.iterdir())
-        )
-
     def read_record(self) -> dict[str, Any] | None:
-        """The record; None where there is none. ValueError where the file is no JSON object."""
+        """The record; None in a new or empty folder. OutputError if something else than a training is there."""
+        if self.root.exists() and not self.root.is_dir():
+            raise OutputError(f"{self.root} is a file", next_step="name a folder for --output")
         try:
             content = json.loads(self.record.read_text(encoding="utf-8"))
         except FileNotFoundError:
+            if self.root.is_dir() and any(not path.name.startswith(".") for path in self.root.iterdir()):
+                raise OutputError(
+                    f"--output {self.root} holds files, and no training", next_step="name a folder that is new or empty"
+                ) from None
             return None
+        except ValueError:
+            content = None
         if not isinstance(content, dict):
-            raise ValueError("no JSON object")
+            raise OutputError(f"{self.record} is not what embq wrote", next_step="name a folder that is new or empty")
         return content
 
     def write_record(self, content: Mapping[str, Any]) -> None:
@@ -114,6 +114,19 @@ def writing(path: Path, kinds: tuple[type[Exception], ...] = (OSError,)) -> Iter
         code = output_error(reason, path).code
         why = getattr(error, "strerror", None) or error
         raise OutputError(f"{path} cannot be written: {why}", next_step=_NEXT_STEPS[code], code=code) from error
+
+
+@contextmanager
+def replacing(path: Path, kinds: tuple[type[Exception], ...] = (OSError,)) -> Iterator[Path]:
+    """A file to write within the block, which then becomes `path`, complete and durable; raises as `writing` does."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with writing(path, kinds):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            publish(temporary, path)
+    finally:
+        drop(temporary)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,44 +17,37 @@ from embq.training.shards.pictures import Listing, Picture, SideFile, indices, r
 from embq.training.shards.sizes import CLASSES, classes_beside
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListingOptions:
-    """Options of a listing.
-
-    Attributes:
-        classes: whose indices to use; None counts those that are found.
-        no_classes: whether pictures are taken wherever they are, without a class.
-        allow_empty: whether a class may have no pictures.
-    """
-
-    classes: tuple[str, ...] | None
-    no_classes: bool
-    allow_empty: bool
-
-
-def listing_of(source: str, pattern: Pattern, wish: ListingOptions, looked: Callable[[int], None]) -> Listing:
+def listing_of(
+    source: str,
+    pattern: Pattern,
+    looked: Callable[[int], None],
+    *,
+    classes: tuple[str, ...] | None,
+    no_classes: bool,
+    allow_empty: bool,
+) -> Listing:
     """The pictures of a folder or a list.
 
     Args:
         source: path of the folder or of the list.
         pattern: of the shards that they are to become, which must not lie among them.
         looked: called with the number of pictures that were found, as it goes on.
+        classes: whose indices to use; None counts those that are found.
+        no_classes: whether pictures are taken wherever they are, without a class.
+        allow_empty: whether a class may have no pictures.
 
-    Raises InputError where the source cannot be understood, UsageError where the shards would lie in it.
+    Raises InputError if the source cannot be understood, UsageError if the shards would lie in it.
     """
     if pattern.folder.resolve().is_relative_to(Path(source).resolve()):
         raise UsageError(
             f"{pattern.folder}: lies in {source}, whose pictures are to be converted",
             next_step="write the shards into a folder outside of it",
         )
-    allow_empty = wish.allow_empty
     if not os.path.isdir(source):
-        return listed(
-            source, known=wish.classes, with_classes=not wish.no_classes, allow_empty=allow_empty, looked=looked
-        )
-    if wish.no_classes or not has_folders(source):
+        return listed(source, known=classes, with_classes=not no_classes, allow_empty=allow_empty, looked=looked)
+    if no_classes or not has_folders(source):
         return without_classes(source, looked=looked)
-    return class_folders(source, known=wish.classes, allow_empty=allow_empty, looked=looked)
+    return class_folders(source, known=classes, allow_empty=allow_empty, looked=looked)
 
 
 def known_classes(path: str | None, pattern: Pattern) -> tuple[str, ...] | None:

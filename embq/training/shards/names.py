@@ -8,7 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from braceexpand import braceexpand
+
 from embq.core.errors import InputError
+from embq.core.storage.paths import is_url
+from embq.sources.access.files import base_name, has_magic, match
+from embq.sources.access.urls import check_url, is_http, path_of
+from embq.training.shards.sizes import SIZES, sizes_beside
 
 _LAST_NUMBER = re.compile(r"(.*?)([0-9]+)([^0-9]*(?:\.tar(?:\.[0-9a-z]+)?)?)", re.DOTALL | re.ASCII)
 """A name as (before, number, after): the last number, not counting the one in a suffix such as .tar.bz2."""
@@ -24,62 +30,47 @@ class Run(NamedTuple):
     names: tuple[str, ...]
 
 
-class _Numbered(NamedTuple):
-    value: int
-    digits: str
-    name: str
-
-
 def contract(names: Iterable[str]) -> list[Run]:
     """Contract names to runs, ordered by text and number; expanding their expressions gives the names back.
 
     Raises InputError for a name with characters that an expression cannot say.
     """
-    plain: list[Run] = []
-    groups: defaultdict[tuple[str, str], list[_Numbered]] = defaultdict(list)
+    runs: list[Run] = []
+    groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for name in dict.fromkeys(names):
-        if found := next((text for text in SPECIAL if text in name), ""):
+        if special := next((text for text in SPECIAL if text in name), ""):
             raise InputError(
-                f"{name!r}: brace expressions cannot say a name with {found!r} in it", next_step="rename the file"
+                f"{name!r}: brace expressions cannot say a name with {special!r} in it", next_step="rename the file"
             )
-        match = _LAST_NUMBER.fullmatch(name)
-        if match is None:
-            plain.append(Run(name, (name,)))
+        parts = _LAST_NUMBER.fullmatch(name)
+        if parts is None:
+            runs.append(Run(name, (name,)))
         else:
-            groups[match[1], match[3]].append(_Numbered(int(match[2]), match[2], name))
-    runs = [_run(*ends, run) for ends, numbered in groups.items() for run in _runs(numbered)]
-    return sorted(runs + plain, key=lambda run: (_text(run.names[0]), len(run.names[0]), run.names[0]))
+            groups[parts[1], parts[3]].append(parts[2])
+    for (before, after), numbers in groups.items():
+        for run in _consecutive(numbers):
+            expression = run[0] if len(run) == 1 else f"{{{run[0]}..{run[-1]}}}"
+            runs.append(Run(f"{before}{expression}{after}", tuple(f"{before}{number}{after}" for number in run)))
+    return sorted(runs, key=lambda run: (_text(run.names[0]), len(run.names[0]), run.names[0]))
 
 
 def _text(name: str) -> tuple[str, int]:
-    match = _LAST_NUMBER.fullmatch(name)
-    return (name, -1) if match is None else (match[1] + match[3], int(match[2]))
+    parts = _LAST_NUMBER.fullmatch(name)
+    return (name, -1) if parts is None else (parts[1] + parts[3], int(parts[2]))
 
 
-def _run(before: str, after: str, run: list[_Numbered]) -> Run:
-    names = tuple(one.name for one in run)
-    if len(run) == 1:
-        return Run(names[0], names)
-    return Run(f"{before}{{{run[0].digits}..{run[-1].digits}}}{after}", names)
-
-
-def _runs(numbered: list[_Numbered]) -> Iterator[list[_Numbered]]:
-    """Consecutive numbers of one width, which is that of the first if it has leading zeros."""
-    run: list[_Numbered] = []
-    for one in sorted(numbered, key=lambda one: (len(one.digits), one.value)):
-        if run and one.value == run[-1].value + 1 and (len(one.digits) == len(run[-1].digits) or _widens(run, one)):
-            run.append(one)
-            continue
-        if run:
-            yield run
-        run = [one]
-    if run:
-        yield run
-
-
-def _widens(run: list[_Numbered], one: _Numbered) -> bool:
-    """True where a run without leading zeros continues with one digit more."""
-    return str(run[0].value) == run[0].digits and str(one.value) == one.digits
+def _consecutive(numbers: Iterable[str]) -> list[list[str]]:
+    """Numbers in runs of one width, which is that of the first if it has leading zeros."""
+    runs: list[list[str]] = []
+    for number in sorted(numbers, key=lambda number: (len(number), number)):
+        run = runs[-1] if runs else [number]
+        follows = int(number) == int(run[-1]) + 1
+        grows = str(int(run[0])) == run[0] and str(int(number)) == number
+        if follows and (len(number) == len(run[-1]) or grows):
+            run.append(number)
+        else:
+            runs.append([number])
+    return runs
 
 
 EXAMPLE = "for example 'shards/train-{000000..000099}.tar', 'shards/*.tar' or a folder"
@@ -110,22 +101,15 @@ def expand(expression: str) -> tuple[str, ...]:
 
 def name_of(url: str) -> str:
     """The name of a shard in its folder, as in `sizes.json`."""
-    from embq.sources.access.files import base_name
-
     return base_name(url)
 
 
 def folder_of(url: str) -> str:
     """The folder of a shard, local or remote."""
-    from embq.core.storage.paths import is_url
-    from embq.sources.access.urls import path_of
-
     return path_of(url).rpartition("/")[0] if is_url(url) else os.path.dirname(url) or "."
 
 
 def _part(text: str) -> Iterator[str]:
-    from braceexpand import braceexpand
-
     if not text:
         raise InputError("nothing stands before or after a '::' of the shards", next_step=EXAMPLE)
     _check_kind(text)
@@ -141,9 +125,6 @@ def _part(text: str) -> Iterator[str]:
 
 def _check_kind(text: str) -> None:
     """InputError for anything but local paths and http(s), commands (`pipe:`) above all."""
-    from embq.core.storage.paths import is_url
-    from embq.sources.access.urls import is_http
-
     if text.startswith("pipe:") or (is_url(text) and not is_http(text)):
         kind = text.partition(":")[0]
         raise InputError(
@@ -154,10 +135,6 @@ def _check_kind(text: str) -> None:
 
 def _matches(pattern: str) -> Iterator[str]:
     """The shards of one pattern without braces."""
-    from embq.core.storage.paths import is_url
-    from embq.sources.access.files import has_magic, match
-    from embq.sources.access.urls import path_of
-
     if is_url(pattern):
         yield from _remote_folder(pattern) if path_of(pattern).endswith("/") else [_one(pattern)]
     elif os.path.isdir(pattern):
@@ -178,9 +155,6 @@ def _matches(pattern: str) -> Iterator[str]:
 
 
 def _one(url: str) -> str:
-    from embq.sources.access.files import has_magic
-    from embq.sources.access.urls import check_url
-
     check_url(url)
     if has_magic(url):
         raise InputError(f"{url}: a server lists nothing, so a pattern cannot be matched", next_step=EXAMPLE)
@@ -195,8 +169,6 @@ def _local_folder(folder: str) -> Iterator[str]:
 
 
 def _remote_folder(url: str) -> Iterator[str]:
-    from embq.training.shards.sizes import SIZES, sizes_beside
-
     sizes = sizes_beside(url)
     if not sizes:
         raise InputError(

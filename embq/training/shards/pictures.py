@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from embq.core.errors import InputError
+from embq.core.errors import InputError, SampleError
 from embq.sources.interface import SAMPLE_MAX_BYTES
 
 
@@ -50,6 +50,25 @@ def numbered(names: Iterable[str]) -> tuple[str, ...] | None:
     if not counted or not all(name.isascii() and name.isdigit() and str(int(name)) == name for name in counted):
         return None
     return tuple(map(str, range(max(map(int, counted)) + 1)))
+
+
+LABEL_MAX_BYTES = 20
+"""No int64 has more digits."""
+
+
+def class_index(written: bytes, classes: int | None) -> int:
+    """The class that a sample's `cls` names in decimal digits; SampleError `bad_label` for anything else.
+
+    Args:
+        classes: how many there are; None if that is not known.
+    """
+    digits = written.strip()
+    if not digits.isdigit() or len(digits) > LABEL_MAX_BYTES:
+        raise SampleError("bad_label", f".cls is {written[:LABEL_MAX_BYTES]!r}, not the number of a class")
+    label = int(digits)
+    if label >= (2**63 if classes is None else classes):
+        raise SampleError("bad_label", f".cls is {label}, and there are {classes} classes")
+    return label
 
 
 OPEN_CLIP_READS = ("jpg", "png", "jpeg", "webp")

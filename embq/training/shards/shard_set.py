@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from embq.core.errors import InputError
+from embq.core.errors import InputError, UsageError
 from embq.core.service.progress_line import size_text
 from embq.sources.access.files import stat_file
 from embq.training.shards.names import contract, expand, folder_of, name_of, parts
@@ -25,7 +25,7 @@ class ShardRun:
     Attributes:
         expression: their names; expanding it gives them.
         shards: how many.
-        samples: of all of them; None where that is not known.
+        samples: of all of them; None if that is not known.
         bytes: of all of them.
     """
 
@@ -35,51 +35,41 @@ class ShardRun:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardSummary:
-    """Runs of shards, and their sums."""
+def summarized(expressions: Iterable[str]) -> list[ShardRun]:
+    """The runs of shards named as for `open_shards`; those of a folder are compared with its `sizes.json`.
 
-    lines: tuple[ShardRun, ...]
-
-    @property
-    def shards(self) -> int:
-        """All shards."""
-        return sum(line.shards for line in self.lines)
-
-    @property
-    def samples(self) -> int | None:
-        """All samples; None where those of some are not known."""
-        known = [line.samples for line in self.lines if line.samples is not None]
-        return sum(known) if len(known) == len(self.lines) else None
-
-    @property
-    def bytes(self) -> int:
-        """All bytes."""
-        return sum(line.bytes for line in self.lines)
-
-
-def summarized(expressions: Iterable[str]) -> ShardSummary:
-    """The account of shards named as for `open_shards`; those of a folder are compared with its `sizes.json`.
-
-    Raises InputError as `open_shards` does, SourceError where a shard cannot be asked for its size.
+    Raises InputError as `open_shards` does, SourceError if a shard cannot be asked for its size.
     """
     counted: dict[str, int | None] = {}
     for expression in expressions:
         shards = open_shards(expression)
-        known: Sequence[int | None] = shards.counts or [None] * len(shards.urls)
-        counted |= zip(shards.urls, known, strict=True)
-    lines = []
-    for run in contract(counted):
-        samples = [count for name in run.names if (count := counted[name]) is not None]
-        lines.append(
-            ShardRun(
-                expression=run.expression,
-                shards=len(run.names),
-                samples=sum(samples) if len(samples) == len(run.names) else None,
-                bytes=sum(stat_file(name).size for name in run.names),
-            )
+        counts: Sequence[int | None] = shards.counts or [None] * len(shards.urls)
+        counted |= zip(shards.urls, counts, strict=True)
+    return [
+        ShardRun(
+            expression=run.expression,
+            shards=len(run.names),
+            samples=_sum(counted[name] for name in run.names),
+            bytes=sum(stat_file(name).size for name in run.names),
         )
-    return ShardSummary(lines=tuple(lines))
+        for run in contract(counted)
+    ]
+
+
+def total_of(runs: Sequence[ShardRun]) -> ShardRun:
+    """The sums of runs."""
+    return ShardRun(
+        expression="in all",
+        shards=sum(run.shards for run in runs),
+        samples=_sum(run.samples for run in runs),
+        bytes=sum(run.bytes for run in runs),
+    )
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """The sum; None if a number is not known."""
+    known = list(counts)
+    return None if None in known else sum(count or 0 for count in known)
 
 
 def named_on(lines: Iterable[str]) -> list[str]:
@@ -96,18 +86,23 @@ def _stands_beside(name: str) -> bool:
     return base in (SIZES, CLASSES) or base == RECORD or base.endswith(f"-{RECORD}")
 
 
-def printed(summarized: ShardSummary) -> list[str]:
-    """A line in columns for each expression, and the sums where there are several."""
-    rows = [(line.expression, line.shards, line.samples, line.bytes) for line in summarized.lines]
-    if len(rows) > 1:
-        rows.append(("in all", summarized.shards, summarized.samples, summarized.bytes))
+def printed(runs: Sequence[ShardRun]) -> list[str]:
+    """A line in columns for each run, and the sums of several."""
+    rows = [*runs, total_of(runs)] if len(runs) > 1 else runs
     cells = [
-        (name, f"{shards:,} shards", "? samples" if samples is None else f"{samples:,} samples", size_text(size))
-        for name, shards, samples, size in rows
+        (
+            run.expression,
+            f"{run.shards:,} shards",
+            "? samples" if run.samples is None else f"{run.samples:,} samples",
+            size_text(run.bytes),
+        )
+        for run in rows
     ]
-    widths = [max(len(row[column]) for row in cells) for column in range(4)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
-        "  ".join([row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in (1, 2, 3))])
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
         for row in cells
     ]
 
@@ -118,7 +113,7 @@ class Shards:
 
     Attributes:
         urls: local paths, or http:// and https:// URLs; each once.
-        counts: samples of each, from the `sizes.json` beside it; None where a folder of theirs has no such file.
+        counts: samples of each, from the `sizes.json` beside it; None if a folder of theirs has no such file.
         digest: of names and counts, hex: the same shards with the same samples, wherever they lie.
     """
 
@@ -130,6 +125,29 @@ class Shards:
     def samples(self) -> int | None:
         """Samples of all, where that is known."""
         return None if self.counts is None else sum(self.counts)
+
+    def epoch_samples(self, given: int | None, exact: str) -> int:
+        """Samples of an epoch: the given number, or else all.
+
+        Args:
+            given: --epoch-samples.
+            exact: the option by which an epoch has each sample once; "" without it.
+
+        Raises InputError if the number is not known or 0, UsageError if an exact epoch is to have another number.
+        """
+        if self.samples is None and given is None:
+            raise InputError(
+                f"how many samples the shards hold is not known, for there is no {SIZES} beside them",
+                next_step="let `embq shards verify FOLDER --write-sizes` count them, or give --epoch-samples N",
+            )
+        if self.samples == 0:
+            raise InputError(f"{SIZES} says that the shards are empty", next_step="name other shards")
+        if exact and None not in (self.samples, given) and self.samples != given:
+            raise UsageError(
+                f"--epoch-samples {given}, and the shards hold {self.samples} by {SIZES}; an exact epoch has all once",
+                next_step=f"leave out --epoch-samples, or leave out {exact}",
+            )
+        return given or self.samples or 0
 
 
 def open_shards(expression: str) -> Shards:
@@ -165,7 +183,7 @@ def _require_all(folder: str, urls: Sequence[str]) -> None:
 
 
 def _counts(urls: Sequence[str]) -> tuple[int, ...] | None:
-    """Samples of each shard; None where they are not known of all."""
+    """Samples of each shard; None if they are not known of all."""
     known = {folder: sizes_beside(folder) for folder in dict.fromkeys(map(folder_of, urls))}
     counts = []
     for url in urls:

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from embq.core.errors import InputError, SourceError
+from embq.core.storage.paths import is_url
+from embq.sources.access.files import join, source_errors
+from embq.sources.access.ranged_reads import fetch_all
 
 SIZES, CLASSES = "sizes.json", "classes.json"
 
@@ -21,7 +24,7 @@ def sizes_beside(folder: str) -> dict[str, int] | None:
         return None
     if not isinstance(said, dict) or not all(type(count) is int and count >= 0 for count in said.values()):
         raise InputError(
-            f"{_there(folder, SIZES)}: is not the samples of shards, as {{'train-000000.tar': 1000}} is",
+            f"{join(folder, SIZES)}: is not the samples of shards, as {{'train-000000.tar': 1000}} is",
             next_step="let `embq shards verify FOLDER --write-sizes` count the samples again",
         )
     return said
@@ -34,7 +37,7 @@ def classes_beside(folder: str) -> list[str] | None:
         return None
     if not isinstance(said, list) or not all(isinstance(name, str) for name in said) or len(set(said)) < len(said):
         raise InputError(
-            f"{_there(folder, CLASSES)}: is not a list of different names of classes",
+            f"{join(folder, CLASSES)}: is not a list of different names of classes",
             next_step="put the file of the conversion back, or convert the pictures again",
         )
     return said
@@ -46,11 +49,7 @@ def rendered(value: Mapping[str, int] | list[str]) -> bytes:
 
 
 def _read(folder: str, name: str) -> Any:
-    from embq.core.storage.paths import is_url
-    from embq.sources.access.files import source_errors
-    from embq.sources.access.ranged_reads import fetch_all
-
-    path = _there(folder, name)
+    path = join(folder, name)
     try:
         if is_url(path):
             (data,) = fetch_all([path], [None], lambda: None)
@@ -69,7 +68,3 @@ def _read(folder: str, name: str) -> Any:
         raise InputError(
             f"{path}: is not JSON: {error}", next_step="remove it, and let `embq shards verify --write-sizes` write it"
         ) from error
-
-
-def _there(folder: str, name: str) -> str:
-    return f"{folder.rstrip('/')}/{name}" if folder not in ("", "/") else folder + name

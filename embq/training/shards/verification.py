@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -20,9 +20,11 @@ from embq.sources.formats.tar_headers import Member
 from embq.sources.interface import SAMPLE_MAX_BYTES, Memory, unwatched
 from embq.sources.reader_options import ReadOptions
 from embq.training.shards.names import expand, folder_of, name_of, parts
+from embq.training.shards.pictures import class_index
 from embq.training.shards.processes import each
 from embq.training.shards.shard_set import missing_shards
 from embq.training.shards.sizes import SIZES, classes_beside, rendered, sizes_beside
+from embq.training.shards.writing import require_decodable
 
 SHOWN = 20
 """Violations of a kind that are listed for a shard; all are counted."""
@@ -51,7 +53,7 @@ class Inspected:
 
     Attributes:
         url: the shard.
-        samples: in it; None where it is damaged.
+        samples: in it; None if it is damaged.
         bytes: as it is stored.
         keys: of its samples, in order.
         members: extension -> samples that have it.
@@ -74,7 +76,7 @@ def inspect(url: str, *, classes: int | None, decode: bool) -> Inspected:
     """Read a shard from its first byte to its last; a shard that cannot be read is one violation.
 
     Args:
-        classes: how many there are; None where that is not known.
+        classes: how many there are; None if that is not known.
         decode: whether each image is decoded.
     """
     try:
@@ -140,15 +142,13 @@ def _of_sample(
             _require_plain(member)
             content = data[member.start : member.stop]
             if extension == "cls":
-                _require_class(content, classes)
+                class_index(content, classes)
             elif extension == "txt":
                 if not decode_file(content).strip():
                     raise SampleError("empty_text", "the caption is empty or white space")
             elif extension == "json":
                 decode_metadata(content)
             elif decode and extension in images:
-                from embq.training.shards.checking import require_decodable
-
                 require_decodable(content)
         except SampleError as error:
             yield Violation(code=error.code, where=where, message=error.message)
@@ -160,13 +160,6 @@ def _require_plain(member: Member) -> None:
         raise SampleError("unsupported_member", "is a link, a device or a sparse file")
     if size > SAMPLE_MAX_BYTES:
         raise SampleError("too_large", f"has {size:,} bytes, more than {SAMPLE_MAX_BYTES:,}")
-
-
-def _require_class(content: bytes, classes: int | None) -> None:
-    if not content.isdigit():
-        raise SampleError("bad_class", f"{content[:20]!r} is not the index of a class")
-    if classes is not None and int(content) >= classes:
-        raise SampleError("bad_class", f"class {int(content)} is none of the {classes} of classes.json, from 0")
 
 
 KEPT = 1000
@@ -199,53 +192,60 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """True where there are no violations."""
+        """True if there are no violations."""
         return not self.violations_total
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyOptions:
-    """Settings of a verification.
-
-    Attributes:
-        decode: whether each image is decoded.
-        allow_missing: whether some samples may lack the class or the caption that others have.
-        processes: that read at once.
-    """
-
-    decode: bool
-    allow_missing: bool
-    processes: int
-
-
-def verify(expressions: Sequence[str], wish: VerifyOptions, read: Callable[[Inspected, int], None]) -> Report:
+def verify(
+    expressions: Sequence[str],
+    read: Callable[[Inspected, int], None] = lambda *_: None,
+    *,
+    processes: int,
+    decode: bool = False,
+    allow_missing: bool = False,
+    write_sizes: bool = False,
+) -> Report:
     """Read shards, named as for `open_shards`, and compare them with each other and with the files beside them.
 
     Args:
         read: called for each shard that was read, with the number of all.
+        processes: that read at once.
+        decode: whether each image is decoded.
+        allow_missing: whether some samples may lack the class or the caption that others have.
+        write_sizes: whether `sizes.json` is written, if every shard is complete, instead of compared.
 
-    Raises InputError where no shards are named; what is wrong with them is in the report.
+    Raises InputError if no shards are named, UsageError to write sizes for shards behind URLs; what is wrong with the
+    shards is in the report.
     """
-    urls = _named(expressions)
-    report, _ = _verified(expressions, urls, {folder: sizes_beside(folder) for folder in _folders(urls)}, wish, read)
-    return report
-
-
-def write_sizes(expressions: Sequence[str], wish: VerifyOptions, read: Callable[[Inspected, int], None]) -> Report:
-    """Like `verify`, but `sizes.json` is not compared: it is written where every shard is complete.
-
-    Raises UsageError for shards behind URLs as well.
-    """
-    urls = _named(expressions)
-    if remote := [url for url in urls if is_url(url)]:
+    urls = list(dict.fromkeys(url for expression in expressions for url in expand(expression)))
+    remote = [url for url in urls if is_url(url)]
+    if write_sizes and remote:
         raise UsageError(f"{remote[0]}: {SIZES} cannot be written there", next_step="count them where they are stored")
-    report, found = _verified((), urls, {}, wish, read)
-    counts = {one.url: one.samples for one in found if one.samples is not None}
-    if len(counts) < len(found):
-        return report
-    for folder in _folders(urls):
-        _rewrite(Path(folder), {name_of(url): count for url, count in counts.items() if folder_of(url) == folder})
-    return replace(report, written=True)
+    folders = list(dict.fromkeys(map(folder_of, urls)))
+    classes = {folder: len(names) for folder in folders if (names := classes_beside(folder)) is not None}
+    sizes = {} if write_sizes else {folder: sizes_beside(folder) for folder in folders}
+    by_url: dict[str, Inspected] = {}
+    inspecting = partial(_inspected, classes, decode)
+    for shard in each(inspecting, urls, min(processes, len(urls)), connects=bool(remote)):
+        by_url[shard.url] = shard
+        read(shard, len(urls))
+    shards = [by_url[url] for url in urls]
+    more = [*_gone([] if write_sizes else expressions, urls), *_miscounted(shards, sizes), *_repeated(shards)]
+    more += [] if allow_missing else _unlike(shards)
+    violations = [violation for shard in shards for violation in shard.violations] + more
+    written = write_sizes and all(shard.samples is not None for shard in shards)
+    for folder in folders if written else ():
+        _rewrite(Path(folder), {name_of(one.url): one.samples or 0 for one in shards if folder_of(one.url) == folder})
+    return Report(
+        shards=len(shards),
+        samples=sum(shard.samples or 0 for shard in shards),
+        bytes=sum(shard.bytes for shard in shards),
+        members=dict(sorted(sum((shard.members for shard in shards), Counter()).items())),
+        counted=bool(sizes) and all(known is not None for known in sizes.values()),
+        violations=tuple(violations[:KEPT]),
+        violations_total=sum(shard.total for shard in shards) + len(more),
+        written=written,
+    )
 
 
 def _rewrite(folder: Path, counted: Mapping[str, int]) -> None:
@@ -258,45 +258,7 @@ def _rewrite(folder: Path, counted: Mapping[str, int]) -> None:
     overwrite(folder / SIZES, rendered(dict(sorted((kept | dict(counted)).items()))))
 
 
-def _named(expressions: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(url for expression in expressions for url in expand(expression)))
-
-
-def _folders(urls: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(map(folder_of, urls)))
-
-
-def _verified(
-    expressions: Sequence[str],
-    urls: Sequence[str],
-    sizes: Mapping[str, Mapping[str, int] | None],
-    wish: VerifyOptions,
-    read: Callable[[Inspected, int], None],
-) -> tuple[Report, list[Inspected]]:
-    classes = {folder: known for folder in _folders(urls) if (known := classes_beside(folder)) is not None}
-    look = partial(_look, {folder: len(known) for folder, known in classes.items()}, wish.decode)
-    by_url: dict[str, Inspected] = {}
-    for one in each(look, urls, min(wish.processes, len(urls)), connects=any(map(is_url, urls))):
-        by_url[one.url] = one
-        read(one, len(urls))
-    found = [by_url[url] for url in urls]
-    more = [*_gone(expressions, urls), *_miscounted(found, sizes), *_repeated(found)]
-    if not wish.allow_missing:
-        more += _unlike(found)
-    violations = [violation for one in found for violation in one.violations] + more
-    report = Report(
-        shards=len(found),
-        samples=sum(one.samples or 0 for one in found),
-        bytes=sum(one.bytes for one in found),
-        members=dict(sorted(sum((one.members for one in found), Counter()).items())),
-        counted=bool(sizes) and all(known is not None for known in sizes.values()),
-        violations=tuple(violations[:KEPT]),
-        violations_total=sum(one.total for one in found) + len(more),
-    )
-    return report, found
-
-
-def _look(classes: Mapping[str, int], decode: bool, url: str) -> Inspected:
+def _inspected(classes: Mapping[str, int], decode: bool, url: str) -> Inspected:
     return inspect(url, classes=classes.get(folder_of(url)), decode=decode)
 
 

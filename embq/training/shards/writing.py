@@ -1,22 +1,26 @@
-"""Writes one shard, complete under its name or not at all, with the bytes that webdataset's ShardWriter writes."""
+"""Samples of pictures: checked, and written as a shard that is complete under its name or absent.
+
+A shard has the bytes that webdataset's ShardWriter writes.
+"""
 
 from __future__ import annotations
 
 import io
 import os
 import tarfile
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
 
 from embq.core.errors import InputError, SampleError
-from embq.core.storage.durable import drop, publish
+from embq.core.storage.durable import publish
 from embq.sources.access.files import source_errors
-from embq.sources.decode import compact_json, decode_metadata, parse_object
+from embq.sources.decode import compact_json, decode_file, decode_metadata, parse_object
 from embq.training.shards.conversion_plan import ShardPlan
-from embq.training.shards.pictures import Listing, Picture
+from embq.training.shards.pictures import LeftOut, Listing, Picture
+from embq.training.shards.processes import each
 
 OWNER = "bigdata"
 """User and group of every member, as in webdataset's archives."""
@@ -25,38 +29,6 @@ MODE = 0o444
 
 MEMBER_MAX_BYTES = 8 << 30
 """Less than that a header can say in digits."""
-
-
-class Archive:
-    """A tar archive under construction.
-
-    Args:
-        file: where it is written to, from here on.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._tar = tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 - see `close`
-
-    def add(self, key: str, members: Mapping[str, bytes]) -> None:
-        """Append a sample: its members next to each other, by extension.
-
-        Args:
-            key: ASCII without a dot; with an extension at most 100 bytes.
-            members: extension -> content, shorter than `MEMBER_MAX_BYTES`.
-        """
-        for extension in sorted(members):
-            content = members[extension]
-            header = tarfile.TarInfo(f"{key}.{extension}")
-            header.size = len(content)
-            header.mode, header.mtime = MODE, 0
-            header.uname = header.gname = OWNER
-            self._tar.addfile(header, io.BytesIO(content))
-
-    def close(self) -> int:
-        """Append the end of the archive; returns its bytes. The file stays open."""
-        self._tar.close()
-        return self._file.tell()
 
 
 BUFFER_BYTES = 4 << 20
@@ -71,7 +43,7 @@ class ShardSettings:
         root: folder that names of pictures are relative to.
         classes: see `Listing`.
         metadata: see `Layout`.
-        temporary: folder for shards that are not complete, on the file system of the others.
+        temporary: folder for shards that are not complete, on the file system of the others; the caller removes it.
     """
 
     root: str
@@ -80,46 +52,46 @@ class ShardSettings:
     temporary: Path
 
 
-def write_shard(slice_: ShardPlan, path: Path, desk: ShardSettings) -> int:
-    """Write a shard, durably, replacing an earlier one; returns its bytes.
+def write_shard(shard: ShardPlan, path: Path, settings: ShardSettings) -> None:
+    """Write a shard, durably, replacing an earlier one.
 
-    Raises InputError where a picture is not as it was planned or cannot be read, OSError where the shard cannot be
-    written.
+    Each sample's members lie next to each other, by extension.
+
+    Raises InputError if a picture is not as it was planned or cannot be read, OSError if the shard cannot be written.
     """
-    temporary = desk.temporary / f"{path.name}.{os.getpid()}"
-    try:
-        with open(temporary, "wb", buffering=BUFFER_BYTES) as file:
-            archive = Archive(file)
-            for number, picture in enumerate(slice_.pictures, slice_.first):
-                archive.add(f"{number:08d}", members(picture, desk))
-            size = archive.close()
-        publish(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            drop(temporary)
-        raise
-    return size
+    temporary = settings.temporary / f"{path.name}.{os.getpid()}"
+    with (
+        open(temporary, "wb", buffering=BUFFER_BYTES) as file,
+        tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive,
+    ):
+        for number, picture in enumerate(shard.pictures, shard.first):
+            for extension, content in sorted(members(picture, settings).items()):
+                header = tarfile.TarInfo(f"{number:08d}.{extension}")
+                header.size, header.mode, header.mtime = len(content), MODE, 0
+                header.uname = header.gname = OWNER
+                archive.addfile(header, io.BytesIO(content))
+    publish(temporary, path)
 
 
-def members(picture: Picture, desk: ShardSettings) -> dict[str, bytes]:
-    """Extension -> content of a picture's sample: the picture, and `cls`, `txt` and `json` where there are such.
+def members(picture: Picture, settings: ShardSettings) -> dict[str, bytes]:
+    """Extension -> content of a picture's sample: the picture, and `cls`, `txt` and `json` if it has them.
 
-    Raises InputError where a file is not as it was planned, cannot be read, or is metadata that is no JSON object.
+    Raises InputError if a file is not as it was planned, cannot be read, or is metadata that is no JSON object.
     """
     sides = {one.extension: one.size for one in picture.beside}
     stem = picture.name.rpartition(".")[0]
-    made = {picture.extension: _content(desk.root, picture.name, picture.size)}
+    made = {picture.extension: _content(settings.root, picture.name, picture.size)}
     if picture.label is not None:
         made["cls"] = str(picture.label).encode()
     if picture.caption is not None:
         made["txt"] = picture.caption.encode()
     elif "txt" in sides:
-        made["txt"] = _content(desk.root, f"{stem}.txt", sides["txt"])
-    if desk.metadata:
+        made["txt"] = _content(settings.root, f"{stem}.txt", sides["txt"])
+    if settings.metadata:
         metadata = picture.metadata or "{}"
         if "json" in sides:
-            metadata = _object(_content(desk.root, f"{stem}.json", sides["json"]), f"{stem}.json")
-        made["json"] = _account(picture, metadata, desk.classes).encode()
+            metadata = _object(_content(settings.root, f"{stem}.json", sides["json"]), f"{stem}.json")
+        made["json"] = _account(picture, metadata, settings.classes).encode()
     return made
 
 
@@ -163,3 +135,70 @@ def _unusable(name: str, why: str, code: str) -> InputError:
     return InputError(
         f"{name}: {why}", code=code, next_step="mend it, or run the same command with --check, which leaves such out"
     )
+
+
+CHUNK = 256
+"""Pictures that a process looks at before it reports."""
+
+
+def of_a_size(listing: Listing) -> Listing:
+    """The listing without empty pictures, and without those too large for a tar archive."""
+    unfit = {one.name: problem for one in listing.pictures if (problem := _unfit(one)) is not None}
+    pictures = [one for one in listing.pictures if one.name not in unfit] if unfit else listing.pictures
+    return replace(listing, pictures=pictures, left_out=(*listing.left_out, *unfit.values()))
+
+
+def _unfit(picture: Picture) -> LeftOut | None:
+    if not picture.size:
+        return LeftOut(picture.name, "unidentified", "the file is empty")
+    if picture.size >= MEMBER_MAX_BYTES:
+        return LeftOut(picture.name, "too_large", f"{picture.size:,} bytes are more than a tar archive takes")
+    return None
+
+
+def checked(listing: Listing, *, metadata: bool, processes: int, looked: Callable[[int], None]) -> Listing:
+    """The listing without pictures that cannot be decoded, or whose caption or metadata cannot be read.
+
+    Args:
+        metadata: see `Layout`.
+        processes: that look at once.
+        looked: called with the number of pictures that were looked at.
+    """
+    settings = shard_settings(listing, metadata=metadata, temporary=Path())
+    unusable: dict[str, LeftOut] = {}
+    left = iter(listing.pictures)
+    chunks: Iterator[Sequence[Picture]] = iter(lambda: list(islice(left, CHUNK)), [])
+    needed = min(processes, -(-len(listing.pictures) // CHUNK))
+    for count, bad in each(partial(_look, settings), chunks, max(1, needed)):
+        looked(count)
+        unusable |= {picture.name: picture for picture in bad}
+    pictures = [picture for picture in listing.pictures if picture.name not in unusable]
+    bad = [unusable[picture.name] for picture in listing.pictures if picture.name in unusable]
+    return replace(listing, pictures=pictures, left_out=(*listing.left_out, *bad))
+
+
+def _look(settings: ShardSettings, pictures: Sequence[Picture]) -> tuple[int, list[LeftOut]]:
+    from embq.worker.embedders.image.decoding import quiet_pillow
+
+    quiet_pillow()
+    return len(pictures), [bad for picture in pictures if (bad := _problem(settings, picture)) is not None]
+
+
+def _problem(settings: ShardSettings, picture: Picture) -> LeftOut | None:
+    try:
+        made = members(picture, settings)
+        require_decodable(made[picture.extension])
+        if "txt" in made and not decode_file(made["txt"]).strip():
+            raise SampleError("empty_text", "the caption is empty or white space")
+    except InputError as error:
+        if error.code == "source_changed":
+            raise
+        return LeftOut(picture.name, error.code, error.message.removeprefix(os.path.join(settings.root, "")))
+    return None
+
+
+def require_decodable(data: bytes) -> None:
+    """SampleError where an image cannot be decoded to its end."""
+    from embq.worker.embedders.image.decoding import open_image
+
+    open_image(data, least=1)  # a JPEG at an eighth of its size: every bit is read, few pixels are made

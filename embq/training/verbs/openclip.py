@@ -66,7 +66,7 @@ def _announce(plan: Plan, *, goes_on: bool) -> None:
     begins = ", going on from its epoch_latest.pt" if goes_on else ""
     click.echo(
         f"{plan.samples:,} samples in {len(plan.shards.urls):,} shards, {_epochs(plan.settings.epochs)}{begins}, "
-        f"batch {plan.settings.batch_size} x {processes}, log {plan.asked.out / 'out.log'}",
+        f"batch {plan.settings.batch_size} x {processes}, log {plan.request.out / 'out.log'}",
         err=True,
     )
 
@@ -80,8 +80,8 @@ def _print(plan: Plan, result: Result) -> None:
 
     rate = "" if result.samples_per_s is None else f", {result.samples_per_s:,.1f} samples/s"
     click.echo(f"trained       {_epochs(result.epochs)} of {plan.samples:,} samples{rate}")
-    click.echo(f"checkpoints   {plan.asked.out / 'checkpoints'}")
-    if plan.asked.exact and not result.inexact:
+    click.echo(f"checkpoints   {plan.request.out / 'checkpoints'}")
+    if plan.request.exact and not result.inexact:
         click.echo("exact         each sample once in every epoch, by the keys that were trained on")
     for reason in result.inexact:
         click.echo(f"not exact     {reason}")
@@ -90,12 +90,12 @@ def _print(plan: Plan, result: Result) -> None:
             f"unreadable    {len(result.unreadable):,} samples or shards: {', '.join(result.unreadable[:NAMED])}"
         )
     if len(result.unreadable) > NAMED:
-        click.echo(f"              and more; all are named in {plan.asked.out / UNREADABLE}")
+        click.echo(f"              and more; all are named in {plan.request.out / UNREADABLE}")
     if result.unheard:
         click.echo(
-            f"unreadable    not known of {result.unheard:,} processes, whose hosts have another {plan.asked.out}"
+            f"unreadable    not known of {result.unheard:,} processes, whose hosts have another {plan.request.out}"
         )
-    click.echo(f"next:  {command_line('train', 'export', plan.asked.out, f'{plan.asked.out}-model')}")
+    click.echo(f"next:  {command_line('train', 'export', plan.request.out, f'{plan.request.out}-model')}")
 
 
 def _print_json(plan: Plan, result: Result) -> None:
@@ -103,11 +103,11 @@ def _print_json(plan: Plan, result: Result) -> None:
 
     report = {
         "schema": 1,
-        "out": str(plan.asked.out),
+        "out": str(plan.request.out),
         "epochs": result.epochs,
         "samples_per_epoch": plan.samples,
         "samples_per_s": result.samples_per_s,
-        "exact": not result.inexact if plan.asked.exact else None,
+        "exact": not result.inexact if plan.request.exact else None,
         "inexact": list(result.inexact),
         "unreadable": len(result.unreadable),
         "unreadable_names": result.unreadable[:LISTED],

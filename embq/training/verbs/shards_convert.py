@@ -46,14 +46,13 @@ def command(
     samples_per_shard: int,
     seed: int,
     no_shuffle: bool,
-    no_classes: bool,
     classes_file: str | None,
-    allow_empty: bool,
     no_metadata: bool,
     check: bool,
     processes: int | None,
     dry_run: bool,
     as_json: bool,
+    **listing_options: bool,
 ) -> int:
     """Write the pictures of DIR or LIST as webdataset shards PATTERN, such as shards/train-%06d.tar.
 
@@ -70,13 +69,12 @@ def command(
     from embq.training.run.progress import Counter
     from embq.training.shards.conversion import convert
     from embq.training.shards.conversion_plan import Layout, Pattern, Plan
-    from embq.training.shards.listing import ListingOptions, known_classes, listing_of
+    from embq.training.shards.listing import known_classes, listing_of
 
     named, began = Pattern.parse(pattern), time.monotonic()
-    processes = processes or min(8, cores())
-    options = ListingOptions(classes=known_classes(classes_file, named), no_classes=no_classes, allow_empty=allow_empty)
+    processes, classes = processes or min(8, cores()), known_classes(classes_file, named)
     with Counter("pictures found", quiet=as_json) as progress:
-        listing = listing_of(source, named, options, lambda count: progress.add(count, 0))
+        listing = listing_of(source, named, lambda count: progress.add(count, 0), classes=classes, **listing_options)
     listing = _usable(listing, check=check, metadata=not no_metadata, processes=processes, quiet=as_json)
     layout = Layout(
         pattern=named,
@@ -103,7 +101,7 @@ def command(
 def _usable(listing: Listing, *, check: bool, metadata: bool, processes: int, quiet: bool) -> Listing:
     """The listing without pictures that become no sample."""
     from embq.training.run.progress import Counter
-    from embq.training.shards.checking import checked, of_a_size
+    from embq.training.shards.writing import checked, of_a_size
 
     listing = of_a_size(listing)
     if check:

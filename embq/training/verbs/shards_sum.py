@@ -23,7 +23,7 @@ def command(shards: tuple[str, ...], as_json: bool) -> None:
     samples by sizes.json, and their bytes. A sizes.json that differs from its folder is an error. Without SHARDS, names
     are read from standard input, one per line, and only the expressions are printed.
     """
-    from embq.training.shards.shard_set import named_on, printed, summarized
+    from embq.training.shards.shard_set import named_on, printed, summarized, total_of
 
     if not shards:
         if sys.stdin.isatty():
@@ -31,9 +31,10 @@ def command(shards: tuple[str, ...], as_json: bool) -> None:
         expressions = named_on(sys.stdin)
         click.echo(json.dumps({"schema": 1, "expressions": expressions}) if as_json else "\n".join(expressions))
         return
-    found = summarized(shards)
+    runs = summarized(shards)
     if not as_json:
-        click.echo("\n".join(printed(found)))
+        click.echo("\n".join(printed(runs)))
         return
-    sums = {"shards": found.shards, "samples": found.samples, "bytes": found.bytes}
-    click.echo(json.dumps({"schema": 1, "expressions": [asdict(line) for line in found.lines], **sums}))
+    total = total_of(runs)
+    sums = {"shards": total.shards, "samples": total.samples, "bytes": total.bytes}
+    click.echo(json.dumps({"schema": 1, "expressions": [asdict(run) for run in runs], **sums}))

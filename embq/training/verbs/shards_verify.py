@@ -28,14 +28,7 @@ SHOWN = 20
 @option("--write-sizes", is_flag=True, help="Count the samples, and write sizes.json beside the shards.")
 @option("--workers", "processes", type=click.IntRange(min=1), help="Processes that read.  [one per core, up to 8]")
 @json_option
-def command(
-    shards: tuple[str, ...],
-    decode: bool,
-    allow_missing: bool,
-    write_sizes: bool,
-    processes: int | None,
-    as_json: bool,
-) -> int:
+def command(shards: tuple[str, ...], processes: int | None, as_json: bool, **options: bool) -> int:
     """Read shards completely, and check their content.
 
     SHARDS are folders, patterns or expressions, also below http(s)://. Each shard has to be a complete archive whose
@@ -46,11 +39,8 @@ def command(
     """
     from embq.core.process.limits import cores
     from embq.training.run.progress import Counter
-    from embq.training.shards import verification
+    from embq.training.shards.verification import verify
 
-    options = verification.VerifyOptions(
-        decode=decode, allow_missing=allow_missing, processes=processes or min(8, cores())
-    )
     began = time.monotonic()
     with Counter("shards", quiet=as_json) as progress:
 
@@ -58,11 +48,11 @@ def command(
             progress.expect(total)
             progress.add(1, one.bytes)
 
-        report = (verification.write_sizes if write_sizes else verification.verify)(shards, options, read)
+        report = verify(shards, read, processes=processes or min(8, cores()), **options)
     if as_json:
         click.echo(json.dumps({"schema": 1, "ok": report.ok, **asdict(report)}))
     else:
-        _print(report, time.monotonic() - began, write_sizes=write_sizes)
+        _print(report, time.monotonic() - began, write_sizes=options["write_sizes"])
     return Exit.DONE if report.ok else Exit.BAD_INPUT
 
 
