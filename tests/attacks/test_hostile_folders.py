@@ -187,7 +187,7 @@ def test_an_entry_that_is_a_link_is_refused_by_every_reader_and_deleter(out: Pat
 
     uses: list[Callable[[], object]] = [
         lambda: load_run(out),
-        lambda: collect(out, Settings(), asked=False, older_than_s=0.0, dry_run=False),
+        lambda: collect(out, Settings(), must_answer=False, older_than_s=0.0, dry_run=False),
         lambda: verify(out),
         lambda: verify(out, mode="quick"),
         lambda: export(out, out.parent / "exported", ExportOptions(format="parquet")),
@@ -576,7 +576,7 @@ def test_every_reader_takes_any_name_of_an_output_folder(tmp_path: Path, name: s
     (out / "parts" / "part-00000099.parquet").write_bytes(b"litter")
     assert verify(out).ok
     assert verify(out, mode="quick").ok
-    assert collect(out, Settings(), asked=False, older_than_s=0.0, dry_run=True).found.files
+    assert collect(out, Settings(), must_answer=False, older_than_s=0.0, dry_run=True).orphans.files
     assert export(out, tmp_path / f"{name} exported", ExportOptions(format="npy")).rows == 2
     index = out / "index" / "embedding"
     index.mkdir(parents=True)

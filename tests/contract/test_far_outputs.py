@@ -283,12 +283,12 @@ def test_gc_removes_what_nothing_names_and_nothing_else(
     (root / "manifest" / "gen-0001-abcdef01-00000.parquet").create(b"of a plan that may be at work")
     begin_upload(root, "failures/failures-00000077.parquet")
     before = set(keys(root))
-    young = collect(root, Settings(), asked=False, older_than_s=3600.0, dry_run=True)
-    assert (young.found.files, young.found.young, young.found.in_use) == ((), 1, 1)
+    young = collect(root, Settings(), must_answer=False, older_than_s=3600.0, dry_run=True)
+    assert (young.orphans.files, young.orphans.young, young.orphans.in_use) == ((), 1, 1)
     assert set(keys(root)) == before
-    old = collect(root, Settings(), asked=False, older_than_s=0.0, dry_run=False)
-    assert [item.path for item in old.found.files] == ["parts/part-00000077.parquet"]
-    assert len(old.found.uploads) == 1
+    old = collect(root, Settings(), must_answer=False, older_than_s=0.0, dry_run=False)
+    assert [item.path for item in old.orphans.files] == ["parts/part-00000077.parquet"]
+    assert len(old.orphans.uploads) == 1
     assert set(keys(root)) == before - {"parts/part-00000077.parquet"}
     assert unfinished(root) == []
     assert CommitLog(Layout(root)).replay(8).closed
@@ -311,7 +311,7 @@ def test_an_upload_of_a_live_worker_outlives_a_takeover_and_others_are_aborted(
 
     run.writer()
     assert left() == [{live, dead}] * 2
-    found = collect(root, Settings(broker_url=server.url), asked=True, older_than_s=0.0, dry_run=False).found
+    found = collect(root, Settings(broker_url=server.url), must_answer=True, older_than_s=0.0, dry_run=False).orphans
     assert (len(found.files), len(found.uploads), found.in_use) == (1, 1, 2)
     assert left() == [{live}] * 2
     writer = run.writer(rebuild=True)

@@ -32,7 +32,7 @@ def settings(server: EmbeddedServer) -> Settings:
 
 def gc(run: RunCase, settings: Settings, *, older_than_s: float = 24 * HOUR, dry_run: bool = False) -> Collected:
     return collect(
-        run.layout.root, settings, asked=bool(settings.broker_url), older_than_s=older_than_s, dry_run=dry_run
+        run.layout.root, settings, must_answer=bool(settings.broker_url), older_than_s=older_than_s, dry_run=dry_run
     )
 
 
@@ -49,7 +49,7 @@ def staging_name(run: RunCase, u: int, token: str, suffix: str = RESULT_SUFFIX) 
 
 
 def removed(collected: Collected) -> set[str]:
-    return {item.path for item in collected.found.files}
+    return {item.path for item in collected.orphans.files}
 
 
 def finished(run: RunCase) -> RunCase:
@@ -78,7 +78,7 @@ def test_what_dead_writers_left_behind_goes_and_what_records_name_stays(run: Run
         os.utime(path, (0, 0))
     collected = gc(run, settings)
     assert removed(collected) == {str(path.relative_to(run.layout.root)) for path in orphans}
-    assert collected.found.bytes == 5000
+    assert collected.orphans.bytes == 5000
     run.finish(writer)
     assert len(run.rows()) == 3 * 8 - 1
 
@@ -89,8 +89,8 @@ def test_what_is_not_old_enough_stays(run: RunCase, settings: Settings, older_th
     orphan = leave(run.layout.temporary / "part-00000001.1.parquet", 2 * HOUR)
     collected = gc(run, settings, older_than_s=older_than_s)
     assert orphan.exists() is not goes
-    assert collected.found.young == (not goes)
-    assert [round(item.age_s / HOUR) for item in collected.found.files] == [2] * goes
+    assert collected.orphans.young == (not goes)
+    assert [round(item.age_s / HOUR) for item in collected.orphans.files] == [2] * goes
 
 
 def test_what_the_next_record_may_name_stays_until_there_is_none_to_come(run: RunCase, settings: Settings) -> None:
@@ -104,7 +104,7 @@ def test_what_the_next_record_may_name_stays_until_there_is_none_to_come(run: Ru
     ]
     collected = gc(run, settings, older_than_s=0)
     assert removed(collected) == set()
-    assert collected.found.in_use == 2
+    assert collected.orphans.in_use == 2
     run.finish(writer)
     paths.append(leave(run.layout.parts / "part-00000999.parquet"))
     gc(run, settings, older_than_s=0)
@@ -154,7 +154,7 @@ def test_staged_results_stay_where_nobody_can_say_whose_they_are(run: RunCase, s
     assert orphan.exists()
     assert "no broker" in " ".join(collected.notes)
     away = Settings(broker_url="unix:///nowhere/at/all.sock")
-    collected = collect(run.layout.root, away, asked=False, older_than_s=0, dry_run=False)
+    collected = collect(run.layout.root, away, must_answer=False, older_than_s=0, dry_run=False)
     assert orphan.exists()
     assert "no broker answers" in " ".join(collected.notes)
     run.finish(writer)

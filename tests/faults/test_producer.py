@@ -96,7 +96,7 @@ class Sweep:
         units = list(Manifest(layout))
         assert [(unit.first, unit.samples) for unit in units] == [(n * SAMPLES, SAMPLES) for n in range(UNITS)]
         assert len({unit.unit_id for unit in units}) == UNITS
-        collect(self.root, Settings(broker_url=self.url), asked=True, older_than_s=0, dry_run=False)
+        collect(self.root, Settings(broker_url=self.url), must_answer=True, older_than_s=0, dry_run=False)
         assert list(layout.temporary.iterdir()) == []
 
 

@@ -133,7 +133,7 @@ def test_a_certificate_that_ended_fails_with_its_day(tmp_path: Path, monkeypatch
 def test_plain_redis_is_fine_here_told_of_in_ones_own_network_and_a_warning_anywhere_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    security = "embq.app.doctor.broker_security"
+    security = "embq.app.doctor.broker_checks"
     with server_of(tmp_path) as server:
         url = f"redis://127.0.0.1:{server.port}"
         assert rows(url)["tls"].detail == "none, and none is needed on this machine"

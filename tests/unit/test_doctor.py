@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections import namedtuple
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from embq.app.doctor.machine_checks import broker, machine, packages, storage
 from embq.app.doctor.probes import devices, models
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer
-from embq.core.errors import ConfigError, Exit
+from embq.core.errors import ConfigError, DeviceError, Exit, UnwellError
 from embq.core.settings import Settings
 from tests.support.fakes.nvml import Card, fake_nvml
 
@@ -44,11 +45,6 @@ def server() -> Iterator[EmbeddedServer]:
 def states(checks: Iterator[Check]) -> dict[str, str]:
     """Name -> state."""
     return {check.name: check.state for check in checks}
-
-
-def answer(patch: pytest.MonkeyPatch, found: dict[str, Any]) -> None:
-    """Let every child process of the probes give this answer."""
-    patch.setattr(probes, "child", lambda *arguments, timeout_s, **shown: found)
 
 
 # --- packages ---
@@ -171,10 +167,9 @@ def test_each_gpu_is_tried_alone_and_one_that_does_not_compute_fails(monkeypatch
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(*CARDS))
 
     def child(*_arguments: str, timeout_s: float, **shown: str) -> dict[str, Any]:
-        found = {"torch": "2.9", "why": "", "mend": "", "bytes": 140 * GIB}
         if shown == {"CUDA_VISIBLE_DEVICES": "GPU-1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}:
-            return found
-        return {**found, "why": "it has compute capability 6.1", "mend": "install another torch"}
+            return {"torch": "2.9", "bytes": 140 * GIB}
+        raise DeviceError("it has compute capability 6.1", next_step="install another torch")
 
     monkeypatch.setattr(probes, "child", child)
     first, second = devices(None)
@@ -209,8 +204,10 @@ def test_the_probe_of_a_gpu_says_what_keeps_torch_from_it(monkeypatch: pytest.Mo
 
 
 def test_a_torch_that_crashes_fails_and_a_missing_one_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(monkeypatch, {"error": "the process ended with status -11", "fix": ""})
-    assert states(devices(None)) == {"devices": "fail"}
+    with monkeypatch.context() as patch:
+        patch.setattr(probes, "child", partial(probes.child, "-c", "import os; os.abort()"))
+        (check,) = devices(None)
+    assert (check.state, check.detail) == ("fail", "torch cannot be used: the process ended with status -6")
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     (check,) = devices(None)
@@ -227,7 +224,8 @@ def test_a_torch_that_crashes_fails_and_a_missing_one_is_a_warning(monkeypatch: 
     ],
 )
 def test_a_child_that_dies_or_hangs_becomes_an_error(code: str, said: str) -> None:
-    assert said in probes.child("-c", code, timeout_s=1 if "sleep" in code else 30)["error"]
+    with pytest.raises(UnwellError, match=said):
+        probes.child("-c", code, timeout_s=1 if "sleep" in code else 30)
 
 
 def test_the_families_that_can_be_loaded_are_named_without_importing_them() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import random
 import sys
 from collections.abc import Sequence
@@ -11,14 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from embq.app.bench import conduct, devices, unit_size, workers
-from embq.app.bench.outcomes import Condition, ExperimentResult, Outcome, time_text
-from embq.app.bench.services import Model, Replicate, Traces, WorkerShare, memory_mb
+from embq.app.bench import conduct, experiments
+from embq.app.bench.outcomes import (
+    Condition,
+    ExperimentResult,
+    Outcome,
+    Replicate,
+    WorkerShare,
+    condition_figures,
+    time_text,
+)
+from embq.app.bench.services import Setup, memory_mb, share_of, write_records
 from embq.app.bench.statistics import Measured, days_for, number, together, unit_cost
-from embq.app.bench.texts import texts_for, write_records
-from embq.app.bench.trials import Progress, Setup, check_records
+from embq.app.bench.texts import texts_for
+from embq.app.bench.trials import Progress, check_records
 from embq.core import benchmark_record
 from embq.core.errors import InputError, OutputError, UsageError
+from embq.core.service.progress_line import ProgressLine
 from tests.support.fakes.nvml import Card, fake_nvml
 
 CORPUS = 20_648_877
@@ -32,32 +42,25 @@ def outcome(condition: Condition, rates: Sequence[float], *, memory_mb: float = 
         for d in worker_set.devices
         for _ in range(worker_set.per_device)
     ]
-    records = 600 * worker_set.size
+    records, memory = 600 * worker_set.size, memory_mb * worker_set.size
     runs = [
-        Replicate(
-            records=records,
-            failures=0,
-            seconds=records / rate,
-            shares=tuple(shares),
-            memory_mb=memory_mb * worker_set.size,
-        )
+        Replicate(records=records, failures=0, seconds=records / rate, shares=tuple(shares), memory_mb=memory)
         for rate in rates
     ]
-    model = Model(spec="stub:8", precision="fp32")
-    return Outcome(condition=condition, model=model, replicates=tuple(runs), load_s=0.5, device_names={})
+    return Outcome(condition=condition, replicates=tuple(runs), load_s=0.5, device_names={})
 
 
 def worker_outcomes(*rates: Sequence[float]) -> list[Outcome]:
-    conditions = workers.conditions(["cpu"], [1, 2, 4, 8][: len(rates)], 16)
+    conditions = experiments.worker_conditions(["cpu"], [1, 2, 4, 8][: len(rates)], 16)
     return [outcome(one, values) for one, values in zip(conditions, rates, strict=True)]
 
 
 def unit_outcomes(rates: dict[int, Sequence[float]]) -> list[Outcome]:
-    return [outcome(one, rates[one.unit_size]) for one in unit_size.conditions(["cpu"], list(rates))]
+    return [outcome(one, rates[one.unit_size]) for one in experiments.unit_size_conditions(["cpu"], list(rates))]
 
 
 def fleet_outcomes(fast: float, slow: float, fleet: Sequence[float]) -> list[Outcome]:
-    conditions = devices.conditions(["sim:10", "sim:1", "sim:1"], 16)
+    conditions = experiments.device_conditions(["sim:10", "sim:1", "sim:1"], 16)
     rates = [[fast * x for x in (0.99, 1.0, 1.01)], [slow * x for x in (0.99, 1.0, 1.01)], fleet]
     return [outcome(one, values) for one, values in zip(conditions, rates, strict=True)]
 
@@ -138,7 +141,7 @@ def test_one_size_tells_nothing_of_what_a_unit_costs() -> None:
 
 
 def test_workers_that_bring_nothing_are_said_to_bring_nothing() -> None:
-    said = workers.findings(worker_outcomes([100, 101, 99], [101, 100, 102]), CORPUS)
+    said = experiments.worker_result(worker_outcomes([100, 101, 99], [101, 100, 102]), CORPUS).findings
     assert said[0] == (
         "2 workers on cpu give 1.010 ± 0.014 times the speed of 1 worker, which is no difference beyond the "
         "deviations; they take 2.00 times the memory."
@@ -151,9 +154,11 @@ def test_workers_that_bring_nothing_are_said_to_bring_nothing() -> None:
 
 def test_workers_that_bring_something_are_said_to_bring_it() -> None:
     outcomes = worker_outcomes([100, 101, 99], [200, 201, 199])
-    said = workers.findings(outcomes, CORPUS)
-    assert workers.findings(outcomes, None) == said[:-1], "without a corpus there is nothing to tell of it"
-    assert "days" not in json.dumps(workers.result(outcomes, None).figures) + str(workers.result(outcomes, None).header)
+    said = experiments.worker_result(outcomes, CORPUS).findings
+    without_corpus = experiments.worker_result(outcomes, None)
+    assert without_corpus.findings == said[:-1]
+    figures = [condition_figures(one, None) for one in outcomes]
+    assert "days" not in json.dumps(figures) + str(list(without_corpus.columns))
     assert said[0].startswith("2 workers on cpu give 2.000 ± 0.022 times the speed of 1 worker; they take")
     assert said[1].endswith(": 2.")
     assert said[2].startswith("At the rate of 2 workers,")
@@ -161,18 +166,15 @@ def test_workers_that_bring_something_are_said_to_bring_it() -> None:
 
 def test_workers_that_slow_each_other_down_are_said_to_do_so() -> None:
     outcomes = worker_outcomes([100, 101, 99], [90, 91, 89], [50, 51, 49])
-    said = workers.findings(outcomes, CORPUS)
-    assert said[1].startswith("4 workers on cpu give 0.500 ± 0.011 times the speed of 1 worker; they take 4.00 times")
-    assert said[2].endswith(": 1.")
-    told = workers.title(outcomes)
-    assert told == "More than 1 worker on cpu: no gain, and 4 workers give 0.500 ± 0.011 times its speed"
-    alike = worker_outcomes([100, 101, 99], [101, 100, 102])
-    assert workers.title(alike) == "More than 1 worker on cpu: no gain beyond the deviations"
+    result = experiments.worker_result(outcomes, CORPUS)
+    assert result.findings[1].startswith("4 workers on cpu give 0.500 ± 0.011 times the speed of 1 worker; they take")
+    assert result.findings[2].endswith(": 1.")
+    assert f"{result.title}." == result.findings[1], "no number of workers gains, so the plot is named after the last"
 
 
 def test_a_fleet_is_compared_with_the_sum_of_its_devices_and_with_an_equal_split() -> None:
     outcomes = fleet_outcomes(1000.0, 100.0, [1190, 1200, 1210])
-    said = devices.findings(outcomes, CORPUS)
+    said = experiments.device_result(outcomes, CORPUS).findings
     assert said[0].startswith("3 devices together embed 1,200 ± 10 records/s, 1.000 ± 0.012 times the sum")
     assert "no difference" in said[0]
     assert "4.000 ± 0.052 times as fast" in said[1]
@@ -181,20 +183,22 @@ def test_a_fleet_is_compared_with_the_sum_of_its_devices_and_with_an_equal_split
 
 
 def test_a_fleet_that_waits_for_its_slowest_device_is_not_called_equal() -> None:
-    said = devices.findings(fleet_outcomes(1000.0, 100.0, [299, 300, 301]), CORPUS)
+    said = experiments.device_result(fleet_outcomes(1000.0, 100.0, [299, 300, 301]), CORPUS).findings
     assert "0.2500 ± 0.0023 times the sum" in said[0]
     assert "no difference" not in said[0]
 
 
 def test_sizes_that_are_not_told_apart_are_named() -> None:
-    said = unit_size.findings(unit_outcomes({1: [80, 81, 79], 10: [99, 100, 101], 100: [100, 101, 99]}), CORPUS)
+    said = experiments.unit_size_result(
+        unit_outcomes({1: [80, 81, 79], 10: [99, 100, 101], 100: [100, 101, 99]}), CORPUS
+    ).findings
     assert said[0] == "Units of 1 reach 80.0 ± 1.3 % of the best speed, that of units of 10."
     assert said[1] == "Units of 10 and 100 are not told apart."
     assert said[2].startswith("A unit costs 2.62 ± 0.13 ms, and each record 9.86 ms more, so 90% of")
 
 
 def test_the_smallest_units_may_be_as_good_as_any() -> None:
-    said = unit_size.findings(unit_outcomes({1: [99, 100, 101], 10: [100, 101, 99.5]}), CORPUS)
+    said = experiments.unit_size_result(unit_outcomes({1: [99, 100, 101], 10: [100, 101, 99.5]}), CORPUS).findings
     assert "which is no difference beyond the deviations" in said[0]
     assert said[2].startswith("A cost of the units themselves is not seen")
 
@@ -203,25 +207,24 @@ def test_the_smallest_units_may_be_as_good_as_any() -> None:
 
 
 def setup_of(records: int) -> Setup:
-    model = Model(spec="stub:8", precision="fp32")
-    return Setup(model=model, texts=["a"], records=records, seconds=1.0, replicates=2, seed=0)
+    return Setup(model="stub:8", precision="fp32", texts=["a"], records=records, seconds=1.0, replicates=2, seed=0)
 
 
 def test_all_conditions_of_workers_have_as_many_records() -> None:
-    assert {one.least for one in workers.conditions(["cpu"], [1, 2, 8], 16)} == {2 * 16 * 8}
+    assert {one.least for one in experiments.worker_conditions(["cpu"], [1, 2, 8], 16)} == {2 * 16 * 8}
 
 
 def test_units_of_every_size_divide_the_records_evenly_between_the_workers() -> None:
-    assert {one.least for one in unit_size.conditions(["sim:1", "sim:1"], [1, 1000])} == {2000}
+    assert {one.least for one in experiments.unit_size_conditions(["sim:1", "sim:1"], [1, 1000])} == {2000}
 
 
 def test_a_device_that_is_there_twice_is_measured_alone_once() -> None:
-    names = [one.name for one in devices.conditions(["sim:10", "sim:1", "sim:1"], 16)]
+    names = [one.name for one in experiments.device_conditions(["sim:10", "sim:1", "sim:1"], 16)]
     assert names == ["sim:10 alone", "sim:1 alone", "all together"]
 
 
 def test_too_few_records_are_refused_with_the_number_that_is_needed() -> None:
-    conditions = unit_size.conditions(["cpu"], [1, 1000])
+    conditions = experiments.unit_size_conditions(["cpu"], [1, 1000])
     with pytest.raises(UsageError, match="only from 1,000 records on"):
         check_records(conditions, setup_of(999))
     check_records(conditions, setup_of(1000))
@@ -230,22 +233,22 @@ def test_too_few_records_are_refused_with_the_number_that_is_needed() -> None:
 
 def test_one_device_is_no_fleet_and_several_are_not_one() -> None:
     with pytest.raises(UsageError, match="two devices or more"):
-        devices.conditions(["cpu"], 16)
+        experiments.device_conditions(["cpu"], 16)
     with pytest.raises(UsageError, match="all workers on one device"):
-        workers.conditions(["sim:1", "sim:2"], [1], 16)
+        experiments.worker_conditions(["sim:1", "sim:2"], [1], 16)
 
 
 def test_one_device_is_complemented_by_simulated_ones_unless_a_real_model_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert conduct.on_several("auto", "") == (devices.SIMULATED, devices.STUB)
+    assert conduct.on_several("auto", "") == (experiments.SIMULATED, experiments.STUB)
     assert conduct.on_several("auto", "minilm") == (("cpu",), "minilm")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(Card(uuid="GPU-1"), Card(uuid="GPU-2")))
     assert conduct.on_several("auto", "minilm") == (("cuda:0", "cuda:1"), "minilm")
     assert conduct.on_one("auto", "minilm") == (("cuda:0",), "minilm")
-    assert conduct.on_one("sim:3", "") == (("sim:3",), devices.STUB)
+    assert conduct.on_one("sim:3", "") == (("sim:3",), experiments.STUB)
 
 
 # --- texts and traces ---
@@ -267,27 +270,21 @@ def test_a_users_texts_are_read_as_a_run_reads_them(tmp_path: Path) -> None:
 
 
 def test_texts_are_repeated_under_keys_of_their_own(tmp_path: Path) -> None:
-    records = write_records(tmp_path, ["a", "b"], 5)
-    lines = [json.loads(line) for line in records.path.read_text().splitlines()]
+    lines = [json.loads(line) for line in write_records(tmp_path, ["a", "b"], 5).read_text().splitlines()]
     assert [line["text"] for line in lines] == ["a", "b", "a", "b", "a"]
-    assert len({line["id"] for line in lines}) == records.count == 5
+    assert len({line["id"] for line in lines}) == 5
 
 
-def test_a_share_counts_each_batch_of_its_run_once(tmp_path: Path) -> None:
+def test_a_share_counts_the_complete_batches_of_its_run(tmp_path: Path) -> None:
     def line(began: float, rows: int) -> str:
         return (
             json.dumps({"device": "cpu", "began": began, "ended": began + 0.5, "rows": rows, "tokens": 2 * rows}) + "\n"
         )
 
-    traces, file = Traces(tmp_path), tmp_path / "w.jsonl"
+    file = tmp_path / "w.jsonl"
+    assert share_of(file, "cpu", since=10.5).rows == 0
     file.write_text(line(10.0, 1) + line(11.0, 2) + '{"half of a li')
-    assert traces.shares([("w", "cpu"), ("none", "cpu")], since=10.5) == (
-        WorkerShare(device="cpu", rows=2, tokens=4, busy_s=0.5),
-        WorkerShare(device="cpu", rows=0, tokens=0, busy_s=0.0),
-    )
-    file.write_text(line(10.0, 1) + line(11.0, 2) + line(12.0, 4))
-    (share,) = traces.shares([("w", "cpu")], since=10.5)
-    assert share.rows == 4
+    assert share_of(file, "cpu", since=10.5) == WorkerShare(device="cpu", rows=2, tokens=4, busy_s=0.5)
 
 
 def test_memory_is_known_of_processes_that_are_there() -> None:
@@ -302,30 +299,23 @@ def test_memory_is_known_of_processes_that_are_there() -> None:
 # --- how far it is ---
 
 
-def test_what_is_left_follows_from_what_loading_and_runs_took() -> None:
-    now = [0.0]
-    out = io.StringIO()
-    progress = Progress(worker_sets=[1, 1], runs=4, seconds=10.0, stream=out, clock=lambda: now[0])
-    assert progress.left_s() is None, "nothing was seen yet"
-    progress.loading(1)
-    now[0] += 20
-    progress.loaded(1)
-    for _ in range(2):
-        progress.begins("one")
-        now[0] += 6
+def test_the_time_left_follows_from_the_runs_so_far() -> None:
+    now, out = [0.0], io.StringIO()
+    progress = Progress(ProgressLine(every_s=math.inf, stream=out), 4, clock=lambda: now[0])
+    for step in ("loading", "run", "run", "loading", "run", "run"):
+        if step == "loading":
+            progress.begins("loading the model into 1 worker process")
+            now[0] += 20
+            continue
+        progress.begins_run("one")
+        now[0] += 5
         progress.ended(100.0)
-    # One more worker set: 20 s to load, half a run to warm up; and two runs.
-    assert progress.left_s() == 20 + 3 + 2 * 6
-    assert out.getvalue().splitlines()[-1] == "one, run 2 of 4: 100.0 records/s; about 35 s left"
-    progress.loading(1)
-    now[0] += 10
-    progress.loaded(1)
-    for _ in range(2):
-        progress.begins("two")
-        now[0] += 6
-        progress.ended(100.0)
-    assert progress.left_s() == 0
-    assert out.getvalue().splitlines()[-1] == "two, run 4 of 4: 100.0 records/s"
+    assert out.getvalue().splitlines() == [
+        "one, run 1 of 4: 100.0 records/s; about 75 s left",
+        "one, run 2 of 4: 100.0 records/s; about 30 s left",
+        "one, run 3 of 4: 100.0 records/s; about 18 s left",
+        "one, run 4 of 4: 100.0 records/s",
+    ]
 
 
 # --- files and pictures ---
@@ -333,20 +323,21 @@ def test_what_is_left_follows_from_what_loading_and_runs_took() -> None:
 
 def accounts() -> list[ExperimentResult]:
     return [
-        workers.result(worker_outcomes([100, 101, 99], [101, 100, 102], [99, 98, 97], [80, 85, 90]), CORPUS),
-        devices.result(fleet_outcomes(1000.0, 100.0, [1170, 1200, 1190]), CORPUS),
-        unit_size.result(unit_outcomes({1: [90, 92, 88], 10: [99, 100, 101], 1000: [100, 101, 99]}), CORPUS),
+        experiments.worker_result(worker_outcomes([100, 101, 99], [101, 100, 102], [99, 98, 97], [80, 85, 90]), CORPUS),
+        experiments.device_result(fleet_outcomes(1000.0, 100.0, [1170, 1200, 1190]), CORPUS),
+        experiments.unit_size_result(
+            unit_outcomes({1: [90, 92, 88], 10: [99, 100, 101], 1000: [100, 101, 99]}), CORPUS
+        ),
     ]
 
 
 @pytest.mark.parametrize("account", accounts(), ids=lambda account: account.name)
 def test_every_experiment_has_a_table_figures_and_a_picture(account: ExperimentResult, tmp_path: Path) -> None:
-    assert {len(row) for row in account.rows} == {len(account.header)}
+    assert len({len(cells) for cells in account.columns.values()}) == 1
     path = benchmark_record.write(tmp_path / "it.json", benchmark_record.described(account.name, account.figures))
     data = json.loads(path.read_text())
-    assert [one["name"] for one in data["figures"]["conditions"]]
     assert {"benchmark", "figures", "machine", "versions", "commit", "at"} == set(data)
-    assert conduct.draw(account, tmp_path) == [tmp_path / f"{account.name}.png"]
+    assert conduct.draw(account, tmp_path, model="stub:8, fp32") == [tmp_path / f"{account.name}.png"]
     assert (tmp_path / f"{account.name}.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -355,7 +346,7 @@ def test_without_matplotlib_a_line_says_how_to_get_pictures(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "embq.app.bench.plots", raising=False)
-    assert conduct.draw(accounts()[0], tmp_path) == []
+    assert conduct.draw(accounts()[0], tmp_path, model="stub:8, fp32") == []
     assert "pip install 'embq[bench]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import h5py
 import numpy as np
@@ -164,6 +165,21 @@ def test_rows_are_put_in_order_in_windows_of_any_size(
 
     assert read_plainly(tmp_path / "plain", "parquet")[0] == [f"k{n:03d}" for n in range(40)]
     assert max(file["rows"] for file in done.files) == min(window_rows, 40)
+
+
+@pytest.mark.parametrize("order", ["committed", "manifest"])
+def test_rows_are_chosen_by_their_ids_in_either_order(
+    out: Path, tmp_path: Path, order: Literal["committed", "manifest"]
+) -> None:
+    table = pa.concat_tables(row_tables(out))
+    ids = np.array([3, 4, 21, 38])
+
+    export(out, tmp_path / "plain", ExportOptions(format="parquet", order=order, ids=ids, without=np.array([4])))
+
+    expected = table.take([3, 21, 38]).select(["key", "id"])
+    expected = expected if order == "committed" else expected.sort_by("key")
+    keys, exported_ids, _ = read_plainly(tmp_path / "plain", "parquet")
+    assert (keys, exported_ids) == (expected["key"].to_pylist(), expected["id"].to_pylist())
 
 
 def test_columns_can_be_left_out(out: Path, tmp_path: Path) -> None:

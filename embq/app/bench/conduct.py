@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from embq.app.bench import devices as devices_experiment
-from embq.app.bench.outcomes import Condition, ExperimentResult, Outcome
-from embq.app.bench.services import Model
+from embq.app.bench.experiments import SIMULATED, STUB
+from embq.app.bench.outcomes import Condition, ExperimentResult, Outcome, condition_figures
+from embq.app.bench.services import Setup
 from embq.app.bench.texts import texts_for
-from embq.app.bench.trials import Progress, Setup, check_records, measure
+from embq.app.bench.trials import Progress, check_records, measure
 from embq.app.cli.precision import AUTO
 from embq.app.local.session import own_devices
 from embq.core import benchmark_record
 from embq.core.errors import Exit
 from embq.core.process.limits import cores
+from embq.core.service.progress_line import ProgressLine
 from embq.core.service.stopping import StopFlag
 from embq.core.settings import Settings
+from embq.core.storage.durable import overwrite
 from embq.producer.model_args import choose_precision
 from embq.worker.embedders.device.hardware import simulated_speed
 from embq.worker.supervisor.devices import find_devices
@@ -35,29 +37,28 @@ BUSY = 0.5
 
 def on_all(devices: str, model: str) -> tuple[tuple[str, ...], str]:
     """The devices of `--devices`, and the model, or the default one for them."""
-    found = find_devices(devices, Settings.from_environment().cuda_visible)
-    return found, model or _default_model(found)
+    names = find_devices(devices, Settings.from_environment().cuda_visible)
+    return names, model or _default_model(names)
 
 
 def on_one(devices: str, model: str) -> tuple[tuple[str, ...], str]:
     """As `on_all`, but only the first device that "auto" finds."""
-    found, model = on_all(devices, model)
-    return (found[:1] if devices == "auto" else found), model
+    names, model = on_all(devices, model)
+    return (names[:1] if devices == "auto" else names), model
 
 
 def on_several(devices: str, model: str) -> tuple[tuple[str, ...], str]:
-    """As `on_all`, but simulated devices where "auto" finds only one and no real model is given."""
-    found, chosen = on_all(devices, model)
-    if devices == "auto" and len(found) == 1 and (not model or model.startswith("stub:")):
-        simulated = devices_experiment.SIMULATED
-        click.echo(f"only one device was found; simulating {', '.join(simulated)}", err=True)
-        return simulated, model or _default_model(simulated)
-    return found, chosen
+    """As `on_all`, but simulated devices if "auto" finds only one and no real model is named."""
+    names, chosen = on_all(devices, model)
+    if devices == "auto" and len(names) == 1 and (not model or model.startswith("stub:")):
+        click.echo(f"only one device was found; simulating {', '.join(SIMULATED)}", err=True)
+        return SIMULATED, model or STUB
+    return names, chosen
 
 
 def _default_model(devices: Sequence[str]) -> str:
-    there = all(importlib.util.find_spec(package) is not None for package in (PACKAGE_OF_MINILM, "torch"))
-    return "minilm" if there and not any(map(simulated_speed, devices)) else devices_experiment.STUB
+    installed = all(importlib.util.find_spec(package) is not None for package in (PACKAGE_OF_MINILM, "torch"))
+    return "minilm" if installed and not any(map(simulated_speed, devices)) else STUB
 
 
 def conduct(
@@ -68,12 +69,13 @@ def conduct(
 ) -> int:
     """Measure, print, write and draw; returns the exit status.
 
-    The result folder is checked before anything is measured. Raises KeyboardInterrupt where the user stops it, after
+    The result folder is checked before anything is measured. Raises KeyboardInterrupt if the user stops it, after
     all processes have ended.
     """
     devices = sorted({device for condition in conditions for device in condition.worker_set.devices})
     setup = Setup(
-        model=Model(spec=model, precision=chosen_precision(options["precision"], devices)),
+        model=model,
+        precision=chosen_precision(options["precision"], devices),
         texts=texts_for(options["texts"], seed=options["seed"]),
         records=options["records"] or 0,
         seconds=options["seconds"],
@@ -84,37 +86,45 @@ def conduct(
     folder = Path(options["output"])
     benchmark_record.make_folder(folder)
     load = warn_of_load()
-    done = result(_measured(conditions, setup), options["corpus_size"])
+    measured = result(_measured(conditions, setup), options["corpus_size"])
+    data = _record(measured, setup, options, load)
+    if options["as_json"]:
+        click.echo(json.dumps(data))
+    else:
+        cells = zip(*measured.columns.values(), strict=True)
+        click.echo(benchmark_record.table(list(measured.columns), list(cells)))
+        for finding in measured.findings:
+            click.echo(f"- {finding}")
+    written = [benchmark_record.write(folder / f"{measured.name}.json", data)]
+    written += draw(measured, folder, model=f"{setup.model}, {setup.precision}")
+    click.echo(f"wrote {' and '.join(map(str, written))}", err=True)
+    return Exit.DONE
+
+
+def _record(measured: ExperimentResult, setup: Setup, options: dict[str, Any], load: float) -> dict[str, Any]:
+    """The JSON object of an experiment, with what it was measured with."""
     figures = {
-        "model": setup.model.spec,
-        "precision": setup.model.precision,
+        "model": setup.model,
+        "precision": setup.precision,
         "texts": options["texts"] or "docstrings of the standard library",
         "replicates": setup.replicates,
         "seed": setup.seed,
         "corpus_size": options["corpus_size"],
         "load_average": round(load, 2),
-        **done.figures,
-        "findings": list(done.findings),
+        "conditions": [condition_figures(outcome, options["corpus_size"]) for outcome in measured.outcomes],
+        **measured.figures,
+        "findings": list(measured.findings),
     }
-    data = {"schema": 1, **benchmark_record.described(done.name, figures)}
-    if options["as_json"]:
-        click.echo(json.dumps(data))
-    else:
-        click.echo(benchmark_record.table(done.header, done.rows))
-        for finding in done.findings:
-            click.echo(f"- {finding}")
-    written = [benchmark_record.write(folder / f"{done.name}.json", data), *draw(done, folder)]
-    click.echo(f"wrote {' and '.join(map(str, written))}", err=True)
-    return Exit.DONE
+    return {"schema": 1, **benchmark_record.described(measured.name, figures)}
 
 
-def chosen_precision(asked: str, devices: Sequence[str]) -> str:
+def chosen_precision(precision: str, devices: Sequence[str]) -> str:
     """`--precision`; for "auto", the precision of a run on these devices."""
-    return choose_precision(own_devices(",".join(devices))).precision if asked == AUTO else asked
+    return choose_precision(own_devices(",".join(devices))).precision if precision == AUTO else precision
 
 
 def warn_of_load() -> float:
-    """The load of this machine, with a warning on stderr where it distorts measurements."""
+    """The load of this machine, with a warning on stderr if it distorts measurements."""
     load = os.getloadavg()[0]
     if load > BUSY * cores():
         click.echo(
@@ -124,26 +134,41 @@ def warn_of_load() -> float:
     return load
 
 
-def _measured(conditions: Sequence[Condition], setup: Setup) -> list[Outcome]:
+def until_stopped() -> Callable[[], None]:
+    """A function that raises KeyboardInterrupt once the user stops this process; until then it does nothing."""
     stopped = StopFlag()
     stopped.install()
-    worker_sets = [worker_set.size for worker_set in dict.fromkeys(condition.worker_set for condition in conditions)]
-    with Progress(worker_sets=worker_sets, runs=len(conditions) * setup.replicates, seconds=setup.seconds) as progress:
+
+    def poll() -> None:
+        if stopped():
+            raise KeyboardInterrupt
+
+    return poll
+
+
+def _measured(conditions: Sequence[Condition], setup: Setup) -> list[Outcome]:
+    check_stop = until_stopped()
+    with ProgressLine(every_s=math.inf) as line:
+        progress = Progress(line, len(conditions) * setup.replicates)
 
         def poll() -> None:
-            if stopped():
-                raise KeyboardInterrupt
+            check_stop()
             progress.update()
 
         return measure(conditions, setup, progress, poll)
 
 
-def draw(done: ExperimentResult, folder: Path) -> list[Path]:
-    """The plot of an experiment; none where matplotlib is not installed, with a note on stderr."""
-    path, unfinished = (folder / name for name in (f"{done.name}.png", f".{done.name}.{secrets.token_hex(4)}.png"))
+def draw(result: ExperimentResult, folder: Path, *, model: str) -> list[Path]:
+    """The plot of an experiment; none without matplotlib, with a note on stderr.
+
+    Args:
+        model: its spec and precision, for the caption.
+    """
+    path = folder / f"{result.name}.png"
     try:
-        done.draw(unfinished)
-        unfinished.replace(path)
+        from embq.app.bench import plots
+
+        overwrite(path, plots.draw(result, model=model))
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
@@ -151,6 +176,4 @@ def draw(done: ExperimentResult, folder: Path) -> list[Path]:
         return []
     except OSError as error:
         raise benchmark_record.unwritable(error, path) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
     return [path]

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from embq.app.bench import image_stages as stages
-from embq.app.bench.image_stages import Poll, Rate, Tried, together
+from embq.app.bench.image_stages import Poll, Rate, Tried
+from embq.app.bench.outcomes import plural
 from embq.app.status.bottleneck import Bottleneck, bottleneck_now
 from embq.app.status.display import stages_line
 from embq.core.benchmark_record import table
@@ -17,7 +18,7 @@ from embq.core.models import ModelConfig
 from embq.core.process.limits import cores
 from embq.core.service.progress_line import size_text
 from embq.core.settings import Settings, change_environment
-from embq.core.units import Sample
+from embq.core.units import Sample, Unit
 from embq.producer.model_args import asked_models, config_of
 from embq.producer.plan import plan
 from embq.sources.reader_options import ReadOptions
@@ -52,7 +53,7 @@ class ImageBenchOptions:
     precision: str
     decode: str
     device: str
-    options: ReadOptions
+    read_options: ReadOptions
     samples: int
     seconds: float
     threads: int
@@ -64,58 +65,47 @@ class ImageBenchResult:
     """The result of the measurement.
 
     Attributes:
-        one, all: decoding with one thread and with `threads`.
+        rates: of "read", "decode_one_thread", "decode" with `threads`, "device" alone, and all "together".
         batch_size: of the passes of the device alone.
         limit: the bottleneck of all stages together, with the cores that would keep the device busy.
     """
 
-    asked: ImageBenchOptions
+    options: ImageBenchOptions
     device_name: str
-    samples: int
     tried: Tried
     threads: int
     batch_size: int
-    read: Rate
-    one: Rate
-    all: Rate
-    device: Rate
-    together: Rate
+    rates: dict[str, Rate]
     limit: Bottleneck
 
     @property
     def cores_needed(self) -> int:
         """Cores that decode as fast as the device embeds, by the measured CPU time."""
-        return max(1, math.ceil(self.device.per_s / (self.all.per_core * USED)))
+        return max(1, math.ceil(self.rates["device"].per_s / (self.rates["decode"].per_core * USED)))
 
     @property
-    def slowest(self) -> float:
-        """Samples per second of the slowest stage alone: the upper bound of all together."""
-        return min(self.read.per_s, self.all.per_s, self.device.per_s)
+    def of_slowest(self) -> float:
+        """The rate of all together as a share of that of the slowest stage alone, its upper bound."""
+        return self.rates["together"].per_s / min(self.rates[name].per_s for name in ("read", "decode", "device"))
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready."""
+        read = self.rates["read"]
         return {
-            "inputs": list(self.asked.inputs),
-            "model": self.asked.model,
-            "precision": self.asked.precision,
-            "decode": self.asked.decode,
-            "device": self.asked.device,
+            "inputs": list(self.options.inputs),
+            **{name: getattr(self.options, name) for name in ("model", "precision", "decode", "device")},
             "device_name": self.device_name,
-            "samples": self.samples,
-            "bytes_per_sample": round(self.read.bytes / self.samples),
+            "samples": read.samples,
+            "bytes_per_sample": round(read.bytes / read.samples),
             "tried": len(self.tried.answers),
             "failures": self.tried.failures,
             "unreadable_units": dict(self.tried.sources),
             "threads": self.threads,
             "batch_size": self.batch_size,
-            "read_per_s": round(self.read.per_s, 1),
-            "read_mb_per_s": round(self.read.bytes / self.read.seconds / 1e6, 1),
-            "decode_one_thread_per_s": round(self.one.per_s, 1),
-            "decode_per_s": round(self.all.per_s, 1),
-            "decode_per_core_s": round(self.all.per_core, 1),
-            "device_per_s": round(self.device.per_s, 1),
-            "together_per_s": round(self.together.per_s, 1),
-            "of_slowest": round(self.together.per_s / self.slowest, 3),
+            **{f"{name}_per_s": round(rate.per_s, 1) for name, rate in self.rates.items()},
+            "read_mb_per_s": round(read.bytes / read.seconds / 1e6, 1),
+            "decode_per_core_s": round(self.rates["decode"].per_core, 1),
+            "of_slowest": round(self.of_slowest, 3),
             "cores_needed": self.cores_needed,
             "limit": self.limit.name,
             "limit_detail": self.limit.describe(),
@@ -123,108 +113,102 @@ class ImageBenchResult:
 
     def lines(self) -> list[str]:
         """The report: a table and conclusions."""
-        each = self.read.bytes / self.samples
-        many = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        read, single, decode, device, together = self.rates.values()
         rows = [
-            ("read", self.read, f"{size_text(self.read.bytes / self.read.seconds)}/s, {size_text(each)} each"),
-            ("decode, 1 thread", self.one, f"{self.one.per_core:,.0f} in a second of a core"),
-            (f"decode, {many}", self.all, f"{self.all.per_core:,.0f} in a second of a core"),
-            ("device alone", self.device, f"samples that are prepared already, {self.batch_size} in a pass"),
-            ("all together", self.together, f"{self.together.per_s / self.slowest:.0%} of the slowest of these alone"),
+            ("read", read, f"{size_text(read.bytes / read.seconds)}/s, {size_text(read.bytes / read.samples)} each"),
+            ("decode, 1 thread", single, f"{single.per_core:,.0f} in a second of a core"),
+            (f"decode, {plural(self.threads, 'thread')}", decode, f"{decode.per_core:,.0f} in a second of a core"),
+            ("device alone", device, f"samples that are prepared already, {self.batch_size} in a pass"),
+            ("all together", together, f"{self.of_slowest:.0%} of the slowest of these alone"),
         ]
-        cells = [(name, f"{rate.per_s:,.1f}", what) for name, rate, what in rows]
-        width = max(len(what) for *_, what in cells)
-        shown = table(("", "samples/s", "".ljust(width)), [(n, rate, what.ljust(width)) for n, rate, what in cells])
+        width = max(len(note) for *_, note in rows)
+        cells = [(name, f"{rate.per_s:,.1f}", note.ljust(width)) for name, rate, note in rows]
         failed = ", ".join(f"{code} {count:,}" for code, count in self.tried.failures.items())
         sources = ", ".join(f"{code} {count:,}" for code, count in self.tried.sources.items())
         return [
-            *(line.rstrip() for line in shown.splitlines()),
+            *(line.rstrip() for line in table(("", "samples/s", " " * width), cells).splitlines()),
             f"limited by {self.limit.sentence()}",
             f"stages together: {stages_line(self.limit)}",
-            f"cores that decode as much as the device embeds ({self.asked.device}, {self.device_name}), "
+            f"cores that decode as much as the device embeds ({self.options.device}, {self.device_name}), "
             f"with a fifth to spare: {self.cores_needed:,}",
             f"failures: {failed or 'none'} of {len(self.tried.answers):,} samples"
             + (f"; units that cannot be read: {sources}" if sources else ""),
         ]
 
 
-def measure(asked: ImageBenchOptions, say: Callable[[str], None], poll: Poll) -> ImageBenchResult:
+def measure(options: ImageBenchOptions, say: Callable[[str], None], poll: Poll) -> ImageBenchResult:
     """Measure each stage alone and then all together.
 
-    Raises InputError where the inputs hold no image that can be decoded, and what planning and loading raise.
+    Raises InputError if the inputs hold no image that can be decoded, and what planning and loading raise.
     """
-    config, units = _planned(asked)
-    threads = asked.threads or cores()
-    say(f"loading {config.spec} on {asked.device}")
-    in_torch, environment = alone(asked.device, Settings.from_environment().cuda_visible)
+    config, units = _planned(options)
+    threads, seconds = options.threads or cores(), options.seconds
+    say(f"loading {config.spec} on {options.device}")
+    in_torch, environment = alone(options.device, Settings.from_environment().cuda_visible)
     change_environment(environment)
     embedder = load(config, in_torch)
-    if asked.batch_size:
-        embedder.batch_size = embedder.window = asked.batch_size
+    if options.batch_size:
+        embedder.batch_size = embedder.window = options.batch_size
     warm_up(embedder, config.modalities)
-    tune(embedder, config, device=in_torch, batch_size=asked.batch_size)
+    tune(embedder, config, device=in_torch, batch_size=options.batch_size)
     tried = Tried()
-    say(f"reading up to {asked.samples:,} samples from {len(units):,} places of the inputs")
-    samples, read = stages.read_some(units, asked.samples, asked.seconds, tried, poll)
-    ready = _ready(asked, embedder, samples, threads, tried, poll)
+    rates: dict[str, Rate] = {}
+    say(f"reading up to {options.samples:,} samples from {len(units):,} places of the inputs")
+    samples, rates["read"] = stages.read_some(units, options.samples, seconds, tried, poll)
+    ready = _ready(options, embedder, samples, threads, tried, poll)
     say(f"decoding {len(samples):,} samples with 1 thread")
-    one = stages.decode(embedder, samples, 1, asked.seconds, tried, poll)
+    rates["decode_one_thread"] = rates["decode"] = stages.decode(embedder, samples, 1, seconds, tried, poll)
     say(f"decoding with {threads} threads")
-    all_ = one if threads == 1 else stages.decode(embedder, samples, threads, asked.seconds, tried, poll)
+    if threads > 1:
+        rates["decode"] = stages.decode(embedder, samples, threads, seconds, tried, poll)
     say("the device alone")
-    device, batch_size = stages.device(embedder, ready, asked.seconds, poll)
+    rates["device"], batch_size = stages.device(embedder, ready, seconds, poll)
     del ready, samples
     embedder.batch_size = min(batch_size, embedder.batch_size)
     say("all together")
-    both, report = together(embedder, config, units, threads, 2 * asked.seconds, poll)
-    found = ImageBenchResult(
-        asked=asked,
+    rates["together"], report = stages.together(embedder, config, units, threads, 2 * seconds, poll)
+    result = ImageBenchResult(
+        options=options,
         device_name=device_name(in_torch),
-        samples=read.samples,
         tried=tried,
         threads=threads,
         batch_size=batch_size,
-        read=read,
-        one=one,
-        all=all_,
-        device=device,
-        together=both,
-        limit=bottleneck_now([{"held": 1, "rows_per_s": both.per_s, **report}]),
+        rates=rates,
+        limit=bottleneck_now([{"held": 1, "rows_per_s": rates["together"].per_s, **report}]),
     )
-    if found.limit.cores_needed is None:
-        return found
+    if result.limit.cores_needed is None:
+        return result
     # The device alone was measured with full passes, which is more accurate than beside the decoding.
-    return replace(found, limit=replace(found.limit, cores_needed=found.cores_needed, cores_exact=True))
+    return replace(result, limit=replace(result.limit, cores_needed=result.cores_needed, cores_exact=True))
 
 
 def _ready(
-    asked: ImageBenchOptions, embedder: Embedder, samples: Sequence[Sample], threads: int, tried: Tried, poll: Poll
+    options: ImageBenchOptions, embedder: Embedder, samples: Sequence[Sample], threads: int, tried: Tried, poll: Poll
 ) -> list[Prepared]:
-    """Some prepared samples; InputError where there are none."""
+    """Some prepared samples; InputError without any."""
     if not samples:
-        raise InputError(f"{asked.inputs[0]}: no samples to measure with", code="empty_input")
+        raise InputError(f"{options.inputs[0]}: no samples to measure with", code="empty_input")
     if ready := stages.some_prepared(embedder, samples, BATCHES_READY * embedder.batch_size, poll):
         return ready
     stages.decode(embedder, samples, threads, 0.0, tried, poll)
     codes = ", ".join(tried.failures)
     raise InputError(
-        f"{asked.inputs[0]}: none of {len(samples):,} samples can be decoded ({codes})",
+        f"{options.inputs[0]}: none of {len(samples):,} samples can be decoded ({codes})",
         next_step="`embq failures` of a run says what each is; is it the right column or extension?",
     )
 
 
-def _planned(asked: ImageBenchOptions) -> tuple[ModelConfig, list[Any]]:
+def _planned(options: ImageBenchOptions) -> tuple[ModelConfig, list[Unit]]:
     """The model, and units from all over the inputs."""
-    options = replace(asked.options, unit_samples=UNIT_SAMPLES)
-    planned = plan(asked.inputs, options, ("image",))
+    planned = plan(options.inputs, replace(options.read_options, unit_samples=UNIT_SAMPLES), ("image",))
     config = config_of(
-        asked_models((asked.model,)),
+        asked_models((options.model,)),
         modalities=planned.modalities,
-        precision=asked.precision,
+        precision=options.precision,
         chunking=None,
-        decode=asked.decode,
+        decode=options.decode,
     )
     units = stages.spread(planned.units)
     if not units:
-        raise InputError(f"{asked.inputs[0]}: nothing to embed", code="empty_input")
+        raise InputError(f"{options.inputs[0]}: nothing to embed", code="empty_input")
     return config, units

@@ -1,14 +1,27 @@
-"""Conditions of an experiment, their outcomes, and what follows from these."""
+"""Conditions of an experiment, their outcomes, and figures derived from these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from embq.app.bench.services import Model, Replicate, WorkerSet
-from embq.app.bench.statistics import Measured, days_for, number, significant, together
+from embq.app.bench.statistics import Measured, UnitCost, days_for, number, significant, together, unit_cost
+
+NO_DIFFERENCE = ", which is no difference beyond the deviations"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSet:
+    """The worker processes of a condition: `per_device` on each of `devices`, named as in `--devices`."""
+
+    devices: tuple[str, ...]
+    per_device: int = 1
+
+    @property
+    def size(self) -> int:
+        """Worker processes."""
+        return len(self.devices) * self.per_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,17 +46,56 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerShare:
+    """Work of one worker process in a run.
+
+    Attributes:
+        device: as `--devices` names it.
+        rows: that its device embedded, also where another worker's copy of a unit was faster.
+        tokens: of these.
+        busy_s: seconds that the device had a batch in hand.
+    """
+
+    device: str
+    rows: int
+    tokens: int
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicate:
+    """One measured run.
+
+    Attributes:
+        records: of the input, equal to rows plus failures.
+        failures: records without a row.
+        seconds: from the start of the first unit to the last commit, by the broker's clock.
+        shares: work of each worker process, in the order of the devices.
+        memory_mb: of all worker processes together, after the run; None if unknown.
+    """
+
+    records: int
+    failures: int
+    seconds: float
+    shares: tuple[WorkerShare, ...]
+    memory_mb: float | None
+
+    @property
+    def rate(self) -> float:
+        """Records per second."""
+        return self.records / self.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The measurements of one condition.
 
     Attributes:
-        model: the measured one.
         load_s: time of the slowest worker process to load the model; not part of any other figure.
         device_names: device -> product name.
     """
 
     condition: Condition
-    model: Model
     replicates: tuple[Replicate, ...]
     load_s: float
     device_names: dict[str, str]
@@ -51,24 +103,36 @@ class Outcome:
     @property
     def rate(self) -> Measured:
         """Records per second."""
-        return Measured.of([replicate.rate for replicate in self.replicates])
+        return Measured.of([run.rate for run in self.replicates])
 
     @property
     def busy(self) -> Measured:
         """Fraction of the time that devices computed, over all worker processes."""
         size = self.condition.worker_set.size
-        return Measured.of([sum(s.busy_s for s in one.shares) / size / one.seconds for one in self.replicates])
+        return Measured.of([sum(share.busy_s for share in run.shares) / size / run.seconds for run in self.replicates])
 
     @property
     def memory_mb(self) -> Measured | None:
-        """Megabytes of all worker processes together; None where that is not known."""
-        known = [one.memory_mb for one in self.replicates if one.memory_mb is not None]
-        return Measured.of(known) if known else None
+        """Megabytes of all worker processes together; None if unknown."""
+        measured = [run.memory_mb for run in self.replicates if run.memory_mb is not None]
+        return Measured.of(measured) if measured else None
+
+    @property
+    def tokens_per_record(self) -> float | None:
+        """Mean tokens of an embedded record; None without records."""
+        shares = [share for run in self.replicates for share in run.shares]
+        rows = sum(share.rows for share in shares)
+        return sum(share.tokens for share in shares) / rows if rows else None
 
 
 def best_of(outcomes: Sequence[Outcome]) -> Outcome:
     """The outcome with the highest mean rate."""
-    return max(outcomes, key=lambda one: one.rate.mean)
+    return max(outcomes, key=lambda outcome: outcome.rate.mean)
+
+
+def cost_of(outcomes: Sequence[Outcome]) -> UnitCost | None:
+    """The cost of a unit, fitted to outcomes with several unit sizes."""
+    return unit_cost([(outcome.condition.unit_size, run.rate) for outcome in outcomes for run in outcome.replicates])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,15 +155,12 @@ class Fleet:
     def of(cls, outcomes: Sequence[Outcome]) -> Fleet:
         """The fleet of some outcomes: those of single devices, then that of all together."""
         *single, last = outcomes
-        rows = [[share.rows for share in one.shares] for one in last.replicates]
+        rows = [[share.rows for share in run.shares] for run in last.replicates]
         return cls(
-            alone={one.condition.worker_set.devices[0]: one.rate for one in single},
+            alone={outcome.condition.worker_set.devices[0]: outcome.rate for outcome in single},
             devices=tuple(share.device for share in last.replicates[0].shares),
             rate=last.rate,
-            shares=tuple(
-                Measured.of([mine / sum(run) for mine, run in zip(of_device, rows, strict=True)])
-                for of_device in zip(*rows, strict=True)
-            ),
+            shares=tuple(map(Measured.of, zip(*([row / sum(run) for row in run] for run in rows), strict=True))),
         )
 
     @property
@@ -124,65 +185,63 @@ class ExperimentResult:
 
     Attributes:
         name: of the experiment, and of its files.
-        header, rows: of the printed table.
-        figures: JSON-ready, beyond what `of_condition` says of each condition.
+        columns: of the printed table, header -> cells.
+        figures: JSON-ready, beyond those of each condition.
         findings: conclusions from the figures, one sentence each.
-        draw: writes the plot to a file; raises ModuleNotFoundError where matplotlib is not installed.
+        title: of the plot, the main conclusion.
     """
 
     name: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    outcomes: Sequence[Outcome]
+    columns: dict[str, list[str]]
     figures: dict[str, Any]
     findings: tuple[str, ...]
-    draw: Callable[[Path], None]
+    title: str
 
 
 def condition_figures(outcome: Outcome, corpus: int | None) -> dict[str, Any]:
     """The figures of one condition, JSON-ready."""
-    records = sum(one.records for one in outcome.replicates)
-    tokens, rows = (sum(getattr(s, name) for r in outcome.replicates for s in r.shares) for name in ("tokens", "rows"))
-    memory = outcome.memory_mb
+    runs, condition, memory, tokens = (
+        outcome.replicates,
+        outcome.condition,
+        outcome.memory_mb,
+        outcome.tokens_per_record,
+    )
+    records = [run.records for run in runs]
     return {
-        "name": outcome.condition.name,
-        "devices": list(outcome.condition.worker_set.devices),
+        "name": condition.name,
+        "devices": list(condition.worker_set.devices),
         "device_names": outcome.device_names,
-        "workers_per_device": outcome.condition.worker_set.per_device,
-        "unit_size": outcome.condition.unit_size,
-        "records": [one.records for one in outcome.replicates],
-        "failures": sum(one.failures for one in outcome.replicates),
-        "embedded_twice": rows - records,
-        "seconds": [one.seconds for one in outcome.replicates],
+        "workers_per_device": condition.worker_set.per_device,
+        "unit_size": condition.unit_size,
+        "records": records,
+        "failures": sum(run.failures for run in runs),
+        "embedded_twice": sum(share.rows for run in runs for share in run.shares) - sum(records),
+        "seconds": [run.seconds for run in runs],
         "records_per_s": outcome.rate.describe(),
-        "tokens_per_record": significant(tokens / rows) if rows else None,
+        "tokens_per_record": tokens and significant(tokens),
         "device_busy": outcome.busy.describe(),
-        "memory_mb": memory.describe() if memory is not None else None,
+        "memory_mb": memory and memory.describe(),
         "load_s": outcome.load_s,
         **({} if corpus is None else {"days": days_for(corpus, outcome.rate).describe()}),
     }
 
 
-def days_header(corpus: int | None) -> tuple[str, ...]:
-    """The column of `days_cell`."""
-    return () if corpus is None else (f"days for {corpus:,}",)
+def days_column(corpus: int | None, rates: Sequence[Measured]) -> dict[str, list[str]]:
+    """A column with the days for a corpus of so many records at each rate; none without a corpus."""
+    return {} if corpus is None else {f"days for {corpus:,}": [str(days_for(corpus, rate)) for rate in rates]}
 
 
-def days_cell(corpus: int | None, rate: Measured) -> tuple[str, ...]:
-    """Days for a corpus of so many records; empty without one."""
-    return () if corpus is None else (str(days_for(corpus, rate)),)
-
-
-def days_sentences(outcome: Outcome, corpus: int | None) -> tuple[str, ...]:
-    """The time for a corpus at the rate of one condition, as a sentence; empty without one."""
+def days_sentences(outcome: Outcome, corpus: int | None) -> list[str]:
+    """The time for a corpus at the rate of one condition, as a sentence; none without a corpus."""
     if corpus is None:
-        return ()
-    days = days_for(corpus, outcome.rate)
-    tokens = sum(share.tokens for one in outcome.replicates for share in one.shares)
-    rows = sum(share.rows for one in outcome.replicates for share in one.shares)
-    return (
-        f"At the rate of {outcome.condition.name}, {outcome.rate} records/s, {corpus:,} records take {time_text(days)}"
-        f", if they have {number(tokens / rows) if rows else '?'} tokens each, as these on average.",
-    )
+        return []
+    tokens = outcome.tokens_per_record
+    return [
+        f"At the rate of {outcome.condition.name}, {outcome.rate} records/s, {corpus:,} records take "
+        f"{time_text(days_for(corpus, outcome.rate))}, if they have {number(tokens) if tokens else '?'} tokens each, "
+        "as these on average."
+    ]
 
 
 def time_text(days: Measured) -> str:
@@ -193,7 +252,6 @@ def time_text(days: Measured) -> str:
     return f"{days.scaled(24 * 60)} minutes"
 
 
-def names(texts: Sequence[str]) -> str:
-    """a, b and c."""
-    *first, last = texts
-    return f"{', '.join(first)} and {last}" if first else last
+def plural(count: int, noun: str) -> str:
+    """1 worker, 2 workers."""
+    return f"{count:,} {noun}{'s' if count != 1 else ''}"

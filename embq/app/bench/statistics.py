@@ -6,6 +6,9 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 DAY_S = 86_400.0
 
@@ -27,11 +30,8 @@ class Measured:
     @classmethod
     def of(cls, values: Sequence[float]) -> Measured:
         """The mean and deviation of at least one value."""
-        return cls(
-            mean=statistics.fmean(values),
-            sd=statistics.stdev(values) if len(values) > 1 else 0.0,
-            n=len(values),
-        )
+        sd = statistics.stdev(values) if len(values) > 1 else 0.0
+        return cls(mean=statistics.fmean(values), sd=sd, n=len(values))
 
     def scaled(self, factor: float) -> Measured:
         """This, times a number without error."""
@@ -93,6 +93,15 @@ class UnitCost:
         """`t0_s` in milliseconds, with its error, for people."""
         return str(Measured(mean=1000 * self.t0_s, sd=1000 * self.t0_error_s, n=2))
 
+    def describe(self) -> dict[str, Any]:
+        """JSON-ready, with six digits."""
+        return {
+            "t0_ms": significant(1000 * self.t0_s),
+            "t0_error_ms": significant(1000 * self.t0_error_s),
+            "t1_ms": significant(1000 * self.t1_s),
+            "t0_is_seen": self.is_seen,
+        }
+
     def size_for(self, efficiency: float) -> int:
         """The smallest number of records per unit with this fraction of the best speed."""
         return max(1, math.ceil(self.t0_s / self.t1_s * efficiency / (1 - efficiency) - 1e-9))
@@ -103,23 +112,17 @@ class UnitCost:
 
 
 def unit_cost(measured: Sequence[tuple[int, float]]) -> UnitCost | None:
-    """The cost of a unit from (records per unit, records per second) of each replicate; None where it cannot be fitted.
+    """The cost of a unit from (records per unit, records per second) of each replicate; None if it cannot be fitted.
 
-    Least squares of seconds per record, `t1 + t0 / size`, with relative errors: weights are 1 / seconds squared.
+    Least squares of seconds per record, `t1 + t0 / size`, with relative errors: weights are 1 / seconds.
     """
     if len(measured) < 3 or len({size for size, _ in measured}) < 2:
         return None
-    points = [(1.0 / size, 1.0 / rate, rate * rate) for size, rate in measured]
-    total = sum(weight for _, _, weight in points)
-    mean_x = sum(x * weight for x, _, weight in points) / total
-    mean_y = sum(y * weight for _, y, weight in points) / total
-    spread = sum((x - mean_x) ** 2 * weight for x, _, weight in points)
-    t0_s = sum((x - mean_x) * (y - mean_y) * weight for x, y, weight in points) / spread
-    t1_s = mean_y - t0_s * mean_x
+    sizes, rates = np.array(measured).T
+    (t0_s, t1_s), covariance = np.polyfit(1 / sizes, 1 / rates, 1, w=rates, cov=True)
     if t1_s <= 0:
         return None
-    unexplained = sum((y - t1_s - t0_s * x) ** 2 * weight for x, y, weight in points) / (len(points) - 2)
-    return UnitCost(t0_s=t0_s, t0_error_s=math.sqrt(unexplained / spread), t1_s=t1_s)
+    return UnitCost(t0_s=float(t0_s), t0_error_s=math.sqrt(covariance[0, 0]), t1_s=float(t1_s))
 
 
 def significant(value: float) -> float:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import json
 import random
 import sysconfig
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cache
-from itertools import cycle, islice
+from itertools import islice
 from pathlib import Path
 
 from embq.core.errors import InputError
@@ -20,6 +18,9 @@ from embq.sources.unit_reader import read
 
 LEFT_OUT = frozenset({"test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "__pycache__"})
 """Folders that are skipped: those without prose, and installed packages."""
+
+Texts = Iterator[tuple[str, str]]
+"""Names of definitions, and their docstrings."""
 
 
 def docstrings(limit: int, *, installed: bool = False) -> list[tuple[str, str]]:
@@ -31,14 +32,14 @@ def docstrings(limit: int, *, installed: bool = False) -> list[tuple[str, str]]:
     folders = [Path(sysconfig.get_path("stdlib"))]
     if installed:
         folders.append(Path(sysconfig.get_path("purelib")))
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for folder in folders:
         for file in _python_files(folder, folder):
             for key, text in _docstrings_of(file, _module_name(file.relative_to(folder))):
-                found.setdefault(key, text)
-                if len(found) == limit:
-                    return list(found.items())
-    return list(found.items())
+                texts.setdefault(key, text)
+                if len(texts) == limit:
+                    return list(texts.items())
+    return list(texts.items())
 
 
 def _python_files(folder: Path, root: Path) -> Iterator[Path]:
@@ -56,7 +57,7 @@ def _module_name(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
-def _docstrings_of(file: Path, module: str) -> Iterator[tuple[str, str]]:
+def _docstrings_of(file: Path, module: str) -> Texts:
     with warnings.catch_warnings():
         # Old escape sequences in other people's strings.
         warnings.simplefilter("ignore")
@@ -64,31 +65,18 @@ def _docstrings_of(file: Path, module: str) -> Iterator[tuple[str, str]]:
             tree = ast.parse(file.read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError, ValueError):
             return
-    stack: list[tuple[str, ast.AST]] = [(module, tree)]
-    while stack:
-        name, node = stack.pop()
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text and _is_clean(text):
-                yield name, text
-        if isinstance(node, ast.Module | ast.ClassDef):
-            inner = [
-                (f"{name}.{child.name}", child)
-                for child in node.body
-                if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            ]
-            stack.extend(reversed(inner))
+    yield from _docstrings_below(tree, module)
 
 
-def _is_clean(text: str) -> bool:
-    """True if a text is not blank and can be written as a line of UTF-8."""
-    if not text.strip() or "\0" in text:
-        return False
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+def _docstrings_below(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Texts:
+    text = ast.get_docstring(node)
+    # Neither blank, nor impossible to write as a line of UTF-8.
+    if text and text.strip() and "\0" not in text and text == text.encode(errors="ignore").decode():
+        yield name, text
+    if isinstance(node, ast.Module | ast.ClassDef):
+        for child in node.body:
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield from _docstrings_below(child, f"{name}.{child.name}")
 
 
 BUILT_IN = 2_000
@@ -98,9 +86,9 @@ MOST = 100_000
 
 
 def texts_for(file: str, *, seed: int) -> list[str]:
-    """The texts of a file, or docstrings where `file` is "", shuffled by `seed`.
+    """The texts of a file, or docstrings if `file` is "", shuffled by `seed`.
 
-    Raises InputError where the file cannot be read or holds no text.
+    Raises InputError if the file cannot be read or holds no text.
     """
     texts = list(islice(_read(file), MOST) if file else _built_in())
     if not texts:
@@ -119,26 +107,3 @@ def _read(file: str) -> Iterator[str]:
         for sample in read(unit, ()):
             if sample.text and sample.error is None:
                 yield sample.text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Records:
-    """An input file.
-
-    Attributes:
-        path: .jsonl, one record a line.
-        count: its records.
-    """
-
-    path: Path
-    count: int
-
-
-def write_records(folder: Path, texts: Sequence[str], count: int) -> Records:
-    """Write a file of `count` texts with unique keys, repeating the texts as needed."""
-    path = folder / f"{count}.jsonl"
-    if not path.exists():
-        with path.open("w", encoding="utf-8") as file:
-            for number, text in enumerate(islice(cycle(texts), count)):
-                file.write(json.dumps({"id": f"k{number:08d}", "text": text}) + "\n")
-    return Records(path=path, count=count)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from redis.exceptions import ResponseError
+from rq.utils import as_text
 
 from embq.app.cli.shared_options import required_url
 from embq.core.broker.client import connect, reach
@@ -26,7 +28,7 @@ _PRIVATE = 0o600
 
 
 def reload(settings: Settings, folder: Path) -> list[str]:
-    """Reload users.acl in the broker, and disconnect users that were removed or changed; gives those that it has now.
+    """Reload users.acl in the broker, and disconnect users that were removed or changed; returns those that it has now.
 
     Args:
         settings: with the broker's URL, whatever user it names.
@@ -43,10 +45,11 @@ def reload(settings: Settings, folder: Path) -> list[str]:
             f"{path} cannot be read: {error.strerror}",
             next_step="name the folder that `embq broker init` has made, on the machine that has its admin's password",
         ) from error
-    url = _as_admin(required_url(settings))
+    parts = urlsplit(required_url(settings))
+    url = urlunsplit(parts._replace(netloc=f"admin@{parts.netloc.rpartition('@')[2]}"))
     with connect(url, password=password) as client:
         reach(client, url)
-        before = set(map(_text, client.acl_list()))
+        before = set(map(as_text, client.acl_list()))
         try:
             client.acl_load()
         except ResponseError as error:
@@ -55,9 +58,9 @@ def reload(settings: Settings, folder: Path) -> list[str]:
                 next_step="start it with --aclfile and the users.acl that `embq broker init` has made",
                 code="broker",
             ) from error
-        users = sorted(filter(role_of, (_text(user) for user in client.acl_users())))
+        users = sorted(filter(role_of, map(as_text, client.acl_users())))
         # The server ends connections of removed users, but keeps those with an old password. Redis 7 ends all of them.
-        for line in set(map(_text, client.acl_list())) - before:
+        for line in set(map(as_text, client.acl_list())) - before:
             client.client_kill_filter(user=line.split()[1], skipme=True)
     wanted = sorted(users_of(folder))
     if wanted and users != wanted:
@@ -68,16 +71,6 @@ def reload(settings: Settings, folder: Path) -> list[str]:
             code="broker",
         )
     return users
-
-
-def _as_admin(url: str) -> str:
-    parts = urlsplit(url)
-    place = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"admin@{place}"))
-
-
-def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name
 
 
 USERS = "users.acl"
@@ -117,17 +110,17 @@ def make(folder: Path, further: Sequence[str] = ()) -> Changes:
             )
     path = folder / "broker" / USERS
     _own_folder(folder / "broker")
-    lines, made = _read(path), Changes()
-    known = [user for user in lines if role_of(user)]
-    for user in dict.fromkeys([*ROLES, *known, *further]):
+    lines, changes = _read(path), Changes()
+    existing = [user for user in lines if role_of(user)]
+    for user in dict.fromkeys([*ROLES, *existing, *further]):
         digests = [word[1:] for word in lines.get(user, "").split() if word.startswith("#")]
-        wanted = user in ROLES or user in further
-        if (digest := _password_digest(folder / user, wanted=wanted, made=made)) and digest not in digests:
-            had = (folder / user / "password") not in made.paths
-            digests = [*digests, digest] if had else [digest]
+        create = user in ROLES or user in further
+        if (digest := _password_digest(folder / user, create=create, changes=changes)) and digest not in digests:
+            is_new = folder / user / "password" in changes.paths
+            digests = [digest] if is_new else [*digests, digest]
         lines[user] = acl_line(user, digests)
-    _write(path, lines, made)
-    return made
+    _write(path, lines, changes)
+    return changes
 
 
 def remove(folder: Path, users: Sequence[str]) -> Changes:
@@ -141,22 +134,20 @@ def remove(folder: Path, users: Sequence[str]) -> Changes:
                 next_step=f"to give it another password, remove {folder / user / 'password'} and make what is missing",
             )
         if user not in lines or not role_of(user):
-            there = [name for name in lines if role_of(name) and name not in ROLES]
+            others = [name for name in lines if role_of(name) and name not in ROLES]
             raise UsageError(
-                f"{path} has no user {user}", next_step=f"it has {', '.join(there) or 'no others than the roles'}"
+                f"{path} has no user {user}", next_step=f"it has {', '.join(others) or 'no others than the roles'}"
             )
-    made = Changes()
+    changes = Changes()
+    _write(path, {user: line for user, line in lines.items() if user not in users}, changes)
+    for file in (folder / user / name for user in users for name in ("password", "ca.crt")):
+        if file.exists():
+            file.unlink()
+            changes.paths.append(file)
     for user in users:
-        del lines[user]
-    _write(path, lines, made)
-    for user in users:
-        for name in ("password", "ca.crt"):
-            if (folder / user / name).exists():
-                (folder / user / name).unlink()
-                made.paths.append(folder / user / name)
-        if (folder / user).is_dir() and not any((folder / user).iterdir()):
+        with suppress(OSError):  # it was never there, or holds other files
             (folder / user).rmdir()
-    return made
+    return changes
 
 
 def users_of(folder: Path) -> list[str]:
@@ -165,7 +156,7 @@ def users_of(folder: Path) -> list[str]:
 
 
 def hand_out_authority(folder: Path) -> list[Path]:
-    """Copy `folder`/ca/ca.crt into each user's folder where it differs; gives the files that were written."""
+    """Copy `folder`/ca/ca.crt into each user's folder if it differs there; returns the files that were written."""
     certificate = (folder / "ca" / "ca.crt").read_bytes()
     written = []
     for user in users_of(folder):
@@ -176,15 +167,15 @@ def hand_out_authority(folder: Path) -> list[Path]:
     return written
 
 
-def _password_digest(folder: Path, *, wanted: bool, made: Changes) -> str:
-    """SHA-256 of the password in a user's folder, which is created if `wanted`; "" for none."""
+def _password_digest(folder: Path, *, create: bool, changes: Changes) -> str:
+    """SHA-256 of the password in a user's folder, which is created if `create`; "" for none."""
     path = folder / "password"
     if not path.exists():
-        if not wanted:
+        if not create:
             return ""
         _own_folder(folder)
         overwrite(path, f"{secrets.token_hex(32)}\n".encode(), mode=_PRIVATE)
-        made.paths.append(path)
+        changes.paths.append(path)
     try:
         password = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -215,14 +206,14 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
     return ConfigError(f"{path} cannot be read: {error}", next_step="run it as the user whom it belongs to, or as root")
 
 
-def _write(path: Path, lines: dict[str, str], made: Changes) -> None:
+def _write(path: Path, lines: dict[str, str], changes: Changes) -> None:
     text = "".join(f"{line}\n" for line in [DEFAULT_USER, *lines.values()])
-    there = path.read_text(encoding="utf-8") if path.exists() else ""
-    if text == there:
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    if text == before:
         return
     overwrite(path, text.encode(), mode=_PRIVATE)
-    made.paths.append(path)
-    made.users_changed = bool(there)
+    changes.paths.append(path)
+    changes.users_changed = bool(before)
 
 
 def _own_folder(folder: Path) -> None:

@@ -29,19 +29,19 @@ class Owner:
         return cls(int(uid), int(gid))
 
     def take(self, folder: Path, users: Sequence[str]) -> list[Path]:
-        """Become owner of the files of `embq broker init` in a folder; gives those that were changed.
+        """Become owner of the files of `embq broker init` in a folder; returns those that were changed.
 
         The folder itself is included if it is root's and holds nothing else but the stack's `storage`.
         """
-        kept = {"ca", "broker", *users}
-        foreign = [path for path in folder.iterdir() if path.name not in {*kept, "storage"}]
-        whole = [folder] if folder.stat().st_uid == 0 and not foreign else []
-        return [path for path in [*whole, *_ours(folder, sorted(kept))] if self._own(path)]
+        ours = {"ca", "broker", *users}
+        foreign = [path for path in folder.iterdir() if path.name not in {*ours, "storage"}]
+        itself = [folder] if folder.stat().st_uid == 0 and not foreign else []
+        return [path for path in [*itself, *_ours(folder, sorted(ours))] if self._own(path)]
 
     def give(self, folder: Path) -> bool:
         """Become owner of an empty folder of root, such as a new Docker volume; False for any other.
 
-        UsageError where there is no such folder.
+        UsageError if there is no such folder.
         """
         if not folder.is_dir():
             raise UsageError(f"--give {folder}: there is no such folder", next_step="mount it, or leave it out")
@@ -50,8 +50,8 @@ class Owner:
         return self._own(folder)
 
     def _own(self, path: Path) -> bool:
-        there = path.lstat()
-        if (there.st_uid, there.st_gid) == (self.uid, self.gid):
+        status = path.lstat()
+        if (status.st_uid, status.st_gid) == (self.uid, self.gid):
             return False
         try:
             os.chown(path, self.uid, self.gid, follow_symlinks=False)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import redis
 
 from embq.app.doctor.check import Check
 from embq.core.process.libraries import model_packages
-from embq.core.queue.heartbeats import Heard, Service, competing_services, hosts_of, services
+from embq.core.queue.heartbeats import Service, competing_services, hosts_of, services
 from embq.core.queue.keys import VERSION
 from embq.core.queue.reporting import FOREIGN_NEXT, TWO_NEXT, this_service, versions_next
 from embq.core.queue.runs import foreign_runs
-from embq.core.redaction import printable
 
 
 def fleet(client: redis.Redis, version: str) -> Iterator[Check]:
@@ -23,32 +22,31 @@ def fleet(client: redis.Redis, version: str) -> Iterator[Check]:
         version: of embq here.
     """
     heard = services(client)
-    yield _present(heard)
-    yield from _versions(this_service("command", version=version), [one.service for one in heard])
+    reporting = [report.service for report in heard]
+    yield _present(reporting)
+    yield from _versions(this_service("command", version=version), reporting)
     for pair in competing_services(heard):
         detail = f"two services of the kind {pair[0].role} serve the same runs, on {hosts_of(pair)}"
-        yield Check("services", "warn", printable(detail), TWO_NEXT[pair[0].role])
+        yield Check.passed("services", detail, TWO_NEXT[pair[0].role])
     for run in foreign_runs(client):
         detail = f"run {run.run} for {run.output} was announced under protocol version {run.protocol}, not {VERSION}"
-        yield Check("runs", "warn", printable(detail), FOREIGN_NEXT)
+        yield Check.passed("runs", detail, FOREIGN_NEXT)
 
 
-def _present(heard: Sequence[Heard]) -> Check:
-    roles = Counter(one.service.role for one in heard)
-    told = [f"{role} on {', '.join(_hosts(heard, role))}" for role in roles]
-    missing = [role for role in ("producer", "writer") if not roles[role]]
+def _present(reporting: Sequence[Service]) -> Check:
+    hosts: dict[str, set[str]] = defaultdict(set)
+    for service in reporting:
+        hosts[service.role].add(service.host)
+    present = "; ".join(f"{role} on {', '.join(sorted(names))}" for role, names in hosts.items())
+    missing = [role for role in ("producer", "writer") if role not in hosts]
     if not missing:
-        return Check("services", "ok", printable("; ".join(told)))
-    detail = f"no {' and no '.join(missing)} reports to this broker{', only ' if told else ''}{'; '.join(told)}"
-    return Check("services", "warn", printable(detail), f"start {' and '.join(f'`embq {role}`' for role in missing)}")
-
-
-def _hosts(heard: Sequence[Heard], role: str) -> list[str]:
-    return sorted({one.service.host for one in heard if one.service.role == role})
+        return Check.passed("services", present)
+    detail = f"no {' and no '.join(missing)} reports to this broker{', only ' if present else ''}{present}"
+    return Check.passed("services", detail, f"start {' and '.join(f'`embq {role}`' for role in missing)}")
 
 
 def _versions(own: Service, others: Sequence[Service]) -> Iterator[Check]:
-    """A row for each version of embq that differs from ours, or one for none."""
+    """A row for each version of embq that differs from ours, or one row if none does."""
     differing = {
         (other.version, other.protocol): other
         for other in others
@@ -57,29 +55,29 @@ def _versions(own: Service, others: Sequence[Service]) -> Iterator[Check]:
     for other in differing.values():
         state = "fail" if other.protocol != own.protocol else "warn"
         detail = f"{own.speaks} here, {other.speaks} on {other.host} ({other.role})"
-        yield Check("versions", state, printable(detail), versions_next(own, other))
+        yield Check("versions", state, detail, versions_next(own, other))
     if not differing:
-        yield Check("versions", "ok", f"{own.speaks}{', like all services' if others else ''}")
+        yield Check.passed("versions", f"{own.speaks}{', like all services' if others else ''}")
 
 
 def libraries(client: redis.Redis) -> Iterator[Check]:
     """Versions of the libraries that load models, compared with those of other workers."""
     own = model_packages()
-    said = ", ".join(f"{name} {version}" for name, version in own.items())
-    others = [one.service for one in services(client) if one.service.role == "worker" and one.service.packages]
+    workers = [report.service for report in services(client) if report.service.role == "worker"]
+    workers = [worker for worker in workers if worker.packages]
     differing = {
-        f"{name} {own.get(name, 'is missing')} here, {version} on {other.host}": None
-        for other in others
-        for name, version in other.packages.items()
+        f"{name} {own.get(name, 'is missing')} here, {version} on {worker.host}": None
+        for worker in workers
+        for name, version in worker.packages.items()
         if own.get(name) != version
     }
-    if not differing:
-        yield Check("libraries", "ok", f"{said or 'none that load models'}{', like all workers' if others else ''}")
-        return
-    yield Check(
-        "libraries",
-        "warn",
-        printable("; ".join(differing)),
-        "install the same versions: where a library builds another model of the same files, a run that was begun with "
-        "the other one is refused here (wrong_model); `embq worker --check --load` finds out",
-    )
+    if differing:
+        yield Check.passed(
+            "libraries",
+            "; ".join(differing),
+            "install the same versions: where a library builds another model of the same files, a run that was begun "
+            "with the other one is refused here (wrong_model); `embq worker --check --load` finds out",
+        )
+    else:
+        versions = ", ".join(f"{name} {version}" for name, version in own.items()) or "none that load models"
+        yield Check.passed("libraries", f"{versions}{', like all workers' if workers else ''}")

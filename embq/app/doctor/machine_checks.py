@@ -19,7 +19,6 @@ from embq.app.doctor.check import Check, guarded
 from embq.app.doctor.fleet_checks import fleet
 from embq.app.doctor.probes import devices, models
 from embq.core.broker.client import connect
-from embq.core.errors import UsageError
 from embq.core.process.libraries import version_of
 from embq.core.process.limits import container_bytes, cores, machine_bytes
 from embq.core.service.progress_line import size_text
@@ -60,56 +59,52 @@ def _broker_and_fleet(settings: Settings) -> Iterator[Check]:
     yield from rows
     if settings.broker_url and not any(row.name == "broker" and row.state == "fail" for row in rows):
         with connect(settings.broker_url, password=settings.broker_password) as client:
-            yield from guarded("services", lambda: list(fleet(client, embq.__version__)))
+            yield from guarded("services", fleet(client, embq.__version__))
 
 
 def packages() -> Iterator[Check]:
     """Python, the packages that every role needs, and a release of torch that is known to be broken."""
-    yield Check("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
-    found = {name: version_of(name) for name in ("embq", "click", "pyarrow", "redis", "rq", "numpy", "torch")}
-    missing = [name for name in ("click", "pyarrow", "redis", "rq") if not found[name]]
-    detail = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+    yield Check.passed("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    versions = {name: version_of(name) for name in ("embq", "click", "pyarrow", "redis", "rq", "numpy", "torch")}
+    missing = [name for name in ("click", "pyarrow", "redis", "rq") if not versions[name]]
+    detail = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if missing:
         yield Check("packages", "fail", f"missing: {', '.join(missing)}", "pip install embq")
-    elif found["torch"].partition("+")[0] == BROKEN_TORCH:
+    elif versions["torch"].partition("+")[0] == BROKEN_TORCH:
         yield Check("packages", "fail", f"torch {BROKEN_TORCH} is broken", "pip install 'torch!=2.13.0'")
-    elif not found["numpy"]:
-        yield Check("packages", "warn", f"{detail}; no numpy, so no worker and no writer", "pip install 'embq[writer]'")
+    elif not versions["numpy"]:
+        detail += "; no numpy, so no worker and no writer"
+        yield Check.passed("packages", detail, "pip install 'embq[writer]'")
     else:
-        yield Check("packages", "ok", detail)
+        yield Check.passed("packages", detail)
 
 
 def storage(output: str) -> Iterator[Check]:
     """The file operations of a commit, in `output` or the nearest existing folder above it."""
-    if is_url(output):
-        yield from guarded("storage", lambda: _examine_store(output))
-        return
-    asked = Path(output or tempfile.gettempdir()).absolute()
+    yield from guarded("storage", _examine_store(output) if is_url(output) else _examine_folder(output))
+
+
+def _examine_folder(output: str) -> Iterator[Check]:
+    folder = Path(output or tempfile.gettempdir()).absolute()
+    refuse_unnameable(str(folder))
+    folder = next(path for path in (folder, *folder.parents) if path.exists())
+    problem = ""
     try:
-        refuse_unnameable(str(asked))
-    except UsageError as error:
-        yield Check("storage", "fail", error.message, error.next_step)
-        return
-    place = next(path for path in (asked, *asked.parents) if path.exists())
-    fix = "give write permission, or put --output on a disk with hard links and rename"
-    try:
-        with tempfile.TemporaryDirectory(prefix=".embq-doctor-", dir=place) as folder:
-            took_ms, wrong = _commit_like(Path(folder))
+        with tempfile.TemporaryDirectory(prefix=".embq-doctor-", dir=folder) as inside:
+            took_ms, problem = _commit_like(Path(inside))
     except OSError as error:
-        yield Check("storage", "fail", f"{place}: {error.strerror or error}", fix)
+        problem = f": {error.strerror or error}"
+    if problem:
+        fix = "give write permission, or put --output on a disk with hard links and rename"
+        yield Check("storage", "fail", f"{folder}{problem}", fix)
         return
-    if wrong:
-        yield Check("storage", "fail", f"{place} {wrong}", fix)
-        return
-    free = shutil.disk_usage(place).free
-    detail = f"{place}: a durable write takes {took_ms:.1f} ms, {size_text(free)} free"
-    if free < FREE_LOW_BYTES:
-        yield Check("storage", "warn", detail, "make room, or put --output on a larger disk")
-    else:
-        yield Check("storage", "ok", detail)
+    free = shutil.disk_usage(folder).free
+    detail = f"{folder}: a durable write takes {took_ms:.1f} ms, {size_text(free)} free"
+    fix = "make room, or put --output on a larger disk" if free < FREE_LOW_BYTES else ""
+    yield Check.passed("storage", detail, fix)
 
 
-def _examine_store(url: str) -> list[Check]:
+def _examine_store(url: str) -> Iterator[Check]:
     """An object store: writing, and conditional creation."""
     root = place(url)
     assert isinstance(root, ObjectPath)
@@ -119,7 +114,7 @@ def _examine_store(url: str) -> list[Check]:
     except OSError as error:
         raise output_error(error, root) from error
     took_ms = (time.monotonic() - began) * 1000
-    return [Check("storage", "ok", f"{root}: creates a name only once; finding that out took {took_ms:.0f} ms")]
+    yield Check.passed("storage", f"{root}: creates a name only once; finding that out took {took_ms:.0f} ms")
 
 
 def _commit_like(folder: Path) -> tuple[float, str]:
@@ -129,27 +124,25 @@ def _commit_like(folder: Path) -> tuple[float, str]:
     took_ms = (time.monotonic() - began) * 1000
     try:
         write_new(folder / "record", b"y", temporary=folder / "temporary")
-        return took_ms, "lets a name be created twice"
+        return took_ms, " lets a name be created twice"
     except FileExistsError:
         pass
     (folder / "temporary").write_bytes(b"x")
     publish(folder / "temporary", folder / "part")
-    kept = (folder / "record").read_bytes() == b"x" * 4096 and (folder / "part").read_bytes() == b"x"
-    return took_ms, "" if kept else "does not keep what is written"
+    intact = (folder / "record").read_bytes() == b"x" * 4096 and (folder / "part").read_bytes() == b"x"
+    return took_ms, "" if intact else " does not keep what is written"
 
 
 def machine() -> Iterator[Check]:
     """Cores, memory, shared memory and the limit of open files."""
     memory, limit = machine_bytes(), container_bytes()
     bound = f", of which this container may use {size_text(limit)}" if limit else ""
-    yield Check("machine", "ok", f"{cores()} CPU cores, {size_text(memory)} memory{bound}")
+    yield Check.passed("machine", f"{cores()} CPU cores, {size_text(memory)} memory{bound}")
     shm = Path("/dev/shm")
     if shm.is_dir():
         size = shutil.disk_usage(shm).total
-        low = size < SHM_LOW_BYTES
-        fix = "start the container with --shm-size=1g" if low else ""
-        yield Check("shm", "warn" if low else "ok", f"/dev/shm has {size_text(size)}", fix)
+        fix = "start the container with --shm-size=1g" if size < SHM_LOW_BYTES else ""
+        yield Check.passed("shm", f"/dev/shm has {size_text(size)}", fix)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = 0 <= soft < FILES_LOW
-    fix = f"ulimit -n {min(65536, hard) if hard > 0 else 65536}" if few else ""
-    yield Check("open files", "warn" if few else "ok", f"at most {soft:,}" if soft >= 0 else "unlimited", fix)
+    fix = f"ulimit -n {min(65536, hard) if hard > 0 else 65536}" if 0 <= soft < FILES_LOW else ""
+    yield Check.passed("open files", f"at most {soft:,}" if soft >= 0 else "unlimited", fix)

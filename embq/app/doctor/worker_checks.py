@@ -6,10 +6,8 @@ import importlib.util
 import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import redis
 from redis.exceptions import RedisError
@@ -27,7 +25,6 @@ from embq.core.models import ModelConfig
 from embq.core.queue.hints import hint_queue, peek
 from embq.core.queue.keys import run_key
 from embq.core.queue.runs import RunRecord, registered
-from embq.core.redaction import printable
 from embq.core.run.control import RunState
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
@@ -47,6 +44,8 @@ CACHE_LOW_BYTES = 10 * 1024**3
 """A large model takes some gigabytes."""
 SCRATCH_LOW_BYTES = 1024**3
 """Compilers and libraries write some hundred megabytes."""
+MODEL_FIX = "check the files of the model"
+INPUT_FIX = "mount it under the same path as where the run was planned, or give this machine credentials for it"
 
 
 def check_worker(settings: Settings, wanted: str, *, load: bool) -> Iterator[Check]:
@@ -66,16 +65,16 @@ def check_worker(settings: Settings, wanted: str, *, load: bool) -> Iterator[Che
     if any(check.name == "broker" and check.state == "fail" for check in checked):
         return
     with connect(settings.broker_url, password=settings.broker_password) as client:
-        yield from guarded("rights", lambda: [_rights(client)])
-        yield from guarded("services", lambda: list(fleet(client, embq.__version__)))
-        yield from guarded("libraries", lambda: list(libraries(client)))
+        yield from guarded("rights", _rights(client))
+        yield from guarded("services", fleet(client, embq.__version__))
+        yield from guarded("libraries", libraries(client))
         yield from runs(client, first, settings.cuda_visible, load=load)
 
 
-def _rights(client: redis.Redis) -> Check:
+def _rights(client: redis.Redis) -> Iterator[Check]:
     """Permissions of the broker's user; nothing is executed."""
     require(client, "worker")
-    return Check("rights", "ok", f"the user {user_of(client) or 'default'} may do what a worker does")
+    yield Check.passed("rights", f"the user {user_of(client) or 'default'} may do what a worker does")
 
 
 def _devices(settings: Settings, wanted: str) -> tuple[str, list[Check]]:
@@ -83,33 +82,29 @@ def _devices(settings: Settings, wanted: str) -> tuple[str, list[Check]]:
     try:
         names = find_devices(wanted, settings.cuda_visible)
     except EmbqError as error:
-        return "cpu", [Check("devices", "fail", error.message, error.next_step)]
+        return "cpu", [Check.of_error("devices", error)]
     if all(simulated_speed(name) for name in names):
-        return names[0], [Check("devices", "ok", f"{', '.join(names)}: simulated, for stub models")]
+        return names[0], [Check.passed("devices", f"{', '.join(names)}: simulated, for stub models")]
     if importlib.util.find_spec("torch") is None:
         return names[0], [Check("devices", "fail", "torch is not installed", "pip install 'embq[worker]'")]
     rows = [row for row in probes.devices(settings.cuda_visible) if row.name == "devices" or row.name in names]
     if wanted == "auto" and names == ("cpu",):
-        why, mend = why_no_gpu(settings.cuda_visible)
-        rows = [replace(row, state="warn", detail=f"{row.detail}: {why}", fix=mend) for row in rows]
+        why, fix = why_no_gpu(settings.cuda_visible)
+        rows = [Check.passed(row.name, f"{row.detail}: {why}", fix) for row in rows]
     return names[0], rows
 
 
 def _folder(name: str, folder: Path, low_bytes: int, fix: str) -> Check:
     """Free space and writability of a folder, which need not exist yet."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=there) as file:
+        with tempfile.TemporaryFile(dir=existing) as file:
             file.write(b"x" * 4096)
     except OSError as error:
         return Check(name, "fail", f"{folder} cannot be written: {error.strerror}", f"{fix} that can be written")
     free = room(folder)
-    detail = f"{folder}: {size_text(free)} free"
-    return (
-        Check(name, "warn", detail, f"make room; {fix} on a larger disk")
-        if free < low_bytes
-        else Check(name, "ok", detail)
-    )
+    caveat = f"make room; {fix} on a larger disk" if free < low_bytes else ""
+    return Check.passed(name, f"{folder}: {size_text(free)} free", caveat)
 
 
 def runs(client: redis.Redis, device: str, cuda_visible: str | None, *, load: bool) -> Iterator[Check]:
@@ -117,27 +112,26 @@ def runs(client: redis.Redis, device: str, cuda_visible: str | None, *, load: bo
 
     Args:
         device: on which models are loaded.
-        cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
+        cuda_visible: CUDA_VISIBLE_DEVICES, or None if it is not set.
         load: load each model, and compare its fingerprint with that of the run.
     """
     try:
-        found = [
-            (record, meta) for record in registered(client).values() if (meta := _meta(client, record)) is not None
-        ]
+        active = [(run, meta) for run in registered(client).values() if (meta := _meta(client, run)) is not None]
     except RedisError as error:
         yield Check("runs", "fail", f"the broker refuses to say what runs there are: {error}", "allow it to this user")
         return
-    if not found:
-        yield Check("runs", "ok", "the broker knows no run that is not over, so no model and no input was tried")
-    seen: set[ModelConfig] = set()
-    for record, meta in found[:MOST_RUNS]:
-        if record.model not in seen:
-            seen.add(record.model)
-            yield _model(record, meta, device, cuda_visible) if load else _files(record.model)
-        yield from guarded("input", partial(_input, client, record, meta))
+    if not active:
+        yield Check.passed("runs", "the broker knows no run that is not over, so no model and no input was tried")
+    models: set[ModelConfig] = set()
+    for record, meta in active[:MOST_RUNS]:
+        if record.model not in models:
+            models.add(record.model)
+            checks = _model(record, meta, device, cuda_visible) if load else _files(record.model)
+            yield from guarded("model", checks, MODEL_FIX if load else "embq doctor --model SPEC loads it")
+        yield from guarded("input", _input(client, record, meta), INPUT_FIX)
         yield _output(record, meta)
-    if len(found) > MOST_RUNS:
-        yield Check("runs", "ok", f"{len(found) - MOST_RUNS} more runs were not looked at")
+    if len(active) > MOST_RUNS:
+        yield Check.passed("runs", f"{len(active) - MOST_RUNS} more runs were not looked at")
 
 
 def _meta(client: redis.Redis, record: RunRecord) -> dict[str, str] | None:
@@ -148,41 +142,36 @@ def _meta(client: redis.Redis, record: RunRecord) -> dict[str, str] | None:
     return None if RunState.read(meta["state"]).ended else meta
 
 
-def _files(model: ModelConfig) -> Check:
+def _files(model: ModelConfig) -> Iterator[Check]:
     specs = [member.spec for member in model.members] or [model.spec]
-    found = child(*PROBE, "files", *specs, timeout_s=LOOKUP_S)
-    if "error" in found:
-        return _failed("model", found, "embq doctor --model SPEC loads it")
-    return Check("model", "ok", printable(f"{model.spec}: {'; '.join(found['where'])}"))
+    answer = child(*PROBE, "files", *specs, timeout_s=LOOKUP_S)
+    yield Check.passed("model", f"{model.spec}: {'; '.join(answer['where'])}")
 
 
-def _model(record: RunRecord, meta: dict[str, str], device: str, cuda_visible: str | None) -> Check:
+def _model(record: RunRecord, meta: dict[str, str], device: str, cuda_visible: str | None) -> Iterator[Check]:
     in_torch, environment = alone(device, cuda_visible)
-    found = child(*PROBE, "run_model", record.to_json(), in_torch, timeout_s=MODEL_TIMEOUT_S, **environment)
-    if "error" in found:
-        return _failed("model", found, "check the files of the model")
-    if meta["fingerprint"] and found["fingerprint"] != meta["fingerprint"]:
+    answer = child(*PROBE, "run_model", record.to_json(), in_torch, timeout_s=MODEL_TIMEOUT_S, **environment)
+    if meta["fingerprint"] and answer["fingerprint"] != meta["fingerprint"]:
         detail = f"{record.model.spec} is another model here than the one that run {record.run} was begun with"
         fix = "install the files of the model and the versions of the libraries that the other workers have"
-        return Check("model", "fail", printable(detail), fix)
+        yield Check("model", "fail", detail, fix)
+        return
     same = ", the one that the run was begun with" if meta["fingerprint"] else ""
-    return Check("model", "ok", printable(f"{record.model.spec} embeds a sample on {device}{same}"))
+    yield Check.passed("model", f"{record.model.spec} embeds a sample on {device}{same}")
 
 
-def _input(client: redis.Redis, record: RunRecord, meta: dict[str, str]) -> list[Check]:
+def _input(client: redis.Redis, record: RunRecord, meta: dict[str, str]) -> Iterator[Check]:
     unit = _a_unit(client, record)
     if unit is None:
         detail = f"run {record.run}: no unit of it can be seen from here now, so no input was tried"
-        return [Check("input", "ok" if meta["state"] else "warn", detail)]
-    found = child(*PROBE, "sample", json.dumps(unit.describe()), timeout_s=INPUT_S)
-    if "error" in found:
-        fix = "mount it under the same path as where the run was planned, or give this machine credentials for it"
-        return [_failed("input", found, fix)]
-    return [Check("input", "ok", printable(f"run {record.run}: {unit.source} is read, as it was planned"))]
+        yield Check("input", "ok" if meta["state"] else "warn", detail)
+        return
+    child(*PROBE, "sample", json.dumps(unit.describe()), timeout_s=INPUT_S)
+    yield Check.passed("input", f"run {record.run}: {unit.source} is read, as it was planned")
 
 
 def _a_unit(client: redis.Redis, record: RunRecord) -> Unit | None:
-    """Any unit of a run: from its queue, or from its manifest where that is readable here."""
+    """Any unit of a run: from its queue, or from its manifest if that is readable here."""
     hint = peek(hint_queue(client, record.model.queue_key), record.run, MOST_HINTS)
     if hint is not None:
         return hint.unit
@@ -197,13 +186,10 @@ def _output(record: RunRecord, meta: dict[str, str]) -> Check:
     # Imports numpy and pyarrow.
     from embq.worker.stages.publish import shares_storage
 
-    output = f"run {record.run}: {record.output}"
-    if shares_storage(Layout(place(record.output)).staged_parts, meta["nonce"]):
-        return Check("output", "ok", printable(f"{output} is shared with the writer: large results are left there"))
-    return Check(
-        "output", "ok", printable(f"{output} is not shared with the writer: all results travel through the broker")
+    shared = shares_storage(Layout(place(record.output)).staged_parts, meta["nonce"])
+    transport = (
+        "is shared with the writer: large results are left there"
+        if shared
+        else "is not shared with the writer: all results travel through the broker"
     )
-
-
-def _failed(name: str, found: dict[str, Any], fix: str) -> Check:
-    return Check(name, "fail", printable(str(found["error"])), printable(str(found["fix"] or fix)))
+    return Check.passed("output", f"run {record.run}: {record.output} {transport}")

@@ -53,7 +53,7 @@ class ExportOptions:
         format: of the files, one of `embq.core.rows.spec.FORMATS`.
         order: of the rows.
         dtype: of stored vectors; "" for that of the run.
-        int8_range: where the run stores floats and `dtype` is int8: the number that is stored as 127; None for
+        int8_range: if the run stores floats and `dtype` is int8: the number that is stored as 127; None for
             the 1 that suits vectors of length 1.
         rows_per_file: most rows of a file; 0 for as many as `FILE_BYTES` hold.
         columns: names of the columns to keep beside `ALWAYS` and the vectors; None for all.
@@ -77,7 +77,7 @@ class ExportResult:
 
     Attributes:
         records: commit records whose rows are included; a later export may have more.
-        state: "complete" where every unit of the run was committed, else "incomplete".
+        state: "complete" if every unit of the run was committed, else "incomplete".
         ids: "committed": a row has the id that it has in the run. They count from 0 in the order of commits.
         columns: of a row, in order.
         files: path below the folder, rows, bytes and sha256 of each.
@@ -108,46 +108,51 @@ def export(
     Args:
         on_rows: called with (rows written, all rows) after each file.
 
-    Raises InputError where `folder` is in use, the run holds no rows, there is no row with one of `options.ids`, or the
-    options do not fit the run; OutputError where the run cannot be read, or the folder not be written. The folder is
+    Raises InputError if `folder` is in use, the run holds no rows, there is no row with one of `options.ids`, or the
+    options do not fit the run; OutputError if the run cannot be read, or the folder not be written. The folder is
     removed then.
     """
     info = load_run(root)
     _refuse_inside(root, folder)
     state, places = _committed(root, info, Manifest(Layout(root)))
-    if not places.parts:
-        raise InputError(f"{root} holds no committed rows", next_step="run it first", code="empty_input")
+    check_rows(root, state.rows, options.ids)
     if options.ids is not None:
-        check_ids(options.ids, state.rows)
         places = places.only_parts_with(options.ids)
     rows = wanted_rows(info.rows, options.dtype or info.rows.dtype, options.int8_range)
     _refuse_npy(options.format, rows.dtype)
     with opened(root, places.parts[0]) as part:
         schema = part.schema
     if rows.dtype == "binary" != info.rows.dtype:
-        for one in _vector_types(schema):
-            rows.check(info.model.spec, one.list_size)
+        for vector_type in _vector_types(schema):
+            rows.check(info.model.spec, vector_type.list_size)
     columns = _columns(schema, options.columns)
     per_file = options.rows_per_file or min(MOST_ROWS, _rows_within(FILE_BYTES, schema))
-    as_run = replace(info, format=options.format, rows=_rows_of(rows, columns))
+    as_run = replace(
+        info,
+        format=options.format,
+        rows=replace(rows, columns=tuple(column for column in rows.columns if column.name in columns)),
+    )
     notes = replace(info, rows=rows).notes(fingerprint=state.fingerprint, version=info.version)
     window_rows = _rows_within(FILE_BYTES, schema)
     with closing(_tables(root, places, options.order, window_rows)) as tables, new_folder(folder) as unfinished:
-        made = (converted(_chosen(table, options).select(columns), info.rows, rows) for table in tables)
+        chosen = (converted(_chosen(table, options).select(columns), info.rows, rows) for table in tables)
         total = state.rows if options.ids is None else len(options.ids)
         files: list[CommittedFile] = []
-        for written in _files(made, Layout(unfinished), as_run, per_file, notes):
+        for written in _files(chosen, Layout(unfinished), as_run, per_file, notes):
             files += written
             if on_rows is not None:
                 on_rows(sum(file.rows for file in files if file.kind == "rows"), total)
-        done = _account(as_run, state, options.order, columns, files)
-        text = json.dumps({"schema": 1, **asdict(done)}, indent=1).encode() + b"\n"
+        result = _account(as_run, state, options.order, columns, files)
+        text = json.dumps({"schema": 1, **asdict(result)}, indent=1).encode() + b"\n"
         write_new(unfinished / ACCOUNT, text, temporary=unfinished / f"_{ACCOUNT}")
-    return done
+    return result
 
 
-def check_ids(ids: np.ndarray, rows: int) -> None:
-    if unknown := len(ids) - int(np.searchsorted(ids, rows)):
+def check_rows(root: Place, rows: int, ids: np.ndarray | None) -> None:
+    """Raise InputError if a run with so many rows has none to export: none at all, or not those with the ids."""
+    if not rows:
+        raise InputError(f"{root} holds no committed rows", next_step="run it first", code="empty_input")
+    if ids is not None and (unknown := len(ids) - int(np.searchsorted(ids, rows))):
         raise InputError(
             f"{unknown:,} of the {len(ids):,} ids are of no committed row, such as {ids[-1]}",
             next_step=f"the run holds {rows:,} rows, whose ids begin with 0: give ids of this run",
@@ -171,7 +176,7 @@ def _committed(root: Place, info: RunInfo, manifest: Manifest) -> tuple[LogState
         log.advance(state, commit)
         if state.units > len(manifest):
             manifest = Manifest(Layout(root))
-        places.take(commit, manifest)
+        places.add(commit, manifest)
     log.ends_with(state.n)
     return state, places
 
@@ -232,26 +237,27 @@ def _files(
 
 
 def _columns(schema: pa.Schema, wanted: Sequence[str] | None) -> list[str]:
-    """The columns to keep, in the order of the run; InputError where one does not exist."""
+    """The columns to keep, in the order of the run; InputError if one does not exist."""
     if wanted is None:
         return list(schema.names)
+    check_columns_exist(wanted, schema)
+    vector_types = _vector_types(schema)
+    return [field.name for field in schema if field.name in (*ALWAYS, *wanted) or field.type in vector_types]
+
+
+def check_columns_exist(wanted: Sequence[str], schema: pa.Schema) -> None:
+    """Raise InputError if the rows of a run lack one of the columns."""
     if absent := [name for name in wanted if name not in schema.names]:
         raise InputError(
             f"rows have no column {', '.join(absent)}",
             next_step=f"they have {', '.join(schema.names)}",
             code="no_column",
         )
-    kept = {*ALWAYS, *wanted, *(field.name for field in schema if field.type in _vector_types(schema))}
-    return [name for name in schema.names if name in kept]
-
-
-def _rows_of(rows: RowSpec, columns: Sequence[str]) -> RowSpec:
-    return replace(rows, columns=tuple(column for column in rows.columns if column.name in columns))
 
 
 def _rows_within(size: int, schema: pa.Schema) -> int:
     """Rows that have `size` bytes of vectors; by the columns alone, so that equal runs give equal files."""
-    row_bytes: int = sum(one.list_size * one.value_type.bit_width // 8 for one in _vector_types(schema))
+    row_bytes: int = sum(kind.list_size * kind.value_type.bit_width // 8 for kind in _vector_types(schema))
     return max(1, size // max(1, row_bytes))
 
 
@@ -288,14 +294,14 @@ SMALLER = {
 
 
 def wanted_rows(rows: RowSpec, dtype: str, int8_range: float | None) -> RowSpec:
-    """The row spec of an export with `dtype`; InputError where `rows` cannot be converted to it."""
+    """The row spec of an export with `dtype`; InputError if `rows` cannot be converted to it."""
     if dtype == rows.dtype:
         return rows
     if dtype not in SMALLER[rows.dtype]:
-        known = ", ".join(SMALLER[rows.dtype])
+        possible = ", ".join(SMALLER[rows.dtype])
         raise InputError(
             f"the run stores {rows.dtype}, which cannot be converted to {dtype}",
-            next_step=f"use --dtype {known}" if known != rows.dtype else "leave out --dtype",
+            next_step=f"use --dtype {possible}" if possible != rows.dtype else "leave out --dtype",
             code="dtype_lost",
         )
     # Vectors are truncated already. Floats keep their length, int8 has its own rule, and binary has signs only.
@@ -309,23 +315,23 @@ def wanted_rows(rows: RowSpec, dtype: str, int8_range: float | None) -> RowSpec:
     return replace(rows, dtype=dtype, truncate_dim=0, normalize=normalize, int8_range=range_)
 
 
-def converted(table: pa.Table, have: RowSpec, want: RowSpec) -> pa.Table:
-    """The table with its vectors converted to `want`; InputError where one of them cannot be."""
-    if have.dtype == want.dtype:
+def converted(table: pa.Table, source: RowSpec, target: RowSpec) -> pa.Table:
+    """The table with its vectors converted to `target`; InputError if one of them cannot be."""
+    if source.dtype == target.dtype:
         return table
     for at, field in enumerate(table.schema):
         if not pa.types.is_fixed_size_list(field.type):
             continue
-        values, faults = stored(restored(vectors(table, field.name), have), want)
+        values, faults = stored(restored(vectors(table, field.name), source), target)
         if faults:
             row = min(faults)
             raise InputError(
-                f"row {table['id'][row].as_py()} ({table['key'][row].as_py()!r}) cannot be stored as {want.dtype}: "
+                f"row {table['id'][row].as_py()} ({table['key'][row].as_py()!r}) cannot be stored as {target.dtype}: "
                 f"{faults[row].message}",
                 next_step="export with the run's own --dtype",
                 code=faults[row].code,
             )
-        type_ = pa.list_(ARROW_DTYPES[want.dtype], values.shape[1])
+        type_ = pa.list_(ARROW_DTYPES[target.dtype], values.shape[1])
         flat = pa.array(values.reshape(-1), type_.value_type)
         column = pa.FixedSizeListArray.from_arrays(flat, type=type_)
         table = table.set_column(at, pa.field(field.name, type_, field.nullable), column)

@@ -22,26 +22,29 @@ from embq.core.run.manifest import Manifest
 from embq.core.run.reader import part_tables
 from embq.core.storage.paths import Place
 
+PART = 1
+"""Column of `Places.table` with the index in `Places.parts`."""
+
 
 @dataclass(slots=True)
 class Places:
-    """Positions of rows in parts; one entry of twenty bytes for each unit with rows.
+    """Positions of rows in parts; 32 bytes for each unit with rows.
 
     Attributes:
         parts: the files of each part.
-        unit: index in the manifest of the unit that was planned first, also for rows of a retry.
-        part: index in `parts`.
-        first: the first row, within the part.
-        rows: number of consecutive rows.
+        numbers: four of each unit: its index in the manifest, of a retry that of the unit that was planned first; the
+            index in `parts`; its first row, within the part; its rows, which are consecutive.
     """
 
     parts: list[tuple[CommittedFile, ...]] = field(default_factory=list)
-    unit: array[int] = field(default_factory=lambda: array("q"))
-    part: array[int] = field(default_factory=lambda: array("i"))
-    first: array[int] = field(default_factory=lambda: array("i"))
-    rows: array[int] = field(default_factory=lambda: array("i"))
+    numbers: array[int] = field(default_factory=lambda: array("q"))
 
-    def take(self, commit: Commit, manifest: Manifest) -> None:
+    @property
+    def table(self) -> np.ndarray:
+        """`numbers` as int64 (units, 4)."""
+        return np.array(self.numbers).reshape(-1, 4)
+
+    def add(self, commit: Commit, manifest: Manifest) -> None:
         """Add the rows of one record."""
         if not commit.parts:
             return
@@ -49,71 +52,56 @@ class Places:
         for unit in commit.units:
             if unit.rows:
                 part = bisect_right(starts, unit.first_row) - 1
-                self.unit.append(_planned_first(unit.u, unit.supersedes, manifest))
-                self.part.append(len(self.parts) + part)
-                self.first.append(unit.first_row - starts[part])
-                self.rows.append(unit.rows)
+                retry = manifest.unit(unit.u).retry if unit.supersedes else None
+                planned = unit.u if retry is None else retry.unit
+                self.numbers.extend((planned, len(self.parts) + part, unit.first_row - starts[part], unit.rows))
         self.parts += commit.parts
 
     def only_parts_with(self, ids: np.ndarray) -> Places:
         """The places in the parts that have a row with one of the ids, which ascend."""
         firsts = np.array([max(file.first_id for file in files) for files in self.parts])
         # Ids are dense, and parts in their order: the next part begins where one ends.
-        kept = np.unique(np.searchsorted(firsts, ids, side="right") - 1)
-        number = {int(part): new for new, part in enumerate(kept)}
-        found = Places(parts=[self.parts[part] for part in number])
-        for unit, part, first, rows in zip(self.unit, self.part, self.first, self.rows, strict=True):
-            if part in number:
-                found.unit.append(unit)
-                found.part.append(number[part])
-                found.first.append(first)
-                found.rows.append(rows)
-        return found
+        chosen = np.unique(np.searchsorted(firsts, ids, side="right") - 1)
+        table = self.table[np.isin(self.table[:, PART], chosen)]
+        table[:, PART] = np.searchsorted(chosen, table[:, PART])
+        return Places([self.parts[part] for part in chosen], array("q", table.tobytes()))
 
 
 def sorted_tables(root: Place, places: Places, *, window_rows: int) -> Iterator[pa.Table]:
     """The rows by unit, ordinal and chunk, in windows of at most `window_rows`, or of one larger unit.
 
-    Raises OutputError where a file is missing or cannot be read.
+    Raises OutputError if a file is missing or cannot be read.
     """
-    units, rows = np.asarray(places.unit), np.asarray(places.rows)
-    order = np.argsort(units, kind="stable")
-    for start, stop in _windows(units[order], rows[order], window_rows):
-        yield _in_order(*_gather(root, places, order[start:stop]))
+    table = places.table
+    table = table[np.argsort(table[:, 0], kind="stable")]
+    for window in _windows(table, window_rows):
+        yield _in_order(*_gather(root, places, window))
 
 
-def _planned_first(u: int, supersedes: int, manifest: Manifest) -> int:
-    retry = manifest.unit(u).retry if supersedes else None
-    return u if retry is None else retry.unit
-
-
-def _windows(units: np.ndarray, rows: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of entries of at most `most` rows together, of which none ends between two entries of one unit."""
-    start, held, at = 0, 0, 0
-    while at < len(units):
+def _windows(table: np.ndarray, most: int) -> Iterator[np.ndarray]:
+    """The entries in slices of at most `most` rows together, of which none ends between two entries of one unit."""
+    units = table[:, 0]
+    start = at = held = 0
+    while at < len(table):
         end = int(np.searchsorted(units, units[at], side="right"))
-        more = int(rows[at:end].sum())
-        if held and held + more > most:
-            yield start, at
+        unit_rows = int(table[at:end, 3].sum())
+        if held and held + unit_rows > most:
+            yield table[start:at]
             start, held = at, 0
-        held, at = held + more, end
+        held, at = held + unit_rows, end
     if held:
-        yield start, at
+        yield table[start:at]
 
 
 def _gather(root: Place, places: Places, entries: np.ndarray) -> tuple[pa.Table, np.ndarray]:
     """The rows of some entries in the order of their parts, and the unit of each that was planned first."""
-    parts = np.asarray(places.part)[entries]
     tables: list[pa.Table] = []
-    units: list[np.ndarray] = []
-    for part in np.unique(parts):
-        here = entries[parts == part]
-        here = here[np.argsort(np.asarray(places.first)[here])]
-        first, rows = np.asarray(places.first)[here], np.asarray(places.rows)[here]
-        with closing(part_tables(root, places.parts[part])) as of_part:
-            tables += _picked(of_part, first, rows)
-        units.append(np.repeat(np.asarray(places.unit)[here], rows))
-    return pa.concat_tables(tables), np.concatenate(units)
+    # By part, and by first row within it.
+    entries = entries[np.lexsort((entries[:, 2], entries[:, PART]))]
+    for of_part in np.split(entries, np.flatnonzero(np.diff(entries[:, PART])) + 1):
+        with closing(part_tables(root, places.parts[of_part[0, PART]])) as rows:
+            tables += _picked(rows, of_part[:, 2], of_part[:, 3])
+    return pa.concat_tables(tables), np.repeat(entries[:, 0], entries[:, 3])
 
 
 def _picked(tables: Iterator[pa.Table], first: np.ndarray, rows: np.ndarray) -> Iterator[pa.Table]:

@@ -47,7 +47,7 @@ def remove_run_keys(client: redis.Redis, info: RunInfo, *, dry_run: bool) -> Rem
     queue = hint_queue(client, info.model.queue_key)
     lists = (queue.key, queue.intermediate_queue.key)
     keys = [run_key(info.run, part) for part in (*RUN_PARTS, "writer", "asked")]
-    there = int(client.hexists(RUNS, info.run)) + int(client.exists(*keys))
+    count = int(client.hexists(RUNS, info.run)) + int(client.exists(*keys))
     prefix = f"{info.run}-"
     hints = {as_text(raw) for key in lists for raw in client.lrange(key, 0, -1) if as_text(raw).startswith(prefix)}
     # A hint that was popped by a worker which died is in no list once RQ has cleaned up.
@@ -63,8 +63,8 @@ def remove_run_keys(client: redis.Redis, info: RunInfo, *, dry_run: bool) -> Rem
                     pipe.lrem(key, 0, job_id)
             pipe.execute()
         if not client.llen(queue.key) and all(record.model != info.model for record in registered(client).values()):
-            queue.delete(delete_jobs=False)  # or `rq info` would list it for ever
-    return RemovedKeys(there, len(hints))
+            queue.delete(delete_jobs=False)  # or `rq info` would always list it
+    return RemovedKeys(count, len(hints))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,30 +72,32 @@ class Collected:
     """Result of a collection, or of a dry run.
 
     Attributes:
-        broker: deleted keys; None where they stay, or no broker was asked.
+        broker: deleted keys; None if they stay, or no broker answered.
         notes: for the user, one sentence each.
     """
 
     run: str
-    found: Orphans
+    orphans: Orphans
     broker: RemovedKeys | None
     notes: tuple[str, ...]
 
 
-def collect(root: Place, settings: Settings, *, asked: bool, older_than_s: float, dry_run: bool) -> Collected:
+def collect(root: Place, settings: Settings, *, must_answer: bool, older_than_s: float, dry_run: bool) -> Collected:
     """Delete the orphaned files of an output folder and, for a finished run, its keys in the broker.
 
     Safe while services work on the run.
 
     Args:
         settings: with the broker that may know the run.
-        asked: whether the user named that broker, so that it must answer.
+        must_answer: whether a broker that does not answer is an error, because the user named it.
     """
     layout = Layout(root)
     info = load_run(root)
     notes: list[str] = []
     with kept_off(layout.broker) as alone:
-        client = _resident(settings, notes, asked=asked) if alone else _embedded(layout)
+        # Another process on this folder is an `embq run`, perhaps with its embedded server.
+        url = "" if alone else EmbeddedServer.find(layout.broker)
+        client = _resident(settings, notes, must_answer=must_answer) if alone else connect(url) if url else None
         state = CommitLog(layout).replay(info.units)
 
         def live() -> set[str] | None:
@@ -104,12 +106,12 @@ def collect(root: Place, settings: Settings, *, asked: bool, older_than_s: float
             # Leases of an `embq run` end with its server; others are unknown.
             return set() if alone and layout.broker.exists() else None
 
-        found = find_orphans(layout, info, state, live=live, older_than_s=older_than_s)
+        orphans = find_orphans(layout, info, state, live=live, older_than_s=older_than_s)
         if not dry_run:
-            remove_orphans(layout, found)
-        if found.uploads:
-            notes.append(f"{len(found.uploads):,} uploads that were begun and never completed are among what goes")
-        if found.in_use and live() is None:
+            remove_orphans(layout, orphans)
+        if orphans.uploads:
+            notes.append(f"{len(orphans.uploads):,} uploads that were begun and never completed are among what goes")
+        if orphans.in_use and live() is None:
             notes.append("no broker was asked whose they are, so staged results stay until the run is finished")
         removed = None
         if client is not None and alone and state.closed:
@@ -117,16 +119,10 @@ def collect(root: Place, settings: Settings, *, asked: bool, older_than_s: float
                 notes.append("a writer holds the run, so the broker keeps it: stop that writer, and repeat this")
             else:
                 removed = remove_run_keys(client, info, dry_run=dry_run)
-    return Collected(run=info.run, found=found, broker=removed, notes=tuple(notes))
+    return Collected(run=info.run, orphans=orphans, broker=removed, notes=tuple(notes))
 
 
-def _embedded(layout: Layout) -> redis.Redis | None:
-    """A client of the embedded server of an `embq run` on the folder; None without one."""
-    url = EmbeddedServer.find(layout.broker)
-    return connect(url) if url else None
-
-
-def _resident(settings: Settings, notes: list[str], *, asked: bool) -> redis.Redis | None:
+def _resident(settings: Settings, notes: list[str], *, must_answer: bool) -> redis.Redis | None:
     if not settings.broker_url:
         return None
     client = connect(settings.broker_url, password=settings.broker_password)
@@ -134,7 +130,7 @@ def _resident(settings: Settings, notes: list[str], *, asked: bool) -> redis.Red
         reach(client, settings.broker_url)
         require(client, "gc")
     except (BrokerError, ConfigError) as error:
-        if asked or (isinstance(error, ConfigError) and error.code != "role"):
+        if must_answer or (isinstance(error, ConfigError) and error.code != "role"):
             raise
         notes.append(error.message)
         return None

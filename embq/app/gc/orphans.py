@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ class Orphan:
     """A file that no commit record names.
 
     Attributes:
-        path: relative to the output folder; absolute where it is a file of this machine for an object store.
+        path: relative to the output folder; absolute if it is a file of this machine for an object store.
         bytes: its size.
         age_s: by the clock of the storage.
     """
@@ -69,22 +70,26 @@ def find_orphans(
 
     Args:
         state: the commit log before.
-        live: gives the result of `live_tokens`, or None where it is unknown. Called, like the log is read, after files
+        live: returns the result of `live_tokens`, or None if it is unknown. Called, like the log is read, after files
             are listed, so that a lease or record of the meantime counts.
         older_than_s: files younger than this stay.
     """
-    rows = row_folders(layout, info)
     staged = (layout.staging, layout.staged_parts)
-    folders = (*rows, layout.failures, layout.temporary, *staged, layout.manifest)
+    folders = (*row_folders(layout, info), layout.failures, layout.temporary, *staged, layout.manifest)
     listed = {folder: list(_files(folder)) for folder in folders}
-    abandoned: list[Unfinished] = []
     uploads = unfinished(layout.root) if isinstance(layout.root, ObjectPath) else []
     unnamed = set(leftovers(layout.manifest, load_run(layout.root).segments))
     planning = _is_planned(layout)
     named = {layout.root / file.path for commit in CommitLog(layout).read() for file in commit.files}
     users = _Users(layout, state, planning, live())
+    verdicts: Counter[str] = Counter()
+
+    def is_orphan(folder: Place, path: Place, age_s: float) -> bool:
+        verdict = "in use" if users.need(folder, path, age_s) else "young" if age_s < older_than_s else "orphan"
+        verdicts[verdict] += 1
+        return verdict == "orphan"
+
     orphans: list[Orphan] = []
-    young = in_use = 0
     for folder, files in listed.items():
         now = _storage_time(folder) if files else 0.0
         for path, status in files:
@@ -93,22 +98,11 @@ def find_orphans(
             if folder == layout.manifest and path not in unnamed:
                 continue
             age_s = max(0.0, now - status.st_mtime)
-            if users.need(folder, path, age_s):
-                in_use += 1
-            elif age_s < older_than_s:
-                young += 1
-            else:
+            if is_orphan(folder, path, age_s):
                 orphans.append(Orphan(layout.relative(path), status.st_size, age_s))
     now = _storage_time(layout.writer) if uploads else 0.0
-    for upload in uploads:
-        age_s = max(0.0, now - upload.began)
-        if users.need(upload.path.parent, upload.path, age_s):
-            in_use += 1
-        elif age_s < older_than_s:
-            young += 1
-        else:
-            abandoned.append(upload)
-    return Orphans(tuple(orphans), young, in_use, tuple(abandoned))
+    abandoned = [up for up in uploads if is_orphan(up.path.parent, up.path, max(0.0, now - up.began))]
+    return Orphans(tuple(orphans), verdicts["young"], verdicts["in use"], tuple(abandoned))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +112,7 @@ class _Users:
     Attributes:
         state: the commit log before files were listed.
         planning: whether units are being added to the run.
-        tokens: see `embq.app.gc.collect.live_tokens`; None where nobody can say.
+        tokens: see `embq.app.gc.collect.live_tokens`; None if unknown.
     """
 
     layout: Layout
@@ -149,16 +143,16 @@ def _is_planned(layout: Layout) -> bool:
         return True
 
 
-def remove_orphans(layout: Layout, found: Orphans) -> None:
+def remove_orphans(layout: Layout, orphans: Orphans) -> None:
     """Delete files and abort uploads; missing ones are no error."""
-    for upload in found.uploads:
+    for upload in orphans.uploads:
         upload.abort()
-    for item in found.files:
+    for item in orphans.files:
         path = Path(item.path) if os.path.isabs(item.path) else layout.root / item.path
         try:
             if isinstance(path, ObjectPath):
                 path.unlink(missing_ok=True)
-            else:  # in one of the run's folders, which stand in the output folder, its home or the spool
+            else:  # in one of the run's folders, which are in the output folder, its home or the spool
                 beneath.unlink(path.parent.parent, f"{path.parent.name}/{path.name}", missing_ok=True)
         except OSError as error:
             raise output_error(error, path) from error

@@ -110,10 +110,12 @@ def command() -> None:
 @experiment_options
 def workers(counts: tuple[int, ...], unit_size: int, **options: Any) -> int:
     """Measure speed and memory of 1, 2, 4 and 8 workers on one device."""
-    from embq.app.bench import conduct, workers
+    from embq.app.bench import conduct, experiments
 
     devices, model = conduct.on_one(options["devices"], options["model"])
-    return conduct.conduct(workers.conditions(devices, counts, unit_size), workers.result, model, options)
+    return conduct.conduct(
+        experiments.worker_conditions(devices, counts, unit_size), experiments.worker_result, model, options
+    )
 
 
 @command.command(
@@ -128,10 +130,10 @@ def devices(unit_size: int, **options: Any) -> int:
 
     Where there is only one device, three are simulated: sim:10,sim:1,sim:1, the first ten times as fast as the others.
     """
-    from embq.app.bench import conduct, devices
+    from embq.app.bench import conduct, experiments
 
     chosen, model = conduct.on_several(options["devices"], options["model"])
-    return conduct.conduct(devices.conditions(chosen, unit_size), devices.result, model, options)
+    return conduct.conduct(experiments.device_conditions(chosen, unit_size), experiments.device_result, model, options)
 
 
 @command.command(
@@ -147,10 +149,12 @@ def devices(unit_size: int, **options: Any) -> int:
 @experiment_options
 def unit_size(sizes: tuple[int, ...], **options: Any) -> int:
     """Measure the speed against the number of records per unit."""
-    from embq.app.bench import conduct, unit_size
+    from embq.app.bench import conduct, experiments
 
     devices, model = conduct.on_all(options["devices"], options["model"])
-    return conduct.conduct(unit_size.conditions(devices, sizes), unit_size.result, model, options)
+    return conduct.conduct(
+        experiments.unit_size_conditions(devices, sizes), experiments.unit_size_result, model, options
+    )
 
 
 @command.command(
@@ -199,7 +203,6 @@ def images(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
     from embq.app.bench.images import ImageBenchOptions, measure
     from embq.core import benchmark_record
     from embq.core.errors import Exit
-    from embq.core.service.stopping import StopFlag
     from embq.sources.reader_options import ReadOptions, extension_list
 
     (device, *_), _ = conduct.on_one(options["devices"], options["model"])
@@ -209,7 +212,7 @@ def images(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
         precision=conduct.chosen_precision(options["precision"], [device]),
         decode=options["decode"],
         device=device,
-        options=ReadOptions(
+        read_options=ReadOptions(
             image_column=options["image_column"],
             image_keys=extension_list(options["image_key"]),
             kind=INPUT_FORMATS[options["input_format"]] if options["input_format"] else "",
@@ -219,15 +222,8 @@ def images(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
         threads=options["threads"],
         batch_size=options["batch_size"],
     )
-    stopped = StopFlag()
-    stopped.install()
-
-    def poll() -> None:
-        if stopped():
-            raise KeyboardInterrupt
-
     conduct.warn_of_load()
-    result = measure(wanted, lambda what: click.echo(what, err=True), poll)
+    result = measure(wanted, lambda step: click.echo(step, err=True), conduct.until_stopped())
     if as_json:
         click.echo(json.dumps({"schema": 1, **benchmark_record.described("images", result.describe())}))
     else:

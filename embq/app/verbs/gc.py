@@ -52,21 +52,18 @@ def command(output: str, older_than: float, dry_run: bool, broker: str, as_json:
     from embq.core.storage.paths import place
 
     collected = collect(
-        place(output),
-        settings_with(broker),
-        asked=bool(broker),
-        older_than_s=older_than,
-        dry_run=dry_run,
+        place(output), settings_with(broker), must_answer=bool(broker), older_than_s=older_than, dry_run=dry_run
     )
+    orphans = collected.orphans
     if as_json:
         shape = {
             "schema": 1,
             "run": collected.run,
             "dry_run": dry_run,
-            "files": [asdict(item) for item in collected.found.files],
-            "bytes": collected.found.bytes,
-            "young": collected.found.young,
-            "in_use": collected.found.in_use,
+            "files": [asdict(item) for item in orphans.files],
+            "bytes": orphans.bytes,
+            "young": orphans.young,
+            "in_use": orphans.in_use,
             "broker": None if collected.broker is None else asdict(collected.broker),
             "notes": list(collected.notes),
         }
@@ -76,15 +73,15 @@ def command(output: str, older_than: float, dry_run: bool, broker: str, as_json:
 
 
 def _print_account(collected: Collected, removed: str) -> None:
-    found, keys = collected.found, collected.broker
-    click.echo(f"{removed} {len(found.files):,} files, {size_text(found.bytes)}")
-    for item in found.files[:SHOWN]:
+    orphans, keys = collected.orphans, collected.broker
+    click.echo(f"{removed} {len(orphans.files):,} files, {size_text(orphans.bytes)}")
+    for item in orphans.files[:SHOWN]:
         click.echo(f"  {item.path}  {size_text(item.bytes)}, {item.age_s / 3600:,.1f} h old")
-    if len(found.files) > SHOWN:
-        click.echo(f"  ... and {len(found.files) - SHOWN:,} more (--json lists them)")
+    if len(orphans.files) > SHOWN:
+        click.echo(f"  ... and {len(orphans.files) - SHOWN:,} more (--json lists them)")
     if keys is not None:
         click.echo(f"{removed} {keys.keys:,} keys and {keys.hints:,} hints from the broker")
-    if found.young or found.in_use:
-        click.echo(f"left {found.young:,} younger files, and {found.in_use:,} that may be in use")
+    if orphans.young or orphans.in_use:
+        click.echo(f"left {orphans.young:,} younger files, and {orphans.in_use:,} that may be in use")
     for note in collected.notes:
         click.echo(f"note: {note}", err=True)

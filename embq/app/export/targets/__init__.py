@@ -15,7 +15,7 @@ FOLDERS = ("hf", "tsv")
 
 
 def target_of(kind: str, destination: str, table: str) -> Target:
-    """A target, not yet opened; ConfigError where its client library is not installed.
+    """A target, not yet opened; ConfigError if its client library is not installed.
 
     Args:
         kind: one of `TABLES` and `FOLDERS`.

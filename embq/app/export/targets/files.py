@@ -12,13 +12,10 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from embq.app.export.targets.target import OTHER_TOOL, TargetRows, other_form
+from embq.app.export.targets.target import RUN, TargetRows, other_form, run_in
 from embq.core.errors import TryLaterError
 from embq.core.formats.base import vectors
 from embq.core.storage.durable import fsync_file, fsync_folder, try_lock, write_new
-
-RUN = b"embq.run"
-"""Key of the schema's metadata with the id of the run."""
 
 ACCOUNT = "embq.json"
 """File beside the tables with the run and the columns."""
@@ -31,10 +28,11 @@ class _Folder:
         destination: the folder.
     """
 
+    _rows: TargetRows
+
     def __init__(self, destination: str) -> None:
         self.name = destination
         self._folder = Path(destination)
-        self._rows: TargetRows | None = None
         self._lock: int | None = None
 
     def close(self) -> None:
@@ -42,8 +40,8 @@ class _Folder:
         if self._lock is not None:
             os.close(self._lock)
 
-    def _take(self, rows: TargetRows) -> None:
-        """Make the folder and lock it; TryLaterError where another export writes there."""
+    def _occupy(self, rows: TargetRows) -> None:
+        """Make the folder and lock it; TryLaterError if another export writes there."""
         self._rows = rows
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -59,16 +57,16 @@ class HuggingFace(_Folder):
 
     def open(self, rows: TargetRows) -> str | None:
         """See `Target`."""
-        self._take(rows)
+        self._occupy(rows)
         (self._folder / "data").mkdir(exist_ok=True)
         for path in (self._folder / "data").glob("*.unfinished"):
             path.unlink()
         runs = set()
         for path in self._files():
-            held = pq.read_schema(path)
-            if not held.remove_metadata().equals(rows.schema):
-                raise other_form(self.name, f"{', '.join(held.names)}", ", ".join(rows.schema.names))
-            runs.add(str((held.metadata or {}).get(RUN, OTHER_TOOL.encode()), "utf-8"))
+            schema = pq.read_schema(path)
+            if not schema.remove_metadata().equals(rows.schema):
+                raise other_form(self.name, ", ".join(schema.names), ", ".join(rows.schema.names))
+            runs.add(run_in(schema))
         return max(runs - {rows.run}, default=rows.run if runs else None)
 
     def ids(self) -> Iterator[np.ndarray]:
@@ -77,8 +75,7 @@ class HuggingFace(_Folder):
             yield pq.read_table(path, columns=["id"])["id"].to_numpy()
 
     def write(self, table: pa.Table) -> None:
-        """See `Target`: a file, which has its name when it is whole."""
-        assert self._rows is not None
+        """See `Target`: a file, which gets its name when it is complete."""
         path = self._folder / "data" / f"rows-{table['id'][0].as_py():012d}.parquet"
         unfinished = path.with_suffix(".unfinished")
         pq.write_table(table.replace_schema_metadata({RUN: self._rows.run.encode()}), unfinished)
@@ -87,8 +84,7 @@ class HuggingFace(_Folder):
         fsync_folder(path.parent)
 
     def finish(self) -> None:
-        """Write the dataset card, where there is none."""
-        assert self._rows is not None
+        """Write the dataset card, if there is none."""
         rows, card = self._rows, self._folder / "README.md"
         listed = "\n".join(f"- `{name}`: {dim} numbers" for name, dim in rows.dims.items())
         text = (
@@ -113,25 +109,25 @@ class Tsv(_Folder):
 
     def open(self, rows: TargetRows) -> str | None:
         """See `Target`. Lines that a killed export left in one file alone are cut."""
-        self._take(rows)
+        self._occupy(rows)
         account = self._folder / ACCOUNT
-        form = {"run": rows.run, "columns": rows.schema.names}
         if not account.exists():
-            write_new(account, json.dumps(form).encode() + b"\n", temporary=self._folder / f"_{ACCOUNT}")
-        held = json.loads(account.read_bytes())
-        columns = held.get("columns") if isinstance(held, dict) else None
-        if columns != form["columns"]:
+            text = json.dumps({"run": rows.run, "columns": rows.schema.names}).encode() + b"\n"
+            write_new(account, text, temporary=self._folder / f"_{ACCOUNT}")
+        form = json.loads(account.read_bytes())
+        columns = form.get("columns") if isinstance(form, dict) else None
+        if columns != rows.schema.names:
             raise other_form(self.name, f"the columns {columns}", ", ".join(rows.schema.names))
         for path in (self._metadata, *self._vectors.values()):
             path.touch()
-        if not _whole_lines(self._metadata):
+        if not _count_lines(self._metadata):
             header = "\t".join(["id", *(_cell(field.name) for field in rows.others)])
             self._metadata.write_text(f"{header}\n", encoding="utf-8")
-        whole = min(_whole_lines(self._metadata) - 1, *map(_whole_lines, self._vectors.values()))
-        _cut(self._metadata, whole + 1)
+        complete = min(_count_lines(self._metadata) - 1, *map(_count_lines, self._vectors.values()))
+        _cut(self._metadata, complete + 1)
         for path in self._vectors.values():
-            _cut(path, whole)
-        return str(held.get("run"))
+            _cut(path, complete)
+        return str(form.get("run"))
 
     def ids(self) -> Iterator[np.ndarray]:
         """See `Target`."""
@@ -142,7 +138,6 @@ class Tsv(_Folder):
 
     def write(self, table: pa.Table) -> None:
         """See `Target`."""
-        assert self._rows is not None
         for name, path in self._vectors.items():
             block = vectors(table, name).astype(np.float32)
             columns = pa.table({str(number): block[:, number] for number in range(block.shape[1])})
@@ -166,7 +161,6 @@ class Tsv(_Folder):
     @property
     def _vectors(self) -> dict[str, Path]:
         """Column of vectors -> its file."""
-        assert self._rows is not None
         names = list(self._rows.dims)
         return {name: self._folder / ("vectors.tsv" if len(names) == 1 else f"{name}.tsv") for name in names}
 
@@ -177,13 +171,13 @@ def _cell(value: object) -> str:
     return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 
 
-def _whole_lines(path: Path) -> int:
+def _count_lines(path: Path) -> int:
     with path.open("rb") as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
 def _cut(path: Path, lines: int) -> None:
-    """Truncate a file behind so many lines."""
+    """Truncate a file after so many lines."""
     with path.open("rb+") as file:
         for _ in range(lines):
             file.readline()

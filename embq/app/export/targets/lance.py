@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embq.app.export.targets.target import OTHER_TOOL, TargetRows, client_library, other_form
-
-RUN = b"embq.run"
-"""Key of the schema's metadata with the id of the run."""
+from embq.app.export.targets.target import RUN, TargetRows, client_library, other_form, run_in
 
 
 class Lance:
@@ -38,10 +35,10 @@ class Lance:
             self._table = database.open_table(self._table_name)
         except ValueError:  # there is none
             self._table = database.create_table(self._table_name, schema=schema)
-        held = self._table.schema
-        if not held.remove_metadata().equals(rows.schema):
-            raise other_form(self.name, _types(held), _types(rows.schema))
-        return str((held.metadata or {}).get(RUN, OTHER_TOOL.encode()), "utf-8")
+        schema = self._table.schema
+        if not schema.remove_metadata().equals(rows.schema):
+            raise other_form(self.name, _types(schema), _types(rows.schema))
+        return run_in(schema)
 
     def ids(self) -> Iterator[np.ndarray]:
         """See `Target`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ MOST_TEXT_BYTES = 65_535
 """Limit of Milvus for a VARCHAR."""
 
 PAGE = 10_000
-"""Ids of one request; a server gives at most 16,384."""
+"""Ids of one request; a server returns at most 16,384."""
 
 
 class Milvus:
@@ -32,6 +33,8 @@ class Milvus:
         destination: http:// or https:// URL, or a file that ends with .db. MILVUS_TOKEN holds the token of a server.
         table: name of the collection.
     """
+
+    _rows: TargetRows
 
     batch_rows = 1_000  # a message has at most 64 MiB
 
@@ -43,7 +46,6 @@ class Milvus:
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self.errors = (self._module.exceptions.MilvusException, OSError, ValueError)
         self._client: Any = None
-        self._rows: TargetRows | None = None
 
     def open(self, rows: TargetRows) -> str | None:
         """See `Target`."""
@@ -51,32 +53,31 @@ class Milvus:
         self._rows = rows
         if not self._client.has_collection(self._table):
             self._create(rows)
-        held = [field["name"] for field in self._client.describe_collection(self._table)["fields"]]
-        check_columns(self.name, [name for name in held if name != RUN], rows)
+        columns = [field["name"] for field in self._client.describe_collection(self._table)["fields"]]
+        check_columns(self.name, [name for name in columns if name != RUN], rows)
         self._client.load_collection(self._table)
-        first = self._client.query(self._table, filter="id >= 0", limit=1, output_fields=[RUN]) if RUN in held else []
-        return str(first[0][RUN]) if first else None if RUN in held else OTHER_TOOL
+        if RUN not in columns:
+            return OTHER_TOOL
+        first = self._client.query(self._table, filter="id >= 0", limit=1, output_fields=[RUN])
+        return str(first[0][RUN]) if first else None
 
     def ids(self) -> Iterator[np.ndarray]:
         """See `Target`."""
-        found = self._client.query_iterator(
+        pages = self._client.query_iterator(
             self._table, batch_size=PAGE, output_fields=["id"], consistency_level="Strong"
         )
-        try:
-            while batch := found.next():
-                yield np.array([row["id"] for row in batch], np.int64)
-        finally:
-            found.close()
+        with closing(pages):
+            while page := pages.next():
+                yield np.array([row["id"] for row in page], np.int64)
 
     def write(self, table: pa.Table) -> None:
         """See `Target`."""
-        assert self._rows is not None
-        found = records(table, self._rows, json_as_text=True)  # pymilvus takes a string for a JSON text
+        entities = records(table, self._rows, json_as_text=True)  # pymilvus takes a string for a JSON text
         blocks = {name: vectors(table, name).astype(np.float32) for name in self._rows.dims}
-        for number, (id_, record) in enumerate(zip(table["id"].to_pylist(), found, strict=True)):
+        for number, (id_, record) in enumerate(zip(table["id"].to_pylist(), entities, strict=True)):
             self._refuse_unfit(record)
             record.update({"id": id_, RUN: self._rows.run}, **{name: block[number] for name, block in blocks.items()})
-        self._client.upsert(self._table, found)
+        self._client.upsert(self._table, entities)
 
     def finish(self) -> None:
         """Seal what was written."""
@@ -101,16 +102,13 @@ class Milvus:
             pa.bool_(): kinds.BOOL,
         }  # fmt: skip
         for field in rows.others:
-            if field.name in rows.json:
-                schema.add_field(field.name, kinds.JSON, nullable=True)
-            elif field.type in by_arrow:
-                schema.add_field(field.name, by_arrow[field.type], nullable=True)
-            else:
-                schema.add_field(field.name, kinds.VARCHAR, max_length=MOST_TEXT_BYTES, nullable=True)
+            kind = kinds.JSON if field.name in rows.json else by_arrow.get(field.type, kinds.VARCHAR)
+            length = {"max_length": MOST_TEXT_BYTES} if kind == kinds.VARCHAR else {}
+            schema.add_field(field.name, kind, nullable=True, **length)
         self._client.create_collection(self._table, schema=schema, index_params=index)
 
     def _refuse_unfit(self, record: dict[str, Any]) -> None:
-        """InputError for a value that Milvus does not hold, or that Milvus Lite gives back as another one."""
+        """InputError for a value that Milvus does not hold, or that Milvus Lite returns as another one."""
         lite = not is_url(self._destination)
         for name, value in record.items():
             leave_out = "leave the column out: name the others with --columns"
@@ -118,7 +116,7 @@ class Milvus:
                 what = f"has over {MOST_TEXT_BYTES:,} bytes, the most that Milvus holds"
                 code = "text_too_long"
                 leave_out = "leave the row out: name the others with --ids" if name == "key" else leave_out
-            elif lite and self._rows and name in self._rows.json and value is not None and value[0] not in "[{":
+            elif lite and name in self._rows.json and value is not None and value[0] not in "[{":
                 what = "is a single value in a column of several types, which Milvus Lite mixes up"
                 code = "other_columns"
             else:

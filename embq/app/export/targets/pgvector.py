@@ -24,6 +24,8 @@ class PgVector:
         table: its name, without a schema: that of the server's search_path.
     """
 
+    _rows: TargetRows
+
     batch_rows = 5_000
 
     def __init__(self, destination: str, table: str) -> None:
@@ -33,7 +35,6 @@ class PgVector:
         self._sql = client_library("psycopg.sql", "pgvector")
         self.errors = (self._psycopg.Error, OSError)
         self._connection: Any = None
-        self._rows: TargetRows | None = None
 
     def open(self, rows: TargetRows) -> str | None:
         """See `Target`."""
@@ -42,8 +43,8 @@ class PgVector:
         with self._connection.transaction():
             self._require_extension()
             self._run("CREATE TABLE IF NOT EXISTS {table} ({})", self._columns(rows))
-            held = self._run("SELECT * FROM {table} LIMIT 0").description
-            check_columns(self.name, [column.name for column in held], rows)
+            columns = self._run("SELECT * FROM {table} LIMIT 0").description
+            check_columns(self.name, [column.name for column in columns], rows)
             (note,) = self._run("SELECT obj_description({}::regclass)", self._quoted()).fetchone()
             empty = self._run("SELECT 1 FROM {table} LIMIT 1").fetchone() is None
             if note is None and empty:
@@ -56,14 +57,12 @@ class PgVector:
         """See `Target`."""
         with self._connection.transaction(), self._connection.cursor("embq_ids") as cursor:
             cursor.execute(self._composed("SELECT id FROM {table}"))
-            while found := cursor.fetchmany(PAGE):
-                yield np.array(found, np.int64).reshape(-1)
+            while page := cursor.fetchmany(PAGE):
+                yield np.array(page, np.int64).reshape(-1)
 
     def write(self, table: pa.Table) -> None:
         """See `Target`; a transaction."""
-        assert self._rows is not None
-        rows = self._rows
-        others = [field.name for field in rows.others]
+        rows, others = self._rows, [field.name for field in self._rows.others]
         columns = [self._sql.Identifier(name) for name in ("id", *rows.dims, *others)]
         texts = [_texts(vectors(table, name)) for name in rows.dims]
         with self._connection.transaction():
@@ -92,7 +91,7 @@ class PgVector:
                 self._run("CREATE EXTENSION vector")
             except self._psycopg.Error as error:
                 raise ConfigError(
-                    f"{self.name}: the extension pgvector is not there: {str(error).splitlines()[0]}",
+                    f"{self.name}: the extension pgvector is missing: {str(error).splitlines()[0]}",
                     next_step="install pgvector on the server; an administrator of the database runs "
                     "`CREATE EXTENSION vector`",
                 ) from error
@@ -115,7 +114,7 @@ class PgVector:
         return self._sql.SQL(", ").join(parts)
 
     def _quoted(self) -> Any:
-        """The table's name as a text that `regclass` takes."""
+        """The table's name as a text that `regclass` accepts."""
         return self._sql.Literal(self._sql.Identifier(self._table).as_string(self._connection))
 
     def _composed(self, query: str, *values: Any) -> Any:
@@ -126,5 +125,5 @@ class PgVector:
 
 
 def _texts(block: np.ndarray) -> list[str]:
-    """Vectors in the text form of pgvector, which gives every float16 and float32 back as it is."""
+    """Vectors in the text form of pgvector, from which every float16 and float32 is read exactly."""
     return [f"[{','.join(map(repr, row))}]" for row in block.astype(np.float32).tolist()]

@@ -35,6 +35,8 @@ class Qdrant:
         table: name of the collection.
     """
 
+    _rows: TargetRows
+
     batch_rows = 500  # a request of 500 vectors of 1,024 numbers as JSON has 10 MB; a server takes 32
 
     def __init__(self, destination: str, table: str) -> None:
@@ -47,19 +49,20 @@ class Qdrant:
         self.errors = (exceptions.ApiException, OSError, RuntimeError, ValueError, AssertionError)
         self._destination = destination
         self._client: Any = None
-        self._rows: TargetRows | None = None
 
     def open(self, rows: TargetRows) -> str | None:
         """See `Target`."""
-        remote = self._destination.startswith(("http://", "https://"))
-        make = self._client_module.QdrantClient
-        key = target_secret("QDRANT_API_KEY")
-        bounds = {"headers": {"Accept-Encoding": "identity"}, "event_hooks": {"response": [self._read]}}
-        self._client = (
-            make(url=self._destination, api_key=key, timeout=ANSWER_S, check_compatibility=False, **bounds)
-            if remote
-            else make(path=self._destination)
-        )
+        where: dict[str, Any] = {"path": self._destination}
+        if self._destination.startswith(("http://", "https://")):
+            where = {
+                "url": self._destination,
+                "api_key": target_secret("QDRANT_API_KEY"),
+                "timeout": ANSWER_S,
+                "check_compatibility": False,
+                "headers": {"Accept-Encoding": "identity"},
+                "event_hooks": {"response": [self._read]},
+            }
+        self._client = self._client_module.QdrantClient(**where)
         self._rows = rows
         models = self._client_module.models
         if not self._client.collection_exists(self._table):
@@ -69,10 +72,9 @@ class Qdrant:
             notes = {"embq.run": rows.run, "embq.model": rows.model, "embq.columns": rows.schema.names}
             self._client.create_collection(self._table, vectors_config=sizes, metadata=notes)
         config = self._client.get_collection(self._table).config
-        held = config.params.vectors
-        dims = (
-            {name: one.size for name, one in held.items()} if isinstance(held, dict) else {"": getattr(held, "size", 0)}
-        )
+        params = config.params.vectors
+        named = params if isinstance(params, dict) else {"": params}
+        dims = {name: getattr(vector, "size", 0) for name, vector in named.items()}
         if dims != rows.dims:
             raise other_form(self.name, f"vectors {dims}", f"{rows.dims}")
         metadata = config.metadata or {}
@@ -95,7 +97,6 @@ class Qdrant:
 
     def write(self, table: pa.Table) -> None:
         """See `Target`."""
-        assert self._rows is not None
         blocks = {name: vectors(table, name).astype(np.float32).tolist() for name in self._rows.dims}
         batch = self._client_module.models.Batch(
             ids=table["id"].to_pylist(), vectors=blocks, payloads=records(table, self._rows)
@@ -111,10 +112,10 @@ class Qdrant:
             self._client.close()
 
     def _read(self, response: Any) -> None:
-        """Read an answer within its bounds; OSError beyond them, or where it is compressed, which is not asked for."""
+        """Read an answer within its bounds; OSError beyond them, or if it is compressed, which was not requested."""
         data, until = bytearray(), time.monotonic() + ANSWER_S
         if "Content-Encoding" in response.headers:
-            raise OSError("an answer is compressed, which was not asked for")
+            raise OSError("an answer is compressed, which was not requested")
         for piece in response.stream:
             data += piece
             if len(data) > ANSWER_BYTES or time.monotonic() > until:

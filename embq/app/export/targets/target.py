@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embq.app.export.export import ALWAYS, check_ids
+from embq.app.export.export import ALWAYS, check_columns_exist, check_rows
 from embq.app.output.output import Output
 from embq.core.errors import ConfigError, EmbqError, InputError, OutputError
 from embq.core.redaction import HIDDEN, masked, printable
@@ -21,10 +21,13 @@ from embq.core.rows.results import ARROW_DTYPES
 from embq.core.settings import TARGET_SECRETS, target_secret
 
 PRIVATE = ("ordinal", "unit_id")
-"""Columns that are exported only where they are named: they mean nothing outside of the run."""
+"""Columns that are exported only if they are named: they mean nothing outside of the run."""
 
 OTHER_TOOL = "?"
 """Stands for the run of a table that embq has not made."""
+
+RUN = b"embq.run"
+"""Key of an Arrow schema's metadata with the id of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,19 +64,16 @@ class Target(Protocol):
         errors: exceptions of the client library that mean a failed request.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def batch_rows(self) -> int: ...
+    name: str
+    batch_rows: int
 
     @property
     def errors(self) -> tuple[type[BaseException], ...]: ...
 
     def open(self, rows: TargetRows) -> str | None:
-        """Create the table where there is none; gives the run whose rows it holds, `OTHER_TOOL`, or None for no rows.
+        """Create the table if there is none; returns the run whose rows it holds, `OTHER_TOOL`, or None for no rows.
 
-        Raises InputError where the table has other columns.
+        Raises InputError if the table has other columns.
         """
         ...
 
@@ -82,11 +82,11 @@ class Target(Protocol):
         ...
 
     def write(self, table: pa.Table) -> None:
-        """Store rows durably; a row whose id is there replaces it, or is left out."""
+        """Store rows durably; a row whose id the target has replaces the other, or is left out."""
         ...
 
     def finish(self) -> None:
-        """Write what stands behind all rows."""
+        """Write what follows all rows."""
         ...
 
     def close(self) -> None:
@@ -100,8 +100,8 @@ class CopyResult:
 
     Attributes:
         rows: that the target holds; their ids were compared with those of the run.
-        written: by this call; the others were there.
-        state: "complete" where every unit of the run was committed, else "incomplete".
+        written: by this call; the target had the others.
+        state: "complete" if every unit of the run was committed, else "incomplete".
     """
 
     run: str
@@ -123,29 +123,27 @@ def copy_rows(
 ) -> CopyResult:
     """Write the rows that the target does not have, then compare its ids with those of the run.
 
-    Ids never change, so a row that is there is the right one: the same call goes on behind one that was killed. Holds
-    two bytes per row of the run, and one batch.
+    Ids never change, so a row that the target has is the right one: the same call goes on after one that was killed.
+    Holds two bytes per row of the run, and one batch.
 
     Args:
         columns: to keep beside `ALWAYS` and the vectors; None for all but `PRIVATE`.
         ids, without: as in `embq.app.export.export.ExportOptions`.
         on_rows: called with (rows that the target has, all rows) after each batch.
 
-    Raises InputError `empty_input` and `no_such_id`; `other_rows` where the target holds rows that are not exported,
-    `other_columns` where it has another form; OutputError `target_failed` where it refuses or does not answer, and
-    `target_differs` where it does not hold each row once at the end.
+    Raises InputError `empty_input` and `no_such_id`; `other_rows` if the target holds rows that are not exported,
+    `other_columns` if it has another form; OutputError `target_failed` if it refuses or does not answer, and
+    `target_differs` if it does not hold each row once at the end.
     """
     wanted, rows = _wanted(output, ids, without), _rows_of(output, columns)
     with closing(target), _translated(target):
         holder = target.open(rows)
         if holder is not None and holder != rows.run:
-            held = "rows of another tool" if holder == OTHER_TOOL else f"rows of the run {holder[:500]}"
-            raise _other_rows(target, held)
-        present = np.zeros(len(wanted), np.bool_)
-        for block in _ids(target, wanted):
-            present[block] = True
-        total, done = int(wanted.sum()), int(present.sum())
-        before = done
+            foreign = "rows of another tool" if holder == OTHER_TOOL else f"rows of the run {holder[:500]}"
+            raise _other_rows(target, foreign)
+        present, _ = _present(target, wanted)
+        total, before = int(wanted.sum()), int(present.sum())
+        done = before
         for table in _missing(output, rows, wanted & ~present, target.batch_rows):
             target.write(table)
             done += table.num_rows
@@ -159,10 +157,7 @@ def copy_rows(
 
 def _wanted(output: Output, ids: np.ndarray | None, without: np.ndarray | None) -> np.ndarray:
     """Whether each row of the run is exported: bool (rows,)."""
-    if not len(output):
-        raise InputError(f"{output.root} holds no committed rows", next_step="run it first", code="empty_input")
-    if ids is not None:
-        check_ids(ids, len(output))
+    check_rows(output.root, len(output), ids)
     wanted = np.full(len(output), ids is None)
     for numbers, value in ((ids, True), (without, False)):
         if numbers is not None:
@@ -172,17 +167,15 @@ def _wanted(output: Output, ids: np.ndarray | None, without: np.ndarray | None) 
 
 def _rows_of(output: Output, columns: Sequence[str] | None) -> TargetRows:
     schema, item = output.schema, ARROW_DTYPES["float16" if output.dtype == "float16" else "float32"]
-    if absent := [name for name in columns or () if name not in schema.names]:
-        known = ", ".join(schema.names)
-        raise InputError(f"rows have no column {', '.join(absent)}", next_step=f"they have {known}", code="no_column")
+    check_columns_exist(columns or (), schema)
     dims = output.dims
     fields = []
     for field in schema:
-        kept = field.name not in PRIVATE if columns is None else field.name in (*ALWAYS, *columns)
         if field.name in dims:
             fields.append(pa.field(field.name, pa.list_(item, dims[field.name])))
-        elif kept:
-            fields.append(pa.field(field.name, _plain(field.type)))
+        elif field.name not in PRIVATE if columns is None else field.name in (*ALWAYS, *columns):
+            is_dictionary = pa.types.is_dictionary(field.type)
+            fields.append(pa.field(field.name, field.type.value_type if is_dictionary else field.type))
     return TargetRows(
         run=output.run,
         model=output.model,
@@ -190,10 +183,6 @@ def _rows_of(output: Output, columns: Sequence[str] | None) -> TargetRows:
         dims=dims,
         json=output.json_columns & {field.name for field in fields},
     )
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _missing(output: Output, rows: TargetRows, missing: np.ndarray, most: int) -> Iterator[pa.Table]:
@@ -223,36 +212,35 @@ def _converted(output: Output, table: pa.Table, rows: TargetRows) -> pa.Table:
     return pa.table(columns, schema=rows.schema)
 
 
-def _ids(target: Target, wanted: np.ndarray) -> Iterator[np.ndarray]:
-    """The ids that the target holds; InputError where one is not exported, or there are over twice as many."""
-    left = int(wanted.sum())
+def _present(target: Target, wanted: np.ndarray) -> tuple[np.ndarray, int]:
+    """(whether the target holds each row of the run: bool (rows,), rows that it holds a second time).
+
+    Raises InputError if it holds a row that is not exported, or over twice as many.
+    """
+    present, count = np.zeros(len(wanted), np.bool_), 0
     for ids in target.ids():
-        known = (ids >= 0) & (ids < len(wanted))
-        known[known] = wanted[ids[known]]
-        if not known.all():
-            raise _other_rows(target, f"rows that are not exported, such as the one with id {ids[~known][0]}")
-        left -= len(ids)
-        if left < -len(wanted):  # a server may give the same page without end
+        exported = (ids >= 0) & (ids < len(wanted))
+        exported[exported] = wanted[ids[exported]]
+        if not exported.all():
+            raise _other_rows(target, f"rows that are not exported, such as the one with id {ids[~exported][0]}")
+        present[ids] = True
+        count += len(ids)
+        if count > len(wanted) + int(wanted.sum()):  # a server may return the same page without end
             raise _other_rows(target, "more rows than are exported")
-        yield ids
+    return present, count - int(present.sum())
 
 
-def _other_rows(target: Target, held: str) -> InputError:
+def _other_rows(target: Target, foreign: str) -> InputError:
     return InputError(
-        f"{target.name} holds {held}",
+        f"{target.name} holds {foreign}",
         next_step="export into another table or folder, or delete this one first",
         code="other_rows",
     )
 
 
 def _prove(target: Target, wanted: np.ndarray) -> None:
-    seen = np.zeros(len(wanted), np.bool_)
-    twice = 0
-    for block in _ids(target, wanted):
-        kinds = np.unique(block)
-        twice += len(block) - len(kinds) + int(seen[kinds].sum())
-        seen[kinds] = True
-    lost = int(wanted.sum()) - int(seen.sum())
+    present, twice = _present(target, wanted)
+    lost = int(wanted.sum()) - int(present.sum())
     if lost or twice:
         raise OutputError(
             f"{target.name} lacks {lost:,} rows and holds {twice:,} a second time",
@@ -274,20 +262,20 @@ def _translated(target: Target) -> Iterator[None]:
 
 
 def target_failed(name: str, error: BaseException) -> OutputError:
-    """The error for a target that refused a request, or did not answer."""
+    """The error of a target that refused a request, or did not answer."""
     message = str(error)
     for secret in filter(None, map(target_secret, TARGET_SECRETS)):  # a server or a proxy may repeat what it was sent
         message = message.replace(secret, HIDDEN)
     message = printable(masked(message).strip())[:500] or type(error).__name__
     return OutputError(
         f"{name}: {message}",
-        next_step="repeat the command when the cause is mended: it goes on where it stopped",
+        next_step="repeat the command when the cause is removed: it goes on where it stopped",
         code="target_failed",
     )
 
 
 def client_library(module: str, extra: str) -> Any:
-    """Import the client library of a target; ConfigError where it is not installed."""
+    """Import the client library of a target; ConfigError if it is not installed."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -305,8 +293,8 @@ def _sendable(value: Any) -> Any:
     if isinstance(value, str):
         return sendable_text(value)
     if isinstance(value, dict):
-        return {sendable_text(name): _sendable(one) for name, one in value.items()}
-    return [_sendable(one) for one in value] if isinstance(value, list) else value
+        return {sendable_text(name): _sendable(member) for name, member in value.items()}
+    return [_sendable(member) for member in value] if isinstance(value, list) else value
 
 
 def sendable_text(text: str) -> str:
@@ -316,8 +304,8 @@ def sendable_text(text: str) -> str:
 
 def records(table: pa.Table, rows: TargetRows, *, json_as_text: bool = False) -> list[dict[str, Any]]:
     """The columns beside id and vectors as a dict per row: JSON parsed, or as its text; NaN as None."""
-    found: list[dict[str, Any]] = table.select([field.name for field in rows.others]).to_pylist()
-    for record in found:
+    dicts: list[dict[str, Any]] = table.select([field.name for field in rows.others]).to_pylist()
+    for record in dicts:
         for name, value in record.items():
             if name in rows.json:
                 parsed = json_value(value)
@@ -326,19 +314,24 @@ def records(table: pa.Table, rows: TargetRows, *, json_as_text: bool = False) ->
                 record[name] = sendable_text(value)
             elif value != value:  # NaN: JSON has none
                 record[name] = None
-    return found
+    return dicts
 
 
-def check_columns(name: str, held: Sequence[str], rows: TargetRows) -> None:
-    """Raise InputError `other_columns` where a table that exists has not the columns of the export."""
-    if sorted(held) != sorted(rows.schema.names):
-        raise other_form(name, f"the columns {', '.join(sorted(held))}", ", ".join(sorted(rows.schema.names)))
+def run_in(schema: pa.Schema) -> str:
+    """The id of the run in the metadata of a schema, or `OTHER_TOOL`."""
+    return str((schema.metadata or {}).get(RUN, OTHER_TOOL.encode()), "utf-8")
 
 
-def other_form(name: str, held: str, wanted: str) -> InputError:
-    """The error for a table that exists in another form."""
+def check_columns(name: str, columns: Sequence[str], rows: TargetRows) -> None:
+    """Raise InputError `other_columns` if a table that exists does not have the columns of the export."""
+    if sorted(columns) != sorted(rows.schema.names):
+        raise other_form(name, f"the columns {', '.join(sorted(columns))}", ", ".join(sorted(rows.schema.names)))
+
+
+def other_form(name: str, actual: str, expected: str) -> InputError:
+    """The error of a table that exists in another form."""
     return InputError(
-        f"{name} exists with {held[:500]}; the export has {wanted}",
+        f"{name} exists with {actual[:500]}; the export has {expected}",
         next_step="choose another --table, or the --columns that it was made with",
         code="other_columns",
     )
