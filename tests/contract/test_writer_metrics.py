@@ -9,7 +9,7 @@ import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
 
-from embq.app.services.writer_metrics import WriterMetrics
+from embq.app.services.writer_metrics import put_writer
 from embq.core.queue.keys import RUNS
 from embq.core.queue.runs import register
 from embq.core.service.metrics import MetricSamples
@@ -20,7 +20,7 @@ from tests.support.outputs.run_case import RunCase, make_case
 def told(writer: WriterService) -> dict[str, float]:
     """Name of a sample, with what its label `code` or `le` says -> value."""
     readings = MetricSamples("writer")
-    WriterMetrics(writer)(readings)
+    put_writer(writer, readings)
     samples = [one for f in text_string_to_metric_families(readings.text().decode()) for one in f.samples]
     return {
         " ".join([one.name, *(one.labels[n] for n in ("code", "le") if n in one.labels)]): one.value for one in samples

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from embq.app.serving.metrics import METRICS as SERVED
 from embq.core.service.metrics import METRICS
 from tests.support.servers.monitoring import ALERTS, DASHBOARD, FILES, names_in, needs_prometheus, panels, queries
 
-TOLD = {metric.name for metrics in METRICS.values() for metric in metrics} | {metric.name for metric in SERVED}
+TOLD = {metric.name for metrics in METRICS.values() for metric in metrics}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "deploy" / "monitor.md"
 
 

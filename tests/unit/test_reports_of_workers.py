@@ -38,5 +38,5 @@ def test_the_bottleneck_of_a_model_is_found_once_however_many_runs_have_it(monke
     real = module.bottleneck_now
     monkeypatch.setattr(module, "bottleneck_now", lambda workers: calls.append(len(workers)) or real(workers))
     found = Reports([worker("a", "m"), worker("b", "m")])
-    assert found.serving("m").limits.now == found.serving("m").limits.now
+    assert found.serving("m").now == found.serving("m").now
     assert calls == [2]

@@ -15,7 +15,7 @@ import pytest
 
 from embq.app.cli.entry_point import cli
 from embq.app.status import run_log
-from embq.app.status.reports import Limits
+from embq.app.status.reports import Serving
 from embq.app.status.run_log import EVERY_S, RunLog, check_targets, figures
 from embq.app.status.run_progress import RunProgress
 from embq.core.errors import ConfigError, UsageError
@@ -45,7 +45,7 @@ PROGRESS = RunProgress(
     embedding_per_s=12.0,
     eta_s=9.5,
     limit="device",
-    limits=Limits([{"attribution": {"threads": 1, "cores": 1, "decode": "", "whole": WHOLE}}]),
+    limits=Serving([{"attribution": {"threads": 1, "cores": 1, "decode": "", "whole": WHOLE}}]),
     workers=[{"name": "w1"}, {"name": "w2"}],
     timing={"load_s": 5.0, "embed_s": 30.0, "wall_s": 40.0},
 )
@@ -88,7 +88,7 @@ def test_figures_have_the_names_of_clip_retrieval_and_those_of_status() -> None:
 
 
 def test_a_run_without_rows_yet_has_figures_as_well() -> None:
-    found = figures(replace(PROGRESS, rows=0, rows_per_s=0.0, timing={}, limits=Limits()), workers=1)
+    found = figures(replace(PROGRESS, rows=0, rows_per_s=0.0, timing={}, limits=Serving()), workers=1)
     assert {found["sample_per_sec"], found["average_total_duration_per_sample"]} == {0.0}
 
 
@@ -96,7 +96,7 @@ def test_figures_are_sent_at_intervals_and_at_the_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logs = [Recorder(fails=True), Recorder()]
-    monkeypatch.setattr(run_log, "_TensorBoard", lambda folder: logs.pop(0))
+    monkeypatch.setattr(run_log, "_tensorboard", lambda folder: logs.pop(0))
     monkeypatch.setattr(run_log, "check_targets", lambda targets: None)
     now, (broken, whole) = [0.0], tuple(logs)
     with RunLog(["tensorboard:a", "tensorboard:b"], Path("out"), run="r1", facts={}, clock=lambda: now[0]) as log:
@@ -118,7 +118,7 @@ def test_figures_that_cannot_be_finished_end_no_command(
             raise OSError("the disk is full")
 
     logs: list[Recorder] = [Unfinished(), whole := Recorder()]
-    monkeypatch.setattr(run_log, "_TensorBoard", lambda folder: logs.pop(0))
+    monkeypatch.setattr(run_log, "_tensorboard", lambda folder: logs.pop(0))
     monkeypatch.setattr(run_log, "check_targets", lambda targets: None)
     with RunLog(["tensorboard:a", "tensorboard:b"], Path("out"), run="r1", facts={}):
         pass
@@ -128,7 +128,7 @@ def test_figures_that_cannot_be_finished_end_no_command(
 
 def test_a_target_that_cannot_be_opened_closes_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     logs = [first := Recorder()]
-    monkeypatch.setattr(run_log, "_TensorBoard", lambda folder: logs.pop(0))
+    monkeypatch.setattr(run_log, "_tensorboard", lambda folder: logs.pop(0))
     monkeypatch.setattr(run_log, "check_targets", lambda targets: None)
     with pytest.raises(IndexError):
         RunLog(["tensorboard:a", "tensorboard:b"], Path("out"), run="r1", facts={})

@@ -1,24 +1,23 @@
-"""Prometheus metrics of runs, workers and services, read from the broker in three round trips."""
+"""Prometheus metrics of runs, workers and services, by what the broker knows of them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Any, cast
+from typing import Any
 
 import redis
 
-from embq.app.status.broker_snapshot import BrokerSnapshot
-from embq.app.status.eta import done_of, holders_wanted
+from embq.app.status.broker_snapshot import BrokerSnapshot, take_snapshots
 from embq.app.status.reports import Reports
 from embq.app.status.run_monitor import progress_of
-from embq.app.status.run_progress import RunProgress
-from embq.core.queue.heartbeats import ROLES, SERVICE_REPORTS, STATES, WORKER_REPORTS, Service, names_of
-from embq.core.queue.keys import RUNS, SERVICES, UPLOADS, WORKERS, queue_name, run_key, service_key, worker_key
-from embq.core.queue.ledger import read_meta
-from embq.core.queue.runs import RunRecord, records_of
-from embq.core.run.control import VERBS, RunState, requested_changes
+from embq.app.status.run_progress import UNIT_STATES
+from embq.core.queue.heartbeats import ROLES, STATES, Service, live_workers, services
+from embq.core.queue.keys import UPLOADS, queue_name, run_key
+from embq.core.queue.ledger import Ledger
+from embq.core.queue.runs import RunRecord, registered
+from embq.core.run.control import VERBS, RunState
 from embq.core.service.health import single_try_client
 from embq.core.service.metrics import MetricSamples
 
@@ -30,180 +29,126 @@ SHOWN_S = 600.0
 _Run = tuple[RunRecord, BrokerSnapshot]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _First:
-    """First round trip: the runs, workers and services.
-
-    Attributes:
-        now_ms: by the broker's clock.
-        silent_s: name of each worker -> seconds since its report.
-        services: names.
-    """
-
-    now_ms: int
-    memory: Mapping[str, Any]
-    records: Sequence[RunRecord]
-    silent_s: Mapping[str, float]
-    services: Sequence[str]
-    uploads: int
-
-
 class BrokerMetrics:
-    """Reads a broker; see `embq.core.service.metrics.PRODUCER`.
+    """Reads a broker, in as many exchanges for many runs as for one; see `embq.core.service.metrics.PRODUCER`.
 
     Args:
-        client: leads to the broker. A client of its own is made of it, which does not wait for one that is away.
+        client: leads to the broker. A client of its own is made of it, which does not wait while it is unreachable.
     """
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = single_try_client(client, answer_s=ANSWER_S)
 
-    def __call__(self, readings: MetricSamples) -> None:
-        """Read all; raises redis.exceptions.RedisError where the broker is away."""
-        readings.put("embq_broker_up", 0)
-        first = self._first()
-        readings.put("embq_broker_up", 1)
-        put_memory(readings, first.memory)
-        readings.put("embq_uploads", first.uploads)
-        runs, workers, services = self._second(first)
-        put_workers(readings, workers)
-        put_services(readings, services, workers)
+    def __call__(self, samples: MetricSamples) -> None:
+        """Put all; raises redis.exceptions.RedisError if the broker is unreachable."""
+        samples.put("embq_broker_up", 0)
+        records = list(registered(self._client).values())
+        samples.put("embq_broker_up", 1)
+        workers = live_workers(self._client)
+        put_workers(samples, workers)
+        put_services(samples, [one.service for one in services(self._client)], workers)
+        ledgers = [Ledger(self._client, record.run, scripts={}) for record in records]
+        snapshots = take_snapshots(ledgers, Reports(workers), [])
+        states = Counter(snapshot.state for snapshot in snapshots)
         for state in (*VERBS.values(), RunState.DONE, RunState.ABSENT):
-            readings.put("embq_runs", sum(seen.state == state for _, seen in runs), state or "waiting")
-        self._third(readings, [(record, seen) for record, seen in runs if _is_shown(seen)], workers)
+            samples.put("embq_runs", states[state], state or "waiting")
+        self._put_queues(samples, [run for run in zip(records, snapshots, strict=True) if _is_shown(run[1])])
 
-    def _first(self) -> _First:
+    def _put_queues(self, samples: MetricSamples, runs: Sequence[_Run]) -> None:
+        """Put memory, uploads, queues and the shown runs."""
+        models = {record.model.queue_key: record.model.spec for record, _ in runs}
         with self._client.pipeline(transaction=False) as pipe:
-            pipe.time()
             pipe.info("memory")
-            pipe.hgetall(RUNS)
-            pipe.zrange(WORKERS, 0, -1, withscores=True)
-            pipe.hkeys(UPLOADS)
-            pipe.zrange(SERVICES, 0, -1)
-            (seconds, micros), memory, records, scored, uploads, services = pipe.execute()
-        now_ms = seconds * 1000 + micros // 1000
-        return _First(
-            now_ms=now_ms,
-            memory=memory,
-            records=list(records_of(records).values()),
-            silent_s={name: max(0.0, (now_ms - at_ms) / 1000) for name, at_ms in names_of(scored).items()},
-            services=list(names_of((name, 0.0) for name in services)),
-            uploads=len(uploads),
-        )
-
-    def _second(self, first: _First) -> tuple[list[_Run], list[dict[str, Any]], list[Service]]:
-        """Second round trip: counters of the runs, reports of workers and services."""
-        keys = [*map(worker_key, first.silent_s), *map(service_key, first.services)]
-        with self._client.pipeline(transaction=False) as pipe:
-            # One key more, which holds no text, because none may not be asked for.
-            pipe.mget([*keys, RUNS])
-            for record in first.records:
-                pipe.hgetall(run_key(record.run, "meta"))
-                pipe.hgetall(run_key(record.run, "asked"))
-            texts, *rest = pipe.execute()
-        reports = WORKER_REPORTS.parse(dict(zip(first.silent_s, texts, strict=False)))
-        workers = [{**report, "silent_s": first.silent_s[name]} for name, report in reports.items()]
-        services = SERVICE_REPORTS.parse(dict(zip(first.services, texts[len(first.silent_s) :], strict=False)))
-        runs = [
-            (record, BrokerSnapshot(meta=read_meta(meta), asked=requested_changes(asked), now_ms=first.now_ms))
-            for record, meta, asked in zip(first.records, rest[::2], rest[1::2], strict=True)
-        ]
-        return runs, workers, list(services.values())
-
-    def _third(self, readings: MetricSamples, runs: Sequence[_Run], workers: Sequence[dict[str, Any]]) -> None:
-        """Third round trip: queues and units of the shown runs."""
-        reports = Reports(workers)
-        queues = {record.model.queue_key: record.model.spec for record, _ in runs}
-        with self._client.pipeline(transaction=False) as pipe:
-            for key in queues:
+            pipe.hlen(UPLOADS)
+            for key in models:
                 pipe.llen(f"rq:queue:{queue_name(key)}")
             for record, _ in runs:
-                pipe.hlen(run_key(record.run, "pub"))
-                pipe.hlen(run_key(record.run, "owner"))
-                pipe.hvals(run_key(record.run, "busy"))
                 pipe.xlen(run_key(record.run, "res"))
-                # One field more than is wanted, because none may not be asked for.
-                wanted = holders_wanted(reports.shares(record.run))
-                pipe.hmget(run_key(record.run, "owner"), ["", *map(str, wanted)])
-            answers = pipe.execute()
-        for spec, waiting in zip(queues.values(), answers, strict=False):
-            readings.add("embq_queue_hints", waiting, spec)
-        rest = answers[len(queues) :]
-        for at, (record, seen) in enumerate(runs):
-            published, leased, busy, results, holders = rest[5 * at : 5 * at + 5]
-            begun = done_of(reports.shares(record.run), holders[1:])
-            seen = replace(seen, received=published, in_flight=leased, workers=reports, begun=begun)
-            put_run(readings, seen, progress_of(record, seen))
-            readings.put("embq_run_results", results, record.run)
-            oldest_ms = min(_times(cast("list[bytes]", busy)), default=seen.now_ms)
-            readings.put("embq_run_oldest_unit_seconds", max(0.0, (seen.now_ms - oldest_ms) / 1000), record.run)
+                pipe.hvals(run_key(record.run, "busy"))
+            memory, uploads, *answers = pipe.execute()
+        put_memory(samples, memory)
+        samples.put("embq_uploads", uploads)
+        hints: Counter[str] = Counter()
+        for spec, waiting in zip(models.values(), answers, strict=False):
+            hints[spec] += waiting
+        for spec, waiting in hints.items():
+            samples.put("embq_queue_hints", waiting, spec)
+        of_runs = answers[len(models) :]
+        for (record, snapshot), results, busy in zip(runs, of_runs[::2], of_runs[1::2], strict=True):
+            put_run(samples, record, snapshot)
+            samples.put("embq_run_results", results, record.run)
+            oldest_ms = min(_times(busy), default=snapshot.now_ms)
+            samples.put("embq_run_oldest_unit_seconds", max(0.0, (snapshot.now_ms - oldest_ms) / 1000), record.run)
 
 
-def _is_shown(seen: BrokerSnapshot) -> bool:
+def _is_shown(snapshot: BrokerSnapshot) -> bool:
     """True if a run has more metrics than its state."""
-    return seen.state != RunState.ABSENT and (not seen.state.ended or seen.now_ms - seen.moved_ms < SHOWN_S * 1000)
+    state, age_ms = snapshot.state, snapshot.now_ms - snapshot.moved_ms
+    return state != RunState.ABSENT and (not state.ended or age_ms < SHOWN_S * 1000)
 
 
-def put_memory(readings: MetricSamples, memory: Mapping[str, Any]) -> None:
-    """Memory of the server."""
-    readings.put("embq_broker_memory_bytes", int(memory.get("used_memory", 0)))
+def put_memory(samples: MetricSamples, memory: Mapping[str, Any]) -> None:
+    """Put the memory of the server."""
+    samples.put("embq_broker_memory_bytes", int(memory.get("used_memory", 0)))
     if limit := int(memory.get("maxmemory", 0)):
-        readings.put("embq_broker_memory_limit_bytes", limit)
+        samples.put("embq_broker_memory_limit_bytes", limit)
 
 
-def put_workers(readings: MetricSamples, workers: Iterable[Mapping[str, Any]]) -> None:
-    """Speed, bottleneck and stages of each worker, from its report."""
-    listed = list(workers)
-    if not listed:
-        readings.put("embq_workers", 0, "")
-    for worker in listed:
-        name, told = str(worker.get("name", "")), worker.get("attribution") or {}
-        readings.add("embq_workers", 1, str(worker.get("model", "")))
+def put_workers(samples: MetricSamples, workers: Sequence[Mapping[str, Any]]) -> None:
+    """Put speed, bottleneck and stages of each worker, from its report."""
+    models = Counter(str(worker.get("model", "")) for worker in workers)
+    for model, count in (models or {"": 0}).items():
+        samples.put("embq_workers", count, model)
+    for worker in workers:
+        name = str(worker.get("name", ""))
         device = (str(worker.get(part, "")) for part in ("host", "device", "device_name"))
-        readings.put("embq_worker_rows_per_second", float(worker.get("rows_per_s") or 0.0), name, *device)
-        readings.put("embq_worker_units_held", int(worker.get("held") or 0), name)
+        samples.put("embq_worker_rows_per_second", float(worker.get("rows_per_s") or 0.0), name, *device)
+        samples.put("embq_worker_units_held", int(worker.get("held") or 0), name)
         if limit := str(worker.get("limit") or ""):
-            readings.put("embq_worker_limit", 1, name, limit)
-        for stage, states in told.get("late", {}).get("stages", {}).items():
+            samples.put("embq_worker_limit", 1, name, limit)
+        for stage, states in (worker.get("attribution") or {}).get("late", {}).get("stages", {}).items():
             for state, share in states.items():
-                readings.put("embq_worker_stage_share", share, name, stage, state)
+                samples.put("embq_worker_stage_share", share, name, stage, state)
 
 
-def put_services(readings: MetricSamples, services: Sequence[Service], workers: Iterable[Mapping[str, Any]]) -> None:
-    """Numbers of services, machines and devices by state."""
+def put_services(samples: MetricSamples, services: Sequence[Service], workers: Sequence[Mapping[str, Any]]) -> None:
+    """Put the numbers of services, machines and devices by state."""
     for role in ROLES:
-        readings.put("embq_services", sum(service.role == role for service in services), role)
+        samples.put("embq_services", sum(service.role == role for service in services), role)
     # A worker process may report before its supervisor, or its supervisor have another version.
     hosts = {str(worker.get("host")) for worker in workers}
     hosts |= {service.host for service in services if service.role == "worker"}
-    readings.put("embq_machines", len(hosts))
-    states = [device.state for service in services for device in service.devices]
+    samples.put("embq_machines", len(hosts))
+    states = Counter(device.state for service in services for device in service.devices)
     for state in STATES:
-        readings.put("embq_devices", states.count(state), state)
+        samples.put("embq_devices", states[state], state)
 
 
-def put_run(readings: MetricSamples, seen: BrokerSnapshot, look: RunProgress) -> None:
-    """Metrics of one run."""
-    name = look.run
-    title = PurePosixPath(look.output.rstrip("/")).name
-    readings.put("embq_run_info", 1, name, title, look.model, seen.state)
-    for state in ("done", "received", "in_flight", "queued", "quarantined"):
-        readings.put("embq_run_units", getattr(look, state), name, state)
-    readings.put("embq_run_rows_total", look.rows, name)
-    readings.put("embq_run_tokens_total", look.tokens, name)
-    readings.put("embq_run_failures", look.failures, name)
-    readings.put("embq_run_truncated", look.truncated, name)
-    readings.put("embq_run_rows_per_second", look.rows_per_s, name)
-    if look.rows_total is not None:
-        readings.put("embq_run_rows_expected", look.rows_total, name)
-    if look.eta_s is not None:
-        readings.put("embq_run_eta_seconds", look.eta_s, name)
-    if look.limit:
-        readings.put("embq_run_limit", 1, name, look.limit)
-    readings.put("embq_run_results_limit", seen.number("limit_entries"), name)
-    readings.put("embq_run_result_bytes", max(0, seen.number("bytes")), name)
-    readings.put("embq_run_result_limit_bytes", seen.number("limit_bytes"), name)
-    readings.put("embq_run_commit_age_seconds", max(0.0, (seen.now_ms - seen.moved_ms) / 1000), name)
+def put_run(samples: MetricSamples, record: RunRecord, snapshot: BrokerSnapshot) -> None:
+    """Put the metrics of one run."""
+    progress = progress_of(record, snapshot)
+    title = PurePosixPath(progress.output.rstrip("/")).name
+    samples.put("embq_run_info", 1, progress.run, title, progress.model, snapshot.state)
+    for state in UNIT_STATES:
+        samples.put("embq_run_units", getattr(progress, state), progress.run, state)
+    if progress.limit:
+        samples.put("embq_run_limit", 1, progress.run, progress.limit)
+    values = {
+        "embq_run_rows_total": progress.rows,
+        "embq_run_tokens_total": progress.tokens,
+        "embq_run_rows_expected": progress.rows_total,
+        "embq_run_failures": progress.failures,
+        "embq_run_truncated": progress.truncated,
+        "embq_run_rows_per_second": progress.rows_per_s,
+        "embq_run_eta_seconds": progress.eta_s,
+        "embq_run_results_limit": snapshot.number("limit_entries"),
+        "embq_run_result_bytes": max(0, snapshot.number("bytes")),
+        "embq_run_result_limit_bytes": snapshot.number("limit_bytes"),
+        "embq_run_commit_age_seconds": max(0.0, (snapshot.now_ms - snapshot.moved_ms) / 1000),
+    }
+    for name, value in values.items():
+        if value is not None:
+            samples.put(name, value, progress.run)
 
 
 def _times(raw: Iterable[bytes]) -> list[int]:

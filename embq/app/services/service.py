@@ -35,7 +35,7 @@ class Exposition:
     """The text of `/metrics`.
 
     Attributes:
-        meters: what is read for it.
+        collectors: called for it.
 
     Args:
         clock: monotonic seconds.
@@ -45,7 +45,7 @@ class Exposition:
     def __init__(
         self, role: Role, *, clock: Callable[[], float] = time.monotonic, patience_s: float = PATIENCE_S
     ) -> None:
-        self.meters: tuple[Collector, ...] = ()
+        self.collectors: tuple[Collector, ...] = ()
         self._role: Role = role
         self._clock = clock
         self._patience_s = patience_s
@@ -68,14 +68,14 @@ class Exposition:
             self._lock.release()
 
     def _read(self) -> bytes:
-        readings = MetricSamples(self._role)
-        readings.put("embq_build_info", 1, self._role, embq.__version__)
+        samples = MetricSamples(self._role)
+        samples.put("embq_build_info", 1, self._role, embq.__version__)
         for what, count in skip_counts().items():
-            readings.put("embq_malformed_total", count, what)
-        for meter in self.meters:
-            with suppress(RedisError):  # metrics of the broker are left out while it is away
-                meter(readings)
-        return readings.text()
+            samples.put("embq_malformed_total", count, what)
+        for collect in self.collectors:
+            with suppress(RedisError):  # metrics of the broker are left out while it is unreachable
+                collect(samples)
+        return samples.text()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,19 +100,19 @@ class ResidentService:
 
     @contextmanager
     def reported(
-        self, *meters: Collector, look: Callable[[Service], Service] = lambda service: service
+        self, *collectors: Collector, look: Callable[[Service], Service] = lambda service: service
     ) -> Iterator[None]:
         """Answer metrics, and report this process to the broker by a client of its own, while the block runs.
 
         Args:
-            meters: read for `/metrics`.
+            collectors: called for `/metrics`.
             look: see `embq.core.queue.reporting.Reporter`.
         """
         address = ""
         if self.endpoint is not None:
             address = str(self.endpoint.address)
             self.health.listen_to(self.client)
-            self.exposition.meters = meters
+            self.exposition.collectors = collectors
 
         def client(give_up: Callable[[], bool]) -> redis.Redis:
             return connect(self.settings.broker_url, password=self.settings.broker_password, give_up=give_up)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, cast
 
@@ -13,16 +13,15 @@ from embq.core.queue.heartbeats import STATES, WORKER_REPORTS, WorkerReport
 from embq.core.service.health import single_try_client
 from embq.core.service.metrics import MetricSamples
 from embq.worker.supervisor.devices import handles, nvml, text_of
-from embq.worker.supervisor.slot import Slot
 from embq.worker.supervisor.supervisor import Supervisor
 
-FIGURES: tuple[tuple[str, Callable[[Any, Any], float]], ...] = (
-    ("embq_gpu_busy_ratio", lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
-    ("embq_gpu_memory_used_bytes", lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used),
-    ("embq_gpu_memory_total_bytes", lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total),
-    ("embq_gpu_power_watts", lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
-    ("embq_gpu_celsius", lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)),
-)
+GPU_QUERIES: dict[str, Callable[[Any, Any], float]] = {
+    "embq_gpu_busy_ratio": lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
+    "embq_gpu_memory_used_bytes": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
+    "embq_gpu_memory_total_bytes": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total,
+    "embq_gpu_power_watts": lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+    "embq_gpu_celsius": lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+}
 """Metric -> its NVML query."""
 
 
@@ -36,25 +35,20 @@ class GpuMetrics:
         self._nvml: Any = None
         self._gpus: list[tuple[str, str, Any]] | None = None
 
-    def __call__(self, readings: MetricSamples) -> None:
-        """Read all; metrics that a GPU does not support are left out."""
+    def __call__(self, samples: MetricSamples) -> None:
+        """Put all; metrics that a GPU does not support are left out."""
         if self._gpus is None:
-            self._gpus = self._find()
-        for number, name, gpu in self._gpus:
-            for metric, read in FIGURES:
+            self._nvml, self._gpus = nvml(), []
+            if self._nvml is not None:
                 with suppress(self._nvml.NVMLError):
-                    readings.put(metric, read(self._nvml, gpu), number, name)
-
-    def _find(self) -> list[tuple[str, str, Any]]:
-        """(number, name, handle) of each GPU; none without the binding or the driver."""
-        self._nvml = library = nvml()
-        if library is None:
-            return []
-        with suppress(library.NVMLError):
-            return [
-                (str(number), text_of(library.nvmlDeviceGetName(handle)), handle) for number, handle in handles(library)
-            ]
-        return []
+                    self._gpus = [
+                        (str(number), text_of(self._nvml.nvmlDeviceGetName(gpu)), gpu)
+                        for number, gpu in handles(self._nvml)
+                    ]
+        for number, name, gpu in self._gpus:
+            for metric, query in GPU_QUERIES.items():
+                with suppress(self._nvml.NVMLError):
+                    samples.put(metric, query(self._nvml, gpu), number, name)
 
 
 ANSWER_S = 2.0
@@ -79,58 +73,58 @@ class CounterTotals:
         """Drop the last values of processes that are gone; totals stay."""
         self._last = {key: value for key, value in self._last.items() if key[0] in processes}
 
-    def put(self, readings: MetricSamples) -> None:
+    def put(self, samples: MetricSamples) -> None:
         """Put all totals."""
         for (name, *labels), total in self._total.items():
-            readings.put(name, total, *labels)
+            samples.put(name, total, *labels)
 
 
 class WorkerMetrics:
     """Reads a supervisor and what its processes report to the broker; see `embq.core.service.metrics.WORKER`.
 
     Args:
-        client: leads to the broker. A client of its own is made of it, which does not wait for one that is away.
+        client: leads to the broker. A client of its own is made of it, which does not wait while it is unreachable.
     """
 
     def __init__(self, supervisor: Supervisor, client: redis.Redis) -> None:
         self._supervisor = supervisor
         self._client = single_try_client(client, answer_s=ANSWER_S)
-        self._odometer = CounterTotals()
+        self._totals = CounterTotals()
 
-    def __call__(self, readings: MetricSamples) -> None:
-        """Read all; raises redis.exceptions.RedisError where the broker is away, after metrics that need none."""
+    def __call__(self, samples: MetricSamples) -> None:
+        """Put all; raises redis.exceptions.RedisError if the broker is unreachable, after metrics that need none."""
         slots = list(self._supervisor.slots)
-        put_slots(readings, slots)
+        counts = Counter((slot.device, slot.doing) for slot in slots)
+        for device in {slot.device for slot in slots}:
+            for state in STATES:
+                samples.put("embq_slots", counts[device, state], device, state)
         for (device, status), deaths in dict(self._supervisor.deaths).items():
-            readings.put("embq_slot_deaths_total", deaths, device, status)
+            samples.put("embq_slot_deaths_total", deaths, device, status)
         try:
-            self._read_reports(readings, {slot.name: slot.device for slot in slots if slot.process is not None})
+            self._put_reports(samples, {slot.name: slot.device for slot in slots if slot.process and slot.name})
         finally:
-            self._odometer.put(readings)
+            self._totals.put(samples)
 
-    def _read_reports(self, readings: MetricSamples, devices: Mapping[str, str]) -> None:
-        names = [name for name in devices if name]
+    def _put_reports(self, samples: MetricSamples, devices: dict[str, str]) -> None:
+        models: Counter[tuple[str, str]] = Counter()
         load_s: dict[str, float] = {}
-        for name, report in WORKER_REPORTS.reports(self._client, names).items():
+        for name, report in WORKER_REPORTS.reports(self._client, devices).items():
             device = devices[name]
-            self._count(name, device, report)
+            for series, value in _counters(device, report):
+                self._totals.read(name, series, value)
             if model := str(report.get("model") or ""):
-                readings.add("embq_slot_model_info", 1, device, model)
+                models[device, model] += 1
             load_s[device] = max(load_s.get(device, 0.0), float(report.get("load_s") or 0.0))
+        for labels, count in models.items():
+            samples.put("embq_slot_model_info", count, *labels)
         for device, seconds in load_s.items():
-            readings.put("embq_slot_model_load_seconds", seconds, device)
-        self._odometer.keep(set(names))
-
-    def _count(self, name: str, device: str, report: WorkerReport) -> None:
-        for what, count in (("rows", report.get("rows", 0)), ("units", report.get("units", 0))):
-            self._odometer.read(name, (f"embq_slot_{what}_total", device), float(count))
-        for stage, states in report["attribution"].get("spent", {}).items() if "attribution" in report else ():
-            for state, seconds in states.items():
-                self._odometer.read(name, ("embq_slot_stage_seconds_total", device, stage, state), float(seconds))
+            samples.put("embq_slot_model_load_seconds", seconds, device)
+        self._totals.keep(set(devices))
 
 
-def put_slots(readings: MetricSamples, slots: Sequence[Slot]) -> None:
-    """Numbers of processes by device and state."""
-    for device in {slot.device for slot in slots}:
-        for state in STATES:
-            readings.put("embq_slots", sum(s.device == device and s.doing == state for s in slots), device, state)
+def _counters(device: str, report: WorkerReport) -> Iterator[tuple[Series, float]]:
+    yield ("embq_slot_rows_total", device), report.get("rows", 0)
+    yield ("embq_slot_units_total", device), report.get("units", 0)
+    for stage, states in report["attribution"].get("spent", {}).items() if "attribution" in report else ():
+        for state, seconds in states.items():
+            yield ("embq_slot_stage_seconds_total", device, stage, state), seconds

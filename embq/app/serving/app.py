@@ -26,7 +26,7 @@ from embq.app.searching.query import EXAMPLE, SCHEMA, Query
 from embq.app.serving.http_errors import HttpError, response_of
 from embq.app.serving.index_discovery import IndexWatcher, Named, named_indices
 from embq.app.serving.indices import Indices
-from embq.app.serving.metrics import CONTENT_TYPE, Metrics
+from embq.app.serving.metrics import Metrics
 from embq.app.serving.middleware import AccessMiddleware, AccessRules
 from embq.app.serving.query_models import QueryModels
 from embq.app.serving.requests import KnnRequest, RowsRequest
@@ -34,6 +34,7 @@ from embq.app.serving.search import KnnAnswer, Search
 from embq.app.serving.served_index import ServedIndex, VersionInfo, collection_rows, open_version
 from embq.core.errors import EmbqError, InputError, UsageError
 from embq.core.service.log import Events
+from embq.core.service.metrics import CONTENT_TYPE
 from embq.core.storage.paths import is_url
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def application(
     metrics = Metrics()
     models = QueryModels(
         _load_model if with_models else None,
-        on_ready=lambda model: metrics.gauge("embq_model_ready").labels(model).set(1),
+        on_ready=lambda model: metrics.gauges["embq_model_ready"].labels(model).set(1),
     )
     indices = Indices([opened(one) for one in found])
     watcher = IndexWatcher(indices, followed, opened=opened, models=models, metrics=metrics)

@@ -292,7 +292,7 @@ class IndexWatcher:
         self._retry_at.pop(path, None)
         self._indices.remove(index)
         for name in ("embq_index_rows", "embq_index_info"):
-            self._metrics.gauge(name).remove_by_labels({"index": index.name, "modality": index.modality})
+            self._metrics.gauges[name].remove_by_labels({"index": index.name, "modality": index.modality})
         index.retire()
         _log.info("index_gone", index=index.name, modality=index.modality)
 
@@ -305,13 +305,13 @@ class IndexWatcher:
     def _report(self, index: ServedIndex) -> None:
         """Set the metrics of the version that is open."""
         version, labels = index.version, {"index": index.name, "modality": index.modality}
-        self._metrics.gauge("embq_index_rows").labels(index.name, index.modality).set(version.rows)
-        info = self._metrics.gauge("embq_index_info")
+        self._metrics.gauges["embq_index_rows"].labels(index.name, index.modality).set(version.rows)
+        info = self._metrics.gauges["embq_index_info"]
         info.remove_by_labels(labels)
         info.labels(index.name, index.modality, version.name).set(1)
 
     def _count_reload(self, index: ServedIndex, result: str) -> None:
-        self._metrics.counter("embq_index_reloads_total").labels(index.name, index.modality, result).inc()
+        self._metrics.counters["embq_index_reloads_total"].labels(index.name, index.modality, result).inc()
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

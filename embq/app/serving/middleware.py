@@ -73,7 +73,7 @@ class AccessMiddleware:
         self._in_flight += 1
         client = client_of(scope)
         self._posts[client] += scope["method"] == "POST"
-        self._metrics.gauge("embq_http_in_flight").set(self._in_flight)
+        self._metrics.gauges["embq_http_in_flight"].set(self._in_flight)
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
@@ -85,9 +85,9 @@ class AccessMiddleware:
             self._posts[client] -= scope["method"] == "POST"
             if not self._posts[client]:
                 del self._posts[client]
-            self._metrics.gauge("embq_http_in_flight").set(self._in_flight)
-            self._metrics.counter("embq_http_requests_total").labels(route, str(status or "none")).inc()
-            self._metrics.histogram("embq_http_request_seconds").labels(route).observe(time.perf_counter() - start)
+            self._metrics.gauges["embq_http_in_flight"].set(self._in_flight)
+            self._metrics.counters["embq_http_requests_total"].labels(route, str(status or "none")).inc()
+            self._metrics.histograms["embq_http_request_seconds"].labels(route).observe(time.perf_counter() - start)
 
     def _label(self, scope: Scope) -> str:
         """The path of the route for a request, "other" where there is none."""

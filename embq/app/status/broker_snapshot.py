@@ -37,7 +37,7 @@ class BrokerSnapshot:
     now_ms: int = 0
 
     def number(self, name: str) -> int:
-        """A counter; 0 where there is none."""
+        """A counter; 0 if there is none."""
         return int(self.meta.get(name) or 0)
 
     @property
@@ -57,6 +57,11 @@ class BrokerSnapshot:
     def tokens_left(self) -> int | None:
         """The writer's estimate of tokens in uncommitted units; None without one."""
         return self.number("tokens_left") if self.meta.get("tokens_left") else None
+
+    @property
+    def tokens_total(self) -> int | None:
+        """Tokens of all units, by the writer's estimate of the rest; None without one."""
+        return None if self.tokens_left is None else self.number("tokens") + self.tokens_left
 
     @property
     def worked_s(self) -> float:
@@ -82,14 +87,14 @@ class BrokerSnapshot:
 
 
 def take_snapshot(ledger: Ledger) -> BrokerSnapshot:
-    """Read the state of a run. Raises redis.exceptions.RedisError where the broker is away."""
+    """Read the state of a run. Raises redis.exceptions.RedisError if the broker is unreachable."""
     workers = Reports(live_workers(ledger.client))
     heard = [] if workers.shares(ledger.run) else services(ledger.client)
     return take_snapshots([ledger], workers, heard)[0]
 
 
 def take_snapshots(ledgers: Sequence[Ledger], workers: Reports, heard: list[Heard]) -> list[BrokerSnapshot]:
-    """Read the states of runs of one broker in one round trip. Raises redis.exceptions.RedisError where it is away.
+    """Read the states of runs of one broker in one round trip. Raises redis.exceptions.RedisError if it is unreachable.
 
     Args:
         workers, heard: the reports, read before: tokens of a unit that is published meanwhile are counted in `meta` as
@@ -97,32 +102,31 @@ def take_snapshots(ledgers: Sequence[Ledger], workers: Reports, heard: list[Hear
     """
     if not ledgers:
         return []
-    shares = [workers.shares(ledger.run) for ledger in ledgers]
-    wanted = [holders_wanted(some) for some in shares]
+    shares_of = [workers.shares(ledger.run) for ledger in ledgers]
     with ledgers[0].client.pipeline(transaction=False) as pipe:
         pipe.time()
-        for ledger, units in zip(ledgers, wanted, strict=True):
-            # One field more than is wanted, because none may not be asked for.
-            pipe.hmget(run_key(ledger.run, "owner"), ["", *map(str, units)])
+        for ledger, shares in zip(ledgers, shares_of, strict=True):
+            # One field more than is wanted, because HMGET takes no empty list.
+            pipe.hmget(run_key(ledger.run, "owner"), ["", *map(str, holders_wanted(shares))])
             pipe.hgetall(run_key(ledger.run, "meta"))
             pipe.hgetall(run_key(ledger.run, "asked"))
             pipe.hlen(run_key(ledger.run, "pub"))
             pipe.hlen(run_key(ledger.run, "owner"))
         (seconds, micros), *answers = pipe.execute()
     now_ms = int(seconds) * 1000 + int(micros) // 1000
-    found = []
-    for at, some in enumerate(shares):
-        holders, meta, asked, received, in_flight = answers[5 * at : 5 * at + 5]
-        found.append(
+    snapshots = []
+    for i, shares in enumerate(shares_of):
+        holders, meta, asked, received, in_flight = answers[5 * i : 5 * i + 5]
+        snapshots.append(
             BrokerSnapshot(
                 meta=read_meta(meta),
                 asked=requested_changes(asked),
                 received=int(received),
                 in_flight=int(in_flight),
                 workers=workers,
-                services=[] if some else heard,
-                begun=done_of(some, holders[1:]),
+                services=[] if shares else heard,
+                begun=done_of(shares, holders[1:]),
                 now_ms=now_ms,
             )
         )
-    return found
+    return snapshots

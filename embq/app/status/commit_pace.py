@@ -13,7 +13,7 @@ LEAST_S = 5.0
 
 
 def written_at(moment: str) -> float | None:
-    """Seconds since the epoch of a time that a record holds, by its writer's clock; None where that is malformed."""
+    """Seconds since the epoch of a time that a record holds, by its writer's clock; None if that is malformed."""
     try:
         return datetime.fromisoformat(moment).timestamp()
     except (ValueError, OverflowError, OSError):
@@ -24,7 +24,7 @@ class CommitPace:
     """Committed rows over the last ten minutes.
 
     Attributes:
-        bytes_per_row: of the files of the records that were read; None where none had rows.
+        bytes_per_row: of the files of the records that were read; None if none had rows.
     """
 
     def __init__(self) -> None:
@@ -53,16 +53,19 @@ class CommitPace:
         if self._points:
             at_s = max(at_s, self._points[-1][0])
         self._points.append((at_s, rows))
-        while len(self._points) > 1 and self._points[1][0] <= at_s - WINDOW_S:
-            self._points.popleft()
+        self._forget(at_s - WINDOW_S)
 
     def recent(self, now_s: float) -> tuple[int, float] | None:
         """(rows, seconds) committed in the last ten minutes, or since the session began; None before `LEAST_S`."""
         from_s = now_s - WINDOW_S
-        while len(self._points) > 1 and self._points[1][0] <= from_s:
-            self._points.popleft()
+        self._forget(from_s)
         if not self._points:
             return None
         first_s, before = self._points[0]
         elapsed_s = now_s - max(from_s, first_s)
         return (self._points[-1][1] - before, elapsed_s) if elapsed_s >= LEAST_S else None
+
+    def _forget(self, before_s: float) -> None:
+        """Drop all points before a time but the last."""
+        while len(self._points) > 1 and self._points[1][0] <= before_s:
+            self._points.popleft()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -48,11 +47,6 @@ def count(rows: int | None, exact: bool = True) -> str:
     return f"{rows:,}" if exact else f"about {rows:,}"
 
 
-def cell(value: object) -> Text:
-    """Text that may come from the broker: control characters escaped, and no markup."""
-    return Text(printable(str(value)))
-
-
 def plain_line(progress: RunProgress) -> str:
     """One line for logs."""
     eta = duration(progress.eta_s).replace(" ", "") if progress.eta_s is not None else "-"
@@ -83,11 +77,13 @@ class TwoToneBar:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """One line."""
         width = min(BAR_COLUMNS, options.max_width)
-        whole = min(width, int(self.committed * width))
-        part = min(width, int(self.embedded * width)) - whole
+        committed = min(width, int(self.committed * width))
+        embedded = min(width, int(self.embedded * width)) - committed
         signs = "#=-" if options.ascii_only else "━╍─"
         yield Text.assemble(
-            (signs[0] * whole, "green"), (signs[1] * part, "cyan"), (signs[2] * (width - whole - part), "dim")
+            (signs[0] * committed, "green"),
+            (signs[1] * embedded, "cyan"),
+            (signs[2] * (width - committed - embedded), "dim"),
         )
 
 
@@ -115,12 +111,12 @@ def panel(progress: RunProgress, *, verbose: bool = False, since_s: float | None
     facts.add_row(
         "rows",
         f"{progress.rows:,} of {count(progress.rows_total, progress.rows_total_exact)} committed{embedded}, "
-        f"{progress.failures:,} failures, {_speed(progress):,.1f} rows/s",
+        f"{progress.failures:,} failures, {progress.speed:,.1f} rows/s",
     )
     if progress.truncated:
         facts.add_row("truncated", f"{progress.truncated:,} texts are longer than the model reads (see --chunk-tokens)")
     if progress.state in VERBS.values():
-        facts.add_row("limit", cell(limit_line(progress)))
+        facts.add_row("limit", Text(printable(limit_line(progress))))  # no markup in what the broker holds
     parts: list[RenderableType] = [head, bar, facts]
     if verbose:
         _add_details(facts, progress)
@@ -163,12 +159,8 @@ def _add_details(facts: Table, progress: RunProgress) -> None:
     if ours:
         oldest = max(ours, key=lambda worker: float(worker.get("age_s") or 0))
         age = duration(oldest.get("age_s", 0.0))
-        facts.add_row("oldest", cell(f"unit {oldest['unit'][:8]}  {age}  {oldest.get('stage', '-')}  {oldest['name']}"))
-
-
-def _speed(progress: RunProgress) -> float:
-    """Rows per second: embedded now; committed on average, for a run that is over."""
-    return progress.rows_per_s if progress.state == RunState.DONE else progress.embedding_per_s
+        line = f"unit {oldest['unit'][:8]}  {age}  {oldest.get('stage', '-')}  {oldest['name']}"
+        facts.add_row("oldest", Text(printable(line)))
 
 
 def limit_line(progress: RunProgress) -> str:
@@ -215,45 +207,31 @@ class FittedTable:
     verbose: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines; what is too long without any column of `drop` ends with an ellipsis."""
+        """The lines; a line that is too long without any column of `drop` ends with an ellipsis."""
         rows = [{name: printable(text) for name, text in row.items()} for row in self.rows]
-        widths = {name: max(len(name), *(_cells(row[name]) for row in rows)) for name in rows[0]}
-        kept = self._fitting(widths, options.max_width)
+        widths = {name: max(map(cell_len, (name, *(row[name] for row in rows)))) for name in rows[0]}
+        columns = dict(widths)
+        for name in self.drop:
+            if sum(columns.values()) + len(GAP) * (len(columns) - 1) > options.max_width:
+                del columns[name]
         # Plain lines: with a `Text` for each cell, a thousand rows would take half a second.
-        yield from _line(
-            (_padded(name, name, widths[name]) for name in kept), options.max_width, console.get_style("dim")
-        )
+        yield from _line({name: name for name in columns}, columns, options.max_width, console.get_style("dim"))
         for row in rows:
-            yield from _line((_padded(row[name], name, widths[name]) for name in kept), options.max_width)
-            rest = [f"{name} {row[name]}" for name in widths if name not in kept and row[name] != "-"]
+            yield from _line(row, columns, options.max_width)
+            rest = [f"{name} {text}" for name, text in row.items() if name not in columns and text != "-"]
             if self.verbose and rest:
                 yield Padding(Text(GAP.join(rest), style="dim"), (0, 0, 0, 2 * len(GAP)))
 
-    def _fitting(self, widths: dict[str, int], columns: int) -> list[str]:
-        kept = list(widths)
-        for name in self.drop:
-            if sum(widths[one] + len(GAP) for one in kept) - len(GAP) <= columns:
-                break
-            kept.remove(name)
-        return kept
 
-
-def _line(cells: Iterable[str], columns: int, style: Style | None = None) -> Iterator[Segment]:
-    text = GAP.join(cells).rstrip()
-    if _cells(text) > columns:
-        text = f"{set_cell_size(text, columns - 1)}…"
-    yield Segment(text, style)
+def _line(
+    row: dict[str, str], columns: dict[str, int], max_width: int, style: Style | None = None
+) -> Iterator[Segment]:
+    text = GAP.join(
+        " " * (width - cell_len(row[name])) + row[name] if name in NUMBERS else set_cell_size(row[name], width)
+        for name, width in columns.items()
+    ).rstrip()
+    yield Segment(text if cell_len(text) <= max_width else f"{set_cell_size(text, max_width - 1)}…", style)
     yield Segment.line()
-
-
-def _padded(text: str, name: str, width: int) -> str:
-    gap = " " * (width - _cells(text))
-    return gap + text if name in NUMBERS else text + gap
-
-
-def _cells(text: str) -> int:
-    """Columns of a printable text; at once for ASCII, of which a table of a thousand devices has ten thousand."""
-    return len(text) if text.isascii() else cell_len(text)
 
 
 def _workers_table(workers: list[dict[str, Any]], verbose: bool) -> RenderableType:
@@ -308,7 +286,7 @@ class Display:
             self._state, self._since = progress.state, now
         if self._live is not None:
             self._live.update(panel(progress, verbose=self._verbose, since_s=now - self._since))
-        elif self._line.due:
+        else:
             self._line.show(plain_line(progress))
 
     def say(self, message: str) -> None:
@@ -316,8 +294,6 @@ class Display:
         if not self.quiet:
             self.console.print(message, markup=False)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()

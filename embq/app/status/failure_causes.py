@@ -51,15 +51,14 @@ class Group:
 
     Attributes:
         samples: those of shards that failed, as far as files beside the shards tell; 0 for none.
-        examples: (key, ordinal, unit id, index of the unit in the manifest, message, attempt) of the first ones; of a
-            whole unit the key is "" and the ordinal None.
+        examples: the first ones, as rows of the failures; of a whole unit the key is "" and the ordinal None.
     """
 
     code: str
     whole_unit: bool
     count: int = 0
     samples: int = 0
-    examples: list[tuple[str, int | None, str, int, str, int]] = field(default_factory=list)
+    examples: list[dict[str, Any]] = field(default_factory=list)
 
 
 def grouped(root: Place) -> list[Group]:
@@ -81,11 +80,7 @@ def grouped(root: Place) -> list[Group]:
                 same = pc.and_(pc.equal(marked["code"], row["code"]), pc.equal(marked["whole"], row["whole"]))
                 mine = marked.filter(same)
                 group.samples += missing_samples(mine) if of_shards else 0
-                first = mine.slice(0, EXAMPLES - len(group.examples)).to_pylist()
-                group.examples += [
-                    (one["key"], one["ordinal"], one["unit_id"], one["u"], one["message"], one["attempt"])
-                    for one in first
-                ]
+                group.examples += mine.slice(0, EXAMPLES - len(group.examples)).to_pylist()
     return sorted(groups.values(), key=lambda group: (-group.count, group.code, group.whole_unit))
 
 
@@ -102,7 +97,9 @@ def described(root: Place, groups: list[Group]) -> list[dict[str, Any]]:
     from embq.core.run.layout import Layout
     from embq.core.run.manifest import Manifest
 
-    manifest = Manifest(Layout(root)) if groups else None
+    if not groups:
+        return []
+    manifest = Manifest(Layout(root))
     return [
         {
             "code": group.code,
@@ -111,14 +108,14 @@ def described(root: Place, groups: list[Group]) -> list[dict[str, Any]]:
             "samples": group.samples or None,
             "examples": [
                 {
-                    "key": key,
-                    "ordinal": ordinal,
-                    "unit": unit_id,
-                    "source": manifest.unit(u).source if manifest is not None else "",
-                    "message": message,
-                    "attempt": attempt,
+                    "key": row["key"],
+                    "ordinal": row["ordinal"],
+                    "unit": row["unit_id"],
+                    "source": manifest.unit(row["u"]).source,
+                    "message": row["message"],
+                    "attempt": row["attempt"],
                 }
-                for key, ordinal, unit_id, u, message, attempt in group.examples
+                for row in group.examples
             ],
             "next": next_step(group.code, root),
         }

@@ -30,7 +30,7 @@ OF_A_SERVICE = (
     *("clock_s", "metrics", "cores", "memory_bytes", "cache_free_bytes", "packages", "refused"),
 )
 """Fields of a service's report that `embq status --json` has."""
-OF_A_SLOT = tuple(one.name for one in fields(Device))
+OF_A_SLOT = tuple(item.name for item in fields(Device))
 OF_A_WORKER = ("model", "rows_per_s", "stage", "unit", "age_s")
 OF_A_DEVICE = ("device", "state", "rows/s", "model", "card", "measured", "unit")
 """Columns of a device."""
@@ -47,25 +47,27 @@ class FleetStatus:
         workers: name of a worker process -> its report.
         measured: name of a device -> model of a known run -> rows per second, as last measured.
         foreign: runs of another protocol version.
-        wanted: models of the runs that are not over.
+        active_models: models of the runs that are not over.
     """
 
     heard: list[Heard] = field(default_factory=list)
     workers: dict[str, dict[str, Any]] = field(default_factory=dict)
     measured: dict[str, dict[str, float]] = field(default_factory=dict)
     foreign: list[ForeignRun] = field(default_factory=list)
-    wanted: set[str] = field(default_factory=set)
+    active_models: set[str] = field(default_factory=set)
 
     def to_json(self) -> list[dict[str, Any]]:
         """The shape of "services" that `embq status --json` promises."""
         return [
             {
-                **{name: getattr(one.service, name) for name in OF_A_SERVICE},
-                "up_s": round(max(0, one.last_ms - one.service.began_ms) / 1000, 1) if one.service.began_ms else 0.0,
-                "silent_s": one.silent_s,
-                "devices": [self._device(device) for device in one.service.devices],
+                **{name: getattr(heard.service, name) for name in OF_A_SERVICE},
+                "up_s": round(max(0, heard.last_ms - heard.service.began_ms) / 1000, 1)
+                if heard.service.began_ms
+                else 0.0,
+                "silent_s": heard.silent_s,
+                "devices": [self._device(device) for device in heard.service.devices],
             }
-            for one in self.heard
+            for heard in self.heard
         ]
 
     def warnings(self) -> list[str]:
@@ -75,40 +77,33 @@ class FleetStatus:
             f"{TWO_NEXT[pair[0].role]}"
             for pair in competing_services(self.heard)
         ]
-        spoken = sorted({one.service.speaks for one in self.heard})
-        if len(spoken) > 1:
-            lines.append(f"the services differ in version ({'; '.join(spoken)}): `embq doctor` tells what it means")
+        versions = sorted({heard.service.speaks for heard in self.heard})
+        if len(versions) > 1:
+            lines.append(f"the services differ in version ({'; '.join(versions)}): `embq doctor` tells what it means")
         lines += [
             f"run {run.run} for {run.output} was announced under protocol version {run.protocol}, and this embq "
             f"speaks {VERSION}: {FOREIGN_NEXT}"
             for run in self.foreign
         ]
-        return [
-            *map(printable, lines),
-            *self.given_up(),
-            *self.unseen(),
-            *(line for model in sorted(self.wanted) for line in self.refusals(model)),
-        ]
+        refusals = [line for model in sorted(self.active_models) for line in self.refusals(model)]
+        return [*map(printable, lines), *self.given_up(), *self.unseen(), *refusals]
 
     def given_up(self) -> list[str]:
         """Devices that were given up, and why; a line each."""
-        given_up = {
-            (one.service.host, device.device, device.name): device.why
-            for one in self.heard
-            for device in one.service.devices
+        reasons = {
+            (heard.service.host, f"{device.device} ({device.name})" if device.name else device.device): device.why
+            for heard in self.heard
+            for device in heard.service.devices
             if device.why
         }
         return [
-            printable(
-                f"{host} has given up {device}{f' ({name})' if name else ''}, until the worker there is started "
-                f"again: {why}"
-            )
-            for (host, device, name), why in given_up.items()
+            printable(f"{host} has given up {device}, until the worker there is started again: {why}")
+            for (host, device), why in reasons.items()
         ]
 
     def unseen(self, run: str = "") -> list[str]:
         """Inputs of a run, or of all runs, that a machine lacks; a line each."""
-        lacks = {
+        missing = {
             (str(worker.get("host")), of_run): source
             for worker in self.workers.values()
             for of_run, source in worker.get("unseen", {}).items()
@@ -116,20 +111,22 @@ class FleetStatus:
         }
         return [
             printable(f"{host} has no {source} of run {of_run}, and leaves its units to other machines")
-            for (host, of_run), source in sorted(lacks.items())
+            for (host, of_run), source in sorted(missing.items())
         ]
 
     def refusals(self, model: str) -> list[str]:
         """Machines that cannot load a model, and why; a line each."""
         return [
-            printable(f"{model} cannot be loaded on {one.service.host}, until the worker there is started again: {why}")
-            for one in self.heard
-            if (why := one.service.refused.get(model))
+            printable(
+                f"{model} cannot be loaded on {heard.service.host}, until the worker there is started again: {why}"
+            )
+            for heard in self.heard
+            if (why := heard.service.refused.get(model))
         ]
 
     def _device(self, device: Device) -> dict[str, Any]:
         report = self.workers.get(device.worker, {})
-        # The computing process knows the name even where the supervisor could not read it.
+        # The computing process knows the name even if the supervisor could not read it.
         name = str(report.get("device_name") or device.name)
         measured = [{"model": model, "rows_per_s": rate} for model, rate in self.measured.get(name, {}).items()]
         return {
@@ -141,7 +138,7 @@ class FleetStatus:
 
 
 def fleet_status(client: redis.Redis) -> FleetStatus:
-    """The fleet now. Raises redis.exceptions.RedisError where the broker is away."""
+    """The fleet now. Raises redis.exceptions.RedisError if the broker is unreachable."""
     return fleet_of(client, registered(client), live_workers(client), services(client))
 
 
@@ -154,10 +151,10 @@ def fleet_of(
         records: all runs that the broker knows, by id.
     """
     models = {record.model.queue_key: record.model for record in records.values()}
-    kept = kept_rates(client) if heard else {}
+    rates = kept_rates(client) if heard else {}
     measured: dict[str, dict[str, float]] = {}
     for model in models.values():
-        for rate in rates_of(model, kept):
+        for rate in rates_of(model, rates):
             measured.setdefault(rate.device, {})[model.spec] = rate.rows_per_s
     going = active(client)
     waiting = zip(going.values(), backlogs(client, list(going)), strict=True)
@@ -166,20 +163,20 @@ def fleet_of(
         workers={str(worker.get("name")): worker for worker in workers},
         measured=measured,
         foreign=foreign_runs(client),
-        wanted={record.model.spec for record, one in waiting if not one.state.ended},
+        active_models={record.model.spec for record, backlog in waiting if not backlog.state.ended},
     )
 
 
 def table(fleet: FleetStatus, *, verbose: bool = False) -> FittedTable:
     """A line for each service, and for each device of a worker."""
     rows = []
-    for one, told in zip(fleet.heard, fleet.to_json(), strict=True):
-        first = {"role": told["role"], "host": _host(told)}
-        for device in told["devices"] or [None]:
-            facts = _of_device(device) if device is not None else dict.fromkeys(OF_A_DEVICE, "-")
-            if device is None or one.service.state == "draining":
-                facts["state"] = told["state"]
-            rows.append({**first, **facts, "version": _version(told)})
+    for service in fleet.to_json():
+        first = {"role": service["role"], "host": _host(service)}
+        for device in service["devices"] or [None]:
+            cells = _cells(device) if device is not None else dict.fromkeys(OF_A_DEVICE, "-")
+            if device is None or service["state"] == "draining":
+                cells["state"] = service["state"]
+            rows.append({**first, **cells, "version": _version(service)})
             first = dict.fromkeys(first, "")
     return FittedTable(rows, DROPPED, verbose)
 
@@ -196,30 +193,29 @@ def plain_lines(fleet: FleetStatus) -> list[str]:
     ]
 
 
-def _version(told: dict[str, Any]) -> str:
-    return str(told["version"]) if told["protocol"] == VERSION else f"{told['version']} (protocol {told['protocol']})"
+def _version(service: dict[str, Any]) -> str:
+    other = f" (protocol {service['protocol']})" if service["protocol"] != VERSION else ""
+    return f"{service['version']}{other}"
 
 
-def _host(told: dict[str, Any]) -> str:
-    ahead_s = told["clock_s"]
+def _host(service: dict[str, Any]) -> str:
+    ahead_s = service["clock_s"]
     if abs(ahead_s) <= CLOCK_OFFSET_S:
-        return str(told["host"])
-    return f"{told['host']} (clock {duration(abs(ahead_s))} {'ahead' if ahead_s > 0 else 'behind'})"
+        return str(service["host"])
+    return f"{service['host']} (clock {duration(abs(ahead_s))} {'ahead' if ahead_s > 0 else 'behind'})"
 
 
-def _of_device(device: dict[str, Any]) -> dict[str, str]:
-    idle = device["state"] == "serving" and device["model"] and not device["unit"]
-    rate = f"{device['rows_per_s']:,.1f}" if device["rows_per_s"] else "-"
-    facts = (device["device"], "idle" if idle else device["state"], rate, device["model"] or "-", device["name"] or "-")
-    return dict(zip(OF_A_DEVICE, (*map(str, facts), _measured(device), _unit(device)), strict=True))
-
-
-def _measured(device: dict[str, Any]) -> str:
-    """The last measured rate of the loaded model, or of another one."""
-    told = sorted(device["measured"], key=lambda one: one["model"] != device["model"])
-    more = f" and {len(told) - 1} more" if len(told) > 1 else ""
-    return f"{told[0]['rows_per_s']:,.1f}/s {told[0]['model']}{more}" if told else "-"
-
-
-def _unit(device: dict[str, Any]) -> str:
-    return f"{device['unit'][:8]} {duration(device['age_s'] or 0.0)}" if device["unit"] else "-"
+def _cells(device: dict[str, Any]) -> dict[str, str]:
+    is_idle = device["state"] == "serving" and device["model"] and not device["unit"]
+    # The last measured rate of the loaded model, or of another one.
+    measured = sorted(device["measured"], key=lambda rate: rate["model"] != device["model"])
+    more = f" and {len(measured) - 1} more" if len(measured) > 1 else ""
+    return {
+        "device": device["device"],
+        "state": "idle" if is_idle else device["state"],
+        "rows/s": f"{device['rows_per_s']:,.1f}" if device["rows_per_s"] else "-",
+        "model": device["model"] or "-",
+        "card": device["name"] or "-",
+        "measured": f"{measured[0]['rows_per_s']:,.1f}/s {measured[0]['model']}{more}" if measured else "-",
+        "unit": f"{device['unit'][:8]} {duration(device['age_s'] or 0.0)}" if device["unit"] else "-",
+    }

@@ -78,15 +78,15 @@ def keep(client: redis.Redis, info: RunInfo, output: Place, *, workers: int) -> 
 
 def cost_here(model: ModelConfig, devices: Sequence[Device]) -> Cost:
     """The measured speed of a model, in its precision, on devices of this machine."""
-    counts, found = Counter(device.name for device in devices), {}
+    counts, speeds = Counter(device.name for device in devices), {}
     for name in counts:
         with suppress(OSError, RuntimeError, MalformedError):
             data = beneath.read_bytes(state_folder() / FOLDER, _name(model, name), most_bytes=MOST_BYTES)
-            found[name] = wire.read(_Measured, data, what="measured speed", most_bytes=MOST_BYTES)
+            speeds[name] = wire.read(_Measured, data, what="measured speed", most_bytes=MOST_BYTES)
     return Cost(
-        rates=tuple(one.rate for one in found.values()),
+        rates=tuple(speed.rate for speed in speeds.values()),
         workers=dict(counts),
-        measured_by={name: f"{one.output} on {one.day}" for name, one in found.items()},
+        measured_by={name: f"{speed.output} on {speed.day}" for name, speed in speeds.items()},
         trial_rows=TRIAL_ON_GPU if any(one.device.startswith("cuda") for one in devices) else TRIAL_ON_CPU,
     )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import click
 import redis
@@ -16,21 +17,23 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from embq.app.status import fleet, upload_status
+from embq.app.status import fleet
 from embq.app.status.broker_snapshot import BrokerSnapshot, take_snapshots
 from embq.app.status.display import FittedTable, count, panel, plain_line
 from embq.app.status.fleet import FleetStatus, fleet_of
 from embq.app.status.reports import Reports
+from embq.app.status.resolve_run import arriving
 from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor, open_monitor
 from embq.app.status.run_progress import RunProgress
-from embq.core.errors import OutputError
+from embq.core.errors import MalformedError, OutputError
 from embq.core.queue.heartbeats import live_workers, services
 from embq.core.queue.ledger import Ledger
 from embq.core.queue.runs import RunRecord, over, registered
 from embq.core.queue.scripts import Script, load_scripts
 from embq.core.queue.uploads import UploadProgress
+from embq.core.redaction import printable
 from embq.core.run.control import RunState
-from embq.core.service.progress_line import PLAIN_EVERY_S, duration
+from embq.core.service.progress_line import PLAIN_EVERY_S, duration, size_text
 
 LOOK_S = 1.0
 DROPPED = ("output", "model", "age", "rows", "failures")
@@ -38,8 +41,6 @@ DROPPED_IN_FOLDER = ("run", "model", "left", "rows/s", "failures", "done")
 """Columns that narrow terminals lack, in this order."""
 PIPE_COLUMNS = 10_000
 """Width where no terminal has one, so that nothing is folded."""
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class Overview:
         return {
             "schema": 1,
             "runs": [run.to_json() for run in self.runs],
-            "uploads": [upload_status.to_json(one) for one in self.uploads],
+            "uploads": [upload_json(upload) for upload in self.uploads],
             "services": self.fleet.to_json(),
             "warnings": [*self.unreadable, *self.fleet.warnings()],
         }
@@ -73,7 +74,7 @@ class Overview:
         rows = [_columns(run, of_broker=self.of_broker) for run in self.runs if run not in panels]
         parts: list[RenderableType] = [panel(run, verbose=True) for run in panels]
         parts += [FittedTable(rows, DROPPED if self.of_broker else DROPPED_IN_FOLDER, verbose)] if rows else []
-        parts += [Text(upload_status.line(one)) for one in self.uploads]
+        parts += [Text(upload_line(upload)) for upload in self.uploads]
         if not parts:
             parts.append(Text("the broker knows no run" if self.of_broker else "there is no run"))
         if self.fleet.heard:
@@ -87,19 +88,17 @@ class Overview:
         wide.print(self.renderable(verbose=verbose))
 
     def notes(self) -> list[str]:
-        """Warnings on the services, a line each."""
-        none = (
-            []
-            if self.fleet.heard or not self.of_broker
-            else ["no producer, no writer and no worker reports to the broker"]
-        )
-        return [*none, *(f"warning: {line}" for line in (*self.unreadable, *self.fleet.warnings()))]
+        """Warnings on runs and services, a line each."""
+        lines = [f"warning: {line}" for line in (*self.unreadable, *self.fleet.warnings())]
+        if self.of_broker and not self.fleet.heard:
+            lines.insert(0, "no producer, no writer and no worker reports to the broker")
+        return lines
 
     def plain_lines(self) -> list[str]:
         """For logs, a line for each run, upload and service."""
         return [
             *(plain_line(run) for run in self.runs),
-            *(upload_status.line(one) for one in self.uploads),
+            *(upload_line(upload) for upload in self.uploads),
             *fleet.plain_lines(self.fleet),
             *self.notes(),
         ]
@@ -122,7 +121,7 @@ class OverviewMonitor:
         self._scripts: dict[str, Script] = {}
 
     def look(self) -> Overview:
-        """The overview now. Raises redis.exceptions.RedisError where the broker is away."""
+        """The overview now. Raises redis.exceptions.RedisError if the broker is unreachable."""
         records = registered(self.client)
         # Once for all runs: each time it asks the broker for its version.
         self._scripts = self._scripts or load_scripts(self.client)
@@ -135,12 +134,12 @@ class OverviewMonitor:
         ledgers = {run: self._ledger(record) for run, record in records.items()}
         # Once for all runs: with many workers and many runs, the reports are most of what is read.
         workers, heard = live_workers(self.client), services(self.client)
-        asked = [ledger for ledger in ledgers.values() if ledger is not None]
-        found = take_snapshots(asked, Reports(workers), heard)
-        seen = {one.run: snapshot for one, snapshot in zip(asked, found, strict=True)}
+        open_ledgers = [ledger for ledger in ledgers.values() if ledger is not None]
+        pairs = zip(open_ledgers, take_snapshots(open_ledgers, Reports(workers), heard), strict=True)
+        snapshots = {ledger.run: snapshot for ledger, snapshot in pairs}
         return Overview(
-            runs=[monitor.progress(seen.get(run, BrokerSnapshot())) for run, monitor in self.monitors.items()],
-            uploads=upload_status.arriving(self.client, ""),
+            runs=[monitor.progress(snapshots.get(run, BrokerSnapshot())) for run, monitor in self.monitors.items()],
+            uploads=arriving(self.client, ""),
             fleet=fleet_of(self.client, records, workers, heard),
         )
 
@@ -162,7 +161,7 @@ def _columns(run: RunProgress, *, of_broker: bool) -> dict[str, str]:
         "run": run.run,
         "state": run.state,
         "done": f"{run.share_committed:.1%}",
-        "rows/s": f"{run.rows_per_s if run.state == RunState.DONE else run.embedding_per_s:,.1f}",
+        "rows/s": f"{run.speed:,.1f}",
         "left": "-" if run.eta_s is None or run.state == RunState.DONE else duration(run.eta_s),
         "failures": f"{run.failures:,}",
         "age": "-" if run.created_s is None else duration(max(0.0, time.time() - run.created_s)),
@@ -175,27 +174,52 @@ def _columns(run: RunProgress, *, of_broker: bool) -> dict[str, str]:
 def follow(look: Callable[[], Overview], *, as_json: bool, verbose: bool) -> NoReturn:
     """Show overviews until interrupted: live on a terminal, as lines in a log, or as JSON, a line every second."""
     console = Console(stderr=True, highlight=False)
-    if as_json:
+    on_terminal = console.is_terminal and not as_json
+    with (
+        Live(console=console, refresh_per_second=4, vertical_overflow="visible") if on_terminal else nullcontext()
+    ) as live:
         while True:
-            if (overview := answered(look)) is not None:
-                click.echo(json.dumps(overview.to_json()))
-            time.sleep(LOOK_S)
-    if not console.is_terminal:
-        while True:
-            if (overview := answered(look)) is not None:
-                click.echo("\n".join(overview.plain_lines()), err=True)
-            time.sleep(PLAIN_EVERY_S)
-    with Live(console=console, refresh_per_second=4, vertical_overflow="visible") as live:
-        while True:
-            if (overview := answered(look)) is not None:
-                live.update(overview.renderable(verbose=verbose))
-            time.sleep(LOOK_S)
+            try:
+                overview = look()
+            except (ConnectionError, TimeoutError, BusyLoadingError):
+                click.echo("the broker does not answer; it is asked again", err=True)
+            else:
+                if live is not None:
+                    live.update(overview.renderable(verbose=verbose))
+                elif as_json:
+                    click.echo(json.dumps(overview.to_json()))
+                else:
+                    click.echo("\n".join(overview.plain_lines()), err=True)
+            time.sleep(LOOK_S if as_json or on_terminal else PLAIN_EVERY_S)
 
 
-def answered(look: Callable[[], Answer]) -> Answer | None:
-    """The result of `look`; None while the broker is away."""
+def upload_json(progress: UploadProgress) -> dict[str, Any]:
+    """The shape of an upload that `embq status --json` promises."""
+    return {
+        "upload": progress.name,
+        "run": progress.upload.run,
+        "output": progress.upload.output,
+        "model": _model(progress),
+        "bytes": progress.bytes,
+        "bytes_total": progress.bytes_total,
+        "sent": progress.sent,
+        "waits": progress.why,
+    }
+
+
+def upload_line(progress: UploadProgress) -> str:
+    """An upload in one line for people."""
+    how = "all of it is in the broker" if progress.sent else "its sender has not sent all of it"
+    waits = f"; waits: {progress.why}" if progress.why else ""
+    return printable(
+        f"arriving: run {progress.upload.run} for {progress.upload.output} ({_model(progress)}): "
+        f"{size_text(progress.bytes)} of {size_text(progress.bytes_total)} are on the writer's disk, {how}{waits}"
+    )
+
+
+def _model(progress: UploadProgress) -> str:
     try:
-        return look()
-    except (ConnectionError, TimeoutError, BusyLoadingError):
-        click.echo("the broker does not answer; it is asked again", err=True)
-        return None
+        record = RunRecord.from_json(progress.upload.record)
+    except MalformedError:
+        return "?"
+    return "?" if record is None else record.model.spec

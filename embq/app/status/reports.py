@@ -12,38 +12,25 @@ from embq.app.status.eta import SILENT_S
 Report = dict[str, Any]
 
 
-class Limits:
-    """Bottleneck of a run now, and since its workers have work; each is computed for who asks.
-
-    Args:
-        workers: reports of those that serve its model.
-    """
-
-    def __init__(self, workers: Sequence[Report] = ()) -> None:
-        self._workers = workers
-
-    @cached_property
-    def now(self) -> Bottleneck:
-        """Now."""
-        return bottleneck_now(self._workers)
-
-    @cached_property
-    def so_far(self) -> Bottleneck:
-        """Since they have work."""
-        return bottleneck_so_far(self._workers)
-
-
 class Serving:
-    """The workers that serve one model.
+    """The workers that serve one model; what follows from their reports is computed once, for whoever reads it.
 
     Attributes:
         workers: their reports, by name.
-        limits: their bottleneck.
     """
 
     def __init__(self, workers: Sequence[Report] = ()) -> None:
         self.workers = sorted(workers, key=lambda worker: str(worker.get("name")))
-        self.limits = Limits(self.workers)
+
+    @cached_property
+    def now(self) -> Bottleneck:
+        """Their bottleneck now."""
+        return bottleneck_now(self.workers)
+
+    @cached_property
+    def so_far(self) -> Bottleneck:
+        """Their bottleneck since they have work."""
+        return bottleneck_so_far(self.workers)
 
     @cached_property
     def rows_per_s(self) -> float:
@@ -79,8 +66,8 @@ class Reports:
         return sorted(self._free - {model})
 
     def of_run(self, run: str, model: str = "") -> list[Report]:
-        """The workers with units of a run, of those that serve a model where it is named."""
-        return [one for one in self._of_run.get(run, ()) if not model or one.get("model") == model]
+        """The workers with units of a run, of those that serve a model if one is named."""
+        return [worker for worker in self._of_run.get(run, ()) if model in ("", worker.get("model"))]
 
     def shares(self, run: str, model: str = "") -> list[Mapping[str, Any]]:
         """The part of each live one's report on the run."""

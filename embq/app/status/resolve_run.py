@@ -8,13 +8,12 @@ import redis
 
 from embq.app.cli.shared_options import settings_with
 from embq.app.status.run_monitor import RemoteRunMonitor, RunMonitor, open_monitor
-from embq.app.status.upload_status import arriving, became_of
 from embq.core.broker.client import connect, reach
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import ConfigError, InputError
 from embq.core.queue.reporting import FOREIGN_NEXT
 from embq.core.queue.runs import RunRecord, foreign_runs, registered
-from embq.core.queue.uploads import UploadProgress
+from embq.core.queue.uploads import UploadProgress, in_progress, outcome_of
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import load_run
 from embq.core.storage.paths import Place, is_folder, place
@@ -26,9 +25,9 @@ class ResolvedRun:
 
     Attributes:
         run: its id.
-        root: its output folder, where the user named that.
-        client: the broker; None where none is configured.
-        record: the run as the broker knows it, where the user named its id.
+        root: its output folder, if the user named it.
+        client: the broker; None if none is configured.
+        record: the run as the broker knows it, if the user named its id.
         uploads: what is on its way to the writer.
     """
 
@@ -39,7 +38,7 @@ class ResolvedRun:
     uploads: list[UploadProgress]
 
     def monitor(self) -> RunMonitor | RemoteRunMonitor | None:
-        """Monitors the run; None as long as all of it is on its way to the writer. InputError where nothing is."""
+        """Monitors the run; None as long as all of it is on its way to the writer. InputError if nothing is."""
         if self.root is not None:
             return RunMonitor(self.root, self.client)
         if self.client is None:
@@ -50,7 +49,7 @@ class ResolvedRun:
         return open_monitor(self.record, self.client) if self.record is not None else None
 
     def registered(self) -> tuple[RunRecord, redis.Redis]:
-        """The run as the broker knows it, and the broker; InputError where it knows none, ConfigError without one."""
+        """The run as the broker knows it, and the broker; InputError if it knows none, ConfigError without one."""
         if self.client is None:
             raise ConfigError(
                 f"no `embq run` is at work on {self.root or self.run} on this machine, and no broker is configured",
@@ -91,7 +90,7 @@ def resolve_run(named: str, broker: str) -> ResolvedRun:
     if run not in records:
         if uploads := arriving(client, run):
             return ResolvedRun(run=run, root=None, client=client, record=None, uploads=uploads)
-        run = became_of(client, run)
+        run = _became_of(client, run)
         if run not in records:
             raise _unknown(named, client)
     record = records[run]
@@ -106,3 +105,27 @@ def _unknown(run: str, client: redis.Redis) -> InputError:
                 next_step=FOREIGN_NEXT,
             )
     return InputError(f"the broker knows no run {run}", next_step="`embq status` lists the runs that it knows")
+
+
+def arriving(client: redis.Redis, run: str, output: str = "") -> list[UploadProgress]:
+    """Uploads in progress: all, or those of a run by its id, their own name, or its output folder."""
+    return [
+        upload
+        for upload in in_progress(client)
+        if not run or run in (upload.upload.run, upload.name) or upload.upload.output == output
+    ]
+
+
+def _became_of(client: redis.Redis, run: str) -> str:
+    """The run that an upload of the last day became; "" if none is known.
+
+    Raises InputError if it was refused, with the writer's code and reason.
+    """
+    outcome = outcome_of(client, run)
+    if outcome is not None and outcome.end == "refused":
+        raise InputError(
+            f"what was sent as run {run} was refused: {outcome.why}",
+            code=outcome.code,
+            next_step="send it again once that is mended; the log of `embq writer` tells more",
+        )
+    return "" if outcome is None else outcome.run

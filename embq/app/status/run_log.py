@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import click
 
@@ -22,28 +22,24 @@ EVERY_S = 5.0
 
 PROJECT = "embq"
 
-UNSENT = ("schema", "run", "output", "workers", "waits_for")
-"""Fields of `embq status --json` that are no figures of a run."""
 
-
-class FigureLog(Protocol):
+@dataclass(frozen=True, slots=True)
+class FigureLog:
     """A place that figures are sent to.
 
     Attributes:
-        errors: errors of `send` after which the place is left out.
+        send: send figures, as they are after a number of committed rows.
+        close: wait until all are sent.
+        errors: errors of both after which the place is left out.
     """
 
+    send: Callable[[Mapping[str, float], int], object]
+    close: Callable[[], object]
     errors: tuple[type[Exception], ...]
-
-    def send(self, figures: Mapping[str, float], rows: int) -> None:
-        """Send figures, as they are after `rows` committed rows."""
-
-    def close(self) -> None:
-        """Wait until all are sent."""
 
 
 def check_targets(targets: Sequence[str]) -> None:
-    """ConfigError where the package of a target of `--log` is not installed."""
+    """ConfigError if the package of a target of `--log` is not installed."""
     for target in targets:
         package = target.partition(":")[0]
         try:
@@ -63,7 +59,7 @@ class RunLog:
         facts: constants of the run, for wandb.
         quiet: whether wandb may print nothing.
 
-    Raises ConfigError where a target cannot be opened.
+    Raises ConfigError if a target cannot be opened.
     """
 
     def __init__(
@@ -85,10 +81,10 @@ class RunLog:
             for target in targets:
                 kind, _, rest = target.partition(":")
                 if kind == "wandb":
-                    told = {name: masked(fact) for name, fact in {**facts, "output": str(output)}.items()}
-                    self._logs.append(_Wandb(rest or PROJECT, run=run, facts=told, quiet=quiet))
+                    config = {name: masked(fact) for name, fact in {**facts, "output": str(output)}.items()}
+                    self._logs.append(_wandb(rest or PROJECT, run=run, config=config, quiet=quiet))
                 else:
-                    self._logs.append(_TensorBoard(_folder(rest, output)))
+                    self._logs.append(_tensorboard(_folder(rest, output)))
         except BaseException:
             self.close()
             raise
@@ -110,9 +106,7 @@ class RunLog:
                 _warn(error)
                 self._logs.remove(log)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -120,8 +114,8 @@ class RunLog:
         for log in self._logs:
             try:
                 log.close()
-            except log.errors as error_of_log:
-                _warn(error_of_log)
+            except log.errors as error:
+                _warn(error)
 
 
 def _warn(error: Exception) -> None:
@@ -149,7 +143,7 @@ def figures(progress: RunProgress, workers: int) -> dict[str, float]:
         "average_inference_duration_per_sample": row_s * embed.get("busy", 0.0),
         "average_write_duration_per_sample": row_s * embed.get("blocked", 0.0),
         "average_total_duration_per_sample": row_s,
-        **dict(_numbers({name: value for name, value in progress.to_json().items() if name not in UNSENT})),
+        **dict(_numbers({name: value for name, value in progress.to_json().items() if name != "schema"})),
     }
 
 
@@ -170,50 +164,38 @@ def _folder(named: str, output: Place) -> Path:
     raise UsageError("--log tensorboard writes to a folder of this machine", next_step="--log tensorboard:FOLDER")
 
 
-class _Wandb:
+def _wandb(project: str, *, run: str, config: dict[str, str], quiet: bool) -> FigureLog:
     """A run in wandb, under the id of embq's run. wandb's own variables say where to: WANDB_API_KEY, WANDB_MODE."""
+    import wandb
 
-    def __init__(self, project: str, *, run: str, facts: Mapping[str, str], quiet: bool) -> None:
-        import wandb
-
-        self.errors: tuple[type[Exception], ...] = (wandb.errors.Error, OSError)
-        # Without `x_disable_meta` the command line would be sent, in which URLs may hold secrets.
-        settings = wandb.Settings(console="off", silent=quiet, x_disable_meta=True, disable_git=True)
-        try:
-            self._run = wandb.init(project=project, id=run, resume="allow", config=dict(facts), settings=settings)
-        except self.errors as error:
-            raise ConfigError(
-                f"--log wandb: {masked(str(error))}", next_step="run `wandb login`, or set WANDB_MODE=offline"
-            ) from error
-
-    def send(self, figures: Mapping[str, float], rows: int) -> None:
-        self._run.log(dict(figures))
-
-    def close(self) -> None:
-        self._run.finish()
+    errors = (wandb.errors.Error, OSError)
+    # Without `x_disable_meta` the command line would be sent, in which URLs may hold secrets.
+    settings = wandb.Settings(console="off", silent=quiet, x_disable_meta=True, disable_git=True)
+    try:
+        log = wandb.init(project=project, id=run, resume="allow", config=config, settings=settings)
+    except errors as error:
+        raise ConfigError(
+            f"--log wandb: {masked(str(error))}", next_step="run `wandb login`, or set WANDB_MODE=offline"
+        ) from error
+    return FigureLog(lambda figures, _rows: log.log(dict(figures)), log.finish, errors)
 
 
-class _TensorBoard:
+def _tensorboard(folder: Path) -> FigureLog:
     """Scalars in TensorBoard's files, over the number of rows."""
+    from tensorboard.summary import Writer
 
-    errors: tuple[type[Exception], ...] = (OSError,)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writer = Writer(str(folder))
+    except OSError as error:
+        raise ConfigError(
+            f"--log tensorboard: {folder} cannot be written: {error.strerror}",
+            next_step="name another one: --log tensorboard:FOLDER",
+        ) from error
 
-    def __init__(self, folder: Path) -> None:
-        from tensorboard.summary import Writer
-
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._writer = Writer(str(folder))
-        except OSError as error:
-            raise ConfigError(
-                f"--log tensorboard: {folder} cannot be written: {error.strerror}",
-                next_step="name another one: --log tensorboard:FOLDER",
-            ) from error
-
-    def send(self, figures: Mapping[str, float], rows: int) -> None:
+    def send(figures: Mapping[str, float], rows: int) -> None:
         for name, value in figures.items():
-            self._writer.add_scalar(name, value, rows)
-        self._writer.flush()
+            writer.add_scalar(name, value, rows)
+        writer.flush()
 
-    def close(self) -> None:
-        self._writer.close()
+    return FigureLog(send, writer.close, (OSError,))

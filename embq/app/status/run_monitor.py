@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
-from datetime import datetime
 
 import click
 import redis
 
 from embq.app.status.broker_snapshot import BrokerSnapshot, take_snapshot
-from embq.app.status.commit_pace import CommitPace
+from embq.app.status.commit_pace import CommitPace, written_at
 from embq.app.status.run_progress import RunCounts, RunProgress, derive_progress
 from embq.core.errors import EmbqError
 from embq.core.queue.ledger import Ledger
@@ -35,7 +33,7 @@ class RunMonitor:
     Args:
         root: output folder.
         client: the broker; None for none.
-        scripts: those of the broker, where they were loaded before.
+        scripts: those of the broker, if they are loaded already.
 
     Attributes:
         pace: of the commits.
@@ -66,7 +64,7 @@ class RunMonitor:
         return self._state
 
     def ledger(self) -> Ledger | None:
-        """Read the folder; gives the ledger, or None where the run is over or there is no broker."""
+        """Read the folder, and return the ledger; None if the run is over or there is no broker."""
         closed = self.log_state().closed
         self._control = load_control(Layout(self.root))
         if closed or self.client is None:
@@ -74,7 +72,7 @@ class RunMonitor:
         return Ledger(self.client, self.info.run, scripts=self._scripts)
 
     def look(self) -> RunProgress:
-        """The progress now. Raises redis.exceptions.RedisError where the broker is away."""
+        """The progress now. Raises redis.exceptions.RedisError if the broker is unreachable."""
         ledger = self.ledger()
         return self.progress(BrokerSnapshot() if ledger is None else take_snapshot(ledger))
 
@@ -102,7 +100,7 @@ class RemoteRunMonitor:
 
     Args:
         record: the run as it was announced.
-        scripts: those of the broker, where they were loaded before.
+        scripts: those of the broker, if they are loaded already.
 
     Attributes:
         pace: of the commits, as far as they were looked at.
@@ -119,7 +117,7 @@ class RemoteRunMonitor:
         return self._ledger
 
     def look(self) -> RunProgress:
-        """The progress now. Raises redis.exceptions.RedisError where the broker is away."""
+        """The progress now. Raises redis.exceptions.RedisError if the broker is unreachable."""
         return self.progress(take_snapshot(self._ledger))
 
     def progress(self, seen: BrokerSnapshot) -> RunProgress:
@@ -133,7 +131,7 @@ class RemoteRunMonitor:
 def open_monitor(
     record: RunRecord, client: redis.Redis, scripts: Scripts | None = None
 ) -> RunMonitor | RemoteRunMonitor:
-    """Monitors a run through its folder where that can be read here, else through the broker."""
+    """Monitors a run through its folder if that can be read here, else through the broker."""
     try:
         return RunMonitor(place(record.output), client, scripts)
     except EmbqError as error:
@@ -182,14 +180,8 @@ def _counts(info: RunInfo, log: LogState) -> RunCounts:
         rows_total=samples,
         rows_total_exact=exact,
         closed=log.closed,
-        created_s=_seconds(info.created),
+        created_s=written_at(info.created),
     )
-
-
-def _seconds(created: str) -> float | None:
-    with suppress(ValueError):
-        return datetime.fromisoformat(created).timestamp()
-    return None
 
 
 def _samples(info: RunInfo, log: LogState) -> tuple[int | None, bool]:
@@ -199,10 +191,7 @@ def _samples(info: RunInfo, log: LogState) -> tuple[int | None, bool]:
     if log.count == info.units:
         return log.rows + log.failures, True
     # Units of retries add no samples, so they are left out of the mean.
-    done, units = log.count - log.retries, info.units - info.retries
-    if done > 0:
-        return round((log.rows + log.failures) / done * max(units, done)), False
-    return None, False
+    return _estimate(log.rows + log.failures, log.count - log.retries, info.units - info.retries), False
 
 
 def _estimate(samples: int, done: int, units: int) -> int | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from embq.app.status.broker_snapshot import BrokerSnapshot
 from embq.app.status.eta import NO_ETA, SILENT_S, Eta, embedded_in_flight, in_hand_s, predict
-from embq.app.status.reports import Limits
+from embq.app.status.reports import Serving
 from embq.core.models import ModelConfig
+from embq.core.queue.heartbeats import Device
 from embq.core.run.control import Control, RunState
 
 OF_A_WORKER = (
@@ -18,6 +20,8 @@ OF_A_WORKER = (
     *("padding", "memory_full", "recomputed", "limit"),
 )
 """Fields of a worker's report that `embq status --json` has."""
+UNIT_STATES = ("done", "received", "in_flight", "queued", "quarantined")
+"""Fields of `RunProgress` that count units and add up to `units_total`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +31,11 @@ class RunCounts:
     Attributes:
         rows, failures, tokens: committed; tokens as far as workers report them.
         truncated: texts among the rows that were truncated to the model's limit.
-        rows_total: samples of the run; None where they are not known yet.
+        rows_total: samples of the run; None if they are not known yet.
         rows_total_exact: whether `rows_total` is counted, not estimated from the units done so far.
         units_total, done, quarantined: units; committed ones are either done or quarantined.
         closed: whether the run is over.
-        created_s: when it was planned (announced, where only the broker tells), in seconds since the epoch; None where
+        created_s: when it was planned (announced, where only the broker tells), in seconds since the epoch; None if
             that is unknown.
     """
 
@@ -57,16 +61,16 @@ class RunProgress(RunCounts):
         received, in_flight, queued: units that are not committed; with those that are, they add up to `units_total`.
         rows_per_s: committed rows per second, from the first unit to the last commit.
         embedding_per_s: rows per second of all workers in the last 20 seconds.
-        eta_s: seconds until the last commit; None where it cannot be predicted yet.
+        eta_s: seconds until the last commit; None if it cannot be predicted yet.
         eta_basis: what it counts: "tokens", "samples" or "units"; "" for nothing.
-        tokens_total: of all units; estimated until all are committed, None where nothing is known.
+        tokens_total: of all units; estimated until all are committed, None if nothing is known.
         tokens_per_s: of all workers, now and for this run.
         limit: name of the bottleneck now; of a run that has just ended, of the whole run.
-        limits: its details, now and since the workers have work.
+        limits: the workers with its details, `now` and `so_far`.
         loading_on: devices that load its model.
         downloaded: bytes of models that were downloaded meanwhile, by `embq run` on this machine.
         embedded: samples with a row or failure, committed or not; an estimate of those in published units.
-        finish_s: seconds until the units in hand are embedded, at the present speed; None where unknown.
+        finish_s: seconds until the units in hand are embedded, at the present speed; None if unknown.
         waits_for: the models that are served now, while the run's own waits for its turn.
         workers: reports of the workers.
         timing: load_s, embed_s, wall_s.
@@ -85,7 +89,7 @@ class RunProgress(RunCounts):
     eta_s: float | None
     limit: str
     precision: str = ""
-    limits: Limits = field(default_factory=Limits)
+    limits: Serving = field(default_factory=Serving)
     waits_for: list[str] = field(default_factory=list)
     loading_on: list[str] = field(default_factory=list)
     downloaded: int = 0
@@ -99,14 +103,20 @@ class RunProgress(RunCounts):
 
     @property
     def created(self) -> str:
-        """`created_s` as UTC time, ISO 8601; "" where it is not known."""
-        return (
-            "" if self.created_s is None else datetime.fromtimestamp(self.created_s, UTC).isoformat(timespec="seconds")
-        )
+        """`created_s` as UTC time, ISO 8601; "" if it is not known."""
+        if self.created_s is not None:
+            with suppress(ValueError, OverflowError, OSError):  # what a broker holds may be no time of a calendar
+                return datetime.fromtimestamp(self.created_s, UTC).isoformat(timespec="seconds")
+        return ""
+
+    @property
+    def speed(self) -> float:
+        """Rows per second: embedded now; committed on average, for a run that is over."""
+        return self.rows_per_s if self.state == RunState.DONE else self.embedding_per_s
 
     @property
     def share_committed(self) -> float:
-        """Committed share of the run, by tokens where these are known."""
+        """Committed share of the run, by tokens if these are known."""
         if self.tokens_total:
             return self.tokens / self.tokens_total
         return (self.done + self.quarantined) / self.units_total if self.units_total else 0.0
@@ -128,40 +138,18 @@ class RunProgress(RunCounts):
         """The shape that `embq status --json` promises."""
         return {
             "schema": 1,
-            "run": self.run,
-            "output": self.output,
-            "model": self.model,
-            "precision": self.precision,
-            "state": self.state,
-            "created": ""
-            if self.created_s is None
-            else datetime.fromtimestamp(self.created_s, UTC).isoformat(timespec="seconds"),
-            "priority": self.priority,
-            "rows": self.rows,
-            "rows_total": self.rows_total,
-            "rows_total_exact": self.rows_total_exact,
-            "failures": self.failures,
-            "truncated": self.truncated,
-            "units": {
-                "done": self.done,
-                "received": self.received,
-                "in_flight": self.in_flight,
-                "queued": self.queued,
-                "quarantined": self.quarantined,
-                "total": self.units_total,
-            },
-            "rows_per_s": self.rows_per_s,
-            "tokens": self.tokens,
-            "tokens_total": self.tokens_total,
-            "tokens_per_s": self.tokens_per_s,
-            "eta_s": self.eta_s,
-            "eta_basis": self.eta_basis,
-            "limit": self.limit,
+            **self._fields("run", "output", "model", "precision", "state", "created", "priority"),
+            **self._fields("rows", "rows_total", "rows_total_exact", "failures", "truncated"),
+            "units": {**self._fields(*UNIT_STATES), "total": self.units_total},
+            **self._fields("rows_per_s", "tokens", "tokens_total", "tokens_per_s", "eta_s", "eta_basis", "limit"),
             "limit_detail": {"now": self.limits.now.describe(), "so_far": self.limits.so_far.describe()},
             "waits_for": self.waits_for,
             "workers": [{name: worker.get(name) for name in OF_A_WORKER} for worker in self.workers],
             "timing": self.timing,
         }
+
+    def _fields(self, *names: str) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}
 
 
 def derive_progress(
@@ -184,23 +172,22 @@ def derive_progress(
     """
     queued = max(0, counts.units_total - counts.done - counts.quarantined - seen.received - seen.in_flight)
     serving, shares = seen.workers.serving(model.spec), seen.workers.shares(run, model.spec)
-    waits = queued and control.state == RunState.RUNNING and not serving.workers
-    waits_for = seen.workers.other_models(model.spec) if waits else []
-    at_work = bool(serving.workers or waits_for)
+    is_running = control.state == RunState.RUNNING
+    waits_for = seen.workers.other_models(model.spec) if queued and is_running and not serving.workers else []
     eta = NO_ETA
-    if control.state == RunState.RUNNING and not counts.closed:
+    if is_running and not counts.closed:
         eta = _predicted(counts, seen, shares, serving.rows_per_s, queued=queued)
-    loading_on, about_to = ([], False) if counts.closed else _getting_ready(seen, run, model.spec)
+    devices = [] if counts.closed else _devices(seen, run, model.spec)
     rows_per_s = seen.committed_per_s(counts.rows) if timing is None else timing.get("rows_per_s", 0.0)
     timing = seen.timing(serving) if timing is None else timing
-    limits = Limits() if counts.closed else serving.limits
+    limits = Serving() if counts.closed else serving
     return RunProgress(
-        **{one.name: getattr(counts, one.name) for one in fields(counts)},
+        **{field.name: getattr(counts, field.name) for field in fields(counts)},
         run=run,
         output=output,
         model=model.spec,
         precision=model.precision,
-        state=_state(control, counts.closed, at_work, loading=bool(loading_on), about_to=about_to),
+        state=RunState.DONE if counts.closed else _state(control, devices, at_work=bool(serving.workers or waits_for)),
         priority=control.priority,
         received=seen.received,
         in_flight=seen.in_flight,
@@ -209,12 +196,12 @@ def derive_progress(
         embedding_per_s=serving.rows_per_s,
         eta_s=0.0 if counts.closed else eta.seconds,
         eta_basis=eta.basis,
-        tokens_total=counts.tokens if counts.closed else _tokens_expected(seen),
+        tokens_total=counts.tokens if counts.closed else seen.tokens_total,
         tokens_per_s=round(eta.per_s, 1) if eta.basis == "tokens" else 0.0,
         limit="turn" if waits_for else limits.now.name,
         limits=limits,
         waits_for=waits_for,
-        loading_on=loading_on,
+        loading_on=[device.device for device in devices if device.state == "loading"],
         embedded=_embedded(counts, seen, shares),
         finish_s=in_hand_s(seen.workers.of_run(run, model.spec), run),
         workers=serving.workers,
@@ -250,33 +237,27 @@ def _embedded(counts: RunCounts, seen: BrokerSnapshot, shares: list[Mapping[str,
     return committed + round(of_unit * seen.received) + max(0, in_flight)
 
 
-def _tokens_expected(seen: BrokerSnapshot) -> int | None:
-    """Tokens of all units, by the writer's estimate of the rest; None without one."""
-    return None if seen.tokens_left is None else seen.number("tokens") + seen.tokens_left
-
-
-def _getting_ready(seen: BrokerSnapshot, run: str, model: str) -> tuple[list[str], bool]:
-    """(devices that load the model, whether others start or wait for a first unit), of workers that may serve the run.
+def _devices(seen: BrokerSnapshot, run: str, model: str) -> list[Device]:
+    """The devices of the workers that may serve a run.
 
     A device does not say which model it loads; while no worker has units of the run, it is taken to be this one.
     """
     services = [
-        one.service
-        for one in seen.services
-        if one.service.role == "worker"
-        and one.service.state == "running"
-        and one.service.run in ("", run)
-        and one.silent_s <= SILENT_S
-        and model not in one.service.refused
+        heard.service
+        for heard in seen.services
+        if heard.service.role == "worker"
+        and heard.service.state == "running"
+        and heard.service.run in ("", run)
+        and heard.silent_s <= SILENT_S
+        and model not in heard.service.refused
     ]
-    devices = [device for service in services for device in service.devices]
-    loading = [device.device for device in devices if device.state == "loading"]
-    return loading, any(device.state in ("starting", "idle") for device in devices)
+    return [device for service in services for device in service.devices]
 
 
-def _state(control: Control, closed: bool, at_work: bool, *, loading: bool, about_to: bool) -> RunState:
-    if closed:
-        return RunState.DONE
+def _state(control: Control, devices: list[Device], *, at_work: bool) -> RunState:
     if at_work or control.state != RunState.RUNNING:
         return control.state
-    return RunState.LOADING if loading else RunState.STARTING if about_to else RunState.STOPPED
+    states = {device.state for device in devices}
+    if "loading" in states:
+        return RunState.LOADING
+    return RunState.STARTING if states & {"starting", "idle"} else RunState.STOPPED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -158,7 +159,7 @@ def _supervise(fleet: Fleet, *, asked: str) -> None:
 def writer(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Address | None) -> None:
     """Commit the results of all runs to their output folders. Runs until stopped; one per output."""
     from embq.app.services.service import resident_service
-    from embq.app.services.writer_metrics import WriterMetrics
+    from embq.app.services.writer_metrics import put_writer
     from embq.core.storage.paths import Outputs
     from embq.producer.enqueue import add_uploaded
     from embq.writer.lock import WEDGED_S
@@ -176,7 +177,7 @@ def writer(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Addre
             beat=service.health.beat,
             outputs=Outputs(settings.outputs),
         )
-        with service.reported(WriterMetrics(writer)):
+        with service.reported(partial(put_writer, writer)):
             writer.serve(service.stopped)
 
 

@@ -97,13 +97,13 @@ def _show(
     """The run on stdout, warnings of its workers, and what is still on its way to the writer."""
     from rich.console import Console
 
-    from embq.app.status import upload_status
     from embq.app.status.display import panel
     from embq.app.status.fleet import fleet_status
+    from embq.app.status.overview import upload_json, upload_line
 
     progress = monitor.look() if monitor is not None else None
     if as_json:
-        uploads = [upload_status.to_json(one) for one in found.uploads]
+        uploads = [upload_json(upload) for upload in found.uploads]
         if progress is not None:
             click.echo(json.dumps(progress.to_json() | ({"uploads": uploads} if uploads else {})))
         else:
@@ -117,8 +117,8 @@ def _show(
             fleet = fleet_status(found.client)
             for line in [*fleet.refusals(progress.model), *fleet.unseen(progress.run)]:
                 click.echo(f"warning: {line}")
-    for one in found.uploads:
-        click.echo(upload_status.line(one))
+    for upload in found.uploads:
+        click.echo(upload_line(upload))
 
 
 def _look_at_all(run: str, broker: str) -> Callable[[], Overview] | None:

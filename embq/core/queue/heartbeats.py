@@ -96,13 +96,9 @@ class Heartbeats(Generic[T]):
             yield report, int(listed[name]), ages[name]
 
     def reports(self, client: redis.Redis, names: Iterable[str]) -> dict[str, T]:
-        """The reports that are kept of some names."""
-        return self.parse(self._texts(client, names))
-
-    def parse(self, texts: Mapping[str, bytes | None]) -> dict[str, T]:
-        """The reports among what the keys of some names hold; what is no report of that name is skipped."""
+        """The reports that are kept of some names; what is no report of that name is skipped."""
         found = {}
-        for name, text in texts.items():
+        for name, text in self._texts(client, names).items():
             if text is None:
                 continue
             try:
@@ -129,29 +125,24 @@ class Heartbeats(Generic[T]):
             pipe.execute()
 
     def _listed(self, client: redis.Redis) -> tuple[int, dict[str, float]]:
-        """ms by the broker's clock, and each name with the ms of its last report."""
+        """ms by the broker's clock, and each name with the ms of its last report; malformed ones are skipped."""
         with client.pipeline(transaction=False) as pipe:
             pipe.time()
             pipe.zrange(self._members, 0, -1, withscores=True)
             (seconds, micros), scored = cast("tuple[tuple[int, int], list[tuple[bytes, float]]]", pipe.execute())
-        return seconds * 1000 + micros // 1000, names_of(scored)
+        listed = {}
+        for raw, at_ms in scored:
+            if _NAME.fullmatch(raw) and math.isfinite(at_ms):
+                listed[raw.decode()] = at_ms
+            else:
+                wire.skipped("name of a reporter", raw, "it holds other signs, or its time is not finite")
+        return seconds * 1000 + micros // 1000, listed
 
     def _texts(self, client: redis.Redis, names: Iterable[str]) -> dict[str, bytes | None]:
         listed = list(names)
         if not listed:
             return {}
         return dict(zip(listed, cast("list[bytes | None]", client.mget([*map(self._key, listed)])), strict=True))
-
-
-def names_of(scored: Iterable[tuple[bytes, float]]) -> dict[str, float]:
-    """The names in a sorted set of them, with their times; malformed ones are skipped."""
-    found = {}
-    for raw, at_ms in scored:
-        if _NAME.fullmatch(raw) and math.isfinite(at_ms):
-            found[raw.decode()] = at_ms
-        else:
-            wire.skipped("name of a reporter", raw, "it holds other signs, or its time is not finite")
-    return found
 
 
 # --- workers ---

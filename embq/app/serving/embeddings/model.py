@@ -145,7 +145,7 @@ class ServedModel:
     def start(self) -> None:
         """Start the embed thread."""
         self._thread.start()
-        self._metrics.gauge("embq_model_ready").labels(self.name).set(1)
+        self._metrics.gauges["embq_model_ready"].labels(self.name).set(1)
 
     def stop(self) -> None:
         """End the threads, after the pass in hand; whoever still waits gets an error."""
@@ -221,13 +221,13 @@ class ServedModel:
             self._count(job, -job.tokens)
         if not job.future.cancelled() and job.future.exception() is None:
             for name, count in (("texts", len(job.texts)), ("tokens", job.tokens), ("truncated", job.truncated)):
-                self._metrics.counter(f"embq_embeddings_{name}_total").labels(self.name).inc(count)
+                self._metrics.counters[f"embq_embeddings_{name}_total"].labels(self.name).inc(count)
 
     def _count(self, job: Job, tokens: int) -> None:
         self._waiting[job.client] += tokens
         if self._waiting[job.client] <= 0:
             del self._waiting[job.client]
-        self._metrics.gauge("embq_embeddings_waiting_tokens").labels(self.name).set(self._waiting.total())
+        self._metrics.gauges["embq_embeddings_waiting_tokens"].labels(self.name).set(self._waiting.total())
 
     def _prepare(self, job: Job) -> None:
         """Tokenise the next texts of a job; after the last ones it arrives."""
@@ -320,7 +320,7 @@ class ServedModel:
             tokens = sum(entry.tokens for entry in batch)
             since = min(entry.owner.arrived_at for entry in batch)
             self._throughput.batch_done(len(batch), tokens, since=since)
-            self._metrics.histogram("embq_embeddings_pass_rows").labels(self.name).observe(len(batch))
+            self._metrics.histograms["embq_embeddings_pass_rows"].labels(self.name).observe(len(batch))
             places: dict[Job, list[int]] = {}
             for place, entry in enumerate(batch):
                 places.setdefault(entry.owner, []).append(place)
