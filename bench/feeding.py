@@ -43,12 +43,7 @@ from embq.core.models import DECODES, ModelConfig
 from embq.core.units import Sample
 from embq.worker.embedders.base import Embedder, PendingVectors
 from embq.worker.embedders.device.hardware import keep_uncollected
-from embq.worker.embedders.device.placement import (
-    ACCELERATOR_IMAGE_BATCH,
-    ACCELERATOR_TEXT_BATCH,
-    ACCELERATOR_TOKENS,
-    ACCELERATOR_WINDOW,
-)
+from embq.worker.embedders.device.placement import ACCELERATOR_SIZES
 from embq.worker.embedders.image.native import Native, native
 from embq.worker.embedders.registry import load
 from embq.worker.stages.read import CHUNK_SAMPLES
@@ -117,10 +112,10 @@ def without_device(embedder: Any, seconds: float = 0.0) -> Embedder:
 
     embedder.embed = embed
     if embedder.token_budget:
-        embedder.batch_size, embedder.window = ACCELERATOR_TEXT_BATCH, ACCELERATOR_WINDOW
-        embedder.token_budget = ACCELERATOR_TOKENS
+        embedder.batch_size, embedder.window = ACCELERATOR_SIZES.texts, ACCELERATOR_SIZES.window
+        embedder.token_budget = ACCELERATOR_SIZES.tokens
     else:
-        embedder.batch_size = embedder.window = ACCELERATOR_IMAGE_BATCH
+        embedder.batch_size = embedder.window = ACCELERATOR_SIZES.images
     return embedder  # type: ignore[no-any-return]
 
 

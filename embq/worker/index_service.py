@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,8 +33,6 @@ from embq.worker.meter.progress_board import Span
 
 LOOK_S = 0.25
 """Time to wait for an answer at once; a request to stop is noticed only after it."""
-IDLE_S = 1.0
-"""After so long without a unit or a hint, the scheduler is asked whether something else has work."""
 REPORT_S = 1.0
 ELSEWHERE = frozenset({"EmbqError", "ConfigError", "AwayError", "BrokerError"})
 """Errors that may be this machine's own: the unit is tried again, and by others. All others are the unit's, or of what
@@ -80,7 +77,7 @@ class IndexService:
             memory_bytes=build.memory_bytes // max(1, context.options.siblings),
             on_gpu=context.options.device.startswith("cuda"),
         )
-        self._turns = TurnClock(context.scheduler, turn, slice_s=context.settings.slice_s, stopped=context.stopped)
+        self._turns = TurnClock(context.scheduler, turn, context.stopped)
         self._unit: _InHand | None = None
         self._units = 0
         self._beat_at = self._reported_at = 0.0
@@ -114,7 +111,6 @@ class IndexService:
         return self._turns.next
 
     def _work(self, receiver: HintReceiver[IndexHint]) -> None:
-        idle_at = time.monotonic() + IDLE_S
         while not self._turns.over():
             receiver.beat()
             self._report()
@@ -125,9 +121,8 @@ class IndexService:
                     for hint in found:
                         self._claim(hint)
             if self._unit is not None:
-                idle_at = time.monotonic() + IDLE_S
-            elif time.monotonic() >= idle_at:
-                idle_at += IDLE_S
+                self._turns.busy()
+            else:
                 self._turns.idle()
 
     def _drain(self) -> None:
@@ -239,14 +234,9 @@ class IndexService:
             return
         self._reported_at = now
         unit = self._unit
-        fields = {
-            "name": self.context.options.name,
-            "device": self.context.options.device,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
+        fields: dict[str, Any] = {
+            **self.context.identity(),
             "model": "index",
-            "version": self.context.options.version,
-            "serves": "",
             "units": self._units,
             "rows": 0,
             "rows_per_s": 0.0,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from typing import Any
 
@@ -36,8 +34,6 @@ from embq.worker.stages.publish import PublishStage
 
 FULL_ATTEMPTS, FULL_PAUSE_S = 3, 5.0
 """A device may be full only because another process is just leaving it."""
-IDLE_S = 1.0
-"""After so long without a unit in hand or a hint, the scheduler is asked whether another model has work."""
 
 log = Events("worker")
 
@@ -96,7 +92,7 @@ class ModelService:
         self.embedder = embedder
         self.load_s = load_s
         self.device_name = device_name(self.options.torch_device)
-        self.turns = TurnClock(context.scheduler, turn, slice_s=context.settings.slice_s, stopped=context.stopped)
+        self.turns = TurnClock(context.scheduler, turn, context.stopped)
         self._clients: list[redis.Redis] = []
         self.leases = Leases()
         self.meter = Meter(
@@ -166,11 +162,10 @@ class ModelService:
     def _claim_and_submit(self) -> None:
         with self.claimer.receiver:
             self.turns.begin()
-            idle_at = time.monotonic() + IDLE_S
             while not self._over():
                 suspects: list[LeasedUnit] = []
                 for unit in self.claimer.next_units():
-                    idle_at = time.monotonic() + IDLE_S
+                    self.turns.busy()
                     if unit.suspect:
                         suspects.append(unit)
                     else:
@@ -180,10 +175,10 @@ class ModelService:
                     self._wait_until_held_at_most(len(suspects))
                     self.pipeline.submit(suspects.pop())
                     self._wait_until_held_at_most(len(suspects))
-                if time.monotonic() >= idle_at:
-                    idle_at += IDLE_S
-                    if not self.leases.at_work():
-                        self.turns.idle()
+                if self.leases.at_work():
+                    self.turns.busy()
+                else:
+                    self.turns.idle()
 
     def _over(self) -> bool:
         return self.pipeline.error is not None or self.heartbeat.failed is not None or self.turns.over()
@@ -232,14 +227,9 @@ class ModelService:
         leaves = self.context.stopped() or self.turns.next is not None
         return {
             **({} if leaves else self.claimer.policy.describe()),
-            "name": self.options.name,
-            "device": self.options.device,
+            **self.context.identity(),
             "device_name": self.device_name,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
             "model": self.model.spec,
-            "version": self.options.version,
             "load_s": round(self.load_s, 2),
-            "serves": self.options.run,
             "unseen": self.context.locality.unseen(),
         }

@@ -1,12 +1,12 @@
 """Entry point of a worker process: serves one device, with one loaded model at a time.
 
-Started by `embq.worker.supervisor`: options come as arguments, the address of the broker by the environment.
+Started by `embq.worker.supervisor`: `WorkerOptions` come as its argument, the address of the broker by the environment.
 """
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
+import json
 import signal
 import socket
 import sys
@@ -27,13 +27,13 @@ from embq.core.settings import Settings
 from embq.sources.access.allowed_hosts import Reach, limit
 from embq.worker.claim.input_locality import InputLocality
 from embq.worker.claim.scheduler import Scheduler, Turn
-from embq.worker.context import WorkerContext, WorkerOptions
+from embq.worker.context import WorkerContext
 from embq.worker.embedders.device.hardware import free_memory, simulated_speed
-from embq.worker.embedders.device.optional_paths import PATHS
+from embq.worker.embedders.device.tuning import PATHS
 from embq.worker.index_service import IndexAccess, IndexService
 from embq.worker.meter.progress_board import ProgressBoard
 from embq.worker.model_service import ModelService, load_model
-from embq.worker.supervisor.report_pipe import LOADING, READY, WAITING, Report
+from embq.worker.supervisor.protocol import Report, WorkerOptions
 
 log = Events("worker")
 
@@ -57,7 +57,7 @@ def run(options: WorkerOptions, settings: Settings, stopped: StopFlag, report: R
             report=report,
             locality=locality,
         )
-        PATHS.without, PATHS.tell = frozenset(options.without.split(",")), report.paths
+        PATHS.without, PATHS.tell = frozenset(options.without), report.paths
         _serve(context)
 
 
@@ -66,14 +66,14 @@ def _serve(context: WorkerContext) -> None:
     turn: Turn | None = None
     while not context.stopped():
         if turn is None:
-            context.report.say(WAITING)
+            context.report.state("idle")
             turn = context.scheduler.wait(context.stopped)
         if turn is None:
             return
         context.board.reset()
         if isinstance(turn.model, IndexBuild):
             log.info("index_turn", index=turn.model.index, build=turn.model.build)
-            context.report.say(READY)
+            context.report.state("serving")
             turn = IndexService(context, turn, turn.model).serve()
         else:
             turn = _serve_model(context, turn, turn.model)
@@ -84,7 +84,7 @@ def _serve_model(context: WorkerContext, turn: Turn, model: ModelConfig) -> Turn
     """Load a model and serve the runs that use it; refuse for good a model that cannot be loaded."""
     began = time.monotonic()
     context = replace(context, options=context.options.with_defaults(context.scheduler.defaults_of(model)))
-    context.report.say(LOADING)
+    context.report.state("loading")
     PATHS.clear()
     log.info("model_loading", model=model.spec, device=context.options.device)
     try:
@@ -99,7 +99,7 @@ def _serve_model(context: WorkerContext, turn: Turn, model: ModelConfig) -> Turn
         return None
     load_s = time.monotonic() - began
     log.info("model_loaded", model=model.spec, device=context.options.device, seconds=round(load_s, 2))
-    context.report.say(READY)
+    context.report.state("serving")
     following = ModelService(context, turn, model, embedder, load_s=load_s).serve()
     if following is not None:
         log.info("turn_ended", model=model.spec, next=following.name)
@@ -108,22 +108,7 @@ def _serve_model(context: WorkerContext, turn: Turn, model: ModelConfig) -> Turn
 
 def main() -> None:
     """Entry point of `python -m embq.worker.process`."""
-    parser = argparse.ArgumentParser(prog="embq worker process")
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--device", required=True)
-    parser.add_argument("--run", default="")
-    parser.add_argument("--prefetch", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=0)
-    parser.add_argument("--transport", default="auto")
-    parser.add_argument("--drain-s", type=float, default=150.0)
-    parser.add_argument("--report-fd", type=int, default=-1)
-    parser.add_argument("--progress-fd", type=int, default=-1)
-    parser.add_argument("--version", default="")
-    parser.add_argument("--siblings", type=int, default=1)
-    parser.add_argument("--without", default="")
-    parser.add_argument("--threads-chosen", action="store_true")
-    options = WorkerOptions(**vars(parser.parse_args()))
+    options = WorkerOptions(**json.loads(sys.argv[1]))
     configure()
     leave_out_pandas()
     stopped = StopFlag()
@@ -139,18 +124,15 @@ def main() -> None:
             run(options, settings, stopped, report)
         except redis.exceptions.RedisError as error:
             raise refusal(error) from error
-    except EmbqError as error:
-        log.error("stopped", code=error.code, why=error.message, next=error.next_step)
-        report.end(error.message, error.next_step)
-        sys.exit(error.exit_code)
     except Exception as error:  # noqa: BLE001 - process boundary
-        if (known := exhausted(error)) is not None:
-            log.error("stopped", code=known.code, why=known.message, next=known.next_step)
-            report.end(known.message, known.next_step)
-            sys.exit(known.exit_code)
-        log.bug("bug")
-        report.end(f"{type(error).__name__}: {error}", "see its traceback in the log")
-        sys.exit(Exit.BUG)
+        cause = error if isinstance(error, EmbqError) else exhausted(error)
+        if cause is None:
+            log.bug("bug")
+            report.end(f"{type(error).__name__}: {error}", "see its traceback in the log")
+            sys.exit(Exit.BUG)
+        log.error("stopped", code=cause.code, why=cause.message, next=cause.next_step)
+        report.end(cause.message, cause.next_step)
+        sys.exit(cause.exit_code)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from embq.core.settings import Settings
 from embq.worker.claim.heartbeat import Heartbeat
 from embq.worker.claim.lease import LeasedUnit, Leases
 from embq.worker.meter.meter import Meter
-from embq.worker.supervisor.supervisor import Death, LeaseFreer
+from embq.worker.supervisor.supervisor import LeaseFreer
 from tests.support.outputs.run_case import RunCase
 from tests.support.waiting import wait_until
 
@@ -72,7 +72,7 @@ def test_who_is_gone_or_silent_does_not_count(at_work: RunCase) -> None:
     assert look(at_work)["eta_s"] == 10.0
     freer = LeaseFreer(at_work.client)
     freer.start()
-    freer.submit(Death(worker="dead", message="killed", blame={}))
+    freer.submit("dead", "killed", {})
     freer.close(30)
     assert look(at_work)["eta_s"] == 70.0
 

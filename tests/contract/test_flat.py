@@ -24,9 +24,9 @@ from embq.core.errors import DeviceError, DeviceFullError, Exit, SampleError  # 
 from embq.core.models import ModelConfig  # noqa: E402
 from embq.core.units import Sample  # noqa: E402
 from embq.worker.embedders.base import padded_tokens  # noqa: E402
-from embq.worker.embedders.device.optional_paths import FLAT as FLAT_PATH  # noqa: E402
-from embq.worker.embedders.device.optional_paths import OptionalPaths  # noqa: E402
-from embq.worker.embedders.device.transfer import LEAST_NUMBERS, SLOTS, PinnedSender  # noqa: E402
+from embq.worker.embedders.device.placement import all_on_device  # noqa: E402
+from embq.worker.embedders.device.tuning import FLAT as FLAT_PATH  # noqa: E402
+from embq.worker.embedders.device.tuning import OptionalPaths  # noqa: E402
 from embq.worker.embedders.registry import load  # noqa: E402
 from embq.worker.embedders.text import flat_attention  # noqa: E402
 from embq.worker.embedders.text.flat_attention import (  # noqa: E402
@@ -154,7 +154,7 @@ def events(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
 def paths(monkeypatch: pytest.MonkeyPatch) -> OptionalPaths:
     """Optional paths of the process, for this test alone."""
     paths = OptionalPaths()
-    monkeypatch.setattr("embq.worker.embedders.text.forward.PATHS", paths)
+    monkeypatch.setattr("embq.worker.embedders.device.trial.PATHS", paths)
     return paths
 
 
@@ -473,7 +473,7 @@ def test_a_trunk_that_computes_in_another_type_for_once_is_padded_for_once(
 def test_texts_are_sent_as_they_are() -> None:
     batch = [{"input_ids": np.arange(n, dtype=np.int32)} for n in (3, 1, 5)]
     batch[1]["token_type_ids"] = np.array([2], dtype=np.int32)
-    texts = flattened(batch, PinnedSender(torch.device("cpu")))
+    texts = flattened(batch, torch.device("cpu"))
     assert texts.ids.tolist() == [0, 1, 2, 0, 0, 1, 2, 3, 4]
     assert texts.places().tolist() == [0, 1, 2, 0, 0, 1, 2, 3, 4]
     assert texts.types is not None
@@ -546,7 +546,7 @@ def test_a_causal_kernel_with_grouped_heads_is_called_as_each_torch_has_it() -> 
 
 def two_texts() -> tuple[FlatTexts, Any]:
     """Texts of 4 tokens, and states of theirs."""
-    texts = flattened([{"input_ids": np.zeros(4, dtype=np.int32)}] * 2, PinnedSender(torch.device("cpu")))
+    texts = flattened([{"input_ids": np.zeros(4, dtype=np.int32)}] * 2, torch.device("cpu"))
     return texts, torch.randn(8, 2, 16)
 
 
@@ -610,8 +610,8 @@ def test_the_kernel_of_torch_agrees_with_padding_on_a_gpu(
     config = ModelConfig(spec=f"st:{trunks(family)}", modalities=("text",), precision=precision)
     embedder: Any = load(config, "cuda")
     assert embedder.cost is sum, events.messages[-1]
-    left = np.concatenate([vectors_of(embedder, TEXTS) for _ in range(2 * SLOTS)])
-    right = np.concatenate([vectors_of(loaded(config.spec), TEXTS)] * 2 * SLOTS)
+    left = np.concatenate([vectors_of(embedder, TEXTS) for _ in range(8)])
+    right = np.concatenate([vectors_of(loaded(config.spec), TEXTS)] * 8)
     cosines = (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
     assert cosines.min() >= 0.999
 
@@ -619,10 +619,10 @@ def test_the_kernel_of_torch_agrees_with_padding_on_a_gpu(
 @pytest.mark.gpu
 @needs_gpu
 def test_pinned_memory_is_not_written_before_it_is_copied() -> None:
-    sender = PinnedSender(torch.device("cuda"))
     busy = torch.randn(4096, 4096, device="cuda")
     sent = []
-    for number in range(5 * SLOTS):
+    for number in range(20):
         busy = busy @ busy
-        sent += sender.send([np.full(LEAST_NUMBERS * (1 + number % 3), number, dtype=np.int32)])
-    assert [(int(one.min()), int(one.max())) for one in sent] == [(n, n) for n in range(5 * SLOTS)]
+        numbers = np.full(65_536 * (1 + number % 3), number, dtype=np.int32)
+        sent += all_on_device([numbers], torch.device("cuda"))
+    assert [(int(one.min()), int(one.max())) for one in sent] == [(n, n) for n in range(20)]

@@ -22,9 +22,9 @@ from embq.core.service.stopping import StopFlag
 from embq.core.settings import Settings
 from embq.worker import model_service, process
 from embq.worker.claim.scheduler import Scheduler, Turn
-from embq.worker.context import WorkerOptions
 from embq.worker.embedders.stub import StubEmbedder
 from embq.worker.stages import read as reading
+from embq.worker.supervisor.protocol import WorkerOptions
 from tests.support.outputs.run_case import DIM, RunCase, make_case, sample
 
 SLICE_S = 60.0

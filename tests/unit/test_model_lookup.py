@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from embq.core.errors import ModelError
+from embq.core.models import ModelSpec
+from embq.worker.embedders.lookup import locate
+
 pytest.importorskip("huggingface_hub")
 
 PROGRAM = """
@@ -70,6 +74,15 @@ def test_a_model_is_found_in_its_folder_or_in_the_cache_and_only_with_weights(tm
     assert short[0] is True
     assert half[0] is None
     assert "HF_HUB_OFFLINE is set | unset HF_HUB_OFFLINE" in half[1]
+
+
+def test_a_file_or_a_windows_path_is_no_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`embq doctor` looked for such a name at the hub, which a worker did not."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    for spec in ("st:model.safetensors", "hf:models\\mine?pooling=mean"):
+        with pytest.raises(ModelError, match="there is no model folder"):
+            locate(ModelSpec.parse(spec))
 
 
 def test_a_hub_that_cannot_be_reached_is_told_with_the_ways_around_it(tmp_path: Path) -> None:

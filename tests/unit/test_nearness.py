@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from embq.worker.embedders.device.accuracy import PROBES, AccuracyCheck, places  # noqa: E402
+from embq.worker.embedders.device.trial import PROBES, AccuracyCheck, places  # noqa: E402
 
 DIM = 64
 

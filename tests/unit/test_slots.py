@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
@@ -12,10 +13,9 @@ from embq.app.status.fleet import FleetStatus as Machines
 from embq.core import wire
 from embq.core.errors import EmbqError, Exit
 from embq.core.queue.heartbeats import Device, Heard, Service
-from embq.worker.context import WorkerOptions
 from embq.worker.meter.progress_board import ProgressBoard, Span
 from embq.worker.supervisor.devices import Gpu
-from embq.worker.supervisor.report_pipe import FINISHED, Report
+from embq.worker.supervisor.protocol import Report, WorkerOptions
 from embq.worker.supervisor.slot import Slot, _child_env
 from embq.worker.supervisor.supervisor import Supervisor
 from tests.support.fleet import fleet
@@ -47,6 +47,21 @@ def test_in_its_process_each_gpu_is_the_first(device: str, in_torch: str) -> Non
     assert (options.device, options.torch_device) == (device, in_torch)
 
 
+def test_a_process_gets_the_options_of_its_fleet_and_of_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr("embq.worker.supervisor.slot.start_process", lambda command, **_: commands.append(command))
+    slot = Slot("cuda:1", L4)
+    slot.paths.without = frozenset({"flat", "graph"})
+    together = fleet("cuda:1", "cpu", "sim:2", gpus=(H100, L4))
+    slot.start(together)
+    options = WorkerOptions(**json.loads(commands[0][-1]))
+    slot.clear()
+    assert (options.name, options.device, options.without) == (slot.name, "cuda:1", ["flat", "graph"])
+    assert options.siblings == 2, "a simulated device computes nothing"
+    assert min(options.report_fd, options.progress_fd) >= 0
+    assert (options.threads, options.drain_s, options.version) == (1, 1.0, "test")
+
+
 @pytest.fixture
 def slot() -> Any:
     """A slot with a pipe, and what writes into it."""
@@ -60,7 +75,7 @@ def slot() -> Any:
 
 def test_a_slot_hears_why_its_process_ends_and_what_it_cannot_load(slot: Any) -> None:
     slot, report = slot
-    report.say(b"L")
+    report.state("loading")
     report.refuse("minilm", "no room; make some")
     report.end("the device failed", "look at it")
     slot.read_report()
@@ -75,23 +90,23 @@ def test_a_slot_hears_why_its_process_ends_and_what_it_cannot_load(slot: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("said", "holds_unit", "status", "counted"),
+    ("reports", "holds_unit", "status", "counted"),
     [
-        (b"WL", False, Exit.UNAVAILABLE, 1),
-        (b"WLR", False, Exit.EXHAUSTED, 1),
-        (b"WLR", False, -9, 1),
-        (b"WLR", True, Exit.EXHAUSTED, 0),  # charged to the unit, which is tried three times
-        (b"WLRF", False, Exit.EXHAUSTED, 0),
-        (b"WLR", False, Exit.OUTPUT, 0),  # it waits for room on a disk
+        ("idle loading", False, Exit.UNAVAILABLE, 1),
+        ("idle loading serving", False, Exit.EXHAUSTED, 1),
+        ("idle loading serving", False, -9, 1),
+        ("idle loading serving", True, Exit.EXHAUSTED, 0),  # charged to the unit, which is tried three times
+        ("idle loading serving finished", False, Exit.EXHAUSTED, 0),
+        ("idle loading serving", False, Exit.OUTPUT, 0),  # it waits for room on a disk
     ],
 )
 def test_a_death_without_progress_counts_whatever_its_moment(
-    slot: Any, said: bytes, holds_unit: bool, status: int, counted: int
+    slot: Any, reports: str, holds_unit: bool, status: int, counted: int
 ) -> None:
     """A death after the model was ready was not counted."""
     slot, report = slot
-    for word in said:
-        report.finished() if word == FINISHED[0] else report.say(bytes([word]))
+    for state in reports.split():
+        report.finished() if state == "finished" else report.state(state)
     slot.read_report()
     slot.board = ProgressBoard()
     with slot.board.step("read", [Span("token", 7)] if holds_unit else []):

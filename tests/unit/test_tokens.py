@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 from transformers import CanineTokenizer, PreTrainedTokenizerFast  # noqa: E402
 
 from embq.worker.embedders.base import Truncated  # noqa: E402
-from embq.worker.embedders.device.transfer import PinnedSender  # noqa: E402
 from embq.worker.embedders.text.tokens import Tokens  # noqa: E402
 
 TEXTS = [
@@ -77,7 +76,7 @@ TOKENISERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
 def test_padded_rows_are_what_the_wrapper_pads(make: Callable[[], PreTrainedTokenizerFast], limit: int | None) -> None:
     wrapper = make()
     tokens = Tokens(wrapper, limit)
-    padded = tokens.padded(tokens.rows(TEXTS), PinnedSender(torch.device("cpu")))
+    padded = tokens.padded(tokens.rows(TEXTS), torch.device("cpu"))
     options = {"truncation": "longest_first", "max_length": limit} if limit else {}
     expected = wrapper(TEXTS, padding=True, return_tensors="pt", **options)
     assert set(padded) == set(expected) | {"attention_mask"}

@@ -15,8 +15,8 @@ from tests.support.fakes.clock import FakeClock
 
 torch = pytest.importorskip("torch")
 
-from embq.worker.embedders.device.optional_paths import OptionalPaths  # noqa: E402
 from embq.worker.embedders.device.trial import PASSES, ROUNDS, TRIAL_S, Encode, Variant, fastest  # noqa: E402
+from embq.worker.embedders.device.tuning import OptionalPaths  # noqa: E402
 from embq.worker.embedders.image.forward import ImageForward, compiled  # noqa: E402
 
 BATCH = torch.arange(24, dtype=torch.float32).reshape(2, 3, 2, 2) + 1

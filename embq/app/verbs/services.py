@@ -97,6 +97,7 @@ def worker(
     from embq.core.process.limits import cores
     from embq.core.service.log import configure
     from embq.worker.supervisor.devices import find_devices, find_gpus
+    from embq.worker.supervisor.protocol import WorkerOptions
     from embq.worker.supervisor.slot import Fleet
 
     configure()
@@ -107,16 +108,18 @@ def worker(
     usual = cores() // len(names) - any(name.startswith("cuda") for name in names)
     fleet = Fleet(
         devices=names,
-        run=only,
-        prefetch=prefetch,
-        threads=threads or max(1, usual),
-        batch_size=batch_size,
-        transport=transport,
-        drain_s=drain_timeout,
-        version=embq.__version__,
+        options=WorkerOptions(
+            run=only,
+            prefetch=prefetch,
+            threads=threads or max(1, usual),
+            threads_chosen=threads > 0,
+            batch_size=batch_size,
+            transport=transport,
+            drain_s=drain_timeout,
+            version=embq.__version__,
+        ),
         settings=settings,
         gpus=gpus if any(name.startswith("cuda") for name in names) else (),
-        threads_chosen=threads > 0,
     )
     _supervise(fleet, asked=devices)
     return Exit.DONE
@@ -136,7 +139,7 @@ def _supervise(fleet: Fleet, *, asked: str) -> None:
     from embq.worker.supervisor.supervisor import Supervisor
 
     settings = fleet.settings
-    with resident_service(settings, "worker", only=fleet.run) as service:
+    with resident_service(settings, "worker", only=fleet.options.run) as service:
         log = Events("supervisor")
         if asked == "auto" and fleet.devices[0] == "cpu":
             why, mend = why_no_gpu(settings.cuda_visible)

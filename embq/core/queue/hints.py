@@ -191,18 +191,19 @@ def push(queue: Queue, hints: Sequence[AnyHint], *, at_front: bool) -> None:
     )
 
 
-def pop(queue: Queue, most: int, *, run: str = "") -> list[HintJob]:
+def pop(queue: Queue, most: int, *, run: str = "", wait_s: float = 0.0) -> list[HintJob]:
     """Pop up to `most` waiting hints, as RQ pops one: each is listed as popped until it is dropped.
 
     One whose data is missing or malformed is left to `sweep`.
 
     Args:
         run: of this run alone; "" for all.
+        wait_s: time that the broker blocks until there is one, unless `run` is given; 0 does not wait.
     """
     if most < 1:
         return []
     client = queue.connection
-    popped = _popped_of(queue, run, most) if run else _popped(queue, most)
+    popped = _popped_of(queue, run, most) if run else _popped(queue, most, wait_s)
     found = []
     with client.pipeline(transaction=False) as pipe:
         for job_id in popped:
@@ -215,11 +216,16 @@ def pop(queue: Queue, most: int, *, run: str = "") -> list[HintJob]:
     return found
 
 
-def _popped(queue: Queue, most: int) -> list[str]:
-    with queue.connection.pipeline(transaction=False) as pipe:
-        for _ in range(most):
-            pipe.lmove(queue.key, queue.intermediate_queue.key, "LEFT", "RIGHT")
-        return _ids(raw for raw in pipe.execute() if raw is not None)
+def _popped(queue: Queue, most: int, wait_s: float) -> list[str]:
+    client, popped = queue.connection, queue.intermediate_queue.key
+    # The broker takes parts of a second.
+    first = [client.blmove(queue.key, popped, wait_s, "LEFT", "RIGHT")] if wait_s else []  # type: ignore[arg-type]
+    if first == [None]:
+        return []
+    with client.pipeline(transaction=False) as pipe:
+        for _ in range(most - len(first)):
+            pipe.lmove(queue.key, popped, "LEFT", "RIGHT")
+        return _ids(raw for raw in (*first, *pipe.execute()) if raw is not None)
 
 
 def _popped_of(queue: Queue, run: str, most: int) -> list[str]:

@@ -14,8 +14,6 @@ from typing import Generic, Self, TypeVar
 
 import redis
 from rq import Queue
-from rq.exceptions import DequeueTimeout
-from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.worker import SimpleWorker, WorkerStatus
 
@@ -37,7 +35,7 @@ class HintReceiver(SimpleWorker, Generic[H]):
 
     Args:
         queue: exactly one; with several, RQ falls back to a pop that loses what a dying worker held.
-        read: makes a hint of a job; MalformedError where it is none.
+        read: makes a hint of a job; MalformedError if it is none.
     """
 
     def __init__(self, queue: Queue, *, name: str, client: redis.Redis, read: Callable[[HintJob], H]) -> None:
@@ -69,25 +67,21 @@ class HintReceiver(SimpleWorker, Generic[H]):
         *,
         run: str = "",
     ) -> Iterator[list[H]]:
-        """Up to `most` hints, none where none comes within `BLOCK_S`; they are dropped when the block ends in order.
+        """Up to `most` hints, none if none comes within `BLOCK_S`; they are dropped when the block ends in order.
 
         Args:
             fits: how many of those that were popped to take; the others are put back.
             run: take those of this run alone; "" takes all.
         """
         queue = self.queues[0]
-        if run:
-            jobs = hints.pop(queue, most, run=run)
-        else:
-            first = self._pop_first()
-            jobs = [] if first is None else [first, *hints.pop(queue, most - 1)]
-        found = [(job, hint) for job in jobs if (hint := self._read(job)) is not None]
-        fit = fits([hint for _, hint in found]) if found else 0
-        back = [job.id for job, _ in found[fit:]]
+        jobs = hints.pop(queue, most, run=run, wait_s=BLOCK_S)
+        pairs = [(job, hint) for job in jobs if (hint := self._read(job)) is not None]
+        fit = fits([hint for _, hint in pairs]) if pairs else 0
+        back = [job.id for job, _ in pairs[fit:]]
         hints.put_back(queue, back)
-        if run and not found:
+        if run and not pairs:
             time.sleep(BLOCK_S)
-        yield [hint for _, hint in found[:fit]]
+        yield [hint for _, hint in pairs[:fit]]
         if jobs:
             with self.connection.pipeline() as pipe:
                 for job in jobs:
@@ -103,31 +97,12 @@ class HintReceiver(SimpleWorker, Generic[H]):
             self.heartbeat()
 
     def register_birth(self) -> None:
-        """Register, also where the broker has lost that this process signed off from its last queue.
+        """Register, also if the broker has lost that this process signed off from its last queue.
 
         RQ refuses a name that it takes to be at work; ours are those of one process each.
         """
         self.connection.delete(self.key)
         super().register_birth()  # type: ignore[no-untyped-call]
-
-    def _pop_first(self) -> HintJob | None:
-        try:
-            found: tuple[Job, Queue] | None = Queue.dequeue_any(
-                self.queues,
-                BLOCK_S,  # type: ignore[arg-type] # RQ hands it on, and the broker knows parts of a second
-                connection=self.connection,
-                job_class=HintJob,
-                serializer=JSONSerializer,
-            )
-        except ValueError as error:  # popped, and not the id of any job
-            wire.skipped("id of a hint", str(error)[:200], error)
-            return None
-        except DequeueTimeout:
-            return None
-        if found is None:
-            return None
-        assert isinstance(found[0], HintJob)
-        return found[0]
 
     def _read(self, job: HintJob) -> H | None:
         try:

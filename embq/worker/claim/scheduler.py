@@ -27,6 +27,8 @@ from embq.core.run.run_info import WorkerDefaults
 from embq.core.service.log import Events
 
 POLL_S = 0.3
+IDLE_S = 1.0
+"""After so long without a unit in hand or a hint, the scheduler is asked whether something else has work."""
 Work = ModelConfig | IndexBuild
 """Work of a process: a model, or the build of an index. Each has a queue."""
 
@@ -186,10 +188,10 @@ class Scheduler:
     def _swap(self, change: Callable[[VirtualTimes], tuple[VirtualTimes, Any]]) -> Any:
         """Change the virtual times atomically (compare and swap); gives the second value of `change`."""
         while True:
-            there = cast("bytes | None", self.client.get(TURNS)) or b""
-            turns, result = change(VirtualTimes.from_json(there))
+            stored = cast("bytes | None", self.client.get(TURNS)) or b""
+            turns, result = change(VirtualTimes.from_json(stored))
             if self._scripts["swap"](
-                keys=[TURNS], args=[there, turns.to_json(secrets.token_hex(4))], client=self.client
+                keys=[TURNS], args=[stored, turns.to_json(secrets.token_hex(4))], client=self.client
             ):
                 return result
 
@@ -202,10 +204,10 @@ class Scheduler:
         keys = list({work.queue_key for _, work in served})
         self._defaults = {}
         for record in records:
-            known = self.defaults_of(record.model)
+            earlier = self.defaults_of(record.model)
             self._defaults[record.model] = WorkerDefaults(
-                batch_size=max(known.batch_size, record.workers.batch_size),
-                prepare_threads=max(known.prepare_threads, record.workers.prepare_threads),
+                batch_size=max(earlier.batch_size, record.workers.batch_size),
+                prepare_threads=max(earlier.prepare_threads, record.workers.prepare_threads),
             )
         with self.client.pipeline(transaction=False) as pipe:
             for run, _ in served:
@@ -267,19 +269,23 @@ class TurnClock:
         next: the turn of another one, for which the process must change; None as long as it stays.
     """
 
-    def __init__(self, scheduler: Scheduler, turn: Turn, *, slice_s: float, stopped: Callable[[], bool]) -> None:
+    def __init__(self, scheduler: Scheduler, turn: Turn, stopped: Callable[[], bool]) -> None:
         self.next: Turn | None = None
         self._scheduler = scheduler
         self._turn = turn
-        self._slice_s = slice_s
         self._stopped = stopped
         self._no_work_left = False
-        self._began = self._ends = 0.0
+        self._began = self._ends = self._idle_at = 0.0
 
     def begin(self) -> None:
         """The first slice begins now."""
         self._began = time.monotonic()
-        self._ends = self._began + self._slice_s
+        self._ends = self._began + self._scheduler.slice_s
+        self._idle_at = self._began + IDLE_S
+
+    def busy(self) -> None:
+        """Work is in hand, or a hint has come."""
+        self._idle_at = time.monotonic() + IDLE_S
 
     def over(self) -> bool:
         """Whether to take nothing more in hand. The scheduler is asked where a slice has just ended."""
@@ -288,11 +294,14 @@ class TurnClock:
         now = time.monotonic()
         if now >= self._ends:
             self._look_for_another(idle=False)
-            self._ends = now + self._slice_s
+            self._ends = now + self._scheduler.slice_s
         return self.next is not None
 
     def idle(self) -> None:
-        """Nothing is in hand and no hint has come for a while, so others may be served before the slice ends."""
+        """Nothing is in hand and no hint has come. After a while of that others may be served before the slice ends."""
+        if time.monotonic() < self._idle_at:
+            return
+        self._idle_at = time.monotonic() + IDLE_S
         self._no_work_left = not self._scheduler.wanted(self._turn.model)
         if not self._no_work_left:
             self._look_for_another(idle=True)

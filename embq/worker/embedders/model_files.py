@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from embq.core.errors import ModelError
 from embq.core.run.layout import INPUTS
-from embq.worker.embedders.config_keys import WORD, check_keys, check_plain, read_config, refused, shown
+from embq.worker.embedders import config_keys
+from embq.worker.embedders.config_keys import ModelFiles, shown
 
 MOST_MODULES = 64
 """Modules of a sentence-transformers model, those within routers included."""
@@ -57,113 +58,7 @@ MOST_CARD_BYTES = 64 * 1024
 REPOSITORY = re.compile(r"(?:\w[\w.\-]*/)?\w[\w.\-]*", re.ASCII)
 """Id of a repository at the hub."""
 
-_OF_MODELS = frozenset({"add_pooling_layer", "attn_implementation", "dtype", "torch_dtype", "use_safetensors"})
-_OF_CONFIGS = frozenset(
-    {
-        "attn_implementation",
-        "dtype",
-        "is_causal",
-        "is_decoder",
-        "num_labels",
-        "torch_dtype",
-        "use_bidirectional_attention",
-    }
-)
-_OF_TOKENIZERS = frozenset(
-    {
-        "add_bos_token",
-        "add_eos_token",
-        "add_prefix_space",
-        "do_lower_case",
-        "max_pixels",
-        "min_pixels",
-        "model_max_length",
-        "padding_side",
-        "strip_accents",
-        "tokenize_chinese_chars",
-        "truncation_side",
-        "use_fast",
-    }
-)
-ARGUMENTS = {
-    "model_args": _OF_MODELS,
-    "model_kwargs": _OF_MODELS,
-    "config_args": _OF_CONFIGS,
-    "config_kwargs": _OF_CONFIGS,
-    "tokenizer_args": _OF_TOKENIZERS,
-    "processor_kwargs": _OF_TOKENIZERS,
-}
-"""Key of a configuration -> the arguments that sentence-transformers may hand to transformers from there.
-
-Any other could name a file that is not looked at here, as `_configuration_file` does.
-"""
-
-TASK = "feature-extraction"
-"""The only task of a transformer that gives states of tokens; `retrieval` takes any class that a folder names."""
-
-METHOD = re.compile(r"forward|get_[a-z]+_features|encode|encode_[a-z]+")
-"""Methods of a model that its configuration may have called."""
-
-NAMED = {
-    "Dense": {"activation_function": re.compile(r"torch\.nn\.(?:modules\.(?:activation|linear)\.)?[A-Z]\w*", re.ASCII)},
-    "WordEmbeddings": {"tokenizer_class": re.compile(r"sentence_transformers(?:\.\w+)*\.\w+Tokenizer", re.ASCII)},
-}
-"""Module -> the keys that name a class, and what such a name is."""
-
-MODULE = re.compile(r"sentence_transformers(?:\.\w+)*\.(\w+)", re.ASCII)
-DENSE = frozenset(
-    {
-        "Asym",
-        "BoW",
-        "CLIPModel",
-        "CNN",
-        "Dense",
-        "Dropout",
-        "LayerNorm",
-        "LSTM",
-        "Normalize",
-        "Pooling",
-        "Router",
-        "StaticEmbedding",
-        "Transformer",
-        "WeightedLayerPooling",
-        "WordEmbeddings",
-        "WordWeights",
-    }
-)
-"""Modules of sentence-transformers that models of dense vectors are made of."""
-
-OTHER_KINDS = {
-    "LogitScore": "CrossEncoder",
-    "MLMTransformer": "SparseEncoder",
-    "SpladePooling": "SparseEncoder",
-    "SparseAutoEncoder": "SparseEncoder",
-    "CSRSparsity": "SparseEncoder",
-    "SparseStaticEmbedding": "SparseEncoder",
-    "MultiVectorMask": "MultiVectorEncoder",
-    "HierarchicalTokenPooling": "MultiVectorEncoder",
-    "LambdaTokenPooling": "MultiVectorEncoder",
-}
-"""Module -> the kind of model that has it."""
-
-INSTEAD = {
-    "CrossEncoder": "it scores pairs of texts and has no vector of one text",
-    "SparseEncoder": "its vectors are sparse, one number for each token of the vocabulary",
-    "MultiVectorEncoder": "it gives a text one vector for each token",
-}
-"""Kind of model of sentence-transformers -> why it embeds nothing here."""
-
-TOKENIZER_ARGUMENTS: dict[str, Callable[[Any], bool]] = {
-    "clean": lambda value: value in ("canonicalize", "lower", "whitespace"),
-    "strip_sep_token": lambda value: isinstance(value, bool),
-    "language": lambda value: isinstance(value, str) and WORD.fullmatch(value) is not None,
-    "reduction_mask": lambda value: value in ("", "simple", "random", "shuffle", "syntax"),
-    "additional_special_tokens": lambda value: (
-        isinstance(value, list) and all(isinstance(token, str) for token in value)
-    ),
-}
-"""Arguments that open_clip may hand to a tokeniser from a configuration -> whether a value is one."""
-
+ADAPTER, OPEN_CLIP = "adapter_config.json", "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
 """Files that open_clip takes before any other."""
 
@@ -184,60 +79,58 @@ MOST_TENSORS = 100_000
 
 
 def check_model_folder(folder: Path, model: object, family: str) -> None:
-    """Raise ModelError where loading the model of a folder could run code, or give another kind of model.
+    """Raise ModelError if loading the model of a folder could run code, or result in another kind of model.
 
     Args:
-        model: what the user named, for messages.
+        model: as the user named it, for messages.
         family: of `embq.core.models.FAMILIES`.
     """
     check_settings(folder, model, family)
+    files = ModelFiles(folder, model)
     if family == "open_clip":
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pth"))
         if pickles and not any((folder / name).exists() for name in OPEN_CLIP_WEIGHTS):
             raise _pickle(model, pickles[0], OPEN_CLIP_WEIGHTS[0])
-        _check_tensors(folder, [path.name for path in folder.glob("*.safetensors")], model)
+        _check_tensors(files, [path.name for path in folder.glob("*.safetensors")])
         return
     # Of modules in one folder the first counts: those after it have no weights of their own.
-    for part, kind in {"": "Transformer", **dict(reversed(_modules(folder, model, family)))}.items():
-        _check_weights(folder / part, kind, folder, model)
+    for part, kind in {"": "Transformer", **dict(reversed(_modules(files, family)))}.items():
+        _check_weights(files, PurePosixPath(part), kind)
 
 
-def _check_weights(part: Path, kind: str, folder: Path, model: object) -> None:
+def _check_weights(files: ModelFiles, part: PurePosixPath, kind: str) -> None:
     """The weights that the libraries take for a module: not a pickle, and no file of another folder."""
-    names = [WEIGHTS] if (part / WEIGHTS).is_file() else []
-    if not names and kind in OF_TRANSFORMERS and (index := read_config(part / INDEX, model, INDEX)) is not None:
-        names = sorted({str(name) for name in _values(index, "weight_map")})
+    folder = files.folder / part
+    names = [WEIGHTS] if (folder / WEIGHTS).is_file() else []
+    if not names and kind in OF_TRANSFORMERS:
+        weight_map = files.read_object((part / INDEX).as_posix()).get("weight_map")
+        names = sorted(set(map(str, weight_map.values()))) if isinstance(weight_map, dict) else []
         if other := [name for name in names if not SHARD.fullmatch(name)]:
-            raise refused(model, INDEX, f"names {shown(other[0])} for weights", "put the weights into the folder")
-    pickles = sorted(path.name for path in part.glob("pytorch_model*.bin*"))
+            raise files.refused(INDEX, f"names {shown(other[0])} for weights", "put the weights into the folder")
+    pickles = sorted(path.name for path in folder.glob("pytorch_model*.bin*"))
     if pickles and not names:
-        raise _pickle(model, (part / pickles[0]).relative_to(folder).as_posix(), WEIGHTS)
-    _check_tensors(part, names, model)
+        raise _pickle(files.model, (part / pickles[0]).as_posix(), WEIGHTS)
+    _check_tensors(files, [(part / name).as_posix() for name in names])
 
 
-def _values(content: Any, key: str) -> list[Any]:
-    found = content.get(key) if isinstance(content, dict) else None
-    return list(found.values()) if isinstance(found, dict) else []
-
-
-def _check_tensors(part: Path, names: list[str], model: object) -> None:
-    """Raise ModelError where files are no safetensors, or hold more tensors than any model has."""
+def _check_tensors(files: ModelFiles, names: Sequence[str]) -> None:
+    """Raise ModelError if files are no safetensors, or hold more tensors together than any model has."""
     total = 0
     for name in names:
         try:
-            total += len(weights_header(part / name)[0])
+            total += len(weights_header(files.folder / name)[0])
         except (OSError, ValueError, RecursionError) as error:
             why = (error.strerror if isinstance(error, OSError) else "") or str(error)
-            raise refused(model, name, f"cannot be loaded: {why}", "copy the file again") from error
+            raise files.refused(name, f"cannot be loaded: {why}", "copy the file again") from error
         if total > MOST_TENSORS:
-            raise refused(model, name, f"makes it more than {MOST_TENSORS:,} tensors", "use another model")
+            raise files.refused(name, f"makes it more than {MOST_TENSORS:,} tensors", "use another model")
 
 
 def weights_header(path: Path) -> tuple[dict[str, Any], int]:
     """(name -> description of each tensor of a safetensors file and `__metadata__`, bytes before the numbers).
 
     The format: 8 bytes with the length of the header, little-endian; the header, JSON; the numbers. Raises OSError,
-    ValueError or RecursionError where it is no such file.
+    ValueError or RecursionError if it is no such file.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -251,62 +144,60 @@ def weights_header(path: Path) -> tuple[dict[str, Any], int]:
 
 def weights_of(folder: Path, model: object, family: str) -> list[str]:
     """Patterns of the files of weights of a repository, of which the small files are in a folder."""
-    parts = dict.fromkeys(["", *(path for path, _ in _modules(folder, model, family))])
+    parts = dict.fromkeys(["", *(path for path, _ in _modules(ModelFiles(folder, model), family))])
     return [(PurePosixPath(part) / name).as_posix() for part in parts for name in (WEIGHTS, "model-*.safetensors")]
 
 
 def check_place(folder: Path, model: object) -> None:
-    """Raise ModelError where a folder holds what others may have uploaded, or what only looks like a file."""
+    """Raise ModelError if a folder holds what others may have uploaded, or what only looks like a file."""
     if INPUTS in folder.resolve().parts:
         raise ModelError(
             f"{model}: the folder is below {INPUTS}, where files lie that came with --upload; no model is loaded from "
             "there",
             next_step="copy the model to a folder that uploads do not write to, and name that",
         )
-    _check_files(folder, model)
+    _check_regular(ModelFiles(folder, model))
 
 
-def _check_files(folder: Path, model: object) -> None:
+def _check_regular(files: ModelFiles, path: str = "") -> None:
     """Raise ModelError for a FIFO, a device or a socket, of which some are never read to their end."""
+    folder = files.folder / path
     for file in [*folder.glob("*"), *folder.glob("additional_chat_templates/*")]:
         if file.exists() and not (file.is_file() or file.is_dir()):
-            raise refused(model, file.name, "is no regular file", "use the file as it was saved")
+            raise files.refused(file.name, "is no regular file", "use the file as it was saved")
 
 
 def check_settings(folder: Path, model: object, family: str) -> None:
     """The part of `check_model_folder` that looks at configurations alone, whatever the weights are."""
     check_place(folder, model)
-    if (folder / "adapter_config.json").exists():
-        raise refused(
-            model,
-            "adapter_config.json",
-            "makes it an adapter of another model",
-            "name that model, with ?lora=FOLDER of a LoRA adapter of texts; merge another kind into the model",
-        )
+    files = ModelFiles(folder, model)
+    if (folder / ADAPTER).exists():
+        next_step = "name that model, with ?lora=FOLDER of a LoRA adapter of texts; merge another kind into the model"
+        raise files.refused(ADAPTER, "makes it an adapter of another model", next_step)
     if family == "open_clip":
-        _check_open_clip(folder, model)
+        _check_open_clip(files)
     else:
-        modules = _modules(folder, model, family)
+        modules = _modules(files, family)
         if family != "hf":
-            _check_kind(folder, model, has_modules=bool(modules))
+            _check_kind(files, has_modules=bool(modules))
         if not modules and "pooling=" not in str(model):
-            _check_network(folder, model)
+            _check_network(files)
         for path, kind in modules:
-            _check_module(folder, path, kind, model)
+            _check_module(files, path, kind)
     for name in SETTINGS:
-        check_plain(without_own_code(read_config(folder / name, model, name)), name, model)
-    _check_tokenizers(folder, "", model)
+        files.check_plain(name, without_own_code(files.read(name)))
+    _check_tokenizers(files)
 
 
-def _check_tokenizers(folder: Path, path: str, model: object) -> None:
+def _check_tokenizers(files: ModelFiles, path: str = "") -> None:
     """The tokeniser of a folder, and further ones in folders below it, as processors have them."""
-    for file in [folder / path / TOKENIZER, *(folder / path).glob(f"*/{TOKENIZER}")]:
-        where = file.relative_to(folder).as_posix()
-        check_keys(read_config(file, model, where), where, model)
+    for file in [files.folder / path / TOKENIZER, *(files.folder / path).glob(f"*/{TOKENIZER}")]:
+        name = file.relative_to(files.folder).as_posix()
+        files.check_keys(name, files.read(name))
 
 
 def without_own_code(content: Any) -> Any:
-    """A configuration without `auto_map` where transformers has its architecture built in.
+    """A configuration without `auto_map` if transformers has its architecture built in.
 
     Many models kept the key when their architecture went into transformers. As every load here says
     `trust_remote_code=False`, the class that is built in is taken, and nothing the key names is read.
@@ -324,68 +215,60 @@ def _is_built_in(architecture: object) -> bool:
     return isinstance(architecture, str) and architecture in CONFIG_MAPPING
 
 
-def _check_open_clip(folder: Path, model: object) -> None:
-    name = "open_clip_config.json"
-    content = read_config(folder / name, model, name)
+def _check_open_clip(files: ModelFiles) -> None:
+    content = files.read(OPEN_CLIP)
     if content is None:
         return
     settings = content.get("model_cfg") if isinstance(content, dict) else None
     towers = [settings.get(key, {}) for key in ("vision_cfg", "text_cfg", "multimodal_cfg")] if settings else []
     if not isinstance(settings, dict) or not all(isinstance(tower, dict) for tower in towers):
-        raise refused(model, name, "has no model_cfg with a vision_cfg and a text_cfg", "use the file as it was saved")
+        why = "has no model_cfg with a vision_cfg and a text_cfg"
+        raise files.refused(OPEN_CLIP, why, "use the file as it was saved")
     for tower in towers:
         arguments = tower.pop("tokenizer_kwargs", None) or {}
         if not isinstance(arguments, dict):
-            raise refused(model, name, "has tokenizer_kwargs that are none", "take them out")
+            raise files.refused(OPEN_CLIP, "has tokenizer_kwargs that are none", "take them out")
         for key, value in arguments.items():
-            if key not in TOKENIZER_ARGUMENTS or not TOKENIZER_ARGUMENTS[key](value):
-                raise refused(
-                    model,
-                    name,
-                    f"sets {shown(key)} in tokenizer_kwargs",
-                    f"leave it out; embq takes {', '.join(TOKENIZER_ARGUMENTS)}",
-                )
+            if key not in config_keys.TOKENIZER_ARGUMENTS or not config_keys.TOKENIZER_ARGUMENTS[key](value):
+                next_step = f"leave it out; embq takes {', '.join(config_keys.TOKENIZER_ARGUMENTS)}"
+                raise files.refused(OPEN_CLIP, f"sets {shown(key)} in tokenizer_kwargs", next_step)
         for key in ("hf_model_name", "hf_tokenizer_name"):
             value = tower.pop(key, None)
-            if value and not (
-                isinstance(value, str) and REPOSITORY.fullmatch(value) and not Path(value).expanduser().exists()
-            ):
-                raise refused(
-                    model, name, f"names another folder in {key}: {shown(value)}", "name a repository of the hub there"
-                )
-    check_plain(settings, name, model)
-    check_plain(content.get("preprocess_cfg"), name, model)
+            is_id = isinstance(value, str) and REPOSITORY.fullmatch(value) and not Path(value).expanduser().exists()
+            if value and not is_id:
+                why = f"names another folder in {key}: {shown(value)}"
+                raise files.refused(OPEN_CLIP, why, "name a repository of the hub there")
+    files.check_plain(OPEN_CLIP, settings)
+    files.check_plain(OPEN_CLIP, content.get("preprocess_cfg"))
 
 
 def towers_of_hub(folder: Path, model: object) -> list[str]:
     """Repositories of which open_clip reads the configuration for a folder that `check_settings` lets pass."""
-    content = read_config(folder / "open_clip_config.json", model, "open_clip_config.json") or {"model_cfg": {}}
-    towers = [content["model_cfg"].get(key, {}) for key in ("text_cfg", "multimodal_cfg")]
+    settings = ModelFiles(folder, model).read_object(OPEN_CLIP).get("model_cfg", {})
+    towers = [settings.get(key, {}) for key in ("text_cfg", "multimodal_cfg")]
     return [tower["hf_model_name"] for tower in towers if tower.get("hf_model_name")]
 
 
-def _check_kind(folder: Path, model: object, *, has_modules: bool) -> None:
-    """Raise ModelError where sentence-transformers saved something else than a model of dense vectors."""
+def _check_kind(files: ModelFiles, *, has_modules: bool) -> None:
+    """Raise ModelError if sentence-transformers saved something else than a model of dense vectors."""
     name = "config_sentence_transformers.json"
-    content = read_config(folder / name, model, name)
-    kind = content.get("model_type", "SentenceTransformer") if isinstance(content, dict) else "SentenceTransformer"
+    kind = files.read_object(name).get("model_type", "SentenceTransformer")
     if kind != "SentenceTransformer":
-        raise _other_kind(model, name, str(kind))
-    config = read_config(folder / "config.json", model, "config.json")
-    if has_modules or not isinstance(config, dict):
-        return
-    named = config.get("architectures")
-    if isinstance(named, list) and any(str(one).endswith("ForSequenceClassification") for one in named):
-        raise _other_kind(model, "config.json", "CrossEncoder")
+        raise _other_kind(files, name, str(kind))
+    classes = files.read_object("config.json").get("architectures")
+    is_classifier = isinstance(classes, list) and any(
+        str(name).endswith("ForSequenceClassification") for name in classes
+    )
+    if is_classifier and not has_modules:
+        raise _other_kind(files, "config.json", "CrossEncoder")
 
 
-def _check_network(folder: Path, model: object) -> None:
-    """Raise ModelError where a network without modules.json is said to be SPLADE's, whose states mean nothing."""
-    config = read_config(folder / "config.json", model, "config.json")
-    named = config.get("_name_or_path") if isinstance(config, dict) else ""
-    own = PurePosixPath(str(model).partition("?")[0]).name
-    if "splade" in f"{own} {named} {_front_matter(folder / 'README.md')}".lower():
-        raise _other_kind(model, "name or README.md", "SparseEncoder")
+def _check_network(files: ModelFiles) -> None:
+    """Raise ModelError if a network without modules.json is said to be SPLADE's, whose states mean nothing."""
+    origin = files.read_object("config.json").get("_name_or_path")
+    own = PurePosixPath(str(files.model).partition("?")[0]).name
+    if "splade" in f"{own} {origin} {_front_matter(files.folder / 'README.md')}".lower():
+        raise _other_kind(files, "name or README.md", "SparseEncoder")
 
 
 def _front_matter(readme: Path) -> str:
@@ -398,100 +281,95 @@ def _front_matter(readme: Path) -> str:
     return "" if before.strip() else front
 
 
-def _modules(folder: Path, model: object, family: str) -> list[tuple[str, str]]:
-    """(path below the folder, class) of each module of sentence-transformers; [] where there is no modules.json."""
-    if family == "hf" or (content := read_config(folder / "modules.json", model, "modules.json")) is None:
+def _modules(files: ModelFiles, family: str) -> list[tuple[str, str]]:
+    """(path below the folder, class) of each module of sentence-transformers; [] if there is no modules.json."""
+    name = "modules.json"
+    if family == "hf" or (content := files.read(name)) is None:
         return []
     try:
-        waiting = [(_below(one["path"]), _module(one["type"], "modules.json", model)) for one in content]
-        found = []
+        waiting = [(_below(module["path"]), _class_of(module["type"], name, files)) for module in content]
+        modules = []
         while waiting:
             path, kind = waiting.pop(0)
-            found.append((path, kind))
+            modules.append((path, kind))
             if kind in ("Router", "Asym"):
-                waiting.extend(_routed(folder, path, model))
-            if len(found) + len(waiting) > MOST_MODULES:
+                waiting.extend(_routed(files, PurePosixPath(path)))
+            if len(modules) + len(waiting) > MOST_MODULES:
                 raise ValueError("too many modules")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise refused(
-            model, "modules.json", "does not list modules as sentence-transformers does", "use the file as it was saved"
-        ) from error
-    return found
+        why = "does not list modules as sentence-transformers does"
+        raise files.refused(name, why, "use the file as it was saved") from error
+    return modules
 
 
-def _routed(folder: Path, path: str, model: object) -> Iterator[tuple[str, str]]:
+def _routed(files: ModelFiles, path: PurePosixPath) -> Iterator[tuple[str, str]]:
     """The checked modules that a router names: (folder, type)."""
     for name in ("router_config.json", "config.json"):
-        where = (PurePosixPath(path) / name).as_posix()
-        if content := read_config(folder / where, model, where):
+        file = (path / name).as_posix()
+        if content := files.read(file):
             for part, kind in content["types"].items():
-                yield _below((PurePosixPath(path) / part).as_posix()), _module(kind, where, model)
+                yield _below((path / part).as_posix()), _class_of(kind, file, files)
             return
 
 
 def _below(path: str) -> str:
-    """A path of a module; ValueError where it leads out of the folder."""
+    """A path of a module; ValueError if it leads out of the folder."""
     if path.startswith("/") or "\\" in path or ".." in PurePosixPath(path).parts:
         raise ValueError("a path out of the folder")
     return path
 
 
-def _module(named: str, file: str, model: object) -> str:
+def _class_of(type_: str, file: str, files: ModelFiles) -> str:
     """The class of a module, without its package."""
-    found = MODULE.fullmatch(named)
-    kind = found[1] if found else "MultiVectorMask" if named.startswith("pylate.") else ""
-    if kind in OTHER_KINDS:
-        raise _other_kind(model, file, OTHER_KINDS[kind])
-    if kind not in DENSE:
-        raise refused(
-            model,
+    match = config_keys.MODULE.fullmatch(type_)
+    kind = match[1] if match else "MultiVectorMask" if type_.startswith("pylate.") else ""
+    if kind in config_keys.OTHER_KINDS:
+        raise _other_kind(files, file, config_keys.OTHER_KINDS[kind])
+    if kind not in config_keys.DENSE:
+        raise files.refused(
             file,
-            f"names the module {shown(named)}, which is none of sentence-transformers' own for dense vectors",
+            f"names the module {shown(type_)}, which is none of sentence-transformers' own for dense vectors",
             "use a model of built-in modules; embq runs no code from models",
         )
     return kind
 
 
-def _check_module(folder: Path, path: str, kind: str, model: object) -> None:
+def _check_module(files: ModelFiles, path: str, kind: str) -> None:
     """The configurations in the folder of a module."""
-    if path not in ("", ".") and (folder / path / "adapter_config.json").exists():
-        raise refused(model, f"{path}/adapter_config.json", "makes it an adapter of another model", "merge it")
-    _check_files(folder / path, model)
+    if path not in ("", ".") and (files.folder / path / ADAPTER).exists():
+        raise files.refused(f"{path}/{ADAPTER}", "makes it an adapter of another model", "merge it")
+    _check_regular(files, path)
     for name in (*SETTINGS, *MODULE_SETTINGS):
-        where = (PurePosixPath(path) / name).as_posix()
-        content = read_config(folder / where, model, where)
-        if not isinstance(content, dict):
-            continue
-        for key, pattern in NAMED.get(kind, {}).items():
-            if key in content and not pattern.fullmatch(str(content[key])):
-                raise refused(
-                    model, where, f"names {shown(content[key])} as {key}", "use a model that names one of the library's"
-                )
-        for key, known in ARGUMENTS.items():
-            arguments = content.get(key)
-            for argument in arguments if isinstance(arguments, dict) else ():
-                if argument not in known:
-                    raise refused(
-                        model,
-                        where,
-                        f"sets {shown(argument)} in {key}",
-                        f"leave it out; embq takes {', '.join(sorted(known))}",
-                    )
-        if (task := content.get("transformer_task", TASK)) != TASK:
-            raise refused(model, where, f"has the transformer_task {shown(task)}", f"use a model of {TASK}")
-        modalities = content.get("modality_config")
-        for parameters in modalities.values() if isinstance(modalities, dict) else ():
-            method = parameters.get("method", "forward") if isinstance(parameters, dict) else "forward"
-            if not METHOD.fullmatch(str(method)):
-                raise refused(model, where, f"calls {shown(method)} of the model", "use a model that calls forward")
-        check_plain(without_own_code(content), where, model)
-    _check_tokenizers(folder, path, model)
+        _check_module_settings(files, (PurePosixPath(path) / name).as_posix(), kind)
+    _check_tokenizers(files, path)
 
 
-def _other_kind(model: object, file: str, kind: str) -> ModelError:
-    why = INSTEAD.get(kind, "embq knows models of dense vectors only")
+def _check_module_settings(files: ModelFiles, file: str, kind: str) -> None:
+    content = files.read_object(file)
+    for key, pattern in config_keys.NAMED.get(kind, {}).items():
+        if key in content and not pattern.fullmatch(str(content[key])):
+            why = f"names {shown(content[key])} as {key}"
+            raise files.refused(file, why, "use a model that names one of the library's")
+    for key, allowed in config_keys.ARGUMENTS.items():
+        arguments = content.get(key)
+        for argument in arguments if isinstance(arguments, dict) else ():
+            if argument not in allowed:
+                next_step = f"leave it out; embq takes {', '.join(sorted(allowed))}"
+                raise files.refused(file, f"sets {shown(argument)} in {key}", next_step)
+    if (task := content.get("transformer_task", config_keys.TASK)) != config_keys.TASK:
+        raise files.refused(file, f"has the transformer_task {shown(task)}", f"use a model of {config_keys.TASK}")
+    modalities = content.get("modality_config")
+    for parameters in modalities.values() if isinstance(modalities, dict) else ():
+        method = parameters.get("method", "forward") if isinstance(parameters, dict) else "forward"
+        if not config_keys.METHOD.fullmatch(str(method)):
+            raise files.refused(file, f"calls {shown(method)} of the model", "use a model that calls forward")
+    files.check_plain(file, without_own_code(content))
+
+
+def _other_kind(files: ModelFiles, file: str, kind: str) -> ModelError:
+    why = config_keys.INSTEAD.get(kind, "embq knows models of dense vectors only")
     return ModelError(
-        f"{model} is a {kind} by its {file}: {why}",
+        f"{files.model} is a {kind} by its {file}: {why}",
         next_step="use a model that gives a text one dense vector: a SentenceTransformer",
     )
 

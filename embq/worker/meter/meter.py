@@ -22,21 +22,42 @@ from embq.worker.meter.batch_trace import Trace
 from embq.worker.meter.progress_board import ProgressBoard, Span
 from embq.worker.meter.stage_times import Stage, StageTimes
 
-DEVICE_MEMORY_S = 10.0
-"""Passes before so many seconds of device time count a third in the device's rate."""
 MEMORY_S = 10.0
-"""A measurement of that age counts a third in the throughput: a throttled card is known to be slow after seconds."""
+"""A measurement of that age counts a third: a throttled card is known to be slow after seconds."""
 UNITS_REMEMBERED = 10
 """The usual unit is the mean of so many."""
 WINDOW_S = 20.0
 LEAST_BATCHES = 4
-"""The speed per run is that of the last 20 seconds, or of the last 4 batches where these took longer."""
+"""Speeds in reports are those of the last 20 seconds; per run of the last 4 batches if these took longer."""
 BIN_S = 0.25
 """Batches that end closer to each other than that are counted as one, so that few are kept."""
-REPORT_WINDOW_S = 20.0
-"""Time over which `rows_per_s` of a worker's report is taken."""
 MEASURE_S, MEASURE_LEAST_S = 10.0, 2.0
-"""A measured rate covers so much time with units in hand, or the last of it where that is not shorter than 2 s."""
+"""A measured rate covers so much time with units in hand, or the last of it if that is not shorter than 2 s."""
+
+
+class Recent:
+    """Work of late: decaying sums, in which work that ended `MEMORY_S` earlier counts a third.
+
+    Attributes:
+        seconds: that the work took.
+        amount: rows, or bytes.
+        tokens: of these.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = self.amount = self.tokens = 0.0
+
+    def add(self, seconds: float, amount: float, tokens: float) -> None:
+        """Add work that took `seconds`."""
+        decay = math.exp(-seconds / MEMORY_S)
+        self.seconds = self.seconds * decay + seconds
+        self.amount = self.amount * decay + amount
+        self.tokens = self.tokens * decay + tokens
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Rate; None before the first work."""
+        return self.tokens / self.seconds if self.amount and self.seconds > 0.0 else None
 
 
 class DeviceRate(NamedTuple):
@@ -83,7 +104,7 @@ class Meter:
         self.failed = 0
         self.units = 0
         self._run_speeds = RunSpeeds()
-        self._passes: dict[bool, tuple[float, float]] = {}
+        self._passes = {True: Recent(), False: Recent()}
         self._first_batch_at: float | None = None
         self.last_batch_at: float | None = None
         self._reported: list[tuple[float, int]] = []
@@ -129,12 +150,9 @@ class Meter:
             self.rows += rows
             self.tokens += sum(tokens.values())
             self.processed += processed
-            kept = math.exp(-took_s / DEVICE_MEMORY_S)
-            done, seconds = self._passes.get(full, (0.0, 0.0))
-            self._passes[full] = (done * kept + max(rows, sum(tokens.values())), seconds * kept + took_s)
+            self._passes[full].add(took_s, rows, max(rows, sum(tokens.values())))
             self.last_batch_at = now
-            if self._first_batch_at is None:
-                self._first_batch_at = now
+            self._first_batch_at = self._first_batch_at or now
         if claimed_at is not None:
             self.throughput.batch_done(rows, sum(tokens.values()), since=claimed_at)
 
@@ -159,15 +177,14 @@ class Meter:
         """Rate of the device while it has work, by its last full passes where there are any; None before the first
         pass. With smaller ones it is the least that the device can do."""
         with self._lock:
-            for full in (True, False):
-                tokens, seconds = self._passes.get(full, (0.0, 0.0))
-                if tokens and seconds > 0.0:
-                    return DeviceRate(tokens / seconds, full)
+            for full, passes in self._passes.items():
+                if rate := passes.tokens_per_s:
+                    return DeviceRate(rate, full)
             return None
 
     def report(self, now: float) -> dict[str, Any]:
         """Counters and rate for the report of this worker, see `embq.core.queue.heartbeats.WorkerReport`."""
-        self._reported = [(at, rows) for at, rows in self._reported if now - at <= REPORT_WINDOW_S]
+        self._reported = [(at, rows) for at, rows in self._reported if now - at <= WINDOW_S]
         self._reported.append((now, self.rows))
         began, before = self._reported[0]
         fields = {
@@ -184,22 +201,12 @@ class Meter:
 
     def measured(self, now: float, *, busy: bool) -> float | None:
         """Rows per second of a time in which units were in hand, whenever one ends; waiting for work does not count."""
-        if self._busy_from is None:
-            self._busy_from = (now, self.rows) if busy else None
-            return None
-        began, before = self._busy_from
+        began, before = self._busy_from or (now, self.rows)
         seconds, rows = now - began, self.rows - before
-        if busy and seconds < MEASURE_S:
+        if busy and 0.0 < seconds < MEASURE_S:
             return None
         self._busy_from = (now, self.rows) if busy else None
         return round(rows / seconds, 2) if rows and seconds >= MEASURE_LEAST_S else None
-
-
-class _Cost(NamedTuple):
-    """Tokens and bytes of recent units of one kind; later ones count more."""
-
-    tokens: float
-    bytes: float
 
 
 class Throughput:
@@ -208,7 +215,7 @@ class Throughput:
     A sample counts one token at least. Safe to use from any thread.
 
     Attributes:
-        unit_samples: samples of a unit of usual size; None where none is known yet.
+        unit_samples: samples of a unit of usual size; None if none is known yet.
 
     Args:
         clock: monotonic seconds, as `LeasedUnit.claimed_at` has them.
@@ -217,10 +224,10 @@ class Throughput:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._rows = self._tokens = self._seconds = 0.0
+        self._recent = Recent()
         self.unit_samples: float | None = None
         self._late: deque[tuple[UnitSize, int | None]] = deque(maxlen=UNITS_REMEMBERED)
-        self._costs: dict[str, _Cost] = {}
+        self._costs: dict[str, Recent] = {}
         self._last_at: float | None = None
         self._last_s = 0.0
 
@@ -234,10 +241,7 @@ class Throughput:
             began = since if self._last_at is None else max(since, self._last_at)
             self._last_s = max(1e-6, now - began)
             self._last_at = now
-            kept = math.exp(-self._last_s / MEMORY_S)
-            self._rows = self._rows * kept + rows
-            self._tokens = self._tokens * kept + max(rows, tokens)
-            self._seconds = self._seconds * kept + self._last_s
+            self._recent.add(self._last_s, rows, max(rows, tokens))
 
     def unit_claimed(self, unit: Unit) -> None:
         """Count a unit as one of late, which those that come will be like."""
@@ -254,46 +258,43 @@ class Throughput:
     def unit_done(self, lease: LeasedUnit) -> None:
         """Learn what a byte costs from a unit of which every sample is embedded, or is a failure."""
         with self._lock:
-            rate = self._per_s()
+            rate = self._recent.tokens_per_s
             if rate is None or not lease.tokens or not lease.extent.bytes:
                 return
-            kept, known = math.exp(-lease.tokens / rate / MEMORY_S), self._costs.get(lease.extent.kind, _Cost(0.0, 0.0))
-            self._costs[lease.extent.kind] = _Cost(
-                known.tokens * kept + max(len(lease.samples), lease.tokens), known.bytes * kept + lease.extent.bytes
-            )
+            cost = self._costs.setdefault(lease.extent.kind, Recent())
+            cost.add(lease.tokens / rate, lease.extent.bytes, max(len(lease.samples), lease.tokens))
 
     @property
     def rows_per_s(self) -> float | None:
         """Speed of late; None before the first batch."""
         with self._lock:
-            return self._rows / self._seconds if self._rows else None
+            return self._recent.amount / self._recent.seconds if self._recent.amount else None
 
     @property
     def tokens_per_s(self) -> float | None:
         """The same in tokens."""
         with self._lock:
-            return self._per_s()
+            return self._recent.tokens_per_s
 
     @property
     def unit_s(self) -> float | None:
-        """Seconds for a unit like those of late; None where their size or the speed is not known yet."""
+        """Seconds for a unit like those of late; None if their size or the speed is not known yet."""
         with self._lock:
-            rate = self._per_s()
-            each = [self._tokens_of(extent, samples) for extent, samples in self._late]
-            known = [tokens for tokens in each if tokens is not None]
-            return None if rate is None or not known else max(1e-6, sum(known) / len(known) / rate)
+            rate = self._recent.tokens_per_s
+            sizes = [tokens for late in self._late if (tokens := self._tokens_of(*late)) is not None]
+            return None if rate is None or not sizes else max(1e-6, sum(sizes) / len(sizes) / rate)
 
     def seconds_of(self, unit: Unit) -> float | None:
-        """Seconds for one unit; None where its size or the speed is not known yet."""
+        """Seconds for one unit; None if its size or the speed is not known yet."""
         with self._lock:
-            rate, tokens = self._per_s(), self._tokens_of(size_of(unit), unit.expected)
+            rate, tokens = self._recent.tokens_per_s, self._tokens_of(size_of(unit), unit.expected)
             return None if rate is None or tokens is None else tokens / rate
 
     def ahead_s(self, held: Iterable[LeasedUnit]) -> float | None:
-        """Seconds until the device has finished units; None where that is not known yet."""
+        """Seconds until the device has finished units; None if that is not known yet."""
         left = 0.0
         with self._lock:
-            rate = self._per_s()
+            rate = self._recent.tokens_per_s
             for lease in held:
                 tokens = self._tokens_of(lease.extent, lease.planned)
                 if rate is None or tokens is None:
@@ -311,9 +312,9 @@ class Throughput:
         last batch, or from the claim where it had nothing to do then: where the next batch never ends, the unit is
         late, and the seconds are below 0. They are 0 where the unit waits for nothing but to be published.
         """
-        unit_s, found, left_s = self.unit_s, {}, 0.0
+        unit_s, outlook, left_s = self.unit_s, {}, 0.0
         with self._lock:
-            rate = self._per_s()
+            rate = self._recent.tokens_per_s
             if rate is None or unit_s is None or self._last_at is None:
                 return {}
             now, since = self._clock(), self._last_at
@@ -322,19 +323,16 @@ class Throughput:
                 if not left_s:
                     since = max(self._last_at, lease.claimed_at)
                 left_s += lease.left_of(tokens) / rate
-                found[lease.token] = (left_s - (now - since) if left_s else 0.0, tokens / rate / unit_s)
-        return found
-
-    def _per_s(self) -> float | None:
-        return self._tokens / self._seconds if self._rows else None
+                outlook[lease.token] = (left_s - (now - since) if left_s else 0.0, tokens / rate / unit_s)
+        return outlook
 
     def _tokens_of(self, extent: UnitSize, samples: int | None) -> float | None:
         """About how many tokens a unit has."""
         cost = self._costs.get(extent.kind) if extent.bytes else None
         if cost is not None:
-            return extent.bytes * cost.tokens / cost.bytes
+            return extent.bytes * cost.tokens / cost.amount
         count = self.unit_samples if samples is None else samples
-        return None if count is None or not self._rows else count * self._tokens / self._rows
+        return count * self._recent.tokens / self._recent.amount if count is not None and self._recent.amount else None
 
     def _count(self, samples: int) -> None:
         usual = samples if self.unit_samples is None else self.unit_samples
@@ -361,10 +359,10 @@ class RunSpeeds:
         """Count a batch: how many tokens it had, by run."""
         if not self._points:
             self._points.append(_Point(began, Counter()))
-        there = self._points[-1].tokens
+        before = self._points[-1].tokens
         if len(self._points) > 2 and ended - self._points[-2].ended < BIN_S:
             self._points.pop()
-        self._points.append(_Point(ended, there + Counter(tokens)))
+        self._points.append(_Point(ended, before + Counter(tokens)))
         while len(self._points) > LEAST_BATCHES + 1 and self._points[1].ended <= ended - WINDOW_S:
             self._points.popleft()
 

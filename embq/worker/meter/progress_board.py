@@ -174,14 +174,14 @@ class ProgressBoard:
 
     def in_hand(self) -> list[InHand]:
         """The steps of all threads now, or when the process died."""
-        found = []
+        steps = []
         for place in range(0, THREADS * PLACE_BYTES, PLACE_BYTES):
             since, longest_s, length, stage = _HEAD.unpack_from(self._memory, place)
             if not since:
                 continue
             text = self._memory[place + _HEAD.size : place + _HEAD.size + min(length, PLACE_BYTES - _HEAD.size)]
-            found.append(InHand(since, longest_s, stage.rstrip(b"\0").decode("ascii", "replace"), tuple(_units(text))))
-        return found
+            steps.append(InHand(since, longest_s, stage.rstrip(b"\0").decode("ascii", "replace"), tuple(_units(text))))
+        return steps
 
     def stuck(self, limit_s: float) -> list[InHand]:
         """The steps that stand still, oldest first, where one has for over `limit_s` seconds and far more than usual.
@@ -203,6 +203,6 @@ class ProgressBoard:
 def _units(text: bytes) -> Iterator[Span]:
     for line in text.decode("utf-8", "replace").splitlines():
         # What is being written at this moment may not fit.
-        if found := _LINE.fullmatch(line):
-            token, u, first, last = found.groups()
+        if match := _LINE.fullmatch(line):
+            token, u, first, last = match.groups()
             yield Span(token, int(u), int(first), int(last))

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from embq.core import wire
 from embq.core.errors import NoDeviceError, UsageError
 from embq.core.process.children import python
 from embq.core.settings import child_environment
@@ -92,24 +93,24 @@ def find_devices(wanted: str, cuda_visible: str | None) -> tuple[str, ...]:
 
     Raises NoDeviceError where a CUDA device is asked for that is not there, UsageError where a name is unknown.
     """
-    asked = ["cuda"] if wanted == "auto" else [part.strip() for part in wanted.split(",") if part.strip()]
-    for name in asked:
+    requested = ["cuda"] if wanted == "auto" else [part.strip() for part in wanted.split(",") if part.strip()]
+    for name in requested:
         if not re.fullmatch(r"cpu|cuda(:\d+)?", name) and not simulated_speed(name):
             raise UsageError(f"unknown device {name!r}", next_step=DEVICES_NEXT)
-    if not asked:
+    if not requested:
         raise UsageError("--devices names no device", next_step=DEVICES_NEXT)
-    if not any(name.startswith("cuda") for name in asked):
-        return tuple(asked)
+    if not any(name.startswith("cuda") for name in requested):
+        return tuple(requested)
     gpus = {f"cuda:{gpu.number}": gpu for gpu in find_gpus(cuda_visible)}
     if wanted == "auto":
         return tuple(gpus) or ("cpu",)
     names: list[str] = []
-    for name in asked:
+    for name in requested:
         if name.startswith("cuda") and not gpus:
             raise no_gpu(cuda_visible)
         if name.startswith("cuda:") and name not in gpus:
-            there = ", ".join(f"{device} ({gpu.name})" for device, gpu in gpus.items())
-            raise NoDeviceError(f"there is no {name} here, only {there}", next_step="name those, or use --devices cuda")
+            here = ", ".join(f"{device} ({gpu.name})" for device, gpu in gpus.items())
+            raise NoDeviceError(f"there is no {name} here, only {here}", next_step="name those, or use --devices cuda")
         names += gpus if name == "cuda" else (name,)
     return tuple(names)
 
@@ -172,11 +173,11 @@ def _is_divided(library: Any, handle: Any) -> bool:
 
 
 def _instances(library: Any, handle: Any) -> list[Gpu]:
-    found = []
+    instances = []
     for index in range(library.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with suppress(library.NVMLError):  # the places of instances are not filled from the first on
-            found.append(_gpu(library, library.nvmlDeviceGetMigDeviceHandleByIndex(handle, index), parent=handle))
-    return found
+            instances.append(_gpu(library, library.nvmlDeviceGetMigDeviceHandleByIndex(handle, index), parent=handle))
+    return instances
 
 
 def _gpu(library: Any, handle: Any, parent: Any = None) -> Gpu:
@@ -193,15 +194,15 @@ def _gpu(library: Any, handle: Any, parent: Any = None) -> Gpu:
 
 
 def _chosen(cuda_visible: str, cards: Sequence[_Card]) -> list[Gpu]:
-    found: list[Gpu] = []
+    chosen: list[Gpu] = []
     for token in cuda_visible.split(","):
         named = _named(token.strip(), cards)
         if not named:
             break
-        if any(gpu in found for gpu in named):
+        if any(gpu in chosen for gpu in named):
             return []
-        found += named
-    return found
+        chosen += named
+    return chosen
 
 
 def _named(token: str, cards: Sequence[_Card]) -> list[Gpu]:
@@ -224,9 +225,9 @@ shown = (os.environ.get("HIP_VISIBLE_DEVICES") if hip else None) or os.environ.g
 found = []
 for i in range(torch.cuda.device_count()):
     of = torch.cuda.get_device_properties(i)
-    visible = shown.split(",")[i].strip() if shown else str(i)
-    can = None if hip else [of.major, of.minor]
-    found.append([visible, of.name, can, of.total_memory, of.gcnArchName if hip else ""])
+    gpu = {"number": i, "visible": shown.split(",")[i].strip() if shown else str(i), "name": of.name}
+    kind = {"capability": None, "architecture": of.gcnArchName} if hip else {"capability": [of.major, of.minor]}
+    found.append({**gpu, **kind, "memory_bytes": of.total_memory})
 print(json.dumps(found))
 """
 
@@ -240,17 +241,7 @@ def torch_architectures() -> tuple[str, ...]:
 @cache
 def _asked_of_torch(cuda_visible: str | None) -> tuple[Gpu, ...]:
     shown = {} if cuda_visible is None else {"CUDA_VISIBLE_DEVICES": cuda_visible}
-    return tuple(
-        Gpu(
-            number=n,
-            visible=visible,
-            name=name,
-            capability=can and (can[0], can[1]),
-            memory_bytes=size,
-            architecture=architecture,
-        )
-        for n, (visible, name, can, size, architecture) in enumerate(_output_of(_TORCH, **shown))
-    )
+    return wire.convert(tuple[Gpu, ...], _output_of(_TORCH, **shown), what="list of GPUs")
 
 
 def _output_of(program: str, **shown: str) -> list[Any]:
@@ -265,10 +256,10 @@ def _output_of(program: str, **shown: str) -> list[Any]:
             timeout=TORCH_S,
             check=True,
         )
-        found: list[Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        answer: list[Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return []
-    return found
+    return answer
 
 
 def no_gpu(cuda_visible: str | None) -> NoDeviceError:
@@ -284,12 +275,12 @@ def no_gpu(cuda_visible: str | None) -> NoDeviceError:
 
 def why_no_gpu(cuda_visible: str | None, *, driver: Path = DRIVER, root: Path = Path("/")) -> tuple[str, str]:
     """(why no worker here would see a CUDA device, what helps)."""
-    there = len(find_gpus(None)) if cuda_visible is not None else 0
-    if cuda_visible is not None and (there or not re.match(r"\s*[\dGM]", cuda_visible)):
+    hidden = len(find_gpus(None)) if cuda_visible is not None else 0
+    if cuda_visible is not None and (hidden or not re.match(r"\s*[\dGM]", cuda_visible)):
         why = f"CUDA_VISIBLE_DEVICES={cuda_visible!r} hides them all"
-        if not there:
+        if not hidden:
             return why, "unset CUDA_VISIBLE_DEVICES, or let it name devices"
-        return why, f"unset CUDA_VISIBLE_DEVICES, or let it name each once, by index or UUID: there are {there}"
+        return why, f"unset CUDA_VISIBLE_DEVICES, or let it name each once, by index or UUID: there are {hidden}"
     for path, what in WITHOUT_NVML.items():
         if path.exists():
             return f"this machine has {what} ({path}), and torch sees none", "install the build of torch for it"

@@ -67,8 +67,8 @@ def described(devices: Collection[str], cuda_visible: str | None) -> dict[str, D
     Args:
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
     """
-    found = find_gpus(cuda_visible) if any(device.startswith("cuda") for device in devices) else ()
-    gpus = {name: gpu for gpu in found if (name := f"cuda:{gpu.number}") in devices}
+    all_gpus = find_gpus(cuda_visible) if any(device.startswith("cuda") for device in devices) else ()
+    gpus = {name: gpu for gpu in all_gpus if (name := f"cuda:{gpu.number}") in devices}
     has_old = any(gpu.capability is not None and gpu.capability < BUILDS[0][0] for gpu in gpus.values())
     architectures = torch_architectures() if has_old else ()
     return {device: _described(device, gpus.get(device), architectures) for device in devices}
@@ -85,8 +85,8 @@ def _described(device: str, gpu: Gpu | None, architectures: Sequence[str]) -> De
 
 def room(folder: Path) -> int:
     """Free bytes where a folder is, or will be."""
-    there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
+    existing = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
     try:
-        return shutil.disk_usage(there).free
+        return shutil.disk_usage(existing).free
     except OSError:
         return 0

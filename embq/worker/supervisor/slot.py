@@ -11,8 +11,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Collection, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from embq.core.errors import Exit
@@ -23,7 +22,7 @@ from embq.core.settings import Settings, child_environment
 from embq.worker.embedders.device.hardware import simulated_speed
 from embq.worker.meter.progress_board import InHand, ProgressBoard, Span
 from embq.worker.supervisor.devices import Gpu, shown
-from embq.worker.supervisor.report_pipe import FINISHED, LOADING, READY, WAITING
+from embq.worker.supervisor.protocol import WorkerOptions
 
 DEVICE_FAULTS, DEVICE_FAULTS_S = 3, 600.0
 """Device faults, each with another unit, within a time after which the device is at fault, and not a unit."""
@@ -41,32 +40,22 @@ some MB back to the kernel again and again, which then clears each page anew: wi
 """
 BLAMELESS = {Exit.DONE, Exit.USAGE, Exit.BAD_INPUT, Exit.UNAVAILABLE, Exit.OUTPUT, Exit.TRY_LATER, Exit.CONFIG}
 """Exit statuses with which a process leaves of its own accord; no unit had a part in it."""
-WORDS = {WAITING[0]: "idle", LOADING[0]: "loading", READY[0]: "serving"}
-"""State byte of the report pipe -> state, one of `embq.core.queue.heartbeats.STATES`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """The processes that a supervisor runs, and their options.
+    """The processes that a supervisor runs.
 
     Attributes:
         devices: one process for each entry, "cpu", "cuda:N" or "sim:SPEED"; a device may be named several times.
-        run: serve only this run and end when it is over; "" serves every run until stopped.
+        options: what they have in common.
         gpus: those of this machine; each "cuda:N" is one of them.
-        threads_chosen: whether the user chose `threads`; else runs may.
     """
 
     devices: tuple[str, ...]
-    run: str
-    prefetch: int
-    threads: int
-    batch_size: int
-    transport: str
-    drain_s: float
-    version: str
+    options: WorkerOptions
     settings: Settings
     gpus: tuple[Gpu, ...] = ()
-    threads_chosen: bool = False
 
     @property
     def real_devices(self) -> list[str]:
@@ -151,26 +140,18 @@ class Slot:
         os.set_blocking(self.report, False)
         self.board_fd = ProgressBoard.allocate()
         self.board = ProgressBoard(self.board_fd)
+        options = replace(
+            fleet.options,
+            name=self.name,
+            device=self.device,
+            report_fd=report_for_child,
+            progress_fd=self.board_fd,
+            siblings=len(fleet.real_devices),
+            without=sorted(self.paths.without),
+        )
         try:
             self.process = start_process(
-                python(
-                    "-m",
-                    "embq.worker.process",
-                    *("--name", self.name),
-                    *("--device", self.device),
-                    *("--run", fleet.run),
-                    *("--prefetch", str(fleet.prefetch)),
-                    *("--threads", str(fleet.threads)),
-                    *("--batch-size", str(fleet.batch_size)),
-                    *("--transport", fleet.transport),
-                    *("--drain-s", str(fleet.drain_s)),
-                    *("--report-fd", str(report_for_child)),
-                    *("--progress-fd", str(self.board_fd)),
-                    *("--version", fleet.version),
-                    *("--siblings", str(len(fleet.real_devices))),
-                    *("--without", ",".join(sorted(self.paths.without))),
-                    *(("--threads-chosen",) if fleet.threads_chosen else ()),
-                ),
+                python("-m", "embq.worker.process", json.dumps(asdict(options))),
                 pass_fds=(report_for_child, self.board_fd),
                 environment=self.paths.begin(self.device, _child_env(fleet, self.device, self.gpu)),
             )
@@ -183,23 +164,19 @@ class Slot:
             reported = os.read(self.report, 65536)
         except BlockingIOError:
             return
-        parts = reported.split(b"\n")
-        words = b"".join(parts[::2])
-        for line in parts[1::2]:
-            with suppress(ValueError, KeyError):
-                message = json.loads(line)
-                if "ends" in message:
-                    self.ended = (message["ends"], message["next"])
-                elif "paths" in message:
-                    self.paths.record_paths(message["paths"])
-                else:
-                    self.refused[message["model"]] = (
-                        message["why"] if self.gpu is None else f"{self.label}: {message['why']}"
-                    )
-        self._state = WORDS.get(words[-1], self._state) if words else self._state
-        if READY in words:
-            self.ready = True
-        self.finished = self.finished or FINISHED in words
+        for line in map(json.loads, reported.splitlines()):
+            match line:
+                case {"state": state}:
+                    self._state = state
+                    self.ready = self.ready or state == "serving"
+                case {"finished": _}:
+                    self.finished = True
+                case {"ends": why, "next": next_step}:
+                    self.ended = (why, next_step)
+                case {"paths": names}:
+                    self.paths.record_paths(names)
+                case {"model": model, "why": why}:
+                    self.refused[model] = why if self.gpu is None else f"{self.label}: {why}"
 
     def replace_stuck(self, limit_s: float) -> InHand | None:
         """Kill a process of which one step has not advanced for that long; gives the step.
@@ -260,9 +237,9 @@ def _child_env(fleet: Fleet, device: str, gpu: Gpu | None = None) -> dict[str, s
     """Show the process its GPU and no other, and share the cores out between the processes of this machine; without
     that each starts a thread per core."""
     share = max(1, cores() // max(1, len(fleet.real_devices)))
-    kept = KEPT_MEMORY if device == "cpu" else {}
+    memory = KEPT_MEMORY if device == "cpu" else {}
     alone = shown(gpu) if gpu is not None else {}
-    return kept | child_environment(
+    return memory | child_environment(
         # By environment, because a password does not belong on a command line.
         EMBQ_BROKER_URL=fleet.settings.broker_url,
         OMP_NUM_THREADS=fleet.settings.omp_threads or str(share),
@@ -295,7 +272,7 @@ FAULTS = {Exit.DEVICE, -signal.SIGABRT}
 class PathMemory:
     """Optional compute paths of one device that the next process disables, because earlier processes died with them.
 
-    `embq.worker.embedders.device.optional_paths` has the paths of a process. Its allocator counts as one of them:
+    `embq.worker.embedders.device.tuning` has the paths of a process. Its allocator counts as one of them:
     expandable segments fail at the first allocation where the driver has no virtual memory (some vGPUs, Jetson).
 
     Attributes:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import redis
 
@@ -123,7 +122,7 @@ class Supervisor:
         slot.paths.record_end(status)
         stuck = bool(slot.stuck_in)
         slot.clear()
-        if status == Exit.DONE and self.fleet.run:
+        if status == Exit.DONE and self.fleet.options.run:
             slot.start_at = NEVER
             return
         self.deaths[slot.device, "stuck" if stuck else str(status)] += 1
@@ -160,12 +159,12 @@ class Supervisor:
             how = f"stood still in the stage {' and '.join(step.stage for step in slot.stuck_in)}"
         in_hand = [] if status in BLAMELESS else slot.in_hand()
         blame = {span.token: span.first if span.first == span.last >= 0 else None for span in in_hand}
-        self.freer.submit(Death(worker=slot.name, message=f"the worker {slot.name} {how}", blame=blame))
+        self.freer.submit(slot.name, f"the worker {slot.name} {how}", blame)
 
     def _stop_all(self, stopped: StopFlag) -> None:
         """Drain every process; a second request to stop is passed on and ends the draining."""
-        asked = 0
-        deadline = time.monotonic() + self.fleet.drain_s + DRAIN_GRACE_S
+        signals_sent = 0
+        deadline = time.monotonic() + self.fleet.options.drain_s + DRAIN_GRACE_S
         alive = [slot for slot in self.slots if slot.process is not None]
         late: set[str] = set()
         while running := [slot for slot in alive if slot.process is not None and slot.process.poll() is None]:
@@ -173,12 +172,12 @@ class Supervisor:
             for slot in running:
                 if slot.process is None:
                     continue
-                if asked < max(1, stopped.count):
+                if signals_sent < max(1, stopped.count):
                     slot.process.terminate()
                 if time.monotonic() > deadline:
                     late.add(slot.name)
                     slot.process.kill()
-            asked = max(asked, max(1, stopped.count))
+            signals_sent = max(signals_sent, max(1, stopped.count))
             time.sleep(POLL_S)
         for slot in alive:
             if slot.process is not None and (status := slot.process.wait()):
@@ -195,24 +194,8 @@ def _none_left(slots: Sequence[Slot], status: int) -> EmbqError:
         next_step="what the processes said stands above; `embq doctor` checks devices and models",
         code="worker",
     )
-    known = {int(code): code for code in Exit}
-    error.exit_code = known.get(status, Exit.UNAVAILABLE)
+    error.exit_code = Exit(status) if status in set(Exit) else Exit.UNAVAILABLE
     return error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """A worker process that ended.
-
-    Attributes:
-        worker: its name.
-        message: how it ended, for the failure of a unit that is given up because of it.
-        blame: token of each unit that it had in hand -> ordinal of the sample, where only one was in hand.
-    """
-
-    worker: str
-    message: str
-    blame: Mapping[str, int | None]
 
 
 class LeaseFreer(threading.Thread):
@@ -230,23 +213,29 @@ class LeaseFreer(threading.Thread):
         self.client = client
         self.log = Events("supervisor")
         self.error: Exception | None = None
-        self._deaths: queue.SimpleQueue[Death | None] = queue.SimpleQueue()
+        self._deaths: queue.SimpleQueue[tuple[str, str, Mapping[str, int | None]] | None] = queue.SimpleQueue()
 
-    def submit(self, death: Death) -> None:
-        """Free the leases of a worker as soon as the broker answers."""
-        self._deaths.put(death)
+    def submit(self, worker: str, message: str, blame: Mapping[str, int | None]) -> None:
+        """Free the leases of a worker that ended, as soon as the broker answers.
+
+        Args:
+            message: how it ended, for the failure of a unit that is given up because of it.
+            blame: token of each unit that it had in hand -> ordinal of the sample, if only one was in hand.
+        """
+        self._deaths.put((worker, message, blame))
 
     def run(self) -> None:
         """Work until `close`."""
         try:
             while (death := self._deaths.get()) is not None:
+                worker, message, blame = death
                 scripts = load_scripts(self.client)
                 freed = sum(
-                    Ledger(self.client, run, scripts=scripts).abandon(death.worker, death.message, blame=death.blame)
+                    Ledger(self.client, run, scripts=scripts).abandon(worker, message, blame=blame)
                     for run in (*active(self.client), *_stages(self.client))
                 )
-                WORKER_REPORTS.sign_off(self.client, death.worker)
-                self.log.info("leases_freed", worker=death.worker, units=freed)
+                WORKER_REPORTS.sign_off(self.client, worker)
+                self.log.info("leases_freed", worker=worker, units=freed)
         except Exception as error:  # noqa: BLE001 - thread boundary: the supervisor ends with it
             self.error = error
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 
 from embq.core.errors import DeviceFullError, SampleError
 from embq.core.models import ModelConfig, ModelSpec
@@ -42,48 +45,105 @@ as good as the best, the smallest is."""
 
 
 def may_probe(model: ModelConfig, embedder: Embedder, *, batch_size: int) -> bool:
-    """Whether the budget is ours to choose: passes are bounded by tokens, and the user named no size of theirs.
+    """Whether to choose the budget here: passes are bounded by tokens, and the user named no size.
 
     Args:
-        batch_size: the worker's option; 0 where it was not given.
+        batch_size: the worker's option; 0 if it was not given.
     """
-    if not embedder.token_budget or model.members or batch_size:
-        return False
+    return embedder.token_budget > 0 and not _has_size(model, batch_size, "tokens", "batch_size")
+
+
+def may_probe_images(model: ModelConfig, embedder: Embedder, *, batch_size: int, device: str) -> bool:
+    """Whether to choose the number of images of a pass here: on a GPU, which may gain from more of them.
+
+    Args:
+        batch_size: the worker's option; 0 if it was not given.
+    """
+    has_images = "image" in model.modalities and isinstance(embedder, ImageEmbedder)
+    return device.startswith("cuda") and has_images and not _has_size(model, batch_size, "batch_size")
+
+
+def _has_size(model: ModelConfig, batch_size: int, *params: str) -> bool:
+    """Whether the size is not chosen here: the user named one, or several models share a pass."""
+    if model.members or batch_size:
+        return True
     spec = ModelSpec.parse(model.spec)
-    return not spec.param("tokens", "") and not spec.param("batch_size", "")
+    return any(spec.param(name, "") for name in params)
 
 
 def speeds_of_budgets(embedder: Embedder, clock: Callable[[], float] = time.perf_counter) -> dict[int, float]:
-    """Budget -> tokens per second, the usual budget first; of no other one where the device is slow or too small."""
+    """Budget -> tokens per second, the usual budget first; of no other one if the device is slow or too small."""
     (prepared,) = embedder.prepare([Sample(ordinal=0, key="probe", text=TEXT)])
     if isinstance(prepared, SampleError):
         raise prepared
+    length = embedder.length(prepared)
+    most = (embedder.batch_size + 1) * length - 1
+    speed = partial(_speed, embedder, prepared, clock=clock)
+    return _speeds(speed, length, embedder.token_budget, FACTORS, clock, passes=ROUNDS, most=most)
 
-    def speed(budget: int) -> float:
-        return _speed(embedder, prepared, budget, clock)
 
+def speeds_of_sizes(
+    embedder: Embedder, modalities: Sequence[str], clock: Callable[[], float] = time.perf_counter
+) -> dict[int, float]:
+    """Samples of a pass -> samples per second, the usual number first, or the first that the device has room for.
+
+    Raises DeviceFullError if it has room for none.
+    """
+    prepared = embedder.prepare([made_up(modalities)] * IMAGES)
+    for error in prepared:
+        if isinstance(error, SampleError):
+            raise error
+    speed = partial(_steady_speed, embedder, prepared, clock=clock)
+    return _speeds(speed, 1, embedder.batch_size, IMAGE_FACTORS, clock, passes=ROUNDS + 1, may_halve=True)
+
+
+def _speeds(
+    speed: Callable[[int], float],
+    one: int,
+    usual: int,
+    factors: Sequence[float],
+    clock: Callable[[], float],
+    *,
+    passes: int,
+    most: int = sys.maxsize,
+    may_halve: bool = False,
+) -> dict[int, float]:
+    """Size of a pass -> its speed, the usual size first.
+
+    Args:
+        speed: measures `passes` passes of a size: tokens or images per second.
+        one: size of one sample.
+        most: largest size to try.
+        may_halve: whether a usual size for which there is no room is halved. If not, no other size is tried then: there
+            may be no room for now only, and passes are made smaller and larger later (`embq.worker.stages.batching`).
+    """
     began = clock()
-    usual = embedder.token_budget
-    alone = _small_speed(speed, embedder.length(prepared), usual, ROUNDS)
-    if ROUNDS * usual / alone > SLOWER_ALONE * PROBE_S:
+    alone = speed(one)
+    is_in_doubt = passes * usual / alone > SLOWER_ALONE * PROBE_S
+    if is_in_doubt and passes * FEW * one / alone <= PROBE_S:
+        with suppress(DeviceFullError):
+            alone = speed(FEW * one)
+    if passes * usual / alone > SLOWER_ALONE * PROBE_S:
         return {usual: alone}
-    try:
-        speeds = {usual: speed(usual)}
-    except DeviceFullError:
-        # Perhaps for now only: passes are made smaller and larger while it works (`embq.worker.stages.batching`).
-        return {usual: alone}
-    for factor in FACTORS:
-        budget = int(usual * factor)
-        if budget // embedder.length(prepared) > embedder.batch_size:
-            break
+    speeds: dict[int, float] = {}
+    while not speeds:
+        try:
+            speeds[usual] = speed(usual)
+        except DeviceFullError:
+            if not may_halve:
+                return {usual: alone}
+            if usual == one:
+                raise
+            usual = most = usual // 2
+    for size in (int(usual * factor) for factor in factors):
         # Its passes, and that many of a larger one behind it, must fit into the time.
-        if clock() - began + ROUNDS * budget / max(speeds.values()) > PROBE_S:
+        if not 0 < size <= most or clock() - began + passes * size / max(speeds.values()) > PROBE_S:
             break
         try:
-            speeds[budget] = speed(budget)
+            speeds[size] = speed(size)
         except DeviceFullError:
             break
-        if factor > 1 and speeds[budget] < NEARLY * max(speeds.values()):
+        if size > usual and speeds[size] < NEARLY * max(speeds.values()):
             break
     return speeds
 
@@ -96,78 +156,9 @@ def best_budget(speeds: Mapping[int, float]) -> int:
     return min(budget for budget, speed in speeds.items() if speed >= NEARLY * best)
 
 
-def may_probe_images(model: ModelConfig, embedder: Embedder, *, batch_size: int, device: str) -> bool:
-    """Whether the number of images of a pass is ours to choose: on a GPU, which may gain from more of them.
-
-    Args:
-        batch_size: the worker's option; 0 where it was not given.
-    """
-    if not device.startswith("cuda") or "image" not in model.modalities or model.members or batch_size:
-        return False
-    return isinstance(embedder, ImageEmbedder) and not ModelSpec.parse(model.spec).param("batch_size", "")
-
-
-def speeds_of_sizes(
-    embedder: Embedder, modalities: Sequence[str], clock: Callable[[], float] = time.perf_counter
-) -> dict[int, float]:
-    """Samples of a pass -> samples per second, the usual number first, or the first that the device has room for.
-
-    Raises DeviceFullError where it has room for none.
-    """
-    ready = embedder.prepare([made_up(modalities)] * IMAGES)
-    for one in ready:
-        if isinstance(one, SampleError):
-            raise one
-
-    def speed(count: int) -> float:
-        return _steady_speed(embedder, [ready[place % IMAGES] for place in range(count)], clock)
-
-    began = clock()
-    usual = embedder.batch_size
-    alone = _small_speed(speed, 1, usual, ROUNDS + 1)
-    if (ROUNDS + 1) * usual / alone > SLOWER_ALONE * PROBE_S:
-        return {usual: alone}
-    speeds: dict[int, float] = {}
-    while not speeds:
-        try:
-            speeds[usual] = speed(usual)
-        except DeviceFullError:
-            if usual == 1:
-                raise
-            usual //= 2
-    for factor in IMAGE_FACTORS:
-        count = int(usual * factor)
-        is_known_not_to_fit = factor > 1 and usual < embedder.batch_size
-        if not count or is_known_not_to_fit or clock() - began + (ROUNDS + 1) * count / max(speeds.values()) > PROBE_S:
-            break
-        try:
-            speeds[count] = speed(count)
-        except DeviceFullError:
-            break
-        if factor > 1 and speeds[count] < NEARLY * max(speeds.values()):
-            break
-    return speeds
-
-
-def _small_speed(speed: Callable[[int], float], one: int, usual: int, rounds: int) -> float:
-    """The speed of a pass of one sample, or of `FEW` where it leaves in doubt whether the device is slow.
-
-    Args:
-        one: the size of one sample, in tokens or images.
-        usual: the usual size of a pass.
-        rounds: how often each pass is made.
-    """
-    alone = speed(one)
-    if rounds * usual / alone <= SLOWER_ALONE * PROBE_S or rounds * FEW * one / alone > PROBE_S:
-        return alone
-    try:
-        return speed(FEW * one)
-    except DeviceFullError:
-        return alone
-
-
-def _steady_speed(embedder: Embedder, batch: Sequence[Prepared], clock: Callable[[], float]) -> float:
-    """Samples per second where a pass is begun before the vectors of the one before are here."""
+def _steady_speed(embedder: Embedder, samples: Sequence[Prepared], count: int, *, clock: Callable[[], float]) -> float:
+    """Samples per second of passes of so many, each begun before the vectors of the one before are here."""
+    batch = [samples[place % len(samples)] for place in range(count)]
     dict(embedder.embed(batch))  # what happens once is not timed
     began = clock()
     before = embedder.embed(batch)
@@ -176,12 +167,13 @@ def _steady_speed(embedder: Embedder, batch: Sequence[Prepared], clock: Callable
         dict(before)
         before = after
     dict(before)
-    return ROUNDS * len(batch) / max(clock() - began, 1e-9)
+    return ROUNDS * count / max(clock() - began, 1e-9)
 
 
-def _speed(embedder: Embedder, prepared: Prepared, budget: int, clock: Callable[[], float]) -> float:
+def _speed(embedder: Embedder, prepared: Prepared, budget: int, *, clock: Callable[[], float]) -> float:
+    """Tokens per second of the fastest pass of a budget."""
     length = embedder.length(prepared)
-    batch: Sequence[Prepared] = [prepared] * max(1, budget // length)
+    batch = [prepared] * max(1, budget // length)
     shortest = float("inf")
     for _ in range(ROUNDS):
         began = clock()

@@ -72,9 +72,9 @@ def serves(archs: Sequence[str], capability: tuple[int, int]) -> bool:
     (CUDA C++ Programming Guide, binary and PTX compatibility).
     """
     for arch in archs:
-        if not (found := re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)):
+        if not (match := re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)):
             continue
-        kind, major, minor, mark = found[1], int(found[2]), int(found[3]), found[4]
+        kind, major, minor, mark = match[1], int(match[2]), int(match[3]), match[4]
         if mark == "a":
             runs = capability == (major, minor)
         elif kind == "compute" and not mark:

@@ -33,8 +33,8 @@ def translated_device_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if (told := device_error(error)) is not None:
-            raise told from error
+        if (translated := device_error(error)) is not None:
+            raise translated from error
         raise
 
 

@@ -20,8 +20,8 @@ BF16_ARCHITECTURES = ("gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")
 
 def simulated_speed(device: str) -> float:
     """The speed of a simulated device such as "sim:2.5"; 0.0 for any other device."""
-    found = SIMULATED.fullmatch(device)
-    return float(found.group(1)) if found else 0.0
+    match = SIMULATED.fullmatch(device)
+    return float(match.group(1)) if match else 0.0
 
 
 def device_name(device: str) -> str:

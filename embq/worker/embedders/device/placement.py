@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -23,30 +26,43 @@ CPU_NEEDS = {
 torch is a hundred times slower than in fp32 (efficiency page of sentence-transformers); without int8 ones sums of two
 products are cut off at 16 bits."""
 
-CPU_TEXT_BATCH, ACCELERATOR_TEXT_BATCH = 256, 2_048
-"""Most texts of one forward pass, which is bounded by `token_budget` where they are longer than some words."""
 
-CPU_WINDOW, ACCELERATOR_WINDOW = 4_096, 32_768
-"""Texts that are sorted by length before they are cut into passes. Of 8,897 docstrings of the standard library, in
-tokens of all-MiniLM-L6-v2 and passes of 2,048 tokens, 81 % of what is computed is text with a window of 256, 94 % with
-1,024, 98 % with 4,096; with passes of 16,384 tokens 45 %, 70 %, 86 %, and 94 % with 16,384."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSizes:
+    """Usual sizes of a forward pass.
+
+    Attributes:
+        texts: most texts of a pass, which `tokens` bounds if they are longer than some words.
+        window: texts that are sorted by length before they are cut into passes. Of 8,897 docstrings of the standard
+            library, in tokens of all-MiniLM-L6-v2 and passes of 2,048 tokens, 81 % of what is computed is text with a
+            window of 256, 94 % with 1,024, 98 % with 4,096; with passes of 16,384 tokens 45 %, 70 %, 86 %, and 94 %
+            with 16,384.
+        tokens: most padded tokens of a pass.
+        images: most samples with an image of a pass.
+    """
+
+    texts: int
+    window: int
+    tokens: int
+    images: int
+
+
+CPU_SIZES = PassSizes(texts=256, window=4_096, tokens=1_024, images=16)
+"""Measured on two Zen 4 cores with all-MiniLM-L6-v2, a pass on each: 512 and 1,024 tokens are equal, 2,048 is 14 %
+slower in fp32 and 8 % in bf16 (1,536), 4,096 is 23 % slower. A CPU gains nothing from more images at once, and fewer of
+them are a shorter wait when a worker stops."""
+
+ACCELERATOR_SIZES = PassSizes(texts=2_048, window=32_768, tokens=16_384, images=256)
+"""Enough tokens, or images, to fill a data-centre GPU with a small model."""
 
 FLAT_WINDOW = 4_096
-"""The same without padding. Sorting then only keeps short texts apart from very long ones, and a device waits for its
+"""Window without padding. Sorting then only keeps short texts apart from very long ones, and a device waits for its
 first whole window: for 32,768 texts of 256 tokens more than a second."""
 
-CPU_TOKENS = 1_024
-"""Padded tokens of one forward pass. Measured on two Zen 4 cores with all-MiniLM-L6-v2, a pass on each: 512 and 1,024
-are equal, 2,048 is 14 % slower in fp32 and 8 % in bf16 (1,536), 4,096 is 23 % slower."""
 
-ACCELERATOR_TOKENS = 16_384
-"""Padded tokens of one forward pass: enough to fill a data-centre GPU with a small model."""
-
-CPU_IMAGE_BATCH = 16
-"""A CPU gains nothing from more images at once, and a smaller batch is a shorter wait when a worker stops."""
-
-ACCELERATOR_IMAGE_BATCH = 256
-"""Fills a data-centre GPU with a small model."""
+def sizes_of(device: torch.device) -> PassSizes:
+    """Usual sizes of a pass on a device."""
+    return CPU_SIZES if device.type == "cpu" else ACCELERATOR_SIZES
 
 
 def device_of(name: str) -> torch.device:
@@ -115,40 +131,21 @@ def _admitting(precision: str) -> str:
     return f"--precision {precision} when the run is made admits this device"
 
 
-def text_batch_size_of(device: torch.device) -> int:
-    """Most texts of one forward pass."""
-    return CPU_TEXT_BATCH if device.type == "cpu" else ACCELERATOR_TEXT_BATCH
-
-
-def text_window_of(device: torch.device, *, flat: bool = False) -> int:
-    """Texts that are sorted by length at once.
-
-    Args:
-        flat: passes have no padding.
-    """
-    if device.type == "cpu":
-        return CPU_WINDOW
-    return FLAT_WINDOW if flat else ACCELERATOR_WINDOW
-
-
-def image_batch_size_of(device: torch.device) -> int:
-    """Most samples with an image of one forward pass."""
-    return CPU_IMAGE_BATCH if device.type == "cpu" else ACCELERATOR_IMAGE_BATCH
-
-
-def token_budget_of(device: torch.device) -> int:
-    """Most padded tokens of one forward pass of a text model."""
-    return CPU_TOKENS if device.type == "cpu" else ACCELERATOR_TOKENS
-
-
 def on_device(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The same on a device, which is not waited for: from ordinary memory a GPU copies only when it is through with
-    what it was given before. torch keeps the page-locked memory until it is copied.
+    """The same on a device, without waiting for it: from ordinary memory a GPU copies only after all of its work.
+
+    torch keeps the page-locked memory until it is copied, and uses it again (its caching host allocator).
     """
     if device.type != "cuda":
         return numbers.to(device)
     with torch.cuda.device(device):
         return numbers.pin_memory().to(device, non_blocking=True)
+
+
+def all_on_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """One-dimensional arrays of one type on a device, by one copy, see `on_device`."""
+    sent = on_device(torch.from_numpy(np.concatenate(arrays)), device)
+    return list(torch.split(sent, [len(array) for array in arrays]))
 
 
 def kernels_for_any_shape(device: torch.device) -> AbstractContextManager[object]:

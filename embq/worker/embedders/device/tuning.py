@@ -1,4 +1,4 @@
-"""Tuning of a loaded model for its device: batch size and variant of the forward pass."""
+"""Tuning of a loaded model for its device: batch size, variant of the forward pass, and optional compute paths."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import sysconfig
 import tempfile
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from embq.core.models import ModelConfig
@@ -20,12 +21,17 @@ from embq.worker.embedders.device.batch_size import (
     speeds_of_sizes,
 )
 
+FLAT = "flat"
+"""Batches of texts without padding, see `embq.worker.embedders.text.forward`."""
+
+log = Events("worker")
+
 COMPILERS = ("gcc", "clang")
-"""C compilers that Triton looks for on PATH where CC names none (triton/runtime/build.py of 3.9)."""
+"""C compilers that Triton looks for on PATH if CC names none (triton/runtime/build.py of 3.9)."""
 
 
 def lacking() -> str:
-    """Missing prerequisite of torch.compile; "" where nothing is missing.
+    """Missing prerequisite of torch.compile; "" if nothing is missing.
 
     Triton compiles C against Python's headers and loads the result from its cache. torch puts this below its own cache
     unless TRITON_CACHE_DIR names another folder (torch/_inductor/runtime/triton_heuristics.py of 2.15).
@@ -46,34 +52,68 @@ def lacking() -> str:
 
 def is_noexec(folder: Path) -> bool:
     """Whether code cannot be run from a folder, or from the one in which it is to be made."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    return bool(os.statvfs(there).f_flag & os.ST_NOEXEC)
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return bool(os.statvfs(existing).f_flag & os.ST_NOEXEC)
 
 
-log = Events("worker")
+class OptionalPaths:
+    """Optional code paths of this process: those that it must not try, and those on trial or in use.
+
+    A kernel that faults leaves a CUDA context in which nothing works any more, so the process ends. The supervisor is
+    informed of each path before it is tried, and starts the next process without those of this one. A process serves
+    one device, so there is one object for a process.
+
+    Attributes:
+        without: paths that must not be tried.
+        tell: called with the names of all paths that are on trial or in use, whenever these change.
+    """
+
+    def __init__(self) -> None:
+        self.without: frozenset[str] = frozenset()
+        self.tell: Callable[[Collection[str]], None] = lambda _: None
+        self._used: set[str] = set()
+
+    def clear(self) -> None:
+        """Forget the paths of a model that is not loaded any more."""
+        self._used.clear()
+        self.tell(())
+
+    def try_out(self, name: str) -> None:
+        """Report that a path is tried from now on."""
+        self.tell(sorted({*self._used, name}))
+
+    def settle(self, name: str, *, is_taken: bool) -> None:
+        """Report whether a path that was tried is used from now on. Not to be called if it broke the device."""
+        if is_taken:
+            self._used.add(name)
+        self.tell(sorted(self._used))
+
+
+PATHS = OptionalPaths()
+"""Optional paths of this process."""
 
 
 def tune(embedder: Embedder, model: ModelConfig, *, device: str, batch_size: int = 0, compile_s: float = 0.0) -> None:
     """Try what suits the device, within some seconds, and have the embedder keep to it. None of it changes a vector.
 
     Args:
-        batch_size: what the user asked for, which `embedder` has already; 0 where that is ours to choose.
-        compile_s: seconds that compiling may take; 0 spares it.
+        batch_size: of the user, which `embedder` has already; 0 to choose it here.
+        compile_s: seconds that compiling may take; 0 leaves it out.
 
-    Raises DeviceError where the device is broken, DeviceFullError where it has no room for a single sample.
+    Raises DeviceError if the device is broken, DeviceFullError if it has no room for a single sample.
     """
     if may_probe(model, embedder, batch_size=batch_size):
         embedder.token_budget = best_budget(speeds := speeds_of_budgets(embedder))
-        log.info("budget_chosen", model=model.spec, tokens=embedder.token_budget, tokens_per_s=_told(speeds))
+        log.info("budget_chosen", model=model.spec, tokens=embedder.token_budget, tokens_per_s=_listed(speeds))
     if may_probe_images(model, embedder, batch_size=batch_size, device=device):
         embedder.batch_size = embedder.window = best_budget(speeds := speeds_of_sizes(embedder, model.modalities))
-        log.info("batch_size_chosen", model=model.spec, rows=embedder.batch_size, rows_per_s=_told(speeds))
+        log.info("batch_size_chosen", model=model.spec, rows=embedder.batch_size, rows_per_s=_listed(speeds))
     if isinstance(embedder, HasVariants):
         embedder.choose_variant(compile_s=_possible(compile_s, model, device))
 
 
 def _possible(compile_s: float, model: ModelConfig, device: str) -> float:
-    """The seconds for compiling, or 0 where it cannot be done; a CPU never compiles."""
+    """The seconds for compiling, or 0 if it cannot be done; a CPU never compiles."""
     if not compile_s or not device.startswith("cuda"):
         return 0.0
     if lacks := lacking():
@@ -82,5 +122,5 @@ def _possible(compile_s: float, model: ModelConfig, device: str) -> float:
     return compile_s
 
 
-def _told(speeds: dict[int, float]) -> str:
+def _listed(speeds: dict[int, float]) -> str:
     return " ".join(f"{size}:{round(speed)}" for size, speed in speeds.items())

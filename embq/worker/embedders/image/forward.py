@@ -19,9 +19,8 @@ import torch
 
 from embq.core.errors import DeviceError, DeviceFullError
 from embq.core.service.log import Events
-from embq.worker.embedders.device.accuracy import PROBES, places
 from embq.worker.embedders.device.errors import using
-from embq.worker.embedders.device.trial import Encode, Variant, fastest
+from embq.worker.embedders.device.trial import PROBES, Encode, Variant, fastest, places
 from embq.worker.embedders.image.upload import ImageBatcher
 
 WARM_PASSES = 3

@@ -17,7 +17,7 @@ from embq.core.service.log import Events
 from embq.core.units import Sample
 from embq.worker.embedders.base import Splitter, padded_tokens
 from embq.worker.embedders.device.network import Network
-from embq.worker.embedders.device.placement import device_of, dtype_of, image_batch_size_of
+from embq.worker.embedders.device.placement import device_of, dtype_of, sizes_of
 from embq.worker.embedders.fingerprint import fingerprint
 from embq.worker.embedders.image.buffer_pool import Row
 from embq.worker.embedders.image.decoding import quiet_pillow
@@ -146,7 +146,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> VisionEmbedder:
     place = device_of(device)
     dtype_of(config, place)
     quiet_pillow()
-    source = model_source(spec.name, spec)
+    source = model_source(spec)
     where = {"local_files_only": True, "trust_remote_code": False}
     with translated_model_errors(spec, from_hub=False):
         model, absent = _model(spec, kind, source, asked, **where)
@@ -170,7 +170,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> VisionEmbedder:
         identified_by=decode if same else _decode(spec, preprocess, config.identified_as.decode),
         pooling=pooling,
         unit_length=to_unit_length,
-        batch_size=whole_number(spec, "batch_size", image_batch_size_of(place)),
+        batch_size=whole_number(spec, "batch_size", sizes_of(place).images),
     )
 
 
@@ -199,7 +199,7 @@ def _model(spec: ModelSpec, kind: Any, source: str, asked: Sequence[str], **wher
 
 def vision_class(spec: ModelSpec) -> Any:
     """The class of a model that embeds images, None of any other; ModelError where its configuration is not there."""
-    source = model_source(spec.name, spec)
+    source = model_source(spec)
     with translated_model_errors(spec, from_hub=False):
         return _class_of(AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False))
 

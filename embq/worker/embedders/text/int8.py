@@ -31,7 +31,6 @@ from transformers.modeling_outputs import BaseModelOutput
 from embq.core.errors import ModelError, SampleError
 from embq.core.models import ModelConfig
 from embq.core.units import content_hash
-from embq.worker.embedders.device.transfer import PinnedSender
 from embq.worker.embedders.loading import first_line
 from embq.worker.embedders.text.int8_calibration import CALIBRATION_TEXTS
 from embq.worker.embedders.text.tokens import Tokens
@@ -125,8 +124,7 @@ def int8_trunk(trunk: Any, tokens: Tokens, prompt: str, model: str) -> Int8Trunk
     ]
     rows.sort(key=lambda row: len(row["input_ids"]))
     groups = [rows[start : start + GROUP] for start in range(0, len(rows), GROUP)]
-    sender = PinnedSender(torch.device("cpu"))
-    batches = [tokens.padded(group, sender) for group in groups]
+    batches = [tokens.padded(group, torch.device("cpu")) for group in groups]
     takes = [name for name in INPUTS if name in inspect.signature(trunk.forward).parameters]
     # A plug-in of OpenVINO 2026.4 gives the thread that makes it a stack for signals, and frees that stack with itself,
     # also where the thread has it still: the next signal with a handler ends the process. A thread that ends before its

@@ -12,7 +12,7 @@ import torch
 
 from embq.core.errors import ModelError
 from embq.core.models import ModelSpec
-from embq.worker.embedders.config_keys import read_config, refused, shown
+from embq.worker.embedders.config_keys import ModelFiles, shown
 from embq.worker.embedders.model_files import check_place
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -31,16 +31,17 @@ def add_lora(trunk: Any, spec: ModelSpec) -> None:
         return
     folder = Path(named).expanduser()
     check_place(folder, spec)
-    config = read_config(folder / CONFIG, spec, CONFIG)
-    if not isinstance(config, dict):
+    files = ModelFiles(folder, spec)
+    config = files.read_object(CONFIG)
+    if not config:
         raise ModelError(
             f"{spec}: there is no {CONFIG} in {named}",
             next_step="name the folder of an adapter in lora=; adapters are taken from folders only",
         )
     if config.get("peft_type") != "LORA" or config.get("alora_invocation_tokens"):
-        raise refused(spec, CONFIG, f"is of a {shown(config.get('peft_type'))} adapter", "use a plain LoRA adapter")
+        raise files.refused(CONFIG, f"is of a {shown(config.get('peft_type'))} adapter", "use a plain LoRA adapter")
     layers = {} if trunk is None else dict(trunk.named_modules())
-    for name, (down, up) in _factors(folder / WEIGHTS, spec).items():
+    for name, (down, up) in _factors(files).items():
         layer = _layer(layers, name, trunk)
         weight = getattr(layer, "weight", None)
         change = up.float() @ down.float() if up.shape[1:] == down.shape[:1] else None
@@ -52,26 +53,26 @@ def add_lora(trunk: Any, spec: ModelSpec) -> None:
                 next_step=f"use the model for which it was trained: {shown(config.get('base_model_name_or_path'))}",
             )
         with torch.no_grad():
-            weight.add_(change, alpha=_scale(config, name, rank=len(down), spec=spec))
+            weight.add_(change, alpha=_scale(config, name, rank=len(down), files=files))
 
 
-def _factors(file: Path, spec: ModelSpec) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]]:
+def _factors(files: ModelFiles) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]]:
     """Layer -> its factors A, shape (rank, in), and B, shape (out, rank)."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        tensors = load_file(file)
+        tensors = load_file(files.folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
-        raise refused(spec, WEIGHTS, f"cannot be read: {error}", "convert the adapter to safetensors") from error
+        raise files.refused(WEIGHTS, f"cannot be read: {error}", "convert the adapter to safetensors") from error
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         match = FACTOR.fullmatch(name)
         if match is None or tensor.ndim != 2 or not tensor.numel() or not bool(tensor.isfinite().all()):
-            raise refused(spec, WEIGHTS, f"holds {shown(name)}, which is no factor of a layer", "merge it with PEFT")
+            raise files.refused(WEIGHTS, f"holds {shown(name)}, which is no factor of a layer", "merge it with PEFT")
         found.setdefault(match[1], {})[match[2]] = tensor
     if single := [name for name, factors in found.items() if len(factors) < 2]:
-        raise refused(spec, WEIGHTS, f"has one factor of {single[0]}", "use the file as it was saved")
+        raise files.refused(WEIGHTS, f"has one factor of {single[0]}", "use the file as it was saved")
     return {name: (factors["A"], factors["B"]) for name, factors in found.items()}
 
 
@@ -81,12 +82,12 @@ def _layer(layers: Mapping[str, Any], name: str, trunk: Any) -> Any:
     return layers.get(name, layers.get(name.removeprefix(prefix)))
 
 
-def _scale(config: Mapping[str, Any], name: str, *, rank: int, spec: ModelSpec) -> float:
+def _scale(config: Mapping[str, Any], name: str, *, rank: int, files: ModelFiles) -> float:
     patterns = config.get("alpha_pattern") or {}
     if not isinstance(patterns, dict):
-        raise refused(spec, CONFIG, f"has {shown(patterns)} as alpha_pattern", "use the file as it was saved")
+        raise files.refused(CONFIG, f"has {shown(patterns)} as alpha_pattern", "use the file as it was saved")
     own = [value for key, value in patterns.items() if re.fullmatch(rf"(?:.*\.)?{re.escape(key)}", name)]
     alpha = own[0] if own else config.get("lora_alpha", 8)
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
-        raise refused(spec, CONFIG, f"has {shown(alpha)} as lora_alpha", "use the file as it was saved")
+        raise files.refused(CONFIG, f"has {shown(alpha)} as lora_alpha", "use the file as it was saved")
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)

