@@ -124,6 +124,6 @@ def test_clocks_that_are_hours_apart_change_no_row_and_are_told(
         status, told, _ = process_ended("worker", "--check", "--devices", "sim:1", environment=wrong)
         assert status == Exit.DONE
         side = "ahead of" if hours > 0 else "behind"
-        assert f"warn  clock       this machine's is {abs(hours)}.0 h {side} the broker's" in told
+        assert f"warn  clock       this machine's is {abs(hours)} h 0 min {side} the broker's" in told
         assert "fix: set both machines' clocks by NTP" in told
     check_complete(root, expected, units=40, dim=DIM)

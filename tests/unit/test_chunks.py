@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from embq.app.cli.run_options import request_from
-from embq.app.verify.chunks import Documents
 from embq.core.errors import InputError, UsageError
 from embq.core.models import Chunking, ModelConfig
 from embq.core.queue.hints import Hint
@@ -39,6 +38,7 @@ from embq.worker.stages.embed import EmbedStage
 from embq.worker.stages.publish import PublishStage
 from embq.worker.stages.read import Chunk, EndOfUnit, ReadStage
 from embq.writer.accept import Accepted, Acceptor, Rejected
+from tests.support.second_reader.checks import Words
 
 DIM = 4
 CHUNKING = Chunking(tokens=16, overlap=4)
@@ -287,7 +287,7 @@ def put(column: str, at: int, change: Callable[[Any], Any]) -> Callable[[pa.Tabl
 
 
 def found(rows: pa.Table, chunking: Chunking | None = CHUNKING) -> str:
-    return Documents(rows, NO_FAILURES, chunking).check(0, "docs.txt:1", TEXT)
+    return Words(rows, NO_FAILURES, chunking).check(0, "docs.txt:1", TEXT)
 
 
 def test_what_a_worker_made_is_found_whole(rows: pa.Table) -> None:

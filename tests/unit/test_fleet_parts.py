@@ -117,8 +117,9 @@ def test_a_killed_machine_is_silent_and_then_lost_and_one_that_ended_in_order_ha
     assert devices_of(memory, 0.0, killed, ended) == {"cuda:0/0": "serving", "cpu/0": "serving"}
     assert devices_of(memory, 11.0, replace(killed, silent_s=11.0)) == {"cuda:0/0": "silent", "cpu/0": "ended"}
     assert devices_of(memory, 30.0) == {"cuda:0/0": "lost", "cpu/0": "ended"}
-    assert devices_of(memory, KEPT_S - 1) == {"cuda:0/0": "lost", "cpu/0": "ended"}
-    assert devices_of(memory, KEPT_S + 30) == {}
+    assert devices_of(memory, KEPT_S["ended"] + 30) == {"cuda:0/0": "lost"}
+    assert devices_of(memory, KEPT_S["lost"] - 1) == {"cuda:0/0": "lost"}
+    assert devices_of(memory, KEPT_S["lost"] + 30) == {}
 
 
 def test_a_machine_that_is_started_again_takes_the_place_of_its_predecessor() -> None:
