@@ -80,10 +80,10 @@ test-pages: install   ## every interaction of the web pages in a browser, Debian
 	$(BIN)/python -m pytest -q tests/ui -m "pages or slow" --slow
 
 fuzz: install .venv/fuzz-installed   ## bytes that no reader of what comes from outside may fail on; the corpus is kept in .fuzz: [SECONDS=3600]
-	PYTHONPATH=tests:. $(BIN)/python -m attacks.fuzz --seconds $(or $(SECONDS),3600) --output bench/results/fuzz.json
+	$(BIN)/python -m tests.attacks.fuzz --seconds $(or $(SECONDS),3600) --output bench/results/fuzz.json
 
 uptime: install   ## services under poisoned records of a laptop, a worker and a client: [RECORDS=10000]
-	PYTHONPATH=tests:. $(BIN)/python -m attacks.uptime --records $(or $(RECORDS),10000) --output bench/results/uptime.json
+	$(BIN)/python -m tests.attacks.uptime --records $(or $(RECORDS),10000) --output bench/results/uptime.json
 
 .venv/fuzz-installed: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev,fuzz]'
@@ -170,7 +170,7 @@ bench-index: install .venv-autofaiss/installed   ## the index beside autofaiss: 
 		--requirement bench/requirements_alone.txt
 	touch $@
 
-SOAK = PYTHONPATH=tests EMBQ_TEST_SERVER=$(SERVER) $(BIN)/python -m faults.soak \
+SOAK = EMBQ_TEST_SERVER=$(SERVER) $(BIN)/python -m tests.faults.soak \
 	--seeds $(or $(SEEDS),20) --seconds $(or $(SECONDS),3600) --results bench/results/soak.json
 
 # Drawn once for a call of make.

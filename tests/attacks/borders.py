@@ -1,6 +1,6 @@
 """Readers of what comes from outside, each as a function of bytes, with bytes that it accepts.
 
-`python -m attacks.fuzz` looks for bytes that one of them does not survive; `test_borders.py` tries some.
+`python -m tests.attacks.fuzz` looks for bytes that one of them does not survive; `test_borders.py` tries some.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Search for bytes that a reader of `borders` does not survive, guided by coverage (atheris).
 
-    python -m attacks.fuzz [--seconds 3600] [--only NAME] [--corpus .fuzz] [--output FILE]
+    python -m tests.attacks.fuzz [--seconds 3600] [--only NAME] [--corpus .fuzz] [--output FILE]
 
 The seconds are shared out among the borders, as many of which run at a time as there are cores. What was found to reach
 new code is kept in a folder of the corpus for each border, and is where the next search begins. Bytes that a reader did
@@ -31,7 +31,9 @@ MEMORY = Path("/dev/shm")
 
 def main() -> int:
     """Fuzz, print a table, and write it."""
-    parser = argparse.ArgumentParser(prog="python -m attacks.fuzz", description="Search for bytes that break a reader.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.attacks.fuzz", description="Search for bytes that break a reader."
+    )
     parser.add_argument("--seconds", type=float, default=3_600.0)
     parser.add_argument("--only", default="", metavar="NAME")
     parser.add_argument("--corpus", type=Path, default=Path(".fuzz"), metavar="FOLDER")
@@ -40,10 +42,9 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.one:
         _fuzz_one(asked.one, asked.corpus, int(asked.seconds))
-    from attacks.borders import borders, forget
-
     from bench.report import table
     from embq.core.benchmark_record import described, write
+    from tests.attacks.borders import borders, forget
 
     names = [asked.only] if asked.only else sorted(borders())
     forget()
@@ -63,7 +64,7 @@ def _fuzzed(name: str, corpus: Path, seconds: int) -> dict[str, Any]:
     folder = corpus / re.sub(r"\W+", "-", name)
     (folder / "kept").mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    command = [sys.executable, "-m", "attacks.fuzz", "--one", name, "--corpus", folder, "--seconds", str(seconds)]
+    command = [sys.executable, "-m", "tests.attacks.fuzz", "--one", name, "--corpus", folder, "--seconds", str(seconds)]
     # The fuzzer ends its process without a word to Python, so what that wrote is removed here.
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as place:
         said, status = _ended([*map(str, command)], {**os.environ, "TMPDIR": place})
@@ -91,8 +92,8 @@ def _fuzz_one(name: str, folder: Path, seconds: int) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["embq"]):
-        from attacks.borders import borders, survives
-    from attacks.mutations import mutated
+        from tests.attacks.borders import borders, survives
+    from tests.attacks.mutations import mutated
 
     border = borders()[name]
     seeds = folder / "seeds"

@@ -6,8 +6,9 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from attacks.borders import borders, forget, survives
-from attacks.mutations import mutated
+
+from tests.attacks.borders import borders, forget, survives
+from tests.attacks.mutations import mutated
 
 EACH = 150
 FORGIVING = {"checkpoint, resealed", "state of an upload", "target of an export"}

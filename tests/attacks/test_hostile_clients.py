@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
-from e2e.served import Server, served
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -23,6 +22,7 @@ from embq.app.serving import server as server_module
 from embq.app.serving.server import bound, server_of
 from embq.core.rows.spec import RowSpec
 from embq.core.service import log
+from tests.e2e.served import Server, served
 from tests.support.outputs.build import build, write_jsonl
 from tests.support.outputs.index import build_index
 from tests.support.waiting import wait_until

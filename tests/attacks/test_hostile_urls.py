@@ -18,7 +18,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.services import Services
 
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import ConfigError, SourceError
@@ -30,6 +29,7 @@ from embq.sources.access.allowed_hosts import Reach
 from embq.sources.kinds import SOURCES
 from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import read
+from tests.e2e.services import Services
 from tests.support.servers.storage import serving
 
 TEXTS = b'{"id": "a", "text": "the secret of the worker\'s network"}\n'

@@ -20,8 +20,6 @@ import open_clip
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.check import check_complete
-from e2e.session import ended, succeed
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -38,6 +36,8 @@ from embq.worker.embedders.base import Embedder
 from embq.worker.embedders.image.decoding import Picture, open_image
 from embq.worker.embedders.image.pixels import pixels_of
 from embq.worker.embedders.registry import load
+from tests.e2e.check import check_complete
+from tests.e2e.session import ended, succeed
 from tests.support.models.text import word_pieces
 from tests.support.outputs.build import build, go_on, request_of
 from tests.support.second_reader.checks import verify

@@ -20,8 +20,6 @@ import h5py
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from contract.reading import Reading, reading
-from e2e.session import ended
 from pyarrow import ipc
 
 from embq.core.errors import Exit, InputError, SourceError
@@ -30,6 +28,8 @@ from embq.producer.plan import plan
 from embq.producer.upload import UploadedInputs, plan_upload
 from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import read
+from tests.contract.reading import Reading, reading
+from tests.e2e.session import ended
 from tests.support.outputs.build import build, request_of, write_folder, write_tar
 from tests.support.planning import samples_of, units_of
 from tests.support.second_reader.checks import verify

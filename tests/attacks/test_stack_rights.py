@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import yaml
-from e2e.services import DIM, Services
-from e2e.session import closed, started, write_texts
 
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import SourceError
@@ -23,6 +21,8 @@ from embq.core.settings import Settings
 from embq.sources.kinds import SOURCES
 from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import read
+from tests.e2e.services import DIM, Services
+from tests.e2e.session import closed, started, write_texts
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("docker-compose.yml", "compose.worker.yml")

@@ -1,6 +1,6 @@
 """Services under poisoned records: producer, writer, worker and `embq serve` go on, and honest runs are exact.
 
-    python -m attacks.uptime [--records 10000] [--seed N] [--output FILE]
+    python -m tests.attacks.uptime [--records 10000] [--seed N] [--output FILE]
 
 A guarded broker, and a service of each kind logged in as its user. Records are written by the rights of a laptop and of
 a worker: to every hash, list and stream that these may write, and as bodies to the search server. Honest runs are
@@ -24,9 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from attacks.borders import borders, forget, small_output
-from attacks.mutations import mutated
-from attacks.test_hostile_laptops import DIM, RECORDS, STATES, UPLOADS_TEXTS, WISHES, Box, poison_names
 
 from bench.report import table
 from embq.core.benchmark_record import described, write
@@ -42,6 +39,9 @@ from embq.core.queue.keys import (
     upload_key,
     worker_key,
 )
+from tests.attacks.borders import borders, forget, small_output
+from tests.attacks.mutations import mutated
+from tests.attacks.test_hostile_laptops import DIM, RECORDS, STATES, UPLOADS_TEXTS, WISHES, Box, poison_names
 from tests.e2e.check import check_complete
 from tests.e2e.served import served
 from tests.e2e.session import closed, write_texts
@@ -59,7 +59,9 @@ SERVED = "search"
 
 def main() -> int:
     """Poison, print and write what came of it."""
-    parser = argparse.ArgumentParser(prog="python -m attacks.uptime", description="Services under poisoned records.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.attacks.uptime", description="Services under poisoned records."
+    )
     parser.add_argument("--records", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
     parser.add_argument("--output", type=Path, metavar="FILE")

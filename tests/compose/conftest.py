@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from compose.engine import CPU, IMAGES, REPOSITORY, Stack, checkout, compose_command, docker, image_of
+from tests.compose.engine import CPU, IMAGES, REPOSITORY, Stack, checkout, compose_command, docker, image_of
 
 HERE = Path(__file__).parent
 ACCOUNT = REPOSITORY / "bench" / "results" / "compose.json"

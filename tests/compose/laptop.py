@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from compose.engine import Stack, docker, image_of, in_container, network
+from tests.compose.engine import Stack, docker, image_of, in_container, network
 
 
 def notes(folder: Path, rows: int) -> dict[str, bytes]:

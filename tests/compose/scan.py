@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from compose.engine import docker, image_of
+from tests.compose.engine import docker, image_of
 
 PORT_NUMBERS = (1234, 6379, 6380, 8080, 9101, 9102, 9103)
 """Ports on which services of the stack listen, inside of their containers."""

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.check import check_complete
 
-from compose.engine import CPU, Stack, checkout, docker, image_of
-from compose.laptop import enqueue_and_leave, notes, run_named_in, works
 from embq.core.errors import Exit
+from tests.compose.engine import CPU, Stack, checkout, docker, image_of
+from tests.compose.laptop import enqueue_and_leave, notes, run_named_in, works
+from tests.e2e.check import check_complete
 from tests.support.waiting import wait_until
 
 READ_ONLY = """

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.check import check_complete
 
-from compose.engine import (
+from embq.core.errors import Exit
+from tests.compose.engine import (
     WORKER_CPU,
     Stack,
     address_of_this_machine,
@@ -25,9 +25,9 @@ from compose.engine import (
     published,
     said,
 )
-from compose.laptop import by_worker, enqueue_and_leave, notes, run_named_in, workers_heard_of
-from compose.scan import open_ports
-from embq.core.errors import Exit
+from tests.compose.laptop import by_worker, enqueue_and_leave, notes, run_named_in, workers_heard_of
+from tests.compose.scan import open_ports
+from tests.e2e.check import check_complete
 from tests.support.waiting import wait_until
 
 SHARDS, SAMPLES, DIM = 60, 20, 16

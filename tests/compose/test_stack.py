@@ -8,9 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from e2e.check import check_complete, read_output
-
-from compose.engine import (
+from tests.compose.engine import (
     Stack,
     address_of_this_machine,
     docker,
@@ -20,8 +18,9 @@ from compose.engine import (
     own_ids,
     published,
 )
-from compose.laptop import by_worker, done_units, enqueue_and_leave, notes, run_named_in, workers_heard_of, works
-from compose.scan import PORT_NUMBERS, open_ports
+from tests.compose.laptop import by_worker, done_units, enqueue_and_leave, notes, run_named_in, workers_heard_of, works
+from tests.compose.scan import PORT_NUMBERS, open_ports
+from tests.e2e.check import check_complete, read_output
 from tests.support.waiting import wait_until
 
 ROWS, UNIT, DIM = 4_000, 20, 16

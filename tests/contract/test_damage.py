@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from contract.inputs import CASES, write_shard
-from contract.reading import CPU_S, UNNAMED, Ended, Reading, ended, reading
 
 import embq.sources.reader_process.client
 from embq.core.errors import InputError
 from embq.core.units import Unit
 from embq.testing.sources import ROWS, Case
+from tests.contract.inputs import CASES, write_shard
+from tests.contract.reading import CPU_S, UNNAMED, Ended, Reading, ended, reading
 
 FILES = [case for case in CASES if case.kind != "files"]
 PLAIN_TEXTS = ("csv", "jsonl", "lines")

@@ -13,7 +13,6 @@ from typing import Any
 import boto3
 import pytest
 import redis
-from faults.kit.disk import DiskError, SmallDisk
 
 from embq.app.gc.collect import collect
 from embq.core.broker.embedded import EmbeddedServer
@@ -33,6 +32,7 @@ from embq.producer.enqueue import Request, prepare
 from embq.producer.retry import FailureFilter, preview, retry
 from embq.sources.reader_options import ReadOptions
 from embq.writer.run_writer import RunWriter
+from tests.faults.kit.disk import DiskError, SmallDisk
 from tests.support.outputs.build import go_on, request_of
 from tests.support.outputs.run_case import RunCase, make_case
 from tests.support.second_reader.checks import verify

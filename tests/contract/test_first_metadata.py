@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from contract.inputs import write_hdf5, write_lines
 from pyarrow import feather
 
 from embq.core.errors import SourceError
@@ -28,6 +27,7 @@ from embq.sources.kinds import SOURCES
 from embq.sources.reader_options import ReadOptions
 from embq.sources.reader_process import client
 from embq.sources.unit_reader import first_metadata, may_have_metadata, read
+from tests.contract.inputs import write_hdf5, write_lines
 from tests.support.outputs.build import request_of as request
 from tests.support.outputs.build import write_tar
 from tests.support.servers.storage import http_server

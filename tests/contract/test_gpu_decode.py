@@ -21,14 +21,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from contract import test_image_kinds as kinds  # noqa: E402
-from contract import test_preprocess as fits  # noqa: E402
-from contract.test_embedders import make_clip  # noqa: E402
-from contract.test_image_kinds import data_of, failures, preprocess_of, psnr, reference, rows  # noqa: E402
-from contract.test_preprocess import photograph  # noqa: E402
 from PIL import Image  # noqa: E402
-from unit.test_image_passes import give, ready_of, spec  # noqa: E402, F401 - a fixture
-from unit.test_stages import make_work, stages, texts  # noqa: E402, F401 - a fixture
 
 from embq.core.errors import DeviceError, ModelError, SampleError  # noqa: E402
 from embq.core.models import GPU, ModelConfig, NamedModel  # noqa: E402
@@ -42,8 +35,15 @@ from embq.worker.embedders.image.upload import ImageBatcher, image_rows  # noqa:
 from embq.worker.embedders.registry import load  # noqa: E402
 from embq.worker.meter.meter import Meter  # noqa: E402
 from embq.worker.stages.embed import EmbedStage  # noqa: E402
+from tests.contract import test_image_kinds as kinds  # noqa: E402
+from tests.contract import test_preprocess as fits  # noqa: E402
+from tests.contract.test_embedders import make_clip  # noqa: E402
+from tests.contract.test_image_kinds import data_of, failures, preprocess_of, psnr, reference, rows  # noqa: E402
+from tests.contract.test_preprocess import photograph  # noqa: E402
 from tests.support.fakes import cuda as fake_cuda  # noqa: E402
 from tests.support.picture_files import EQUAL, encoded  # noqa: E402
+from tests.unit.test_image_passes import give, ready_of, spec  # noqa: E402, F401 - a fixture
+from tests.unit.test_stages import make_work, stages, texts  # noqa: E402, F401 - a fixture
 
 if native() is None:
     pytest.skip("embq-native is not installed: make install", allow_module_level=True)

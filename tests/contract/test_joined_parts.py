@@ -8,11 +8,11 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from contract.storing import COLUMNS, FINGERPRINT, Output
 
 from embq.core.errors import OutputError
 from embq.core.run.commit_log import CommitLog
 from embq.writer.run_writer import RunWriter
+from tests.contract.storing import COLUMNS, FINGERPRINT, Output
 from tests.support.second_reader.checks import verify
 
 

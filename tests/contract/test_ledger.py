@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from faults.kit.proxy import Proxy
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -25,6 +24,7 @@ from embq.core.queue.runs import RunRecord
 from embq.core.queue.scripts import load_scripts
 from embq.core.run.commit_log import LogState
 from embq.core.run.commits import Commit, CommittedUnit
+from tests.faults.kit.proxy import Proxy
 from tests.support.outputs.run_case import FINGERPRINT, LEASE_S, MakeRun, RunCase, make_case
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from contract.storing import COLUMNS, Output
 
 from embq.core.formats.files import vector_folders
 from embq.core.models import ModelConfig, NamedModel
 from embq.core.run.commit_log import CommitLog
+from tests.contract.storing import COLUMNS, Output
 
 
 def header(path: Path) -> tuple[tuple[int, int], tuple[int, ...], bool, np.dtype]:

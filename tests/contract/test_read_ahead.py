@@ -8,9 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from contract.test_remote import content
-from e2e.session import write_tar
-from unit.test_stages import MODEL, AnsweringLedger
 
 from embq.core.errors import SourceError
 from embq.core.queue.hints import Hint
@@ -28,8 +25,11 @@ from embq.worker.meter.meter import Meter
 from embq.worker.stages.batching import BATCHES_AHEAD
 from embq.worker.stages.pipeline import Pipeline
 from embq.worker.stages.publish import Publisher
+from tests.contract.test_remote import content
+from tests.e2e.session import write_tar
 from tests.support.servers.storage import HttpServer, http_server
 from tests.support.waiting import wait_until
+from tests.unit.test_stages import MODEL, AnsweringLedger
 
 SAMPLES = 60
 DEADLINE_S = 60.0

@@ -10,7 +10,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import fsspec
 import pytest
-from contract.inputs import CASES
 
 from embq.core.errors import InputError, SourceError
 from embq.core.run.layout import Layout
@@ -25,6 +24,7 @@ from embq.sources.access.filesystems import filesystem
 from embq.sources.kinds import SOURCES, detect
 from embq.sources.unit_reader import read
 from embq.testing.sources import OPTIONS, Case
+from tests.contract.inputs import CASES
 from tests.support.outputs.build import request_of
 from tests.support.servers.storage import HttpServer, http_server, s3_server, upload
 

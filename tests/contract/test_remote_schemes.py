@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from contract.inputs import CASES
-from contract.test_remote import content, quick, samples_of
 
 from embq.core.errors import InputError, SourceError
 from embq.core.units import Unit
@@ -21,6 +19,8 @@ from embq.sources.access.filesystems import bare, filesystem
 from embq.sources.kinds import SOURCES, detect
 from embq.sources.unit_reader import read
 from embq.testing.sources import OPTIONS, Case
+from tests.contract.inputs import CASES
+from tests.contract.test_remote import content, quick, samples_of
 from tests.support.outputs.build import request_of
 from tests.support.servers.storage import Server, gcs_server, webhdfs_server
 

@@ -15,8 +15,6 @@ from tests.support.fakes import cuda as fake_cuda
 
 torch = pytest.importorskip("torch")
 
-from contract.test_embedders import a_jpeg, make_clip  # noqa: E402
-
 from embq.core.errors import DeviceError, DeviceFullError, EmbqError, Exit, SampleError  # noqa: E402
 from embq.core.models import ModelConfig  # noqa: E402
 from embq.core.units import Sample  # noqa: E402
@@ -28,6 +26,7 @@ from embq.worker.embedders.device.warm_up import warm_up  # noqa: E402
 from embq.worker.embedders.image.buffer_pool import ROWS, SlabPool, together  # noqa: E402
 from embq.worker.embedders.image.upload import Uploader  # noqa: E402
 from embq.worker.embedders.registry import load  # noqa: E402
+from tests.contract.test_embedders import a_jpeg, make_clip  # noqa: E402
 from tests.support.models.text import save_trunk  # noqa: E402
 from tests.support.models.vision import save_vision  # noqa: E402
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from contract.inputs import CASES
 
 from embq.sources.kinds import SOURCES
 from embq.sources.reader_options import KINDS
 from embq.testing.sources import *  # noqa: F403
 from embq.testing.sources import Case
+from tests.contract.inputs import CASES
 
 
 @pytest.fixture(params=CASES, ids=str)

@@ -13,8 +13,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from contract.storing import Output, float32_schema, rows_table
-from faults.kit.disk import DiskError, SmallDisk
 
 from embq.core.errors import OutputError
 from embq.core.formats.part import opened
@@ -22,6 +20,8 @@ from embq.core.rows.results import COLUMN_ARROW, row_schema
 from embq.core.rows.spec import FORMATS, Column, RowSpec
 from embq.core.run.commit_log import CommitLog
 from embq.core.run.reader import committed_parts, row_tables
+from tests.contract.storing import Output, float32_schema, rows_table
+from tests.faults.kit.disk import DiskError, SmallDisk
 from tests.support.second_reader.checks import verify
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import h5py
 import pyarrow as pa
 import pyarrow.parquet as pq
-from e2e.session import picture, write_tar, write_texts
+
+from tests.e2e.session import picture, write_tar, write_texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

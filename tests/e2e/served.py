@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from e2e.session import Command
-
+from tests.e2e.session import Command
 from tests.support.waiting import wait_until
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import redis
-from e2e.session import Command, await_in, run_of, started, write_texts
 
 from embq.app.cli import entry_point
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.models import ModelConfig, ModelSpec
 from embq.core.queue.keys import queue_name
+from tests.e2e.session import Command, await_in, run_of, started, write_texts
 
 DIM = 4
 SAMPLES = 5

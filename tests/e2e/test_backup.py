@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from e2e.check import check_complete, read_output
-from e2e.session import await_in, committed, ended, started, succeed, write_texts
 
 from embq.core.errors import Exit
+from tests.e2e.check import check_complete, read_output
+from tests.e2e.session import await_in, committed, ended, started, succeed, write_texts
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "deploy" / "backup.md"
 DIM, UNITS = 16, 300

@@ -14,14 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from e2e.check import check_complete, read_output
-from e2e.session import called, closed, ended, logs, succeed, write_shards, write_tar, write_texts
 
 from embq.app.local.unused_runs import undone_on_error
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import InputError
 from embq.producer.enqueue import prepare
+from tests.e2e.check import check_complete, read_output
+from tests.e2e.session import called, closed, ended, logs, succeed, write_shards, write_tar, write_texts
 from tests.support.outputs.build import build, request_of
 from tests.support.waiting import wait_until
 

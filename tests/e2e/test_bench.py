@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.session import await_in, ended, started, succeed
+
+from tests.e2e.session import await_in, ended, started, succeed
 
 STUB = "stub:8?ms_per_sample=2"
 SHORT = ["--seconds", "0.3", "--replicates", "2"]

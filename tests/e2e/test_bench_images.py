@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.session import called, succeed, write_tar
 from hypothesis import given
 from hypothesis import strategies as st
 
 from embq.app.bench.image_stages import spread
 from embq.core.units import Unit
 from examples.demo.collect import photographs
+from tests.e2e.session import called, succeed, write_tar
 
 IMAGES = 24
 FAST, SLOW = "stub:16?pixels=224&batch_size=4", "stub:16?pixels=224&batch_size=4&ms_per_sample=40"

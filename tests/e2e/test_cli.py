@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.session import Command, await_in, called, closed, started, write_texts
-from e2e.session import process_ended as ended
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from deploy.requirements import requirements
 from embq.app.cli.entry_point import VERBS
 from embq.core.broker.embedded import EmbeddedServer
+from tests.e2e.session import Command, await_in, called, closed, started, write_texts
+from tests.e2e.session import process_ended as ended
 from tests.support.outputs.build import build
 
 ROOT = Path(__file__).parents[2]

@@ -6,14 +6,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from e2e.check import check_complete
-from e2e.services import Services
-from e2e.session import ended, picture, succeed, write_shards
 
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.run.reader import row_tables
 from embq.core.run.run_info import WorkerDefaults, load_run
 from embq.core.storage.paths import place
+from tests.e2e.check import check_complete
+from tests.e2e.services import Services
+from tests.e2e.session import ended, picture, succeed, write_shards
 from tests.support.servers.storage import upload
 
 DIM = 16

@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import redis
-from e2e.check import check_complete
-from e2e.services import DIM, Services
-from e2e.session import Command, closed, started
-from faults.kit.cluster import held_after, let_go, sabotaged
 
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.queue.heartbeats import live_workers
+from tests.e2e.check import check_complete
+from tests.e2e.services import DIM, Services
+from tests.e2e.session import Command, closed, started
+from tests.faults.kit.cluster import held_after, let_go, sabotaged
 
 UNITS = 400
 

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.check import stub
-from e2e.session import succeed, write_texts
 
 from embq.producer.retry import FailureFilter, retry
+from tests.e2e.check import stub
+from tests.e2e.session import succeed, write_texts
 from tests.support.outputs.build import build, go_on
 
 DIM = 8

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import boto3
 import pytest
-from e2e.check import check_complete
-from e2e.session import called, succeed, write_shards, write_texts
 
+from tests.e2e.check import check_complete
+from tests.e2e.session import called, succeed, write_shards, write_texts
 from tests.support.servers.storage import environment, s3_proxy, upload
 
 DIM = 16

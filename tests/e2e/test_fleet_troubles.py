@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.check import check_complete
-from e2e.services import DIM, Services
-from e2e.session import closed, process_ended, run_of, started
-from faults.kit.clock import WallClock
-from faults.kit.disk import DiskError, SmallDisk
 
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import Exit
+from tests.e2e.check import check_complete
+from tests.e2e.services import DIM, Services
+from tests.e2e.session import closed, process_ended, run_of, started
+from tests.faults.kit.clock import WallClock
+from tests.faults.kit.disk import DiskError, SmallDisk
 
 HOUR_S = 3600.0
 

@@ -6,8 +6,8 @@ import json
 import random
 from pathlib import Path
 
-from e2e.check import check_complete
-from e2e.session import ended, logs
+from tests.e2e.check import check_complete
+from tests.e2e.session import ended, logs
 
 DIM = 8
 ROOM, BUDGET = 60, 70

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from e2e.session import called, process_ended
 
 from embq.core.errors import Exit
 from embq.core.rows.spec import RowSpec
+from tests.e2e.session import called, process_ended
 from tests.support.outputs.build import build, write_jsonl
 
 NOBODY = "redis://laptop@127.0.0.1:1"

@@ -20,12 +20,12 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
-from e2e.check import check_complete
-from e2e.odd_inputs import ODD, Odd
-from e2e.session import Command, await_in, closed, picture, started, write_shards, write_texts
 
 from embq.app.cli import entry_point
 from embq.core.broker.embedded import EmbeddedServer
+from tests.e2e.check import check_complete
+from tests.e2e.odd_inputs import ODD, Odd
+from tests.e2e.session import Command, await_in, closed, picture, started, write_shards, write_texts
 from tests.support.servers.storage import http_server
 
 if sys.version_info >= (3, 14):

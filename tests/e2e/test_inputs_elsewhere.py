@@ -10,12 +10,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from e2e.services import DIM, SAMPLES, Services
-from e2e.session import Command, closed, run_of, started
 
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.run.layout import Layout
 from embq.core.run.reader import row_tables
+from tests.e2e.services import DIM, SAMPLES, Services
+from tests.e2e.session import Command, closed, run_of, started
 
 NAMESPACES = ("unshare", "--mount", "--uts", "sh", "-c")
 FILES = 30

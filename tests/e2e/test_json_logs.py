@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from e2e.services import Services
-from e2e.session import closed
 
 from embq.core.broker.embedded import EmbeddedServer
+from tests.e2e.services import Services
+from tests.e2e.session import closed
 
 
 @pytest.mark.slow

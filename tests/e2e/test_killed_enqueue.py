@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from e2e.check import _read_manifest
-from e2e.session import process_ended, run_of, started, succeed
 
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.queue.keys import RUNS
+from tests.e2e.check import _read_manifest
+from tests.e2e.session import process_ended, run_of, started, succeed
 
 KILLS = 5
 """For each of the two phases."""

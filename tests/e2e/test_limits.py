@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.session import Command, await_in, ended, started, succeed, write_texts
 from PIL import Image
 
 from embq.core.errors import Exit
 from embq.worker.meter.bottleneck import verdict
 from examples.demo.collect import photographs
+from tests.e2e.session import Command, await_in, ended, started, succeed, write_texts
 
 
 def large_photographs(folder: Path, count: int) -> Path:

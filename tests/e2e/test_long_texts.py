@@ -7,9 +7,10 @@ import random
 from pathlib import Path
 
 import psutil
-from e2e.check import check_complete
-from e2e.session import Command, Ledger, await_in, called, committed, ended, started, succeed
-from faults.kit.cluster import alive, held_after, let_go, sabotaged
+
+from tests.e2e.check import check_complete
+from tests.e2e.session import Command, Ledger, await_in, called, committed, ended, started, succeed
+from tests.faults.kit.cluster import alive, held_after, let_go, sabotaged
 
 DIM = 8
 TOKENS, OVERLAP = 20, 5

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from contract.test_embedders import a_jpeg, make_clip
-from e2e.check import read_output
-from e2e.session import ended, write_tar
 
 from embq.core.models import ModelConfig
 from embq.core.units import Sample
 from embq.worker.embedders.registry import load
+from tests.contract.test_embedders import a_jpeg, make_clip
+from tests.e2e.check import read_output
+from tests.e2e.session import ended, write_tar
 from tests.support.models.vision import save_vision
 
 pytest.importorskip("torch")

@@ -7,11 +7,10 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from e2e.served import served
-from e2e.services import Services
-from e2e.session import closed
-
 from embq.core.broker.embedded import EmbeddedServer
+from tests.e2e.served import served
+from tests.e2e.services import Services
+from tests.e2e.session import closed
 from tests.support.outputs.build import build, write_jsonl
 from tests.support.outputs.index import build_index
 from tests.support.servers.monitoring import ALERTS, names_in, needs_prometheus, prometheus, queries

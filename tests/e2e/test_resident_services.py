@@ -17,16 +17,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.check import check_complete
-from e2e.plain import READERS, Columns, read_joined_hdf5
-from e2e.services import Services
-from e2e.session import called, closed, picture, succeed, write_shards, write_tar, write_texts
 
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.rows.spec import FORMATS
 from embq.core.run.reader import row_tables
 from embq.core.run.run_info import load_run
 from embq.worker.embedders.stub import stub_digest, stub_vectors
+from tests.e2e.check import check_complete
+from tests.e2e.plain import READERS, Columns, read_joined_hdf5
+from tests.e2e.services import Services
+from tests.e2e.session import called, closed, picture, succeed, write_shards, write_tar, write_texts
 from tests.support.outputs.build import build
 
 DIM = 16

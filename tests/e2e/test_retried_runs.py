@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.check import check_complete, read_output
-from e2e.session import called, ended, started, succeed, write_tar, write_texts
 from PIL import Image
 
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.queue.keys import RUNS
+from tests.e2e.check import check_complete, read_output
+from tests.e2e.session import called, ended, started, succeed, write_tar, write_texts
 
 DIM = 16
 MODEL = f"stub:{DIM}?decode=1"

@@ -14,8 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import redis
-from e2e.check import Output, check_complete, read_output
-from e2e.session import (
+
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import Exit
+from tests.e2e.check import Output, check_complete, read_output
+from tests.e2e.session import (
     Command,
     Ledger,
     await_in,
@@ -30,10 +33,7 @@ from e2e.session import (
     write_shards,
     write_texts,
 )
-from faults.kit.cluster import Sabotage, held_after, let_go, sabotaged
-
-from embq.core.broker.embedded import EmbeddedServer
-from embq.core.errors import Exit
+from tests.faults.kit.cluster import Sabotage, held_after, let_go, sabotaged
 from tests.support.second_reader.checks import verify
 from tests.support.waiting import wait_until
 

@@ -17,7 +17,6 @@ from pathlib import Path
 import anyio
 import numpy as np
 import pytest
-from e2e.served import Server, served
 
 import embq
 from embq.app.cli.entry_point import run
@@ -29,6 +28,7 @@ from embq.app.serving.served_index import ServedIndex, open_version
 from embq.core.errors import EmbqError, Exit
 from embq.core.rows.spec import RowSpec
 from embq.worker.embedders.stub import stub_vector
+from tests.e2e.served import Server, served
 from tests.support.outputs.build import build, write_jsonl, write_tar
 from tests.support.outputs.index import build_index
 

@@ -16,11 +16,11 @@ from urllib.request import urlopen
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from e2e.session import Command, await_in, called, process_ended, started, write_shards
 
 from embq.app.broker_admin.certificates import make
 from embq.app.cli import entry_point
 from embq.core.errors import Exit
+from tests.e2e.session import Command, await_in, called, process_ended, started, write_shards
 from tests.support.servers.storage import serving
 from tests.support.servers.tls import HOSTS, TlsServer, free_ports, needs_tls_server, tls_server
 

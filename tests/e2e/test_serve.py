@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from e2e.served import Server, served
 
 from embq.app.cli import entry_point
 from embq.app.serving.middleware import MOST_IN_FLIGHT
 from embq.core.errors import Exit
 from embq.core.rows.spec import RowSpec
 from embq.worker.embedders.stub import stub_vector
+from tests.e2e.served import Server, served
 from tests.support.outputs.build import build, write_jsonl, write_tar
 from tests.support.outputs.index import build_index
 from tests.support.waiting import wait_until

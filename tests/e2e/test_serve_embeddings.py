@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e.served import Server, served
-from e2e.session import Command
 
 from embq.core.errors import Exit
 from embq.core.run.reader import row_tables
 from embq.worker.embedders.stub import stub_vector
+from tests.e2e.served import Server, served
+from tests.e2e.session import Command
 from tests.support.outputs.build import write_jsonl
 from tests.support.waiting import wait_until
 

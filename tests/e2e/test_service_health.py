@@ -12,11 +12,11 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 
 import pytest
-from e2e.session import Command, await_in, called, process_ended, started
 
 from embq.app.broker_admin.certificates import make
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import Exit
+from tests.e2e.session import Command, await_in, called, process_ended, started
 from tests.support.servers.tls import HOSTS, needs_tls_server, tls_server
 
 SERVICES = {"producer": [], "writer": [], "worker": ["--devices", "cpu"]}

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import redis
-from e2e.check import check_complete, read_output
-from e2e.services import DIM, SAMPLES, Services, finished, hints_waiting
-from e2e.session import closed
 
 from embq.core.broker.embedded import EmbeddedServer
+from tests.e2e.check import check_complete, read_output
+from tests.e2e.services import DIM, SAMPLES, Services, finished, hints_waiting
+from tests.e2e.session import closed
 
 FIRST, SECOND = (f"stub:{DIM}?batch_size={SAMPLES}&ms_per_sample={ms}" for ms in (8, 4))
 """One unit is one batch, so that little is begun when a slice ends."""

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import redis
-from e2e.check import check_complete, read_output
-from e2e.services import DIM, SAMPLES, Services, finished, hints_waiting
-from e2e.session import await_in, closed, committed, ended, run_of, started, succeed, write_texts
-from faults.kit.cluster import held_after, let_go, sabotaged
 
 from embq.app.cli import entry_point
 from embq.core.broker.embedded import EmbeddedServer
+from tests.e2e.check import check_complete, read_output
+from tests.e2e.services import DIM, SAMPLES, Services, finished, hints_waiting
+from tests.e2e.session import await_in, closed, committed, ended, run_of, started, succeed, write_texts
+from tests.faults.kit.cluster import held_after, let_go, sabotaged
 
 QUICK, SLOW = (f"stub:{DIM}?ms_per_sample={ms}" for ms in (3, 40))
 """Models of runs that a gate, or a device of this speed, keeps from ending too early."""

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from e2e.check import check_complete
-from e2e.session import called, succeed, write_texts
 
+from tests.e2e.check import check_complete
+from tests.e2e.session import called, succeed, write_texts
 from tests.support.servers.storage import http_server
 
 DIM = 16

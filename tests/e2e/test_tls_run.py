@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
-from e2e.check import check_complete
-from e2e.session import await_in, called, closed, committed, process_ended, started, write_texts
 
 from embq.app.broker_admin.certificates import make
 from embq.core.errors import Exit
+from tests.e2e.check import check_complete
+from tests.e2e.session import await_in, called, closed, committed, process_ended, started, write_texts
 from tests.support.servers.tls import HOSTS, Relay, TlsServer, needs_tls_server, tls_server
 
 pytestmark = needs_tls_server

@@ -12,13 +12,12 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from e2e.plain import read_parquet
-from e2e.session import await_in, started, write_texts
-from faults.kit.cluster import held_after, let_go, sabotaged
-
 from embq.core.models import ModelConfig
 from embq.core.units import Sample
 from embq.worker.embedders.registry import load
+from tests.e2e.plain import read_parquet
+from tests.e2e.session import await_in, started, write_texts
+from tests.faults.kit.cluster import held_after, let_go, sabotaged
 from tests.support.models.text import save_trunk
 
 CARDS = [{"name": "Simulated A", "uuid": "GPU-aaaa"}, {"name": "Simulated B", "uuid": "GPU-bbbb"}]

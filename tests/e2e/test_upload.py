@@ -12,8 +12,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from e2e.check import check_complete
-from e2e.session import (
+
+from embq.core.broker.client import connect
+from embq.core.broker.embedded import EmbeddedServer
+from embq.core.queue.keys import VERSION
+from embq.core.run.layout import Layout
+from embq.core.run.manifest import Manifest
+from embq.producer.upload import _on_disk
+from tests.e2e.check import check_complete
+from tests.e2e.session import (
     Command,
     await_in,
     closed,
@@ -25,14 +32,7 @@ from e2e.session import (
     write_tar,
     write_texts,
 )
-from faults.kit.proxy import Proxy
-
-from embq.core.broker.client import connect
-from embq.core.broker.embedded import EmbeddedServer
-from embq.core.queue.keys import VERSION
-from embq.core.run.layout import Layout
-from embq.core.run.manifest import Manifest
-from embq.producer.upload import _on_disk
+from tests.faults.kit.proxy import Proxy
 from tests.support.waiting import wait_until
 
 DIM = 16

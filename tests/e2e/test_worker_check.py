@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from e2e.services import MODEL, Services, hints_waiting
-from e2e.session import called, process_ended, run_of, started, write_texts
 
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer
@@ -23,6 +21,8 @@ from embq.core.queue.heartbeats import SERVICE_REPORTS
 from embq.core.queue.keys import VERSION, queue_name
 from embq.core.queue.reporting import this_service
 from embq.core.queue.scripts import load_scripts
+from tests.e2e.services import MODEL, Services, hints_waiting
+from tests.e2e.session import called, process_ended, run_of, started, write_texts
 from tests.support.servers.guarded import SERVERS_OF_WHOLE_RUNS, guarded_server
 from tests.support.waiting import wait_until
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.session import called, succeed, write_texts
+
+from tests.e2e.session import called, succeed, write_texts
 
 RUN = "run texts.jsonl -o new -m stub:8"
 WRONG: dict[str, tuple[int, str]] = {

@@ -9,7 +9,6 @@ from typing import get_args, get_type_hints
 import click
 import numpy as np
 import pytest
-from e2e.services import Services
 
 import embq
 from embq.app.cli.arguments import arguments_of
@@ -18,6 +17,7 @@ from embq.app.embedding.options import EnqueueOptions, RunOptions
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import EmbqError, InputError, ModelError, UsageError
 from embq.core.run.reader import row_tables
+from tests.e2e.services import Services
 from tests.support.outputs.build import write_jsonl
 from tests.support.waiting import wait_until
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import embq.core.broker.embedded
-from faults.kit.cluster import SABOTAGE, SEED, SERVER, Cluster, MakeCluster, server_program, server_version
-from faults.kit.indexes import STAGES, Building, MakeBuilding, write_collection
-from faults.kit.table import Note, Outcome, Recovery, Table
+from tests.faults.kit.cluster import SABOTAGE, SEED, SERVER, Cluster, MakeCluster, server_program, server_version
+from tests.faults.kit.indexes import STAGES, Building, MakeBuilding, write_collection
+from tests.faults.kit.table import Note, Outcome, Recovery, Table
 
 FOLDER = Path(__file__).parent
 TABLE = Table()

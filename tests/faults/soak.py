@@ -1,6 +1,6 @@
 """The chaos soak: random inputs, random faults, machines of unequal speed; each seed ends with the exact check.
 
-    python -m faults.soak --seed 17 --seeds 20 --seconds 600
+    python -m tests.faults.soak --seed 17 --seeds 20 --seconds 600
 
 Everything that is left to chance in a seed is drawn before it starts and printed as its schedule. A fault waits for
 progress ("after 12 units"), never for a time, so the same seed gives the same faults again.
@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from e2e.check import read_output
-from e2e.session import write_shards
 
 from embq.core.queue.keys import RUN_PARTS, RUNS
-from faults.kit.cluster import DIM, Cluster, Service, server_version
-from faults.kit.table import Recovery
+from tests.e2e.check import read_output
+from tests.e2e.session import write_shards
+from tests.faults.kit.cluster import DIM, Cluster, Service, server_version
+from tests.faults.kit.table import Recovery
 
 QUICK = {"EMBQ_LEASE_S": "2", "EMBQ_BEAT_S": "0.5", "EMBQ_STALL_S": "4"}
 """So that what takes a minute in earnest takes seconds here; nothing else is different."""

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import redis
-from e2e.session import Command, Ledger, committed, started
 
 from embq.core.errors import Exit
 from embq.core.queue.keys import GROUP, RUN_PARTS, queue_name
 from embq.core.queue.runs import registered
-from faults.kit.cluster import DIM, QUICK_LEASES, Broker, Cluster, Service, held_after, let_go
-from faults.kit.proxy import Proxy
-from faults.kit.table import Recovery
+from tests.e2e.session import Command, Ledger, committed, started
+from tests.faults.kit.cluster import DIM, QUICK_LEASES, Broker, Cluster, Service, held_after, let_go
+from tests.faults.kit.proxy import Proxy
+from tests.faults.kit.table import Recovery
 from tests.support.waiting import wait_until
 
 SLOW = f"stub:{DIM}?ms_per_sample=15&batch_size=10"

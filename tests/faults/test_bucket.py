@@ -7,15 +7,15 @@ from pathlib import Path
 
 import boto3
 import pytest
-from e2e.check import check_complete
-from e2e.session import await_in, started, succeed, write_texts
 
 from embq.core.queue.keys import ACTIVE
 from embq.core.run.run_info import load_run
 from embq.core.storage.paths import place
-from faults.kit.cluster import QUICK_LEASES, Cluster
-from faults.kit.indexes import PATIENCE_S, Building, MakeBuilding, counted, crash
-from faults.test_storage import WRITES_PARTS
+from tests.e2e.check import check_complete
+from tests.e2e.session import await_in, started, succeed, write_texts
+from tests.faults.kit.cluster import QUICK_LEASES, Cluster
+from tests.faults.kit.indexes import PATIENCE_S, Building, MakeBuilding, counted, crash
+from tests.faults.test_storage import WRITES_PARTS
 from tests.support.servers.storage import environment, s3_proxy, upload
 
 DIM = 4

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.session import ended
 
-from faults.kit.cluster import Cluster, Service, let_go, sabotaged
-from faults.kit.table import Recovery
+from tests.e2e.session import ended
+from tests.faults.kit.cluster import Cluster, Service, let_go, sabotaged
+from tests.faults.kit.table import Recovery
 
 QUICK = "stub:16?ms_per_sample=5&batch_size=10"
 EMBED = "embq.worker.embedders.stub:StubEmbedder.embed"

@@ -25,11 +25,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from e2e.check import Output, read_output, stub
-from e2e.session import ended, picture, succeed, write_tar
 
-from faults.kit.cluster import DIM, Cluster
-from faults.kit.table import Recovery
+from tests.e2e.check import Output, read_output, stub
+from tests.e2e.session import ended, picture, succeed, write_tar
+from tests.faults.kit.cluster import DIM, Cluster
+from tests.faults.kit.table import Recovery
 
 BLOCK = 512
 MODEL = f"stub:{DIM}"
@@ -441,11 +441,10 @@ def test_every_image_is_a_row_or_a_failure(
     cluster: Cluster, recovery: Recovery, inputs: Inputs, short_tmp: Path
 ) -> None:
     pytest.importorskip("torch")
-    from contract.test_embedders import make_clip
-
     from embq.core.models import DECODES, ModelConfig
     from embq.core.units import Sample
     from embq.worker.embedders.registry import load
+    from tests.contract.test_embedders import make_clip
 
     spec = f"open_clip:local-dir:{make_clip(short_tmp / 'clip', seed=3)}"
     good, bad = zoo()

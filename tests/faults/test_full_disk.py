@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.session import ended, logs, succeed, write_texts
 
 from embq.core.rows.spec import FORMATS
-from faults.kit.disk import DiskError, SmallDisk
+from tests.e2e.session import ended, logs, succeed, write_texts
+from tests.faults.kit.disk import DiskError, SmallDisk
 
 DIM = 512
 FIRST, LATER = 200, 2000

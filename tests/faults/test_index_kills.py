@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from e2e.session import await_in
 
-from faults.kit.cluster import let_go
-from faults.kit.indexes import PATIENCE_S, STAGES, Building, MakeBuilding, crash
-from faults.kit.table import Recovery
+from tests.e2e.session import await_in
+from tests.faults.kit.cluster import let_go
+from tests.faults.kit.indexes import PATIENCE_S, STAGES, Building, MakeBuilding, crash
+from tests.faults.kit.table import Recovery
 
 MOMENTS = {
     "between stages": ("embq.indexer.build.build:StageSequence.run", "before", ", '{stage}', "),

@@ -12,9 +12,9 @@ import pytest
 
 from embq.indexer.faiss_module import faiss
 from embq.indexer.index_files.lists import empty_lists, write_lists
-from faults.kit.disk import DiskError, SmallDisk
-from faults.kit.indexes import PATIENCE_S, SLICES, Building, MakeBuilding, write_collection
-from faults.kit.table import Recovery
+from tests.faults.kit.disk import DiskError, SmallDisk
+from tests.faults.kit.indexes import PATIENCE_S, SLICES, Building, MakeBuilding, write_collection
+from tests.faults.kit.table import Recovery
 
 CGROUP = Path("/sys/fs/cgroup/memory")
 MEMORY = 300 << 20

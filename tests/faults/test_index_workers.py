@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.session import await_in
 
-from faults.kit.cluster import QUICK_LEASES, Cluster, Service, let_go
-from faults.kit.indexes import PATIENCE_S, STAGES, Building, MakeBuilding, counted, crash
-from faults.test_cards import H100, Cards
+from tests.e2e.session import await_in
+from tests.faults.kit.cluster import QUICK_LEASES, Cluster, Service, let_go
+from tests.faults.kit.indexes import PATIENCE_S, STAGES, Building, MakeBuilding, counted, crash
+from tests.faults.test_cards import H100, Cards
 
 ENDED = (0, 3)
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
-from e2e.check import check_complete
-from e2e.session import Command, Ledger, await_in, committed, ended, logs, started, write_texts
 
-from faults.kit.cluster import SEED, alive, held_after, let_go, sabotaged
+from tests.e2e.check import check_complete
+from tests.e2e.session import Command, Ledger, await_in, committed, ended, logs, started, write_texts
+from tests.faults.kit.cluster import SEED, alive, held_after, let_go, sabotaged
 
 DIM = 16
 SAMPLES = 10

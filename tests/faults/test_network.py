@@ -13,11 +13,11 @@ from embq.app.cli.authorization import authorized_client
 from embq.core.broker.client import connect
 from embq.core.queue.result_stream import PublishVerdict
 from embq.core.settings import Settings
-from faults.kit.cluster import DIM, QUICK_LEASES, SEED, Broker, Cluster, Service
-from faults.kit.monitor import Attempts
-from faults.kit.netns import Cable
-from faults.kit.proxy import Proxy
-from faults.kit.table import Recovery
+from tests.faults.kit.cluster import DIM, QUICK_LEASES, SEED, Broker, Cluster, Service
+from tests.faults.kit.monitor import Attempts
+from tests.faults.kit.netns import Cable
+from tests.faults.kit.proxy import Proxy
+from tests.faults.kit.table import Recovery
 from tests.support.outputs.run_case import LEASE_S, RunCase, make_case
 
 SLOW = f"stub:{DIM}?ms_per_sample=15&batch_size=10"

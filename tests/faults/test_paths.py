@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e.check import read_output
 
 from embq.core.models import ModelConfig
 from embq.core.units import Sample
 from embq.worker.embedders.registry import load
-from faults.kit.cluster import Cluster
-from faults.kit.table import Recovery
+from tests.e2e.check import read_output
+from tests.faults.kit.cluster import Cluster
+from tests.faults.kit.table import Recovery
 
 KERNEL = "embq.worker.embedders.text.flat_attention:attend_by_length"
 

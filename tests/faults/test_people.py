@@ -11,12 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from e2e.session import Command, Ledger, await_in, logs, started, succeed
 
 from embq.producer.feed_policy import MIN_HINTS
-from faults.kit.cluster import DIM, Cluster, Service
-from faults.kit.monitor import Attempts
-from faults.kit.table import Recovery
+from tests.e2e.session import Command, Ledger, await_in, logs, started, succeed
+from tests.faults.kit.cluster import DIM, Cluster, Service
+from tests.faults.kit.monitor import Attempts
+from tests.faults.kit.table import Recovery
 
 OTHER_VERSION = {"set": "embq.core.queue.keys:VERSION", "to": 99}
 

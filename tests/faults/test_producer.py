@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from e2e.session import LOOK_S
 
 from embq.app.gc.collect import collect
 from embq.core.errors import InputError
@@ -21,9 +20,10 @@ from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
 from embq.core.run.run_info import load_run
 from embq.core.settings import Settings
-from faults.kit.cluster import DIM, SAMPLES, Cluster
-from faults.kit.strace import Call, Zygote, attached, calls_in, zygote_in
-from faults.kit.table import Recovery
+from tests.e2e.session import LOOK_S
+from tests.faults.kit.cluster import DIM, SAMPLES, Cluster
+from tests.faults.kit.strace import Call, Zygote, attached, calls_in, zygote_in
+from tests.faults.kit.table import Recovery
 
 UNITS = 4
 

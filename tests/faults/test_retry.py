@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from e2e.check import check_complete, read_output
-from e2e.session import Ledger, await_in, committed, ended, logs, started, write_shards, write_texts
 
-from faults.kit.cluster import alive, held_after, let_go, sabotaged
-from faults.kit.table import Recovery
-from faults.test_kills import fences
+from tests.e2e.check import check_complete, read_output
+from tests.e2e.session import Ledger, await_in, committed, ended, logs, started, write_shards, write_texts
+from tests.faults.kit.cluster import alive, held_after, let_go, sabotaged
+from tests.faults.kit.table import Recovery
+from tests.faults.test_kills import fences
 
 DIM = 16
 UNITS, SAMPLES = 30, 10

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.session import ended, write_tar
 
 from embq.core.queue.result_stream import PART_SUFFIX, RESULT_SUFFIX
-from faults.kit.cluster import DEADLINE_S, QUICK_LEASES, Cluster, Service
-from faults.kit.disk import DiskError, SmallDisk
-from faults.kit.strace import attached, calls_in, unavailable
-from faults.kit.table import Recovery
+from tests.e2e.session import ended, write_tar
+from tests.faults.kit.cluster import DEADLINE_S, QUICK_LEASES, Cluster, Service
+from tests.faults.kit.disk import DiskError, SmallDisk
+from tests.faults.kit.strace import attached, calls_in, unavailable
+from tests.faults.kit.table import Recovery
 
 WRITES_PARTS = {"set": "embq.worker.stages.publish:PART_BYTES", "to": 1}
 """Workers write the rows of every unit as a part."""

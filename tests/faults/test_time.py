@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from faults.kit.clock import WallClock
-from faults.kit.cluster import DIM, Cluster, MakeCluster
-from faults.kit.monitor import Attempts
-from faults.kit.table import Recovery
+from tests.faults.kit.clock import WallClock
+from tests.faults.kit.cluster import DIM, Cluster, MakeCluster
+from tests.faults.kit.monitor import Attempts
+from tests.faults.kit.table import Recovery
 
 SLOW = f"stub:{DIM}?ms_per_sample=15&batch_size=10"
 """One unit takes 150 ms."""

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from e2e.check import read_output
-from e2e.session import ended
 
-from faults.kit.cluster import QUICK_LEASES, SAMPLES, Cluster, Service, let_go
-from faults.kit.monitor import Attempts
-from faults.kit.table import Recovery
-from faults.test_storage import WRITES_PARTS
+from tests.e2e.check import read_output
+from tests.e2e.session import ended
+from tests.faults.kit.cluster import QUICK_LEASES, SAMPLES, Cluster, Service, let_go
+from tests.faults.kit.monitor import Attempts
+from tests.faults.kit.table import Recovery
+from tests.faults.test_storage import WRITES_PARTS
 
 QUICK = "stub:16?ms_per_sample=5&batch_size=10"
 """One batch is one unit: 50 ms."""

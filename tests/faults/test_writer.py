@@ -15,17 +15,17 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
-from e2e.plain import read_joined_hdf5
-from e2e.session import LOOK_S
 
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.formats.part import UNIT_FORMATS
 from embq.core.queue.result_stream import PublishVerdict
 from embq.core.rows.spec import FORMATS
 from embq.core.run.commit_log import CommitLog
-from faults.kit.cluster import QUICK_LEASES, Cluster, Service, held_after, let_go
-from faults.kit.strace import Call, Zygote, attached, calls_in, unavailable, zygote_in
-from faults.kit.table import Recovery
+from tests.e2e.plain import read_joined_hdf5
+from tests.e2e.session import LOOK_S
+from tests.faults.kit.cluster import QUICK_LEASES, Cluster, Service, held_after, let_go
+from tests.faults.kit.strace import Call, Zygote, attached, calls_in, unavailable, zygote_in
+from tests.faults.kit.table import Recovery
 from tests.support.outputs.run_case import RunCase, make_case
 from tests.support.second_reader.checks import verify
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from indexes_that_grow import Quiet, add_part, copy_of, grown, litter, rows, runner
 
 from embq.core.process.libraries import leave_out_pandas
 from embq.indexer.change.compaction import compact
 from embq.indexer.change.deletes import delete
 from embq.indexer.index_files.version import read_current
 from embq.indexer.searcher import Searcher
+from tests.indexer.indexes_that_grow import Quiet, add_part, copy_of, grown, litter, rows, runner
 
 MOMENTS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "open")
 """Audit events before something changes in a folder; of "open", those that write."""

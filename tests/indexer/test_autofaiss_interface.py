@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from indexes_that_grow import rows
 
 from embq.app.cli.entry_point import cli, run
 from embq.compat.autofaiss import UNSUPPORTED, build_index, build_index_command
 from embq.core.errors import EmbqError, Exit, InputError, TryLaterError, UsageError
 from embq.indexer.index_files.files import alone
+from tests.indexer.indexes_that_grow import rows
 
 NAMES = [
     "embeddings",

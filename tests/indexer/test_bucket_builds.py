@@ -13,7 +13,6 @@ from typing import Any
 import boto3
 import numpy as np
 import pytest
-from indexes_that_grow import add_part, rows
 
 import embq
 from embq.app.cli.entry_point import run
@@ -26,6 +25,7 @@ from embq.indexer.index_files import claim, remote
 from embq.indexer.index_files.files import LOCK, File, alone, to_json
 from embq.indexer.index_files.publication import _announce, settle
 from embq.indexer.index_files.version import Version, find_current, read_current
+from tests.indexer.indexes_that_grow import add_part, rows
 from tests.support.servers.storage import Killed, environment, killing, s3_proxy
 
 QUERIES = rows(5, seed=77).astype(np.float32)

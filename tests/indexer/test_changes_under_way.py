@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from indexes_that_grow import Quiet, add_part, copy_of, grown, litter, make_index, rows, runner
 
 from embq.core.errors import OutputError, TryLaterError
 from embq.indexer import searcher
@@ -20,6 +19,7 @@ from embq.indexer.change.deletes import delete
 from embq.indexer.index_files.files import alone
 from embq.indexer.index_files.version import current_name, read_current
 from embq.indexer.searcher import Searcher
+from tests.indexer.indexes_that_grow import Quiet, add_part, copy_of, grown, litter, make_index, rows, runner
 
 CHANGES = Path(__file__).with_name("killed_changes.py")
 

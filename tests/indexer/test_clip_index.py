@@ -10,10 +10,10 @@ import faiss
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from collections_made import clip_retrieval_files, run_of
 
 from embq.app.cli.entry_point import run
 from embq.core.errors import Exit
+from tests.indexer.collections_made import clip_retrieval_files, run_of
 
 
 def index(embeddings: Path, folder: Path, *options: str) -> int:

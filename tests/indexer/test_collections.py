@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from collections_made import DIM, KINDS, ROWS
 
 from embq.core.errors import InputError
 from embq.indexer.collection.opening import Collection, open_collection
 from embq.indexer.index_files.files import from_json, to_json
+from tests.indexer.collections_made import DIM, KINDS, ROWS
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from collections_made import DIM, ROWS, run_of, stored_rows, stored_vectors, write_inputs
 
 from embq.core.errors import InputError, UsageError
 from embq.core.rows.spec import DTYPES, RowSpec
@@ -19,6 +18,7 @@ from embq.core.run.manifest import Manifest
 from embq.core.storage import object_clients
 from embq.core.storage.paths import place
 from embq.indexer.collection.opening import Collection, open_collection
+from tests.indexer.collections_made import DIM, ROWS, run_of, stored_rows, stored_vectors, write_inputs
 from tests.support.outputs.build import build, go_on, write_jsonl, write_tar
 
 PAIRS = [

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from indexes_that_grow import add_part, copy_of, grown, litter, make_index, rows
 
 from embq.app.cli.entry_point import run
 from embq.core.errors import Exit, InputError
@@ -24,6 +23,7 @@ from embq.indexer.dedup.dedup import duplicate_ids
 from embq.indexer.dedup.stages import connect, spanning
 from embq.indexer.index_files.version import read_current
 from embq.indexer.searcher import Searcher
+from tests.indexer.indexes_that_grow import add_part, copy_of, grown, litter, make_index, rows
 from tests.support.outputs.build import build, write_jsonl
 
 THRESHOLD = 0.98

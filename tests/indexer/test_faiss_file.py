@@ -12,7 +12,6 @@ import faiss
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from indexes_that_grow import DIM, add_part, grown, make_index, rows
 
 from embq.app.cli import entry_point
 from embq.core.errors import Exit, InputError, OutputError, UsageError
@@ -23,6 +22,7 @@ from embq.indexer.index_files.lists import ListsBytes
 from embq.indexer.index_files.version import read_current
 from embq.indexer.searcher import Searcher
 from embq.worker.embedders.stub import stub_vector
+from tests.indexer.indexes_that_grow import DIM, add_part, grown, make_index, rows
 from tests.support.outputs.build import build, go_on, write_jsonl, write_tar
 from tests.support.outputs.index import build_index
 

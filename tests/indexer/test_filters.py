@@ -12,8 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from indexes_that_grow import DIM, Quiet, add_part, copy_of, grown, make_index, rows, runner
-from indices_made import index_of
 
 from embq.app.cli.entry_point import run
 from embq.core.errors import EmbqError, InputError, UsageError
@@ -26,6 +24,8 @@ from embq.indexer.filter.condition import Condition, read_condition
 from embq.indexer.filter.selection import Selection, Selections
 from embq.indexer.index_files.identity import BATCH_ROWS, Identity, write_identity
 from embq.indexer.searcher import Searcher
+from tests.indexer.indexes_that_grow import DIM, Quiet, add_part, copy_of, grown, make_index, rows, runner
+from tests.indexer.indices_made import index_of
 
 SIZES = (BATCH_ROWS + 37, 1_001, 4)
 """Rows of the identity files: the second and the third begin within a byte of the bitmap, and within a batch."""

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from collections_made import KINDS, ROWS
 
 from embq.core.errors import InputError
 from embq.indexer.collection.opening import open_collection
 from embq.indexer.collection.parts import NAMES
 from embq.indexer.index_files.identity import BATCH_ROWS, Identity, write_identity
+from tests.indexer.collections_made import KINDS, ROWS
 
 
 def tables(rows: int, first_id: int = 0, at_once: int = 10_000) -> Iterator[pa.Table]:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from indexes_that_grow import add_part, rows
 
 from embq.app.cli.entry_point import run
 from embq.core.errors import Exit
 from embq.indexer.index_files.version import read_current
 from embq.indexer.searcher import Searcher
+from tests.indexer.indexes_that_grow import add_part, rows
 
 
 @dataclass(frozen=True)

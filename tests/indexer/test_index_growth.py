@@ -10,7 +10,6 @@ import faiss
 import numpy as np
 import psutil
 import pytest
-from indexes_that_grow import ASKED, DIM, PART_ROWS, Quiet, add_part, copy_of, grown, litter, make_index, rows, runner
 
 from embq.core.errors import InputError
 from embq.indexer.change.compaction import compact, due
@@ -19,6 +18,19 @@ from embq.indexer.change.growth import fits
 from embq.indexer.index_files.lists import empty_lists, is_set, read_lists, write_lists
 from embq.indexer.index_files.version import read_current
 from embq.indexer.searcher import Searcher
+from tests.indexer.indexes_that_grow import (
+    ASKED,
+    DIM,
+    PART_ROWS,
+    Quiet,
+    add_part,
+    copy_of,
+    grown,
+    litter,
+    make_index,
+    rows,
+    runner,
+)
 
 EVERYWHERE = 16
 

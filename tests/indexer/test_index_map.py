@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-from indexes_that_grow import add_part, grown, make_index, rows
 
 from embq.indexer.atlas.map_file import MapOptions, make_map, map_path
 from embq.indexer.atlas.projection import reduce
 from embq.indexer.change.deletes import delete
+from tests.indexer.indexes_that_grow import add_part, grown, make_index, rows
 
 
 def test_a_map_follows_its_index_and_holds_no_deleted_row(tmp_path: Path) -> None:

@@ -14,7 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from collections_made import (
+
+from embq.app.export.export import ExportOptions, export
+from embq.core.errors import InputError, UsageError
+from embq.core.rows.spec import RowSpec
+from embq.indexer.collection.opening import Collection, open_collection
+from tests.indexer.collections_made import (
     DIM,
     ROWS,
     clip_retrieval_files,
@@ -24,11 +29,6 @@ from collections_made import (
     wanted_vectors,
     write_inputs,
 )
-
-from embq.app.export.export import ExportOptions, export
-from embq.core.errors import InputError, UsageError
-from embq.core.rows.spec import RowSpec
-from embq.indexer.collection.opening import Collection, open_collection
 from tests.support.outputs.build import build
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from collections_made import DIM, KINDS, wanted_vectors
 
 from embq.app.cli.entry_point import run
 from embq.compat.autofaiss import build_index
 from embq.core.errors import Exit, InputError, SourceError, UsageError
 from embq.indexer.collection.opening import Collection, open_collection, rows_now
 from embq.indexer.searcher import Searcher
+from tests.indexer.collections_made import DIM, KINDS, wanted_vectors
 from tests.support.servers.storage import HttpServer, http_server
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import boto3
 import numpy as np
 import pytest
-from indexes_that_grow import copy_of, make_index, rows
 
 import embq
 from embq.app.cli.entry_point import run
@@ -27,6 +26,7 @@ from embq.indexer.change.deletes import delete
 from embq.indexer.index_files import remote
 from embq.indexer.index_files.remote import IN_USE_S, fetched
 from embq.indexer.index_files.version import Version, read_current
+from tests.indexer.indexes_that_grow import copy_of, make_index, rows
 
 BUCKET = "bucket"
 QUERY = rows(1, seed=77)[0].astype(np.float32)

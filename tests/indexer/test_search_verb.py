@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from collections_made import DIM, run_of, wanted_vectors, write_inputs
-from indices_made import index_of
 
 import embq
 from embq.app.cli.entry_point import run
@@ -21,6 +19,8 @@ from embq.core.errors import EmbqError, Exit, InputError, ModelError
 from embq.core.rows.spec import RowSpec
 from embq.indexer.index_files.version import read_current
 from embq.worker.embedders.stub import stub_vector
+from tests.indexer.collections_made import DIM, run_of, wanted_vectors, write_inputs
+from tests.indexer.indices_made import index_of
 from tests.support.outputs.build import build, write_folder, write_jsonl
 
 MODEL_DIM = 64

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from collections_made import DIM, KINDS, ROWS, run_of, wanted_vectors
 
 from embq.app.cli.entry_point import run
 from embq.app.serving.served_index import collection_rows
 from embq.core.errors import Exit, InputError
 from embq.indexer.collection.opening import Collection, open_collection
 from embq.indexer.searcher import Searcher
+from tests.indexer.collections_made import DIM, KINDS, ROWS, run_of, wanted_vectors
 
 
 def read(collection: Collection) -> tuple[np.ndarray, list[dict[str, object]]]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e.served import served
 
 import embq
+from tests.e2e.served import served
 
 TEXTS = ["a red car on a road", "the sea at night", "bread " * 300, "ein Bär", "naïve ☃"]
 MODEL = "text-embedding-3-small"

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.served import served
 
 from embq.core.rows.spec import RowSpec
 from embq.worker.embedders.stub import stub_vector
+from tests.e2e.served import served
 from tests.support.outputs.build import build, write_jsonl, write_tar
 from tests.support.outputs.index import build_index
 

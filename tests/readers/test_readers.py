@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e.session import ended
 
 from embq.compat.autofaiss import build_index
 from embq.core.errors import Exit
 from embq.core.run.reader import row_tables
 from embq.worker.embedders.stub import stub_vector
+from tests.e2e.session import ended
 from tests.support.outputs.build import write_tar
 
 PYTHON = Path(os.environ.get("EMBQ_READERS_PYTHON", ".venv-readers/bin/python")).absolute()

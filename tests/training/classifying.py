@@ -21,9 +21,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from small_shards import CLASSES, write_shards
-
 from embq.training.launch.ssh_host import free_port
+from tests.training.small_shards import CLASSES, write_shards
 
 PRELOADED = [
     "timm",

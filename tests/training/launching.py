@@ -21,7 +21,7 @@ def environment(**changes: str) -> dict[str, str]:
     kept = {
         name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
     }
-    paths = [str(HERE.parents[1]), str(HERE.parent), str(HERE), kept.get("PYTHONPATH", "")]
+    paths = [str(HERE.parents[1]), str(HERE), kept.get("PYTHONPATH", "")]
     return {**kept, "PYTHONPATH": os.pathsep.join(path for path in paths if path), **changes}
 
 

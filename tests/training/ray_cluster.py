@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from launching import alive, descendants, environment
-
 from embq.core.process.children import die_with_parent
 from embq.training.launch.ssh_host import free_port
 from tests.support.waiting import wait_until
+from tests.training.launching import alive, descendants, environment
 
 QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 """Without it Ray writes a token into the home of whoever runs the tests."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launching import environment
 
 from embq.core.process.children import die_with_parent
 from embq.training.launch.ssh_host import free_port
 from tests.support.waiting import wait_until
+from tests.training.launching import environment
 
 SEPARATION = Path("/run/sshd")
 """Folder into which an sshd of root locks its unprivileged part; made by the service, which does not run here."""

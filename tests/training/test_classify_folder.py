@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_shards import key_of
 
 from embq.core.errors import InputError, OutputError
 from embq.training.classify.checkpoint import Folder, Moment, key_journal, moments, save
@@ -20,6 +19,7 @@ from embq.training.classify.process_group import Member
 from embq.training.classify.report import EpochRow, Report
 from embq.training.data.batch import Failure
 from embq.training.run.journal import Journal, append, lines
+from tests.training.small_shards import key_of
 
 
 def failure(number: int) -> Failure:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_shards import key_of
 
 from embq.core.errors import (
     ConfigError,
@@ -27,6 +26,7 @@ from embq.training.classify.learner import Precision, device_faults
 from embq.training.classify.models import built, full_name, load_weights
 from embq.training.classify.process_group import Member, membership
 from tests.training.classifying import TINY, class_shards, trained
+from tests.training.small_shards import key_of
 
 
 @pytest.fixture(scope="module")

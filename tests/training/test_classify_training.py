@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from small_shards import key_of
 
 from tests.support.picture_files import encoded
 from tests.support.waiting import wait_until
@@ -25,6 +24,7 @@ from tests.training.classifying import (
     log_of,
     trained,
 )
+from tests.training.small_shards import key_of
 
 COUNTS = [9, 5, 12, 7, 11]
 """Samples of shards: neither they nor their number divide by the processes."""

@@ -17,7 +17,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_shards import CLASSES, label_of, write_shards
 
 from embq.training.data import epochs
 from embq.training.data.batch import EPOCH_START, Batch, EpochPosition, View
@@ -25,6 +24,7 @@ from embq.training.data.epochs import exact_epoch, resampled_epoch
 from embq.training.data.loader import WorkerBatch
 from embq.training.shards.shard_set import Shards
 from tests.support.waiting import wait_until
+from tests.training.small_shards import CLASSES, label_of, write_shards
 
 COUNTS = [7, 18, 1, 30, 12]
 """Samples of shards that divide by nothing."""

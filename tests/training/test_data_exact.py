@@ -12,13 +12,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_shards import CLASSES, key_of, write_shards
 
 from embq.training.data.batch import Batch, Failure, View
 from embq.training.data.epochs import exact_epoch, regrouped, validation_samples
 from embq.training.data.loader import WorkerBatch
 from embq.training.data.split import dealt, permuted
 from embq.training.shards.shard_set import Shards
+from tests.training.small_shards import CLASSES, key_of, write_shards
 
 VIEW = View(batch_size=4, image_size=16, seed=11, shuffle_buffer=10, classes=CLASSES)
 

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from small_shards import CLASSES, key_of, sample, write_shard, write_shards
 
 from embq.core.errors import UnwellError
 from embq.training.data.batch import Batch, Failure, View
@@ -18,6 +17,7 @@ from embq.training.data.epochs import exact_epoch, validation_samples
 from embq.training.shards.shard_set import Shards, open_shards
 from tests.support.picture_files import PictureFile, picture_files
 from tests.support.servers.storage import HttpServer, http_server
+from tests.training.small_shards import CLASSES, key_of, sample, write_shard, write_shards
 
 VIEW = View(batch_size=4, image_size=16, seed=11, shuffle_buffer=10, classes=CLASSES)
 

@@ -14,7 +14,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from small_shards import write_shards
 from torchvision import transforms
 from torchvision.transforms.v2 import functional
 
@@ -25,6 +24,7 @@ from embq.training.data.images import Crop, random_crop, training_pixels, valida
 from embq.training.data.split import random_of, seed_of
 from embq.worker.embedders.image.decoding import Picture
 from tests.support.picture_files import encoded, photograph
+from tests.training.small_shards import write_shards
 
 SIDES = st.one_of(st.integers(1, 40), st.integers(100, 3000))
 

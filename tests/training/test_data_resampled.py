@@ -9,12 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from small_shards import CLASSES, key_of, write_shard, write_shards
 
 from embq.core.errors import InputError
 from embq.training.data.batch import Batch, View
 from embq.training.data.epochs import resampled_epoch
 from embq.training.shards.shard_set import Shards, open_shards
+from tests.training.small_shards import CLASSES, key_of, write_shard, write_shards
 
 VIEW = View(batch_size=10, image_size=8, seed=5, shuffle_buffer=0, classes=CLASSES)
 

@@ -9,11 +9,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from launching import environment
-from ray_cluster import QUIET, ray_cluster
-from ssh_hosts import ssh_hosts
 
 from tests.training.classifying import TINY, class_shards, keys_of, log_of
+from tests.training.launching import environment
+from tests.training.ray_cluster import QUIET, ray_cluster
+from tests.training.ssh_hosts import ssh_hosts
 
 COUNTS = [9, 5, 12]
 """Three shards for two processes: one of them has more samples than the other."""

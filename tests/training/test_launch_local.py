@@ -14,7 +14,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import alive, descendants, environment, finished, ranks, started
 
 from embq.app.cli.entry_point import run
 from embq.core.errors import ConfigError, UsageError
@@ -25,6 +24,7 @@ from embq.training.launch.devices import gpu_count, processes_for
 from embq.training.launch.torchrun import python_command, srun_command, torchrun_command
 from tests.support.fakes.nvml import Card, fake_nvml
 from tests.support.waiting import wait_until
+from tests.training.launching import alive, descendants, environment, finished, ranks, started
 
 CPU = ("--device", "cpu", "--num-devices")
 

@@ -13,7 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from launching import alive, environment, ranks
 
 from embq.core.errors import AwayError, DeviceError, EmbqError
 from embq.core.service.stopping import REPEAT_S
@@ -21,6 +20,7 @@ from embq.training.launch.outcomes import PEER_GONE, Outcome, killed
 from embq.training.launch.ssh_connection import HostConnection, watch
 from embq.training.launch.ssh_host import MARK, ended_by_silence
 from tests.support.waiting import wait_until
+from tests.training.launching import alive, environment, ranks
 
 
 def part(host: str, said: str, *, prefix: str = "") -> HostConnection:

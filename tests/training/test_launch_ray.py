@@ -15,8 +15,6 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from launching import alive, finished, ranks, started
-from ray_cluster import QUIET, ray_cluster
 
 from embq.core.broker.embedded import server_binary
 from embq.core.errors import AwayError, ConfigError, UsageError
@@ -25,6 +23,8 @@ from embq.training.launch.launch_options import check_address
 from embq.training.launch.ray import FilteredStream, check_answer, share_cores
 from embq.training.launch.ssh_host import free_port
 from tests.support.waiting import wait_until
+from tests.training.launching import alive, finished, ranks, started
+from tests.training.ray_cluster import QUIET, ray_cluster
 
 
 @pytest.fixture(scope="module")

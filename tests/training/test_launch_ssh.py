@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import alive, descendants, finished, ranks, started
-from ssh_hosts import Hosts, ssh_hosts
 
 from embq.core.errors import UsageError
 from embq.training.launch.launch_options import Where, meeting_point
 from tests.support.waiting import wait_until
+from tests.training.launching import alive, descendants, finished, ranks, started
+from tests.training.ssh_hosts import Hosts, ssh_hosts
 
 
 @pytest.fixture(scope="module")

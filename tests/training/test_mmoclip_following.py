@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mmoclip_logs import line
 
 from embq.training.mmoclip.run import LogProgress
+from tests.training.mmoclip_logs import line
 
 
 class Clock:

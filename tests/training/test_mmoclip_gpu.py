@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from e2e.session import ended
+
+from tests.e2e.session import ended
 
 pytest.importorskip("open_clip_train")
 

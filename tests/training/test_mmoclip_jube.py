@@ -12,15 +12,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import emulated_slurm
 import pytest
 import yaml
-from mmoclip_logs import line, whole, write
 
 from embq.training.launch.ssh_host import free_port
 from embq.training.mmoclip import folder, required
 from embq.training.mmoclip.judgement import judge
 from tests.support.waiting import wait_until
+from tests.training import emulated_slurm
+from tests.training.mmoclip_logs import line, whole, write
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "mmoclip"
 JUBE = os.environ.get("EMBQ_TEST_JUBE") or shutil.which("jube")

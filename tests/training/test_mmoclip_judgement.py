@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from mmoclip_logs import FIRST_S, NEXT_S, PUBLISHED, line, params, whole, write
 
 from embq.app.cli.entry_point import run
 from embq.core.errors import Exit
@@ -20,6 +19,7 @@ from embq.training.mmoclip.judgement import (
     Judgement,
     judge,
 )
+from tests.training.mmoclip_logs import FIRST_S, NEXT_S, PUBLISHED, line, params, whole, write
 
 A100 = "NVIDIA A100-SXM4-40GB"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mmoclip_logs import PUBLISHED, line, whole
 
 from embq.core.errors import InputError
 from embq.training.mmoclip import folder, required
 from embq.training.openclip import log
+from tests.training.mmoclip_logs import PUBLISHED, line, whole
 
 NOWHERE = Path("out.log")
 

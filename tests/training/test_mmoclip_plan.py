@@ -6,9 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
-import emulated_slurm
 import pytest
-from e2e.session import ended
 
 from embq.core.errors import ConfigError, UsageError
 from embq.training.launch.child_process import MEMBER
@@ -22,6 +20,8 @@ from embq.training.mmoclip.launch_plan import (
     processes_here,
     require_allocation,
 )
+from tests.e2e.session import ended
+from tests.training import emulated_slurm
 
 PLACE = Path("/out/now")
 REQUIRED = [

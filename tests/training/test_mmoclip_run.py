@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import emulated_slurm
 import psutil
 import pytest
-from e2e.session import Command, await_in, ended, started
 
 from embq.training.launch.ssh_host import free_port
 from embq.training.mmoclip import folder
 from embq.training.mmoclip.judgement import UNFINISHED
+from tests.e2e.session import Command, await_in, ended, started
+from tests.training import emulated_slurm
 
 pytest.importorskip("open_clip_train")
 

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from mmoclip_logs import params, whole, write
 
 from embq.app.cli.entry_point import run
 from embq.core.errors import Exit, InputError
 from embq.training.mmoclip import folder, scaling
 from embq.training.mmoclip.judgement import Judgement, judge
+from tests.training.mmoclip_logs import params, whole, write
 
 STEPS = {8: 6.30, 16: 6.40, 32: 6.46}
 """Processes -> seconds of an iteration."""

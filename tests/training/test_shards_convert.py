@@ -14,7 +14,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from pictures_converted import class_tree, classed, convert, plan_of, report, shards
 
 from embq.core.errors import EmbqError, InputError, OutputError, TryLaterError, UsageError
 from embq.sources.formats.tar import TarSource
@@ -29,6 +28,7 @@ from embq.training.shards.sizes import classes_beside
 from embq.training.shards.writing import checked, of_a_size
 from tests.faults.kit.disk import DiskError, SmallDisk
 from tests.support.waiting import wait_until
+from tests.training.pictures_converted import class_tree, classed, convert, plan_of, report, shards
 
 
 @pytest.fixture(scope="session")

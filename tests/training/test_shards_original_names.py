@@ -6,10 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pictures_converted import class_tree
-
 from embq.training.shards.shard_set import open_shards
 from embq.training.shards.sizes import classes_beside
+from tests.training.pictures_converted import class_tree
 
 IMAGENET = Path(__file__).resolve().parents[2] / "examples" / "imagenet"
 

@@ -18,7 +18,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from pictures_converted import class_tree, classed, convert, plan_of, report, shards
 
 from embq.sources.formats.tar import TarSource
 from embq.sources.reader_options import ReadOptions
@@ -27,6 +26,7 @@ from embq.training.shards.processes import each
 from embq.training.shards.serving import find
 from embq.training.shards.shard_set import open_shards, summarized
 from tests.support.waiting import wait_until
+from tests.training.pictures_converted import class_tree, classed, convert, plan_of, report, shards
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pictures_converted import class_tree, classed, convert, plan_of, report, shards
 
 from embq.training.shards.processes import each
 from embq.training.shards.sizes import sizes_beside
 from embq.training.shards.verification import Report, verify
+from tests.training.pictures_converted import class_tree, classed, convert, plan_of, report, shards
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ from types import ModuleType
 import psutil
 import pytest
 import torch
-from small_shards import CLASSES, write_shards
 
 from embq.core.errors import ConfigError, UnwellError
 from embq.training.classify.config import Config
@@ -26,6 +25,7 @@ from embq.training.data.batch import Batch, View
 from embq.training.data.epochs import exact_epoch
 from embq.training.launch.member import attempt
 from embq.training.shards.shard_set import Shards
+from tests.training.small_shards import CLASSES, write_shards
 
 VIEW = View(batch_size=4, image_size=16, shuffle_buffer=0, classes=CLASSES, pin_memory=True)
 

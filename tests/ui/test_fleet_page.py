@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from e2e.served import Server, served
-from e2e.services import Services
-from e2e.session import closed, run_of
 
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.run.commit_log import CommitLog
 from embq.core.run.layout import Layout
 from embq.core.run.run_info import load_run
 from embq.core.storage.paths import place
+from tests.e2e.served import Server, served
+from tests.e2e.services import Services
+from tests.e2e.session import closed, run_of
 from tests.support.outputs.build import build, write_jsonl
 from tests.support.waiting import wait_until
 from tests.ui.browser import opened_page, serious_violations, until

@@ -19,8 +19,6 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
 import redis
-from e2e.served import Server, served
-from e2e.session import run_of, started
 from starlette.requests import Request
 
 from embq.app.ui.fleet.fragments import Fragments, limit_sentence, top_line
@@ -40,6 +38,8 @@ from embq.core.rows.results import encode_result, row_schema
 from embq.core.run.run_info import load_run
 from embq.core.units import Failure
 from examples.demo.collect import photographs
+from tests.e2e.served import Server, served
+from tests.e2e.session import run_of, started
 from tests.support.fakes.clock import FakeClock
 from tests.support.outputs.build import build, write_jsonl, write_tar
 from tests.support.outputs.run_case import DIM, RunCase, make_case

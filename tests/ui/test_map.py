@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from e2e.served import Server, served
 
 import embq
 from embq.app.cli.entry_point import run
@@ -24,6 +23,7 @@ from embq.indexer.atlas.map_file import MapOptions, make_map, map_path, read_inf
 from embq.indexer.atlas.projection import plane
 from embq.indexer.index_files.files import alone
 from embq.indexer.index_files.version import read_current
+from tests.e2e.served import Server, served
 from tests.support.outputs.build import build, write_jsonl
 from tests.support.outputs.index import build_index
 from tests.support.waiting import wait_until

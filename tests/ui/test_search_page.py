@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
-from e2e.served import Server, served
 
 from embq.app.cli.entry_point import run
+from tests.e2e.served import Server, served
 from tests.support.waiting import wait_until
 from tests.ui.browser import opened_page, serious_violations, until
 from tests.ui.outputs import HOSTILE, write_photographs, write_texts, write_vectors

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from e2e.check import _read_manifest
 
 from embq.app.gc.orphans import find_orphans
 from embq.core.errors import InputError, OutputError
@@ -30,6 +29,7 @@ from embq.producer.enqueue import Planned, Request, prepare
 from embq.producer.plan import plan
 from embq.producer.selection import Selection
 from embq.sources.reader_options import ReadOptions
+from tests.e2e.check import _read_manifest
 from tests.support.planning import run_at_once, snapshot
 from tests.support.second_reader.checks import verify
 

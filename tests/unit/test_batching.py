@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from unit.test_stages import AnsweringLedger, make_work, stages, texts  # noqa: F401 - a fixture
 
 from embq.core.errors import DeviceFullError, SourceError
 from embq.core.units import Sample
@@ -31,6 +30,7 @@ from embq.worker.stages.batching import (
 from embq.worker.stages.embed import EmbedStage, can_wait
 from embq.worker.stages.read import Chunk, EndOfUnit
 from tests.support.fakes.clock import FakeClock
+from tests.unit.test_stages import AnsweringLedger, make_work, stages, texts  # noqa: F401 - a fixture
 
 
 def model(*, batch_size: int = 8, token_budget: int = 0, window: int = 8, cost: Cost = padded_tokens) -> Any:

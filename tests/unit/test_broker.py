@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from faults.kit.proxy import Proxy
 
 import embq.core.broker.client
 import embq.core.broker.retry_policy
@@ -20,6 +19,7 @@ from embq.core.broker.client import ServerInfo, check, connect, mask, problems, 
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import BrokerError, ConfigError, EmbqError, Exit
 from embq.core.service.log import Events, configure
+from tests.faults.kit.proxy import Proxy
 from tests.support.waiting import wait_until
 
 

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 import redis
 from click.testing import CliRunner, Result
-from e2e.session import write_shards, write_texts
 
 from embq.app.verbs.run import enqueue
 from embq.core.broker.embedded import EmbeddedServer
@@ -28,6 +27,7 @@ from embq.worker.claim.heartbeat import Heartbeat
 from embq.worker.claim.lease import Leases
 from embq.worker.embedders.device.hardware import device_name
 from embq.worker.meter.meter import Meter
+from tests.e2e.session import write_shards, write_texts
 
 MODEL = ModelConfig(spec="stub:8", modalities=("image",), precision="fp32", decode="cpu-exact")
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from faults.kit.disk import DiskError, SmallDisk
 
 from embq.core.storage import durable
 from embq.core.storage.durable import drop, file_sha256, output_error, publish, reserve, trim, write_new
 from embq.core.storage.hashing import BEHIND_BYTES, HashingFile
+from tests.faults.kit.disk import DiskError, SmallDisk
 
 
 def test_a_new_file_is_there_whole_and_its_temporary_name_is_gone(tmp_path: Path) -> None:

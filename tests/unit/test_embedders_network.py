@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from unit.test_stages import make_work, stages, texts  # noqa: F401 - a fixture
 
 from embq.core.errors import DeviceError, DeviceFullError
 from embq.core.models import ModelConfig
@@ -19,12 +18,12 @@ from embq.worker.embedders.registry import load
 from embq.worker.meter.meter import Meter
 from embq.worker.stages.embed import EmbedStage
 from embq.worker.stages.read import Chunk, EndOfUnit
+from tests.unit.test_stages import make_work, stages, texts  # noqa: F401 - a fixture
 
 torch = pytest.importorskip("torch")
 
-from contract.test_embedders import make_encoder  # noqa: E402
-
 from embq.worker.embedders.device.network import Network  # noqa: E402
+from tests.contract.test_embedders import make_encoder  # noqa: E402
 
 BROKEN = "nothing"
 """A word whose weights are not finite in the file."""

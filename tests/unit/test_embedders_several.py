@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from contract.test_embedders import make_clip
 from PIL import Image
 
 from embq.core.errors import ModelError, SampleError
@@ -19,6 +18,7 @@ from embq.worker.embedders.base import Embedder, Truncated
 from embq.worker.embedders.device.warm_up import warm_up
 from embq.worker.embedders.multi_model import Member, MultiModelEmbedder
 from embq.worker.embedders.registry import load
+from tests.contract.test_embedders import make_clip
 
 torch = pytest.importorskip("torch")
 

@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from faults.kit.disk import DiskError, SmallDisk
 
 from embq.app.cli.entry_point import run
 from embq.app.export import export as exporting
@@ -33,6 +32,7 @@ from embq.core.run.reader import row_tables
 from embq.core.run.run_info import load_run
 from embq.worker.embedders.registry import load
 from embq.writer.commit import Committer
+from tests.faults.kit.disk import DiskError, SmallDisk
 from tests.support.outputs.build import accepted, build, file_path, write_jsonl
 
 LINES = [*({"id": f"k{n:03d}", "text": f"text {n}"} for n in range(40)), b"not json\n"]

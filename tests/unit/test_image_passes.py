@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from unit.test_stages import make_work, stages, texts  # noqa: F401 - a fixture
 
 from embq.core.errors import DeviceError, DeviceFullError, Exit, SampleError
 from embq.core.models import ModelConfig
 from embq.core.units import Sample
+from tests.unit.test_stages import make_work, stages, texts  # noqa: F401 - a fixture
 
 torch = pytest.importorskip("torch")
-
-from contract.test_embedders import a_jpeg, make_clip  # noqa: E402
 
 from embq.worker.embedders.base import BuffersImages, HasVariants, PendingVectors  # noqa: E402
 from embq.worker.embedders.device.warm_up import warm_up  # noqa: E402
@@ -28,6 +26,7 @@ from embq.worker.embedders.registry import load  # noqa: E402
 from embq.worker.meter.meter import Meter  # noqa: E402
 from embq.worker.stages.embed import EmbedStage  # noqa: E402
 from embq.worker.stages.read import Chunk, EndOfUnit  # noqa: E402
+from tests.contract.test_embedders import a_jpeg, make_clip  # noqa: E402
 
 SIDE = 32
 WAIT_S = 30.0

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
-from e2e.session import write_tar
 
 from embq.core.errors import InputError, UsageError
 from embq.core.units import Unit
 from embq.producer.plan import Plan, first_columns, plan
 from embq.sources.reader_options import ReadOptions
 from embq.sources.unit_reader import read
+from tests.e2e.session import write_tar
 from tests.support.second_reader.samples import reread
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import redis
 from click.testing import CliRunner, Result
-from e2e.session import write_texts
 
 from embq.app.cli.precision import precision_of_upload
 from embq.app.verbs import run as verbs
@@ -30,6 +29,7 @@ from embq.producer.model_args import choose_precision, registered_devices
 from embq.worker.embedders.device.hardware import precisions_of
 from embq.worker.supervisor.devices import Gpu, torch_architectures
 from embq.worker.supervisor.machine import described
+from tests.e2e.session import write_texts
 
 torch = pytest.importorskip("torch")
 

@@ -241,8 +241,9 @@ def test_a_query_is_computed_in_fp32_and_has_the_fingerprint_of_a_run_in_half_pr
 def test_texts_and_images_ask_the_rows_of_a_joint_model_whatever_it_embedded(
     modalities: tuple[str, ...], asking: tuple[str, ...], tmp_path: Path
 ) -> None:
-    from contract.test_embedders import make_clip
     from PIL import Image
+
+    from tests.contract.test_embedders import make_clip
 
     rows = config(f"open_clip:local-dir:{make_clip(tmp_path / 'clip', seed=0)}", *modalities, decode="cpu-fast")
     run = load(rows, "cpu")

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e.session import write_tar
 
 from embq.core.errors import SourceError
 from embq.core.models import Chunking, ModelConfig, NamedModel
@@ -29,6 +28,7 @@ from embq.worker.meter.progress_board import ProgressBoard, Span
 from embq.worker.stages import read as read_module
 from embq.worker.stages.embed import EmbedStage
 from embq.worker.stages.read import Chunk, EncodedAhead, EndOfUnit, ReadStage
+from tests.e2e.session import write_tar
 from tests.support.waiting import wait_until
 
 MODEL = ModelConfig(spec="stub:8?batch_size=4", modalities=("text",), precision="fp32")

@@ -19,14 +19,14 @@ from typing import Any
 
 import psutil
 import redis
-from e2e.check import Output, check_complete
-from e2e.session import LOOK_S, Command, Ledger, committed, ended, run_of, succeed, write_texts
 
 from embq.app.cli.entry_point import VERBS
 from embq.core.broker.client import connect
 from embq.core.broker.embedded import server_binary
 from embq.core.process.children import die_with_parent
-from faults.kit.table import Recovery
+from tests.e2e.check import Output, check_complete
+from tests.e2e.session import LOOK_S, Command, Ledger, committed, ended, run_of, succeed, write_texts
+from tests.faults.kit.table import Recovery
 
 SEED = int(os.environ.get("EMBQ_TEST_SEED") or "20240611")
 """Seed of all random choices in these tests."""

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import psutil
-from e2e.session import Command
 
 from embq.indexer.build.units import STAGE_MODULES
-from faults.kit.cluster import sabotaged
-from faults.kit.table import Recovery
+from tests.e2e.session import Command
+from tests.faults.kit.cluster import sabotaged
+from tests.faults.kit.table import Recovery
 
 ROWS, DIM, FILES = 3_000, 24, 3
 BLOCK_ROWS = 1_024

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from types import TracebackType
 
-from faults.kit.cluster import Broker
+from tests.faults.kit.cluster import Broker
 
 _CHARGED = re.compile(rb'"HINCRBY" "embq:\{[^}]*\}:att" "(\d+)" "1"')
 _SPARED = re.compile(rb'"HSET" "embq:\{[^}]*\}:spare" "(\d+)"')

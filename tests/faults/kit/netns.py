@@ -18,7 +18,7 @@ import pytest
 from embq.core.process.children import die_with_parent
 
 NEAR, FAR = "10.77.0.1", "10.77.0.2"
-TESTS = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Cable:
@@ -68,7 +68,9 @@ class Cable:
             self._run(side, "ip", "address", "add", f"{address}/24", "dev", "cable")
             for device in ("lo", "cable"):
                 self._run(side, "ip", "link", "set", device, "up")
-        relay = self._start([*self._near, sys.executable, "-m", "faults.kit.proxy", self.upstream, NEAR], cwd=TESTS)
+        relay = self._start(
+            [*self._near, sys.executable, "-m", "tests.faults.kit.proxy", self.upstream, NEAR], cwd=ROOT
+        )
         assert relay.stdout is not None
         port = relay.stdout.readline().decode().strip()
         assert port, "the relay did not start"

@@ -1,7 +1,7 @@
 """A relay in front of the broker that loses, delays and redirects, counted in commands and replies, not in reads.
 
 In a test: `with Proxy(broker.url) as proxy: connect(proxy.url)`. As a process of its own, for use inside a network
-namespace: `python -m faults.kit.proxy UPSTREAM HOST`, which prints the port.
+namespace: `python -m tests.faults.kit.proxy UPSTREAM HOST`, which prints the port.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ from typing import IO, Any
 
 import psutil
 import pytest
-from e2e.session import LOOK_S
 
 from embq.core.process.children import die_with_parent
+from tests.e2e.session import LOOK_S
 
 CALLS = (
     "openat,write,pwrite64,fsync,fdatasync,rename,renameat,renameat2,link,linkat,symlink,symlinkat,unlink,unlinkat,"
