@@ -110,7 +110,7 @@ def record(page: Page, url: str, path: Path) -> None:
 
     def shot(milliseconds: int, settle_ms: int = 0) -> None:
         page.wait_for_timeout(settle_ms)
-        frames.append((Image.open(io.BytesIO(page.screenshot())).convert("RGB"), milliseconds))
+        frames.append((Image.open(io.BytesIO(page.screenshot(caret="initial"))).convert("RGB"), milliseconds))
 
     page.goto(url + "/?index=texts:text")
     page.locator("text=The model is loading").wait_for(state="detached", timeout=120_000)
