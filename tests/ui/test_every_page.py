@@ -18,6 +18,7 @@ from embq.app.serving.middleware import AccessRules
 from embq.app.ui.fleet import pages
 from embq.app.ui.fleet.pages import FleetPages
 from embq.app.ui.fleet.sources import sources_of
+from embq.app.ui.rendering import error_page
 from embq.app.ui.site import Site
 from embq.core.errors import Exit
 from embq.core.rows.spec import RowSpec
@@ -132,6 +133,7 @@ def opened(stack: ExitStack, *folders: Path) -> TestClient:
         image_urls=False,
         rules=AccessRules(),
         site=partial(Site, fleet=FleetPages(sources_of(named, ""))),
+        error_page=error_page,
     )
     return stack.enter_context(TestClient(app, raise_server_exceptions=False))
 

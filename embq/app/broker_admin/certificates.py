@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from embq.core.errors import ConfigError, UsageError
+from embq.core.service.progress_line import moment
 from embq.core.storage.durable import overwrite
 
 try:
@@ -120,7 +121,7 @@ def _authority(folder: Path, now: datetime) -> tuple[Issued, list[Path]]:
     if authority.public_key() != authority_key.public_key():
         raise ConfigError(f"{key} is not the key of {certificate}", next_step=f"bring back its own, or {anew}")
     if authority.not_valid_after_utc <= now:
-        raise ConfigError(f"{certificate} ended on {authority.not_valid_after_utc:%Y-%m-%d}", next_step=anew)
+        raise ConfigError(f"{certificate} ended on {moment(authority.not_valid_after_utc.timestamp())}", next_step=anew)
     return (authority, authority_key), written
 
 

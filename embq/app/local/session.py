@@ -343,8 +343,8 @@ def summary_lines(progress: RunProgress, root: Place) -> list[str]:
         lines[0] += ": the inputs hold no sample"
     if progress.truncated:
         lines.append(
-            f"truncated {progress.truncated:,}: longer than the model reads, so only their beginnings were embedded; "
-            "to embed whole texts, run with --chunk-tokens and another --output"
+            f"{progress.truncated:,} texts are longer than the model reads, so only their beginnings were embedded; to "
+            "embed them whole, run with --chunk-tokens and another --output"
         )
     timing = progress.timing
     if progress.state == RunState.DONE and timing.get("wall_s"):

@@ -23,7 +23,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from embq.app.searching.query import EXAMPLE, SCHEMA, Query
-from embq.app.serving.http_errors import HttpError, response_of
+from embq.app.serving.http_errors import ErrorPage, HttpError, error_response, json_response
 from embq.app.serving.index_discovery import IndexWatcher, Named, named_indices
 from embq.app.serving.indices import Indices
 from embq.app.serving.metrics import Metrics
@@ -92,6 +92,7 @@ def application(
     image_urls: bool,
     rules: AccessRules,
     site: Callable[[Serving], Site] | None = None,
+    error_page: ErrorPage | None = None,
     embeddings: Callable[[Serving], Site] | None = None,
 ) -> Starlette:
     """The ASGI application over indexes, all of which are open; models are loaded once it runs.
@@ -103,6 +104,7 @@ def application(
         memory: "ram" or "mmap".
         threads: of one search.
         site: makes the web pages; None for none.
+        error_page: makes the page of an error, for browsers; None for none.
         embeddings: makes the endpoints that embed; None for none. With them no index is needed.
 
     Raises what `named_indices` and opening an index raise; InputError where a folder to follow does not exist.
@@ -164,8 +166,12 @@ def application(
             index.close()
 
     both = ([EMBEDDINGS] if embeddings else []) + ([SEARCHES] if found or followed or not embeddings else [])
-    handlers: dict[Any, Any] = {HTTPException: partial(_no_such_route, paths="; to search: ".join(both))}
-    return Starlette(routes=routes, middleware=middleware, lifespan=lifespan, exception_handlers=handlers)
+    paths = (f"{PAGES}; programs: " if site else "") + "; to search: ".join(both)
+    # The second is for what is no endpoint: files, middleware.
+    handlers: dict[Any, Any] = {HTTPException: partial(_no_such_route, paths=paths), Exception: _failed}
+    app = Starlette(routes=routes, middleware=middleware, lifespan=lifespan, exception_handlers=handlers)
+    app.state.error_page = error_page
+    return app
 
 
 def _existing(given: str) -> Path:
@@ -222,20 +228,20 @@ class Routes:
 
     async def knn_service(self, request: Request) -> Response:
         """The rows nearest to a query, for clients of clip-retrieval."""
-        return await _knn_response(await self._search.knn(KnnRequest.from_json(await json_body(request))))
+        return await _knn_response(await self._search.knn(KnnRequest.fromjson_response(await json_body(request))))
 
     async def metadata(self, request: Request) -> Response:
         """The columns of rows."""
-        return await _knn_response(await self._search.rows(RowsRequest.from_json(await json_body(request))))
+        return await _knn_response(await self._search.rows(RowsRequest.fromjson_response(await json_body(request))))
 
     async def search(self, request: Request) -> Response:
         """The results of a query, for `embq search`."""
-        answer = await self._search.search(Query.from_json(await json_body(request)))
-        return await anyio.to_thread.run_sync(lambda: _json(answer.describe()))
+        answer = await self._search.search(Query.fromjson_response(await json_body(request)))
+        return await anyio.to_thread.run_sync(lambda: json_response(answer.describe()))
 
     async def indices_list(self, request: Request) -> Response:
         """The names of the indexes."""
-        return _json(self._indices.names)
+        return json_response(self._indices.names)
 
     async def health(self, request: Request) -> Response:
         """Served indexes, and the state of their models."""
@@ -243,7 +249,7 @@ class Routes:
         health["indices"] = [self._state(index) for index in self._indices.all]
         if self._watcher.follows:
             health["not_taken_up"] = [{"name": name, "why": why} for name, why in self._watcher.failed.values()]
-        return _json(health)
+        return json_response(health)
 
     async def exposition(self, request: Request) -> Response:
         """Metrics for Prometheus."""
@@ -274,45 +280,43 @@ class Routes:
 
 
 def answering(endpoint: Endpoint) -> Endpoint:
-    """An endpoint whose errors are JSON responses."""
+    """An endpoint whose errors are answered as `error_response` does."""
 
     async def answer(request: Request) -> Response:
         try:
             return await endpoint(request)
         except ClientDisconnect:
             return Response(status_code=400)  # not read by anyone
-        except EmbqError as error:
-            return _json(*response_of(error, request.url.path))
-        except Exception:  # noqa: BLE001 - the boundary to the client
-            return _json(*response_of(logged_bug(request), request.url.path))
+        except Exception as error:  # noqa: BLE001 - the boundary to the client
+            return await _failed(request, error)
 
     return answer
 
 
-def logged_bug(request: Request) -> EmbqError:
-    """Log the exception that is being handled, which is a bug; returns the error for the client."""
+async def _failed(request: Request, error: Exception) -> Response:
+    """The answer to an exception that is being handled; one that is none of embq's is a bug, which is logged."""
+    if isinstance(error, EmbqError):
+        return error_response(request, error)
     number = secrets.token_hex(4)
     _log.bug("bug", id=number, route=request.url.path)
-    return EmbqError(
-        f"embq has a bug; its log holds the details under id={number}",
-        next_step="report it with those lines of the log",
-    )
+    what = f"embq has a bug; its log holds the details under id={number}"
+    return error_response(request, EmbqError(what, next_step="report it with those lines of the log"))
 
 
 SEARCHES = "POST /search, /knn-service or /metadata; GET /indices-list, /health, /metrics or /metrics-summary"
 EMBEDDINGS = "POST /v1/embeddings or /embed; GET /v1/models, /info, /health or /metrics"
+PAGES = "pages: /, /fleet and /map"
 """Paths of a server, for requests to others."""
 
 
-async def _no_such_route(request: Request, error: Exception, *, paths: str) -> Response:
+async def _no_such_route(request: Request, error: HTTPException, *, paths: str) -> Response:
     refusal = HttpError(
         f"there is no {request.method} {request.url.path[:100]} here",
         code="no_such_route",
         next_step=paths,
-        status=error.status_code if isinstance(error, HTTPException) else 404,
+        status=error.status_code,
     )
-    body, status, _ = response_of(refusal, request.url.path)
-    return _json(body, status, dict(getattr(error, "headers", None) or {}))
+    return error_response(request, refusal, error.headers)
 
 
 SMALLER = "send less in one request; of an image, models look at a few hundred pixels"
@@ -375,9 +379,4 @@ async def _knn_response(answer: KnnAnswer) -> Response:
     if answer.server_timing:
         headers["Server-Timing"] = answer.server_timing
     # In a thread: encoding thousands of rows takes as long as a search.
-    return await anyio.to_thread.run_sync(_json, answer.results, 200, headers)
-
-
-def _json(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    body = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
-    return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, media_type="application/json")
+    return await anyio.to_thread.run_sync(json_response, answer.results, 200, headers)

@@ -1,8 +1,13 @@
-"""Errors of requests: the HTTP status of each, and the JSON body with code, message and next step."""
+"""Errors of requests: the HTTP status of each, and the answer with code, message and next step: JSON, or a page."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
 
 from embq.core.errors import (
     BrokerError,
@@ -76,3 +81,24 @@ def response_of(error: EmbqError, path: str = "") -> tuple[dict[str, Any], int, 
         kind = "Validation" if status < 500 else "Overloaded" if error.code == "overloaded" else "Backend"
         return {"error": sentence, "error_type": kind}, status, headers
     return {"code": error.code, "message": error.message, "next": error.next_step}, status, headers
+
+
+ErrorPage = Callable[[Request, EmbqError, int, Mapping[str, str]], Response]
+"""Makes the page of an error, with its status and headers; the state of an application has it as `error_page`."""
+
+
+def error_response(request: Request, error: EmbqError, headers: Mapping[str, str] | None = None) -> Response:
+    """The answer to an error: a page, or a part of one, for a browser that asks for it; JSON for all others."""
+    body, status, more = response_of(error, request.url.path)
+    page: ErrorPage | None = getattr(request.app.state, "error_page", None)
+    accept = request.headers.get("accept", "")
+    browser = "hx-request" in request.headers or ("text/html" in accept and "application/json" not in accept)
+    if page is not None and browser:
+        return page(request, error, status, {**(headers or {}), **more})
+    return json_response(body, status, {**(headers or {}), **more})
+
+
+def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A response of JSON, which nobody keeps."""
+    body = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+    return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, media_type="application/json")

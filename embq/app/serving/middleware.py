@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
 
-from embq.app.serving.http_errors import HttpError, response_of
+from embq.app.serving.http_errors import HttpError, error_response
 from embq.app.serving.metrics import Metrics
 from embq.core.networks import is_loopback
 
@@ -77,7 +77,7 @@ class AccessMiddleware:
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
-                await JSONResponse(*response_of(refusal, scope["path"]))(scope, receive, counting)
+                await error_response(Request(scope), refusal)(scope, receive, counting)
             else:
                 await self._app(scope, receive, counting)
         finally:

@@ -114,7 +114,7 @@ def panel(progress: RunProgress, *, verbose: bool = False, since_s: float | None
         f"{progress.failures:,} failures, {progress.speed:,.1f} rows/s",
     )
     if progress.truncated:
-        facts.add_row("truncated", f"{progress.truncated:,} texts are longer than the model reads (see --chunk-tokens)")
+        facts.add_row("long texts", f"{progress.truncated:,}, cut to what the model reads (see --chunk-tokens)")
     if progress.state in VERBS.values():
         facts.add_row("limit", Text(printable(limit_line(progress))))  # no markup in what the broker holds
     parts: list[RenderableType] = [head, bar, facts]

@@ -8,7 +8,7 @@ file of this package.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.metadata import version as version_of
@@ -18,14 +18,11 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
-from embq.app.serving.app import Endpoint, logged_bug
-from embq.app.serving.http_errors import status_of
 from embq.core.errors import EmbqError
 from embq.core.redaction import masked, printable
-from embq.core.service.progress_line import duration
+from embq.core.service.progress_line import duration, moment
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -57,10 +54,10 @@ MOST_SHOWN = 300
 
 
 def shown(text: object, most: int = MOST_SHOWN) -> str:
-    """A text from data, cut to `most` characters, with line ends as spaces and control characters as escapes."""
+    """A text from data, cut at a word to `most` characters; line ends are spaces, control characters escapes."""
     whole = "" if text is None else str(text)
     cut = " ".join(whole[: 4 * most].split())
-    kept = cut[:most] + ("…" if len(cut) > most or len(whole) > 4 * most else "")
+    kept = cut if len(cut) <= most and len(whole) <= 4 * most else f"{cut[: most + 1].rsplit(' ', 1)[0][:most]}…"
     return kept if kept.isprintable() else _JOINERS.sub(lambda part: printable(part[0]), kept)
 
 
@@ -76,6 +73,7 @@ def environment() -> Environment:
         "count": lambda number: f"{number:,}",
         "share": lambda number: f"{number:.1%}",
         "duration": duration,
+        "moment": moment,
     }
     made.tests["link"] = lambda text: isinstance(text, str) and _LINK.fullmatch(text) is not None
     made.globals |= {"version": version_of("embq")}
@@ -102,27 +100,29 @@ def page(
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorView:
-    """A page that consists of an error."""
+class Notice:
+    """A message on a page: what an action did, or an error.
+
+    Attributes:
+        lines: counts.
+        run, confirm: for a retry that waits for the user: the run, and the fields that carry it out.
+        bad: whether nothing was done.
+        again: address that is asked a second later, for a notice in place of this one.
+    """
 
     message: str
-    next: str
+    next: str = ""
+    lines: Sequence[str] = ()
+    run: str = ""
+    confirm: Mapping[str, str] | None = None
+    bad: bool = False
+    again: str = ""
 
 
-def showing(route: Route) -> Route:
-    """A route of pages whose errors are pages."""
-    endpoint: Endpoint = route.endpoint
-
-    async def show(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except EmbqError as failed:
-            error = failed
-        except Exception:  # noqa: BLE001 - the boundary to the client
-            error = logged_bug(request)
-        return page(request, "error.html", ErrorView(error.message, error.next_step), status_of(error))
-
-    return Route(route.path, show, methods=list(route.methods or ()))
+def error_page(request: Request, error: EmbqError, status: int, headers: Mapping[str, str]) -> Response:
+    """The page of an error; for htmx the notice alone, which goes into a part of a page."""
+    template = "notice.html" if "hx-request" in request.headers else "error.html"
+    return page(request, template, Notice(error.message, error.next_step, bad=True), status, headers)
 
 
 class StaticFilesOfPages(StaticFiles):

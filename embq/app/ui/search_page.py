@@ -92,7 +92,7 @@ class SearchPage:
         self._serving, self._preview = serving, preview
         self._images = UploadedImages()
         self.routes = [
-            Route("/", self.show, methods=["GET"]),
+            Route("/", answering(self.show), methods=["GET"]),
             Route("/ui/image", answering(self.upload), methods=["POST"]),
             Route("/ui/image/{token}", answering(self.uploaded), methods=["GET"]),
         ]

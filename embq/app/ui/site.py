@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Mount
 
 from embq.app.serving.app import Serving
 from embq.app.ui.fleet.failed_samples import FailedSamples
 from embq.app.ui.fleet.pages import FleetPages
 from embq.app.ui.map.page import map_routes
-from embq.app.ui.rendering import showing, static_files
+from embq.app.ui.rendering import static_files
 from embq.app.ui.search_page import SearchPage
 from embq.app.ui.thumbnails.routes import thumbnails_of
 
@@ -26,8 +26,8 @@ class Site:
         search = SearchPage(serving, self._thumbnails.of)
         failed = FailedSamples(fleet, self._thumbnails.images, self._thumbnails.of)
         self.routes: list[BaseRoute] = [
-            *(showing(one) for one in (*search.routes, *self._thumbnails.routes, *fleet.routes, *failed.routes)),
-            *(showing(one) if isinstance(one, Route) else one for one in map_routes(serving, fleet.permission)),
+            *(*search.routes, *self._thumbnails.routes, *fleet.routes, *failed.routes),
+            *map_routes(serving, fleet.permission),
             Mount("/static", static_files()),
         ]
 

@@ -157,6 +157,7 @@ def serve_pages(
     from embq.app.serving.server import bound, serve
     from embq.app.ui.fleet.pages import FleetPages
     from embq.app.ui.fleet.sources import sources_of
+    from embq.app.ui.rendering import error_page
     from embq.app.ui.site import Site
     from embq.core.errors import UsageError
     from embq.core.networks import is_loopback
@@ -190,6 +191,7 @@ def serve_pages(
             image_urls=fetch_image_urls,
             rules=rules,
             site=partial(Site, fleet=fleet),
+            error_page=error_page,
             embeddings=None if api is None else api.measured_by,
         )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from embq.core.errors import ConfigError
+from embq.core.service.progress_line import moment
 
 HANDSHAKE_S = 3.0
 """A server that speaks TLS answers within a round trip or two; one that does not may wait for the end of a line."""
@@ -150,14 +151,14 @@ def _rejected(error: ssl.SSLCertVerificationError, host: str, port: int, ca: str
             f"put one of these names into the broker's URL, or run `embq broker init --host {host}` where its secrets "
             "are, and restart the broker",
         )
-    now = f"this machine's clock says {_day(time.time())}"
+    now = f"this machine's clock says {moment(time.time())}"
     if code == EXPIRED and shown is not None and shown.ends < time.time():
         return _refused(
-            f"the certificate of {where} ended on {_day(shown.ends)}",
+            f"the certificate of {where} ended on {moment(shown.ends)}",
             f"run `embq broker init` where its secrets are, which renews it, and restart the broker; {now}",
         )
     if code == NOT_YET_VALID and shown is not None:
-        return _refused(f"the certificate of {where} begins on {_day(shown.begins)}", f"set the clock: {now}")
+        return _refused(f"the certificate of {where} begins on {moment(shown.begins)}", f"set the clock: {now}")
     return _refused(
         f"the certificate of {where} cannot be taken: {error.verify_message}",
         f"look at it with `openssl s_client -connect {where}`; {now}",
@@ -182,7 +183,3 @@ def _refused(what: str, next_step: str) -> ConfigError:
 
 def _at(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _day(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

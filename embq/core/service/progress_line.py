@@ -25,6 +25,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86400:.1f} days"
 
 
+def moment(at_s: float) -> str:
+    """A time in seconds since the epoch for people, on pages and terminals: 2026-03-14 09:26 UTC."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at_s))
+
+
 def size_text(count: float) -> str:
     """Bytes for people, in powers of 1,000: 410 B, 1.3 kB, 5.6 GB."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
@@ -20,10 +19,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import embq
-from embq.app.serving.http_errors import HttpError, status_of
+from embq.app.serving.http_errors import HttpError
 from embq.app.status.run_control import request as request_state
 from embq.app.ui.fleet.snapshot import Sampler
-from embq.app.ui.rendering import page
+from embq.app.ui.rendering import Notice, page
 from embq.core.errors import BrokerError, EmbqError, InputError, command_line
 from embq.core.queue.runs import RunRecord
 from embq.core.run.control import VERBS, RunState
@@ -85,26 +84,6 @@ def _refused(message: str, next_step: str) -> HttpError:
     return HttpError(message, code="no_actions", next_step=next_step, status=403)
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """What the page says of an action.
-
-    Attributes:
-        lines: counts.
-        run, confirm: for a retry that waits for the user: the run, and the fields that carry it out.
-        bad: whether nothing was done.
-        again: address that is asked a second later, for a notice in place of this one.
-    """
-
-    message: str
-    next: str = ""
-    lines: Sequence[str] = ()
-    run: str = ""
-    confirm: Mapping[str, str] | None = None
-    bad: bool = False
-    again: str = ""
-
-
 class Actions:
     """Carries out actions.
 
@@ -117,28 +96,23 @@ class Actions:
         self._limit: anyio.CapacityLimiter | None = None
 
     async def act(self, request: Request) -> Response:
-        """POST /ui/runs/{run}/{verb}: a notice, with status 403, 404 or 409 where nothing was done."""
-        try:
-            self._permission.require(request)
-            run, verb = request.path_params["run"], request.path_params["verb"]
-            if verb not in (*VERBS, "retry"):
-                raise HttpError(f"there is no action {verb[:20]!r}", code="no_such_route", status=404)
-            form = await _form(request)
-            work = partial(self._retry, run, form) if verb == "retry" else partial(self._control, run, verb)
-            self._limit = self._limit or anyio.CapacityLimiter(AT_ONCE)
-            notice, status = await anyio.to_thread.run_sync(work, limiter=self._limit), 200
-        except EmbqError as error:
-            notice, status = Notice(error.message, next=error.next_step, bad=True), status_of(error)
-        return page(request, "fleet/said.html", notice, status)
+        """POST /ui/runs/{run}/{verb}: a notice. Raises EmbqError where nothing was done."""
+        self._permission.require(request)
+        run, verb = request.path_params["run"], request.path_params["verb"]
+        if verb not in (*VERBS, "retry"):
+            raise HttpError(f"there is no action {verb[:20]!r}", code="no_such_route", status=404)
+        form = await _form(request)
+        work = partial(self._retry, run, form) if verb == "retry" else partial(self._control, run, verb)
+        self._limit = self._limit or anyio.CapacityLimiter(AT_ONCE)
+        return page(request, "notice.html", await anyio.to_thread.run_sync(work, limiter=self._limit))
 
     def _control(self, run: str, verb: str) -> Notice:
-        found = self._sampler.registered(run)
-        if found is None:
-            raise _unknown(run)
         try:
+            if (found := self._sampler.registered(run)) is None:
+                raise _unknown(run)
             result = request_state(*found, verb)
         except RedisError as error:
-            raise BrokerError("the broker does not answer", next_step="try again") from error
+            raise BrokerError("the broker does not answer", next_step="try again; embq doctor checks it") from error
         _log.info("action", verb=verb, run=run)
         if result.state == RunState.DONE:
             return Notice(f"Run {run} is done; there is nothing to {verb}.")

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import anyio
+from PIL import Image
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from embq.app.serving.app import answering
 from embq.app.ui.fleet.pages import FailedSample, FleetPages
 from embq.app.ui.rendering import page
 from embq.app.ui.thumbnails.images import Images
@@ -21,7 +23,7 @@ from embq.core.run.manifest import Manifest
 READS = 2
 """Samples that are read at once; reading one may take seconds."""
 
-HEAD_BYTES = 60
+HEAD_BYTES = 24
 """Of an image that cannot be drawn; they tell a page of HTML that was saved as one."""
 
 
@@ -51,7 +53,7 @@ class FailedSamples:
     def __init__(self, fleet: FleetPages, images: Images, thumbnail: Callable[[bytes], bytes]) -> None:
         self._fleet, self._images, self._thumbnail = fleet, images, thumbnail
         self._reads = anyio.CapacityLimiter(READS)
-        self.routes = [Route("/ui/fleet/sample/{run}/{unit}/{ordinal:int}", self.show, methods=["GET"])]
+        self.routes = [Route("/ui/fleet/sample/{run}/{unit}/{ordinal:int}", answering(self.show), methods=["GET"])]
 
     async def show(self, request: Request) -> Response:
         """The sample as a piece of HTML: its picture or text, or one line why there is none."""
@@ -79,7 +81,17 @@ class FailedSamples:
         try:
             made = self._thumbnail(image)
         except EmbqError:
-            head = image[:HEAD_BYTES].decode("latin-1")
-            note = f"Its image has {len(image):,} bytes, which begin with {head!r}."
-            return SampleView(text=sample.text, note=note)
+            return SampleView(text=sample.text, note=f"Its image has {_described(image)}")
         return SampleView(text=sample.text, picture=f"data:image/jpeg;base64,{base64.b64encode(made).decode()}")
+
+
+def _described(data: bytes) -> str:
+    """Length, type by Pillow's signatures, and the first bytes, in hexadecimal and as ASCII."""
+    head, padded = data[:HEAD_BYTES], data[:HEAD_BYTES].ljust(HEAD_BYTES, b"\0")
+    Image.init()
+    accepts = ((name, accept) for name, (_, accept) in Image.OPEN.items() if accept is not None)
+    ascii_ = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in head)
+    kind = next(
+        (name for name, accept in accepts if accept(padded) is True), "text" if ascii_.encode() == head else "unknown"
+    )
+    return f"{len(data):,} bytes of type {kind}: {head.hex(' ')}  {ascii_}"

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -24,7 +23,7 @@ from embq.app.ui.fleet.unit_map import STATE_WORDS, STATES, paths
 from embq.app.ui.rendering import fragment
 from embq.core.errors import EmbqError
 from embq.core.run.control import RunState
-from embq.core.service.progress_line import duration, size_text
+from embq.core.service.progress_line import duration, moment, size_text
 
 MOST_DEVICES, MOST_WORKERS = 2_000, 64
 """Shown on one page."""
@@ -43,14 +42,12 @@ class Figure:
     """A figure of the top line.
 
     Attributes:
-        at_s: a time, which the page shows by the clock of its reader; None for none.
         kind: "", "warn" or "bad".
     """
 
     label: str
     value: str
     note: str = ""
-    at_s: float | None = None
     kind: str = ""
 
 
@@ -127,7 +124,7 @@ class Fragments:
 
 
 def _html(name: str, values: Mapping[str, Any]) -> str:
-    shared = {"clock": clock_of, "size": size_text, "per_s": _per_s, "rows_of": rows_of}
+    shared = {"size": size_text, "per_s": _per_s, "rows_of": rows_of}
     return fragment(f"fleet/{name}.html", {**shared, **values})
 
 
@@ -152,8 +149,7 @@ def _end(snapshot: FleetSnapshot) -> Figure:
     left = max(known)
     more = len(active) - len(known)
     note = f"in {duration(left)}" + (f"; {more:,} more without an estimate" if more else "")
-    # To the minute, so that it moves only when it changes.
-    return Figure(label="Ends", value="", at_s=round((snapshot.at_s + left) / 60) * 60.0, note=note)
+    return Figure(label="Ends", value=moment(snapshot.at_s + left), note=note)
 
 
 def _rate_figure(snapshot: FleetSnapshot) -> Figure:
@@ -336,12 +332,6 @@ def _spark(device: DeviceView) -> str:
     if len(known) < 2 or not top:
         return ""
     return " ".join(f"{at},{SPARK_HEIGHT * (1 - rate / top):.1f}" for at, rate in known)
-
-
-def clock_of(at_s: float) -> tuple[str, str]:
-    """A time as ISO 8601 in UTC, and for people who have no script."""
-    at = datetime.fromtimestamp(at_s, UTC)
-    return at.isoformat(timespec="seconds"), f"{at:%Y-%m-%d %H:%M} UTC"
 
 
 def rows_of(progress: RunProgress) -> str:

@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from embq.app.serving.http_errors import HttpError, response_of
+from embq.app.serving.app import answering
+from embq.app.serving.http_errors import HttpError
 from embq.app.status.failure_causes import described, grouped
 from embq.app.ui.fleet.actions import Actions, Permission
 from embq.app.ui.fleet.fragments import Fragments
@@ -21,7 +22,7 @@ from embq.app.ui.fleet.history import Histories, charts
 from embq.app.ui.fleet.live import MOST_STREAMS, Live, parts_of
 from embq.app.ui.fleet.run_list import RunQuery, titles_of
 from embq.app.ui.fleet.snapshot import FleetSnapshot, RunView, Sampler, Source
-from embq.app.ui.rendering import SECURITY_HEADERS, ErrorView, page
+from embq.app.ui.rendering import SECURITY_HEADERS, page
 from embq.core.errors import EmbqError
 from embq.core.storage.paths import Place
 
@@ -108,12 +109,12 @@ class FleetPages:
         self.token = self.permission.token
         actions = Actions(self._sampler, self.permission)
         self.routes = [
-            Route("/fleet", self.show, methods=["GET"]),
-            Route("/fleet/{run}", self.show, methods=["GET"]),
-            Route("/ui/fleet/events", self.events, methods=["GET"]),
-            Route("/ui/fleet/history/{run}", self.history, methods=["GET"]),
-            Route("/ui/fleet/failures/{run}", self.failures, methods=["GET"]),
-            Route("/ui/runs/{run}/{verb}", actions.act, methods=["POST"]),
+            Route("/fleet", answering(self.show), methods=["GET"]),
+            Route("/fleet/{run}", answering(self.show), methods=["GET"]),
+            Route("/ui/fleet/events", answering(self.events), methods=["GET"]),
+            Route("/ui/fleet/history/{run}", answering(self.history), methods=["GET"]),
+            Route("/ui/fleet/failures/{run}", answering(self.failures), methods=["GET"]),
+            Route("/ui/runs/{run}/{verb}", answering(actions.act), methods=["POST"]),
         ]
 
     def leave(self) -> None:
@@ -139,14 +140,13 @@ class FleetPages:
     async def events(self, request: Request) -> Response:
         """GET /ui/fleet/events[?run=]: server-sent events."""
         if self._live.streams >= MOST_STREAMS:
-            refusal = HttpError(
+            raise HttpError(
                 f"{MOST_STREAMS} pages are being kept up to date already",
                 code="overloaded",
                 next_step="close pages that nobody looks at",
                 status=503,
                 retry_after_s=10,
             )
-            return JSONResponse(*response_of(refusal))
         given = request.query_params
         stream = self._live.stream(given.get("run", ""), RunQuery.of(given), may_act=self.permission.holds(request))
         headers = {**SECURITY_HEADERS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -154,12 +154,9 @@ class FleetPages:
 
     async def history(self, request: Request) -> Response:
         """GET /ui/fleet/history/{run}: columns for charts, see `embq.app.ui.fleet.history.charts`."""
-        try:
-            view = await self._view(request.path_params["run"])
-            rates = self._sampler.rates(view.progress.run)
-            found = await anyio.to_thread.run_sync(charts, view, self._histories, rates)
-        except EmbqError as error:
-            return JSONResponse(*response_of(error))
+        view = await self._view(request.path_params["run"])
+        rates = self._sampler.rates(view.progress.run)
+        found = await anyio.to_thread.run_sync(charts, view, self._histories, rates)
         return JSONResponse(found, headers={**SECURITY_HEADERS, "Cache-Control": "no-store"})
 
     async def failures(self, request: Request) -> Response:
@@ -193,11 +190,11 @@ class FleetPages:
     def _granted(self, request: Request, token: str) -> Response:
         """The same page without the token in its address, which would stay in the history of the browser."""
         if not self.permission.accepts(token):
-            refused = ErrorView("This server takes no actions.", "Start it with --allow-actions.")
+            why, then = "this server takes no actions", "start it with --allow-actions"
             if self.token:
-                later = "Each start has another token; open the URL that the server printed."
-                refused = ErrorView("This is not the token of this server.", later)
-            return page(request, "error.html", refused, 403)
+                why = "this is not the token of this server"
+                then = "each start has another token; open the URL that the server printed"
+            raise HttpError(why, code="no_actions", next_step=then, status=403)
         response = RedirectResponse(request.url.path, 303, {**SECURITY_HEADERS, "Cache-Control": "no-store"})
         self.permission.grant(request, response)
         return response
@@ -206,6 +203,8 @@ class FleetPages:
 def _known(snapshot: FleetSnapshot, run: str) -> RunView:
     if (view := snapshot.run(run)) is None:
         why = f"there is no run {run[:100]!r} here"
+        if snapshot.troubles:
+            raise HttpError(f"{why}: {snapshot.troubles[0]}", code="no_run", next_step="load it again then", status=503)
         raise HttpError(why, code="no_run", next_step="the fleet page lists the runs that are here", status=404)
     return view
 

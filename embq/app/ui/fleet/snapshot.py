@@ -25,6 +25,7 @@ from embq.core.queue.runs import RunRecord
 from embq.core.queue.uploads import UploadProgress
 from embq.core.run.control import RunState
 from embq.core.service.log import Events
+from embq.core.service.progress_line import moment
 from embq.core.storage.paths import Place
 
 LOOK_S = 1.0
@@ -268,7 +269,7 @@ class Sampler:
             last.seen, last.trouble, last.since_s = source.look(), "", now_s
         except (RedisError, EmbqError) as error:
             why = f": {error.message}" if isinstance(error, EmbqError) else ""
-            asked = f"since {time.strftime('%H:%M:%S', time.localtime(last.since_s))}" if last.since_s else "yet"
+            asked = f"since {moment(last.since_s)}" if last.since_s else "yet"
             last.trouble = f"{source.name} does not answer {asked}{why}; it is asked again"
 
     def _keep_rates(self, views: Sequence[RunView], now_s: float) -> None:

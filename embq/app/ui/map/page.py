@@ -15,10 +15,10 @@ from starlette.routing import BaseRoute, Route
 from embq.app.serving.app import Serving, answering, read_body
 from embq.app.serving.http_errors import HttpError, status_of
 from embq.app.serving.served_index import ServedIndex
-from embq.app.ui.fleet.actions import Notice, Permission
+from embq.app.ui.fleet.actions import Permission
 from embq.app.ui.map.data import LoadedMap, LoadedMaps, Shape
 from embq.app.ui.map.embedding_atlas import address, application_folder, atlas_routes
-from embq.app.ui.rendering import SECURITY_HEADERS, page
+from embq.app.ui.rendering import SECURITY_HEADERS, Notice, page
 from embq.core import wire
 from embq.core.errors import EmbqError, InputError, command_line
 from embq.core.process.children import python, start
@@ -67,10 +67,10 @@ class MapPage:
         self._maps = LoadedMaps()
         self._atlas = application_folder()
         self.routes: list[BaseRoute] = [
-            Route("/map", self.show, methods=["GET"]),
+            Route("/map", answering(self.show), methods=["GET"]),
             Route("/map/points", answering(self.points), methods=["GET"]),
             Route("/map/colours", answering(self.colours), methods=["GET"]),
-            Route("/map/make", self.make, methods=["POST"]),
+            Route("/map/make", answering(self.make), methods=["POST"]),
             Route("/map/select", answering(self.select), methods=["POST"]),
             *(atlas_routes(self._atlas, self._map_of) if self._atlas is not None else []),
         ]
@@ -106,20 +106,17 @@ class MapPage:
     async def make(self, request: Request) -> Response:
         """Start `embq atlas` for an index, in a process of its own, or tell how it went; its notice asks again."""
         notice = Notice("The map is being made", "It appears here.", again=f"/map/make?{request.url.query}")
-        try:
-            self._permission.require(request)
-            path = self._served(request.query_params.get("index", "")).path
-            command = python("-m", "embq", "atlas", str(path), "--no-serve")
-            process = self._making.pop(path, None) or start(command, stdout=DEVNULL, stderr=PIPE)
-            if process.poll() is None:
-                self._making[path] = process
-            elif process.returncode == 0:
-                return Response(headers={"HX-Refresh": "true", **SECURITY_HEADERS})
-            else:
-                notice = Notice("The map was not made", process.communicate()[1].decode("utf-8", "replace"), bad=True)
-        except EmbqError as error:
-            return page(request, "fleet/said.html", Notice(error.message, error.next_step, bad=True), status_of(error))
-        return page(request, "fleet/said.html", notice)
+        self._permission.require(request)
+        path = self._served(request.query_params.get("index", "")).path
+        command = python("-m", "embq", "atlas", str(path), "--no-serve")
+        process = self._making.pop(path, None) or start(command, stdout=DEVNULL, stderr=PIPE)
+        if process.poll() is None:
+            self._making[path] = process
+        elif process.returncode == 0:
+            return Response(headers={"HX-Refresh": "true", **SECURITY_HEADERS})
+        else:
+            notice = Notice("The map was not made", process.communicate()[1].decode("utf-8", "replace"), bad=True)
+        return page(request, "notice.html", notice)
 
     async def points(self, request: Request) -> Response:
         """See `LoadedMap.points`."""

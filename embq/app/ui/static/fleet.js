@@ -4,19 +4,6 @@
   let live = document.getElementById("live");
   let source = null, lostTimer = 0, hiddenTimer = 0;
 
-  // --- times by the reader's clock ---
-  const time = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
-  const clocks = [{ ...time }, { weekday: "short", ...time }, { day: "numeric", month: "short", ...time }]
-    .map((one) => new Intl.DateTimeFormat(undefined, one));
-
-  function local(within) {
-    for (const one of within.querySelectorAll("time[data-clock]")) {
-      const at = new Date(one.dateTime);
-      const today = at.toDateString() === new Date().toDateString();
-      one.textContent = clocks[today ? 0 : Math.abs(at - Date.now()) < 6 * 864e5 ? 1 : 2].format(at);
-    }
-  }
-
   // --- the stream: closed while the page is hidden, because a browser has six connections for all of its tabs ---
   function lost(is) {
     document.body.classList.toggle("lost", is);
@@ -44,14 +31,6 @@
     }
   });
 
-  // A refusal says why, in the place where a success would.
-  document.addEventListener("htmx:beforeSwap", (event) => {
-    if (event.detail.target.id === "said") event.detail.shouldSwap = true;
-  });
-  document.addEventListener("htmx:afterSwap", (event) => local(event.detail.target ?? event.target));
-  document.addEventListener("htmx:sseMessage", (event) => local(event.target));
-  local(document);
-
   document.querySelector(".runs-form")?.addEventListener("change", (event) => event.currentTarget.requestSubmit());
 
   // --- the map of units ---
@@ -75,19 +54,24 @@
   function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 
   function options(box, series) {
+    // One form of times for all pages, as `moment` of Python has it.
+    const day = "{YYYY}-{MM}-{DD}", date = `\n${day}`, nothing = Array(5).fill(null);
+    const times = [[864e2, day, ...nothing, null, 1], [60, "{HH}:{mm}", date, null, date, null, null, null, 1], [1, "{HH}:{mm}:{ss}", date, null, date, null, null, null, 1]];
     const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
     const number = new Intl.NumberFormat(undefined, { notation: "compact", maximumFractionDigits: 1 });
     return {
       width: box.clientWidth, height: 200, cursor: { points: { size: 6 } }, legend: { live: true },
-      axes: [axis, { ...axis, size: 52, values: (_, ticks) => ticks.map((one) => number.format(one)) }],
-      scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.05)] } },
-      series: [{}, ...series],
+      tzDate: (at) => uPlot.tzDate(new Date(at * 1e3), "UTC"),
+      axes: [{ ...axis, values: times }, { ...axis, size: 52, values: (_, ticks) => ticks.map((one) => number.format(one)) }],
+      scales: { x: { range: (_, low, high) => [low, Math.max(high, low + 10)] }, y: { range: (_, low, high) => [0, Math.max(1, high * 1.05)] } },
+      series: [{ label: "time", value: `${day} {HH}:{mm} UTC` }, ...series],
     };
   }
 
   function draw(name, columns, series) {
     const box = document.querySelector(`[data-chart=${name}]`);
-    if (columns[0].length < 2) return;
+    if (columns[0].length < 2 || !columns.slice(1).flat().some(Boolean)) return;
+    box.parentElement.hidden = false;
     if (plots[name]) plots[name].setData(columns);
     else plots[name] = new uPlot(options(box, series), columns, box);
   }
