@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -18,7 +19,7 @@ from embq.app.serving.middleware import AccessRules
 from embq.app.ui.fleet import pages
 from embq.app.ui.fleet.pages import FleetPages
 from embq.app.ui.fleet.sources import sources_of
-from embq.app.ui.rendering import error_page
+from embq.app.ui.rendering import StaticFilesOfPages, error_page
 from embq.app.ui.site import Site
 from embq.core.errors import Exit
 from embq.core.rows.spec import RowSpec
@@ -216,8 +217,102 @@ def test_pages_without_an_index(folder: Path, tmp_path: Path, kind: str) -> None
             assert "There is no index yet" in assert_page(client, "/?" + urlencode(page))
         assert "There is no index yet" in assert_page(client, "/map")
         assert_page(client, "/fleet")
-        assert "there is no run" in assert_page(client, "/fleet/nothing", 404)
+        assert "there is no run" in assert_page(client, "/fleet/nothing", 404, **BROWSER)
         assert client.get("/thumb/x/image/0").headers["content-type"] == "application/json"
+
+
+BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"}
+
+WRONG: dict[str, tuple[str, str, int, dict[str, str]]] = {
+    "no route": ("GET", "/nothing", 404, {}),
+    "a route for programs": ("GET", "/search", 405, {}),
+    "a route for forms": ("GET", "/ui/runs/x/pause", 405, {}),
+    "no file": ("GET", "/static/nothing.js", 404, {}),
+    "no run": ("GET", "/fleet/nothing", 404, {}),
+    "no charts": ("GET", "/ui/fleet/history/nothing", 404, {}),
+    "another token": ("GET", "/fleet?token=x", 403, {}),
+    "no actions": ("POST", "/ui/runs/x/pause", 403, {}),
+    "another page": ("POST", "/ui/image", 403, {"origin": "http://evil.example"}),
+    "no original": ("GET", "/thumb/texts/text/3?size=original", 404, {}),
+    "no size": ("GET", "/thumb/texts/text/3?size=vast", 400, {}),
+    "no upload": ("GET", "/ui/image/0123", 404, {}),
+    "no map": ("GET", "/map/points?index=nothing:text", 404, {}),
+    "no index": ("GET", "/?index=nothing:text", 404, {}),
+}
+"""Request of a browser -> method, path, status, headers."""
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_an_error_is_a_page_for_a_browser_a_notice_for_a_part_of_a_page_and_json_for_a_program(
+    client: TestClient, what: str
+) -> None:
+    method, path, status, headers = WRONG[what]
+    page = client.request(method, path, headers={**BROWSER, **headers})
+    assert (page.status_code, page.headers["content-type"]) == (status, "text/html; charset=utf-8")
+    assert 'aria-label="Pages"' in page.text
+    assert re.search(r'role="alert"><h[12]>.+</h[12]><p>.+</p>', page.text), page.text
+    if path.startswith("/?"):
+        return  # its errors are a part of it
+    notice = client.request(method, path, headers={"hx-request": "true", **headers})
+    assert notice.status_code == status
+    assert notice.text.startswith('<div class="notice error"')
+    for accept in ("application/json", "*/*"):
+        answer = client.request(method, path, headers={"accept": accept, **headers})
+        assert (answer.status_code, set(answer.json())) == (status, {"code", "message", "next"})
+
+
+def test_a_broker_that_is_away_is_a_page_with_a_next_step(tmp_path: Path) -> None:
+    app = application(
+        [str(tmp_path)],
+        [],
+        follow=True,
+        memory="ram",
+        threads=1,
+        with_models=False,
+        image_urls=False,
+        rules=AccessRules(),
+        site=partial(Site, fleet=FleetPages(sources_of([], "redis://127.0.0.1:1"), allow_actions=True)),
+        error_page=error_page,
+    )
+    with TestClient(app, raise_server_exceptions=False) as client:
+        assert "does not answer" in assert_page(client, "/fleet", **BROWSER)
+        assert "does not answer" in assert_page(client, "/fleet/0123456789abcdef", 503, **BROWSER)
+
+
+def test_a_folder_that_vanishes_is_a_page_with_a_next_step(folder: Path, tmp_path: Path) -> None:
+    for name in ("texts", "image-tar"):
+        shutil.copytree(folder / name, tmp_path / "runs" / name)
+    runs = [load_run(tmp_path / "runs" / name).run for name in ("texts", "image-tar")]
+    with ExitStack() as stack:
+        client = opened(stack, tmp_path / "runs")
+        wait_until(lambda: all(run in client.get("/fleet").text for run in runs), 30)
+        indices = [f"{one['name']}:{one['modality']}" for one in client.get("/health").json()["indices"]]
+        shutil.rmtree(tmp_path / "runs")
+        paths = ["/fleet", "/map", *(f"{path}{run}" for path in ("/fleet/", "/ui/fleet/failures/") for run in runs)]
+        paths += [
+            f"/{page}?{urlencode({'index': index, **more})}"
+            for index in indices
+            for page in ("", "map")
+            for more in ({}, {"id": 3})
+        ]
+        paths += [f"/thumb/{index.replace(':', '/')}/3?size=original" for index in indices]
+        for path in paths:
+            answer = client.get(path, headers=BROWSER)
+            assert "embq has a bug" not in answer.text, path
+            if answer.status_code >= 400:
+                assert answer.headers["content-type"].startswith("text/html"), path
+                assert re.search(r'role="alert"><h[12]>.+</h[12]><p>.+</p>', answer.text), (path, answer.text)
+
+
+def test_a_bug_behind_files_is_a_page_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(StaticFilesOfPages, "file_response", lambda *_, **__: 1 / 0)
+    with ExitStack() as stack:
+        answer = opened(stack, folder / "texts").get("/static/embq.css", headers=BROWSER)
+    assert (answer.status_code, answer.headers["content-type"]) == (500, "text/html; charset=utf-8")
+    assert "report it with those lines of the log" in answer.text
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_an_unexpected_error_is_a_page_that_names_its_line_of_the_log(
@@ -225,7 +320,7 @@ def test_an_unexpected_error_is_a_page_that_names_its_line_of_the_log(
 ) -> None:
     monkeypatch.setattr(pages, "parts_of", lambda *_: 1 / 0)
     with ExitStack() as stack:
-        answer = opened(stack, folder / "texts").get("/fleet")
+        answer = opened(stack, folder / "texts").get("/fleet", headers=BROWSER)
     assert answer.status_code == 500
     assert answer.headers["content-type"].startswith("text/html")
     number = re.search(r"id=([0-9a-f]{8})", answer.text)

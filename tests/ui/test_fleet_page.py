@@ -152,3 +152,17 @@ def test_no_page_is_wider_than_the_window(
             page.wait_for_load_state()  # elements are there before the style sheets are
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert serious_violations(page) == []
+
+
+def test_a_run_that_is_over_has_no_empty_chart_and_its_times_have_one_form(tmp_path: Path, browser: Browser) -> None:
+    source = write_jsonl(tmp_path / "t.jsonl", [{"text": str(number)} for number in range(40)])
+    run = load_run(place(str(build(tmp_path / "out", [source], unit_samples=10)))).run
+    form = r"\d{4}-\d\d-\d\d \d\d:\d\d UTC"
+    with served(tmp_path, "--no-model", verb="ui") as server, opened_page(browser) as (page, _):
+        page.goto(f"{server.url}/fleet/{run}")
+        page.locator("[data-chart=commits] canvas").wait_for()
+        assert page.locator(".charts figure:visible").count() == 1
+        assert re.search(rf"planned\s*{form}, ", page.locator(".facts").inner_text())
+        page.locator("[data-chart=commits] .u-over").hover()
+        assert re.search(form, page.locator("[data-chart=commits] .u-legend").inner_text())
+        assert page.locator(".spark").count() == 0

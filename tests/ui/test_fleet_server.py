@@ -422,7 +422,9 @@ def test_each_failure_group_shows_the_picture_the_text_or_the_first_bytes_of_a_s
         assert server.ask(f"/ui/fleet/sample/{load_run(notes).run}/{'0' * 32}/0").data.count(b"no failure group") == 1
     assert b'src="data:image/jpeg;base64,' in of_pairs["empty_text"]
     assert b"38 bytes" in of_pairs["missing_member"]
+    assert b"of type text: 3c 68 74 6d 6c 3e" in of_pairs["missing_member"]
     assert b"&lt;html&gt;" in of_pairs["missing_member"]
+    assert b"&#39;" not in of_pairs["missing_member"], "a text of Python"
     assert b"data:" not in of_pairs["duplicate_key"], "its key has the picture of another sample"
     assert b"&lt;b&gt;half \\ud83d a pair&lt;/b&gt;" in of_texts["text_not_utf8"]
 

@@ -380,3 +380,35 @@ def test_pages_are_accessible_and_fit_their_window(server: Server, browser: Brow
                     assert page.locator("dialog").bounding_box()["width"] == (390 if width == 390 else 648)
                 assert serious_violations(page) == []
                 assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_cards_cut_no_word_and_scores_have_a_column_with_a_query_alone(server: Server, browser: Browser) -> None:
+    inside = (
+        "[...document.querySelectorAll('.facts, .facts *')].filter((one) => getComputedStyle(one).display !== 'inline')"
+    )
+    cut = f"{inside}.filter((one) => one.scrollWidth > one.clientWidth + 1).length"
+    start = "getComputedStyle(document.querySelector('.list .facts')).gridTemplateColumns.split(' ').length"
+    with opened_page(browser) as (page, _):
+        page.goto(address(server, index=PHOTOGRAPHS, id=3))
+        page.locator(".grid .result").first.wait_for()
+        assert page.evaluate(cut) == 0
+        tops = "(one) => [...one.querySelectorAll('.actions a')].map((link) => Math.round(link.offsetTop))"
+        assert len(set(page.locator(".grid .result").first.evaluate(tops))) == 1
+        page.goto(address(server, index=TEXTS))
+        assert page.evaluate(start) == 2
+        page.goto(address(server, index=TEXTS, id=3))
+        assert page.evaluate(start) == 3
+        assert page.evaluate(cut) == 0
+
+
+def test_an_error_in_place_of_results_leaves_the_page_and_its_form(server: Server, browser: Browser) -> None:
+    with opened_page(browser) as (page, faults):
+        page.goto(address(server, index=TEXTS))
+        page.route("**/?*q=*", lambda route: route.fulfill(status=500, content_type="text/html", body="<p>a bug</p>"))
+        page.fill("#q", "text")
+        page.keyboard.press("Enter")
+        page.locator("#results").get_by_text("a bug").wait_for()
+        page.unroute("**/?*q=*")
+        page.keyboard.press("Enter")
+        page.locator("#results .result").first.wait_for()
+        faults.expect("500")

@@ -305,7 +305,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 SEARCHES = "POST /search, /knn-service or /metadata; GET /indices-list, /health, /metrics or /metrics-summary"
 EMBEDDINGS = "POST /v1/embeddings or /embed; GET /v1/models, /info, /health or /metrics"
-PAGES = "pages: /, /fleet and /map"
+PAGES = "open /, /fleet or /map"
 """Paths of a server, for requests to others."""
 
 

@@ -56,14 +56,15 @@
   function options(box, series) {
     // One form of times for all pages, as `moment` of Python has it.
     const day = "{YYYY}-{MM}-{DD}", date = `\n${day}`, nothing = Array(5).fill(null);
-    const times = [[864e2, day, ...nothing, null, 1], [60, "{HH}:{mm}", date, null, date, null, null, null, 1], [1, "{HH}:{mm}:{ss}", date, null, date, null, null, null, 1]];
+    const within = (step, text) => [step, text, date, null, date, null, null, null, 1];
+    const times = [[864e2, day, ...nothing, null, 1], within(60, "{HH}:{mm}"), within(1, "{HH}:{mm}:{ss}"), within(1e-3, "{HH}:{mm}:{ss}.{fff}")];
     const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
     const number = new Intl.NumberFormat(undefined, { notation: "compact", maximumFractionDigits: 1 });
     return {
       width: box.clientWidth, height: 200, cursor: { points: { size: 6 } }, legend: { live: true },
       tzDate: (at) => uPlot.tzDate(new Date(at * 1e3), "UTC"),
-      axes: [{ ...axis, values: times }, { ...axis, size: 52, values: (_, ticks) => ticks.map((one) => number.format(one)) }],
-      scales: { x: { range: (_, low, high) => [low, Math.max(high, low + 10)] }, y: { range: (_, low, high) => [0, Math.max(1, high * 1.05)] } },
+      axes: [{ ...axis, values: times, space: 90 }, { ...axis, size: 52, values: (_, ticks) => ticks.map((one) => number.format(one)) }],
+      scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.05)] } },
       series: [{ label: "time", value: `${day} {HH}:{mm} UTC` }, ...series],
     };
   }
