@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from embq.app.local.session import summary_lines
 from embq.app.status.broker_snapshot import BrokerSnapshot
 from embq.app.status.display import panel
 from embq.app.status.fleet import FleetStatus
@@ -18,7 +20,7 @@ from embq.app.status.run_progress import RunCounts, RunProgress, derive_progress
 from embq.core.models import ModelConfig
 from embq.core.queue.heartbeats import Device, Heard, Service
 from embq.core.run.control import Control, RunState
-from embq.core.service.progress_line import ProgressLine, duration, folded, size_text
+from embq.core.service.progress_line import ProgressLine, duration, folded, moment, size_text
 
 
 class Terminal(io.StringIO):
@@ -70,7 +72,24 @@ def test_bytes_are_told_in_powers_of_a_thousand(count: float, text: str) -> None
     assert size_text(count) == text
 
 
+def test_a_time_has_one_form_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    assert moment(1_773_480_399) == "2026-03-14 09:26 UTC"
+    monkeypatch.undo()
+    time.tzset()
+
+
 # --- what `embq status` shows ---
+
+
+def test_texts_that_are_cut_have_another_word_than_the_code_of_a_cut_image() -> None:
+    progress = replace(RUNNING, state=RunState.DONE, truncated=20)
+    for shown in (drawn(progress), "\n".join(summary_lines(replace(progress, rows=0), Path("/out")))):
+        assert "20" in shown
+        assert "the model reads" in shown
+        assert "truncated" not in shown
+        assert "parts" not in shown, "no row is anywhere"
 
 
 @pytest.mark.parametrize(("state", "shown"), [(RunState.RUNNING, "33.0 rows/s"), (RunState.DONE, "812.5 rows/s")])

@@ -228,15 +228,15 @@ class Routes:
 
     async def knn_service(self, request: Request) -> Response:
         """The rows nearest to a query, for clients of clip-retrieval."""
-        return await _knn_response(await self._search.knn(KnnRequest.fromjson_response(await json_body(request))))
+        return await _knn_response(await self._search.knn(KnnRequest.from_json(await json_body(request))))
 
     async def metadata(self, request: Request) -> Response:
         """The columns of rows."""
-        return await _knn_response(await self._search.rows(RowsRequest.fromjson_response(await json_body(request))))
+        return await _knn_response(await self._search.rows(RowsRequest.from_json(await json_body(request))))
 
     async def search(self, request: Request) -> Response:
         """The results of a query, for `embq search`."""
-        answer = await self._search.search(Query.fromjson_response(await json_body(request)))
+        answer = await self._search.search(Query.from_json(await json_body(request)))
         return await anyio.to_thread.run_sync(lambda: json_response(answer.describe()))
 
     async def indices_list(self, request: Request) -> Response:
