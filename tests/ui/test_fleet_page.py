@@ -147,6 +147,9 @@ def test_no_page_is_wider_than_the_window(
             page.locator(".runs .name").nth(1).wait_for()
             page.locator(".card").first.wait_for()
             assert page.evaluate("document.documentElement.scrollWidth") <= width
+            inside = "[...document.querySelectorAll('.line *, .card *')].filter((one) => one instanceof HTMLElement)"
+            hidden = f"{inside}.filter((one) => getComputedStyle(one).overflowX === 'hidden')"
+            assert page.evaluate(f"{hidden}.filter((one) => one.scrollWidth > one.clientWidth + 1).length") == 0
             page.locator(".runs .name").first.click()
             page.locator("svg.units").wait_for()
             page.wait_for_load_state()  # elements are there before the style sheets are
