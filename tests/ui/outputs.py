@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from embq.app.cli.entry_point import run
+from embq.core.errors import Exit
 from embq.core.rows.spec import RowSpec
 from examples.demo.collect import photographs
 from tests.support.outputs.build import build, write_jsonl, write_tar
@@ -65,3 +67,14 @@ def write_vectors(folder: Path) -> Path:
     np.save(folder / "vectors" / "img_emb.npy", np.eye(16, dtype=np.float32))
     build_index(folder / "vectors", output="img_emb")
     return folder / "vectors"
+
+
+def write_articles(folder: Path) -> Path:
+    """A run of 8 long texts in chunks, and its index."""
+    words = ("river", "garden", "engine", "star")
+    lines = [{"id": f"article-{i}", "text": f"{words[i % 4]} {i} of some words. " * 40} for i in range(8)]
+    source = write_jsonl(folder / "articles.jsonl", lines)
+    command = ["run", str(source), "-o", str(folder / "articles"), "-m", MODEL, "--chunk-tokens", "32"]
+    assert run([*command, "--normalize", "--devices", "cpu", "--quiet"]) == Exit.DONE
+    build_index(folder / "articles", output="text")
+    return folder / "articles"

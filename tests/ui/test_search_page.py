@@ -17,12 +17,13 @@ from embq.app.cli.entry_point import run
 from tests.e2e.served import Server, served
 from tests.support.waiting import wait_until
 from tests.ui.browser import opened_page, serious_violations, until
-from tests.ui.outputs import HOSTILE, write_photographs, write_texts, write_vectors
+from tests.ui.outputs import HOSTILE, write_articles, write_photographs, write_texts, write_vectors
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
 
 PHOTOGRAPHS, TEXTS, VECTORS = "photographs:image", "texts:text", "vectors/img_emb:image"
+ARTICLES = "articles:text"
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_photographs(folder)
     write_texts(folder)
     write_vectors(folder)
+    write_articles(folder)
     with served(folder, verb="ui", XDG_CACHE_HOME=str(tmp_path_factory.mktemp("cache"))) as one:
         yield one
 
@@ -101,6 +103,26 @@ def test_the_details_of_a_row_are_a_part_of_the_page_with_links_of_the_web_alone
         assert len(links) == 4
         assert all(one.startswith("/?") for one in links), links
     assert "has no row" in part(10**9)
+
+
+def test_the_chunks_of_a_document_are_one_result_with_its_best_chunk(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = server.ask("/search", {"id": 3, "index": "articles", "modality": "text", "k": 48}).json["results"]
+    documents: dict[str, list[str]] = {}
+    for one in answer:
+        documents.setdefault(one["metadata"]["document"], []).append(one["key"])
+    assert max(map(len, documents.values())) > 1
+    assert [one["rank"] for one in answer] == list(range(1, 49)), "the JSON is as it was: all chunks, by their score"
+    shown = server.ask("/?" + urlencode({"index": ARTICLES, "id": 3})).data.decode()
+    assert re.findall(r'class="key">([^<]+)<', shown) == [key for keys in documents.values() for key in keys]
+    counts = [int(one) for one in re.findall(r"<summary>(\d+) more chunks? of it", shown)]
+    assert counts == [len(keys) - 1 for keys in documents.values() if len(keys) > 1]
+    assert run(["search", server.url, "--id", "3", "-k", "48", "--index", "articles"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[2] for line in lines] == [key for keys in documents.values() for key in keys]
+    assert sum(line[15:17] != "  " for line in lines) == len(documents)
+    assert "more chunk" not in server.ask("/?" + urlencode({"index": TEXTS, "id": 3})).data.decode()
 
 
 def test_an_index_without_a_model_or_a_run_offers_neither_pictures_nor_images(server: Server) -> None:
@@ -198,6 +220,25 @@ def test_results_lead_to_more_like_them_examples_and_filters(server: Server, bro
         assert ids_of(page) == searched(server, **body, index="photographs", modality="image", k=48)
         page.click("[aria-label^='Remove the condition']")
         page.wait_for_url(lambda url: "where" not in url)
+
+
+@pytest.mark.pages
+def test_further_chunks_open_and_keys_pass_over_those_that_are_closed(server: Server, browser: Browser) -> None:
+    with opened_page(browser) as (page, _):
+        page.goto(address(server, index=ARTICLES, id=3))
+        whole = page.locator("ol.list").first.locator("> .result")
+        inner = whole.first.locator(".others .result")
+        assert not inner.first.is_visible()
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        assert page.evaluate("document.activeElement.parentElement.children[1] === document.activeElement")
+        whole.first.locator("summary").click()
+        assert inner.first.is_visible()
+        assert serious_violations(page) == []
+        page.locator("body").press("j")
+        inner.first.get_by_role("link", name="Details").click()
+        page.locator("dialog h2").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1440
 
 
 @pytest.mark.pages

@@ -9,7 +9,7 @@ import base64
 import binascii
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -194,6 +194,16 @@ class Result:
         """JSON-ready values; metadata only where the index has such columns."""
         values = {name: getattr(self, name) for name in ("rank", "id", "key", "score", "caption", "source")}
         return {**values, "metadata": dict(self.metadata)} if self.metadata else values
+
+
+def by_document(results: Iterable[Result]) -> list[list[Result]]:
+    """The chunks of each document together, its best first, and every other row alone; in the order of the best."""
+    groups: dict[object, list[Result]] = {}
+    for one in results:
+        of = one.metadata
+        document = (one.source, str(of["document"])) if {"document", "chunk", "chunks"} <= of.keys() else one.id
+        groups.setdefault(document, []).append(one)
+    return list(groups.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from embq.app.searching.local import check_ids, results_of
-from embq.app.searching.query import MOST_RESULTS, Query, Result
+from embq.app.searching.query import MOST_RESULTS, Query, Result, by_document
 from embq.app.serving.app import Serving, answering, read_body
 from embq.app.serving.http_errors import HttpError, status_of
 from embq.app.serving.served_index import OpenVersion, ServedIndex, VersionInfo
@@ -38,7 +38,7 @@ class Results:
     """What the page shows below the query.
 
     Attributes:
-        rows: results, best first, or rows to begin with where there is no query.
+        rows: results, best first, by document; or rows to begin with where there is no query.
         timing: (name, milliseconds) of each step.
         total_ms: from the request to the rows.
         error: why there are no results.
@@ -46,7 +46,7 @@ class Results:
         more: whether a further page may have results.
     """
 
-    rows: list[Result]
+    rows: list[list[Result]]
     timing: list[tuple[str, float]]
     total_ms: float = 0.0
     error: EmbqError | None = None
@@ -174,7 +174,7 @@ class SearchPage:
             if not state.has_query and not conditions:
                 with index.use() as version:
                     rows = await anyio.to_thread.run_sync(partial(_first_rows, version), limiter=version.turn)
-                return Results(rows=rows, timing=[])
+                return Results(rows=[[row] for row in rows], timing=[])
             if not state.has_query:
                 raise InputError(
                     "conditions narrow a search, and there is nothing to search for",
@@ -202,7 +202,7 @@ class SearchPage:
         timing = [(name, answer.timing[field]) for field, name in TIMING if answer.timing[field]]
         rows = answer.results
         return Results(
-            rows=rows,
+            rows=by_document(rows),
             timing=timing,
             total_ms=1000 * (time.perf_counter() - began),
             more=len(rows) == PAGE and state.offset + 2 * PAGE <= MOST_RESULTS,

@@ -131,12 +131,16 @@ def _tell(spec: str) -> None:
 def _print_table(answer: Answer) -> None:
     import shutil
 
-    results = answer.results
+    from embq.app.searching.query import by_document
+
+    documents = by_document(answer.results)
+    results = [one for chunks in documents for one in chunks]
     if not results:
         click.echo("no results", err=True)
         return
     width = shutil.get_terminal_size((FULL_WIDTH, 24)).columns
-    keys = [_shortened(result.key, KEY_WIDTH) for result in results]
+    indents = ["  " if number else "" for chunks in documents for number in range(len(chunks))]
+    keys = [f"{before}{_shortened(one.key, KEY_WIDTH)}" for before, one in zip(indents, results, strict=True)]
     sources = [_shortened(result.source or "", SOURCE_WIDTH, keep_end=True) for result in results]
     key_width, source_width = max(3, *map(len, keys)), max(map(len, sources))
     caption_width = max(20, width - 4 - 9 - key_width - source_width - 6)

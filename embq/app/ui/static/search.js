@@ -158,7 +158,7 @@
       return;
     }
     if (typing) return;
-    const all = [...document.querySelectorAll(".result")];
+    const all = [...document.querySelectorAll(".result")].filter((one) => one.checkVisibility());
     const here = dialog.open ? dialog : document.activeElement.closest?.(".result");
     const link = here?.querySelector(`[data-key="${CSS.escape(event.key)}"]`);
     const move = { j: 1, ArrowRight: 1, k: -1, ArrowLeft: -1 }[event.key];
