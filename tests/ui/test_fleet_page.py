@@ -135,6 +135,24 @@ def test_runs_are_filtered_by_a_form_sorted_by_a_column_and_none_is_in_a_box_tha
         until(page, "document.querySelectorAll('.runs .name').length === 4")
 
 
+def test_the_log_of_a_service_grows_and_stays_where_its_reader_is(tmp_path: Path, browser: Browser) -> None:
+    root = build(tmp_path / "out", [write_jsonl(tmp_path / "t.jsonl", [{"text": "a"}])])
+    (root / "_logs").mkdir()
+    with open(root / "_logs" / "worker.log", "w", buffering=1) as log:
+        log.writelines(f"2026-01-01T00:00:00Z info worker line {n} <script>pwned = 1</script>\n" for n in range(99))
+        log.write("2026-01-01T00:00:01Z warning worker slow\n")
+        with served(tmp_path, "--no-model", verb="ui") as server, opened_page(browser, width=390) as (page, _):
+            page.goto(f"{server.url}/fleet/{load_run(root).run}")
+            box = page.locator("#log-worker")
+            box.get_by_text("warning worker slow").wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390
+            assert serious_violations(page) == []
+            page.evaluate("document.getElementById('log-worker').scrollTop = -400")
+            log.write("2026-01-01T00:00:02Z error worker stopped\n")
+            page.locator("#log-worker .error").wait_for()
+            assert page.evaluate("document.getElementById('log-worker').scrollTop") == -400
+
+
 @pytest.mark.parametrize("width", [1440, 390, 360])
 def test_no_page_is_wider_than_the_window(
     own_server: EmbeddedServer, short_tmp: Path, browser: Browser, width: int

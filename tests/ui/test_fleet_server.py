@@ -7,6 +7,7 @@ import http.client
 import json
 import re
 import signal
+import threading
 import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+import numpy as np
 import pytest
 import redis
 from starlette.requests import Request
@@ -28,16 +30,21 @@ from embq.app.ui.fleet.live import MOST_STREAMS, Live
 from embq.app.ui.fleet.pages import FleetPages
 from embq.app.ui.fleet.run_list import RunQuery
 from embq.app.ui.fleet.snapshot import FleetSnapshot, Sampler
-from embq.app.ui.fleet.sources import BrokerSource, FolderSource
+from embq.app.ui.fleet.sources import BrokerSource, FolderSource, SeenBuild
 from embq.core.broker.embedded import EmbeddedServer
+from embq.core.errors import Exit
 from embq.core.queue.heartbeats import SERVICE_REPORTS, WORKER_REPORTS, Device
+from embq.core.queue.index_builds import IndexBuild, IndexStage, announce
 from embq.core.queue.keys import SERVICES, service_key
+from embq.core.queue.ledger import Ledger, new_token
 from embq.core.queue.reporting import this_service
 from embq.core.queue.runs import register
 from embq.core.queue.scripts import load_scripts
 from embq.core.rows.results import encode_result, row_schema
 from embq.core.run.run_info import load_run
+from embq.core.storage.durable import try_lock
 from embq.core.units import Failure
+from embq.indexer.index_files.files import alone, note
 from examples.demo.collect import photographs
 from tests.e2e.served import Server, served
 from tests.e2e.session import run_of, started
@@ -501,7 +508,7 @@ def test_the_stream_has_all_parts_first_and_then_those_that_change_until_the_ser
 ) -> None:
     connection, answer = events_of(server, "/ui/fleet/events")
     assert answer.readline() == b"retry: 2000\n"
-    assert names_until(answer, "machines") == ["banner", "top", "stages", "runs", "machines"]
+    assert names_until(answer, "machines") == ["banner", "top", "stages", "runs", "builds", "machines"]
     commit(case, 0, 1)
     later = names_until(answer, "runs")
     assert "machines" not in later
@@ -544,3 +551,129 @@ def test_streams_above_the_limit_are_refused(case: RunCase, own_server: Embedded
         awaited(pages.events(request))
     assert refused.value.status == 503
     pages.stop()
+
+
+# --- logs ---
+
+
+def write_log(root: Path, service: str, *lines: str) -> None:
+    (root / "_logs").mkdir(exist_ok=True)
+    with open(root / "_logs" / f"{service}.log", "a", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def test_the_page_of_a_run_has_the_last_lines_of_each_service_with_their_levels(tmp_path: Path) -> None:
+    root = build(tmp_path / "out", [write_jsonl(tmp_path / "t.jsonl", [{"text": "a"}])])
+    info = load_run(root)
+    with served(tmp_path, "--no-model", verb="ui") as server:
+
+        def logs() -> str:
+            answer = server.ask(f"/ui/fleet/logs/{info.run}")
+            assert answer.status == 200
+            return answer.data.decode()
+
+        assert "docker compose logs" in logs()
+        write_log(root, "worker", *(f"2026-01-01T00:00:00Z info worker line {n}" for n in range(10_000)))
+        write_log(root, "worker", "2026-01-01T00:00:01Z error worker bug", "  Traceback", f"error[x]: {HOSTILE}")
+        write_log(root, "writer", "2026-01-01T00:00:02Z warning writer redis://user:secret@box")
+        shown = logs()
+        assert len(re.findall(r"<span class", shown)) == 101
+        assert '<span class="info">2026-01-01T00:00:00Z info worker line 9999' in shown
+        assert '<span class="error">  Traceback' in shown
+        assert "<script" not in shown
+        assert "<img" not in shown
+        assert "\u202e" not in shown
+        assert "secret" not in shown
+        assert '<span class="warning">2026-01-01T00:00:02Z warning writer redis://user:****@box' in shown
+        assert f"embq logs {root}" in shown
+        (root / "_logs" / "producer.log").symlink_to("/etc/passwd")
+        assert "root:" not in logs()
+
+
+def test_new_lines_of_a_log_are_an_event_of_its_run(tmp_path: Path) -> None:
+    root = build(tmp_path / "out", [write_jsonl(tmp_path / "t.jsonl", [{"text": "a"}])])
+    sampler = Sampler([FolderSource(tmp_path)])
+
+    def stamp() -> str:
+        parts = Fragments(Histories()).run(sampler.sample(), load_run(root).run, may_act=False)
+        assert parts is not None
+        return parts["logs"]
+
+    assert stamp() == ""
+    write_log(root, "writer", "first")
+    first = stamp()
+    write_log(root, "writer", "second")
+    assert stamp() not in ("", first)
+    sampler.stop()
+
+
+# --- index builds ---
+
+
+def builds_of(*sources: BrokerSource | FolderSource) -> tuple[list[SeenBuild], str]:
+    """The builds in sources, and what the page says of them."""
+    sampler = Sampler(sources)
+    snapshot = sampler.sample()
+    sampler.stop()
+    return list(snapshot.builds), Fragments(Histories()).fleet(snapshot, may_act=False)["builds"]
+
+
+def test_a_build_that_fails_or_is_killed_says_so_with_the_command_until_one_succeeds(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).normal(size=(2_000, 16)).astype(np.float32)
+    vectors[7] = np.nan
+    folder = tmp_path / "<b>vectors"
+    folder.mkdir()
+    np.save(folder / "img_emb.npy", vectors)
+    assert builds_of(FolderSource(folder)) == ([], "")
+    with started("index", folder, "--quiet") as command:
+        assert command.wait() == Exit.BAD_INPUT
+    ((build,), shown) = builds_of(FolderSource(folder))
+    assert (build.state, build.attempt.stages["sample"]) == ("failed", (1, 1))
+    assert list(build.attempt.stages) == ["sample", "train", "queries", "truth", "add", "merge", "tune"]
+    assert "1 of 2,000 vectors" in shown
+    assert "--drop-invalid" in shown
+    assert f"<code>embq index '{folder}' --quiet</code>" in unescape(shown)
+    assert "<b>vectors" not in shown
+
+    vectors[7] = 1
+    np.save(folder / "img_emb.npy", vectors)
+    with started("index", folder, "--quiet") as command:
+        wait_until(lambda: builds_of(FolderSource(folder))[0][0].state == "running")
+        command.signal(signal.SIGKILL)
+        command.wait()
+    ((build,), shown) = builds_of(FolderSource(folder))
+    assert (build.state, build.attempt.error) == ("interrupted", "")
+    assert "goes on with it" in shown
+    with started("index", "<b>vectors", "--quiet", cwd=tmp_path) as command:
+        assert command.wait() == Exit.DONE
+    assert builds_of(FolderSource(folder)) == ([], "")
+
+
+def test_a_look_at_a_build_keeps_nobody_from_the_index(tmp_path: Path) -> None:
+    with alone(tmp_path):
+        pass
+    look = open(tmp_path / "_lock", "rb")  # noqa: SIM115 - the timer closes it
+    assert try_lock(look, shared=True)
+    threading.Timer(0.03, look.close).start()
+    with alone(tmp_path):
+        pass
+
+
+def test_a_build_on_workers_is_shown_from_the_broker_and_waits_without_them(
+    own_server: EmbeddedServer, own_client: redis.Redis, tmp_path: Path
+) -> None:
+    index = tmp_path / "index"
+    record = IndexBuild(index=str(index), build="b", folder=str(index / "_work/b"), nonce="n", memory_bytes=1)
+    announce(own_client, IndexStage(build=record, stage="add", run="a" * 32))
+    ledger = Ledger(own_client, "a" * 32)
+    ledger.rebuild(gen="g", total=12, done=b"\xc0", counters={})
+    source = BrokerSource(own_server.url)
+    ((build,), shown) = builds_of(source)
+    assert (build.state, build.attempt.stages) == ("waiting", {"add": (2, 12)})
+    assert "adding rows 2 of 12" in shown
+    assert "<code>embq worker</code>" in shown
+    ledger.claim(3, new_token("g", "worker"), lease_s=60, fingerprint="")
+    with alone(index):
+        note(index, stages={"sample": (1, 1), "add": (2, 12)})
+        ((build,), shown) = builds_of(source)
+        assert (build.state, list(build.attempt.stages)) == ("running", ["sample", "add"])

@@ -91,6 +91,17 @@ def test_a_run_without_logs_says_where_they_are(out: Path, capsys: pytest.Captur
     assert "has no log of" in capsys.readouterr().err
 
 
+def test_only_the_end_of_a_large_log_is_read(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (out / "_logs").mkdir()
+    with open(out / "_logs" / "worker.log", "wb") as file:
+        file.truncate(8 << 30)  # a hole: read as a whole it would be a line of 8 GiB
+    log(out, "worker", "", *(f"2026-01-01T00:00:0{n}Z info worker line {n}" for n in range(3)))
+    began = time.monotonic()
+    assert run(["logs", str(out), "-n", "2"]) == Exit.DONE
+    assert [line[-6:] for line in capsys.readouterr().out.splitlines()] == ["line 1", "line 2"]
+    assert time.monotonic() - began < 10
+
+
 def test_logs_are_followed(out: Path) -> None:
     log(out, "writer", "first")
     with subprocess.Popen([EMBQ, "logs", str(out), "-f"], stdout=subprocess.PIPE, text=True) as following:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
+from embq.app.status.service_logs import ServiceLog
 from embq.core.errors import EmbqError, Exit, ModelError
 from embq.core.process.children import python, start, stop
 from embq.core.settings import child_environment
@@ -23,9 +24,6 @@ QUICK_S = 5.0
 OVER_S = 3.0
 """A worker exits when its run is over, and the session follows. A worker that exits earlier is restarted after this
 time: it looked before units that were added to a finished run were taken up."""
-
-TAIL_BYTES = 1 << 20
-"""Bytes that are read from the end of a log; they hold more than 60 lines of any service."""
 
 FATAL = {Exit.USAGE, Exit.BAD_INPUT, Exit.OUTPUT, Exit.CONFIG}
 
@@ -129,12 +127,9 @@ class ServiceProcess:
         return None
 
     def _tail(self) -> list[str]:
-        try:
-            with open(self.log, "rb") as log:
-                log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - TAIL_BYTES))
-                return log.read().decode("utf-8", "replace").splitlines()[-60:]
-        except OSError:
-            return []
+        """The last lines of the service since its start."""
+        log = ServiceLog(self.log.parent.parent, self.log.stem, start=self._log_start)
+        return [line.text for line in log.new_lines(60)]
 
     def ended(self) -> bool:
         """True if it was started and has exited."""

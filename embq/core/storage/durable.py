@@ -215,13 +215,13 @@ def link(staged: Place, path: Place, temporary: Path) -> None:
             raise
 
 
-def try_lock(file: int | IO[Any]) -> bool:
+def try_lock(file: int | IO[Any], *, shared: bool = False) -> bool:
     """Lock an open file or folder until it is closed, or this process ends; False where another process has the lock.
 
-    OSError where the file system has no locks.
+    A `shared` lock goes with others of its kind. OSError where the file system has no locks.
     """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

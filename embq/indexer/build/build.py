@@ -19,7 +19,7 @@ from embq.indexer.build.spec import BuildSpec, draft
 from embq.indexer.build.units import NAMED, NEEDS, STAGES, IndexUnit, Sidecar, finished, write_inputs
 from embq.indexer.collection.opening import Collection
 from embq.indexer.faiss_module import faiss
-from embq.indexer.index_files.files import WORK, alone, from_json, to_json
+from embq.indexer.index_files.files import WORK, alone, from_json, note, to_json
 from embq.indexer.index_files.publication import names_below, publish, remove_folder, settle, sweep
 from embq.indexer.index_files.version import Version, find_current
 
@@ -99,7 +99,7 @@ def build(
         described, resumed = build_dir.begin(lambda: to_json(make_spec()))
         spec = from_json(BuildSpec, described, str(build_dir.spec))
         progress.planned(spec, resumed=resumed)
-        stages = StageSequence(build_dir, runner, progress)
+        stages = StageSequence(build_dir, runner, progress, {stage: (0, spec.units(stage)) for stage in STAGES})
         for stage in STAGES:
             stages.run(stage, spec.units(stage), NEEDS[stage])
             if stage == "sample":
@@ -119,12 +119,14 @@ class StageSequence:
     """Runs the stages of one build or change, each on what earlier stages have made.
 
     Attributes:
+        counts: stage -> (done, all) units; those that are known before.
         sidecars: of each stage that was run, in the order of its units.
     """
 
     build_dir: BuildDir
     runner: Runner
     progress: StageProgress
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
     sidecars: dict[str, list[Sidecar]] = field(default_factory=dict)
 
     def run(self, stage: str, count: int, needs: Sequence[str] = (), *, known_as: str = "") -> list[Sidecar]:
@@ -144,17 +146,22 @@ class StageSequence:
         ]
         found = {unit.number: sidecar for unit, sidecar in finished(units)}
         if units:
-            self.progress.stage(stage, len(found), count)
+            self._tell(stage, len(found), count)
 
         def done(unit: IndexUnit, sidecar: Sidecar) -> None:
             found[unit.number] = sidecar
-            self.progress.stage(stage, len(found), count)
+            self._tell(stage, len(found), count)
 
         if missing := [unit for unit in units if unit.number not in found]:
             self.runner.run(missing, done)
         name = known_as or stage
         self.sidecars[name] = [found[unit.number] for unit in units]
         return self.sidecars[name]
+
+    def _tell(self, stage: str, done: int, units: int) -> None:
+        self.progress.stage(stage, done, units)
+        self.counts[stage] = done, units
+        note(self.build_dir.index, stages=self.counts)
 
 
 def _fetch(build_dir: BuildDir, version: Version, sidecars: Mapping[str, Sequence[Sidecar]]) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
+import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,12 +16,21 @@ from typing import Any, TypeVar
 import msgspec
 
 from embq.core import wire
-from embq.core.errors import AwayError, InputError, MalformedError, OutputError, TryLaterError
+from embq.core.errors import (
+    AwayError,
+    EmbqError,
+    InputError,
+    MalformedError,
+    OutputError,
+    TryLaterError,
+    command_line,
+)
+from embq.core.redaction import masked
 from embq.core.storage.beneath import below, open_file
 from embq.core.storage.durable import NO_SPACE, output_error, overwrite, try_lock
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place
-from embq.core.wire import Count, RelativePath, Sha256
+from embq.core.wire import Count, LongText, RelativePath, Sha256, Word
 from embq.indexer.faiss_module import faiss
 from embq.indexer.index_files.claim import claimed
 
@@ -70,10 +82,61 @@ def alone(index: Place) -> Iterator[Check]:
         raise disk_error(error, index) from error
     with lock:
         if not try_lock(lock):
-            raise TryLaterError(
-                f"another embq process is at work on the index {index}", next_step="wait for it, or stop it"
-            )
-        yield lambda: None
+            time.sleep(0.1)  # `attempted` may have held it while it looked
+            if not try_lock(lock):
+                raise TryLaterError(
+                    f"another embq process is at work on the index {index}", next_step="wait for it, or stop it"
+                )
+        note(index, Attempt(command=_command()))
+        try:
+            yield lambda: None
+        except EmbqError as error:
+            note(index, error=error.message, next_step=error.next_step)
+            raise
+        lock.truncate(0)
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """A build or change of an index that is under way, failed or was interrupted: the content of `LOCK`, for the pages.
+
+    Attributes:
+        command: that was given, and goes on with it; "" for a call of Python.
+        stages: name -> (done, all) units, in their order.
+        error, next_step: of one that failed.
+    """
+
+    command: LongText = ""
+    stages: dict[Word, tuple[Count, Count]] = {}
+    error: LongText = ""
+    next_step: LongText = ""
+
+
+def note(index: Place, begun: Attempt | None = None, **changes: Any) -> None:
+    """Write down an attempt that begins, or changes of it; not where that is impossible, for only people read it, and
+    not in a bucket."""
+    with suppress(OSError, EmbqError, ValueError):
+        if isinstance(index, Path):
+            with open(open_file(index, LOCK, os.O_RDWR), "r+b") as file:
+                attempt = begun or wire.read(Attempt, file.read(wire.MOST_BYTES), what=LOCK)
+                data = msgspec.json.encode(msgspec.structs.replace(attempt, **changes))
+                os.pwrite(file.fileno(), data, 0)
+                os.ftruncate(file.fileno(), len(data))
+
+
+def attempted(index: Path) -> tuple[Attempt, bool] | None:
+    """The attempt on an index that has not succeeded, and whether a process is at work on it; None without one."""
+    with suppress(OSError, EmbqError), open(open_file(index, LOCK), "rb") as file:
+        attempt = wire.read(Attempt, file.read(wire.MOST_BYTES), what=LOCK)
+        return attempt, not try_lock(file, shared=True)
+    return None
+
+
+def _command() -> str:
+    """The command line of this process, for a shell that is anywhere."""
+    program, *words = sys.argv
+    there = any(not os.path.isabs(word) and os.path.exists(word) for word in words)
+    line = f"cd {shlex.quote(os.getcwd())} && {command_line(*words)}" if there else command_line(*words)
+    return masked(line) if Path(program).name in ("embq", "__main__.py") else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

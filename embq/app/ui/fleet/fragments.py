@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from redis.exceptions import RedisError
 
+from embq.app.indexing.progress import STAGE_WORDS
 from embq.app.status.bottleneck import Bottleneck
 from embq.app.status.commit_pace import WINDOW_S
 from embq.app.status.display import STAGE_NAMES, count, limit_line, state_text
 from embq.app.status.eta import SILENT_S
 from embq.app.status.run_progress import RunProgress
+from embq.app.status.service_logs import logs_of
 from embq.app.ui.fleet.history import Histories, cells_of
 from embq.app.ui.fleet.machines import CARDS, DeviceView
 from embq.app.ui.fleet.run_list import ALL_RUNS, MOST_RUNS, RunQuery, titles_of
@@ -23,6 +26,7 @@ from embq.app.ui.fleet.unit_map import STATE_WORDS, STATES, paths
 from embq.app.ui.rendering import fragment
 from embq.core.errors import EmbqError
 from embq.core.run.control import RunState
+from embq.core.run.layout import Layout
 from embq.core.service.progress_line import duration, moment, size_text
 
 MOST_DEVICES, MOST_WORKERS = 2_000, 64
@@ -79,6 +83,7 @@ class Fragments:
             "top": _html("top", {"figures_": top_line(snapshot), "limit": limit_sentence(snapshot)}),
             "stages": _html("stages", {"stages": _stages(snapshot.limit)}),
             "runs": _runs(snapshot, query, may_act=may_act),
+            "builds": _html("builds", {"builds": snapshot.builds, "words": STAGE_WORDS}),
             "machines": _html("machines", machines),
         }
 
@@ -97,6 +102,7 @@ class Fragments:
             "units": self._units(view),
             "workers": _html("workers", {"workers": progress.workers[:MOST_WORKERS], "progress": progress}),
             "failed": str(progress.failures),
+            "logs": _written(view),
         }
 
     def _units(self, view: RunView) -> str:
@@ -285,6 +291,13 @@ def _shown(view: RunView, snapshot: FleetSnapshot, titles: Mapping[str, str] | N
         "rate": _rate(view),
         "left": _left(progress),
     }
+
+
+def _written(view: RunView) -> str:
+    """Bytes of the logs of a run: another text where there are new lines; "" without logs."""
+    with suppress(EmbqError, OSError):
+        return "" if view.root is None else str([log.size() for log in logs_of(Layout(view.root).home)])
+    return ""
 
 
 def _rate(view: RunView) -> str:

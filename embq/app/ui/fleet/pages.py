@@ -16,6 +16,7 @@ from starlette.routing import Route
 from embq.app.serving.app import answering
 from embq.app.serving.http_errors import HttpError
 from embq.app.status.failure_causes import described, grouped
+from embq.app.status.service_logs import LogLine, logs_of
 from embq.app.ui.fleet.actions import Actions, Permission
 from embq.app.ui.fleet.fragments import Fragments
 from embq.app.ui.fleet.history import Histories, charts
@@ -23,13 +24,16 @@ from embq.app.ui.fleet.live import MOST_STREAMS, Live, parts_of
 from embq.app.ui.fleet.run_list import RunQuery, titles_of
 from embq.app.ui.fleet.snapshot import FleetSnapshot, RunView, Sampler, Source
 from embq.app.ui.rendering import SECURITY_HEADERS, page
-from embq.core.errors import EmbqError
+from embq.core.errors import EmbqError, command_line
+from embq.core.run.layout import Layout
 from embq.core.storage.paths import Place
 
 FIRST_S = 3.0
 """Time for the first sample; the page comes without it, and fills later."""
 KEPT = 16
 """Runs whose failure groups are in memory."""
+MOST_LINES = 100
+"""Of the log of each service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,16 @@ class FleetView:
     query: RunQuery
 
 
+@dataclass(frozen=True, slots=True)
+class LogsView:
+    """What the template of the logs of a run shows: the last lines of each service, and the command that prints more;
+    or why there are none."""
+
+    logs: Sequence[tuple[str, Sequence[LogLine]]] = ()
+    why: str = ""
+    command: str = ""
+
+
 class FleetPages:
     """The fleet page of a server.
 
@@ -114,6 +128,7 @@ class FleetPages:
             Route("/ui/fleet/events", answering(self.events), methods=["GET"]),
             Route("/ui/fleet/history/{run}", answering(self.history), methods=["GET"]),
             Route("/ui/fleet/failures/{run}", answering(self.failures), methods=["GET"]),
+            Route("/ui/fleet/logs/{run}", answering(self.logs), methods=["GET"]),
             Route("/ui/runs/{run}/{verb}", answering(actions.act), methods=["POST"]),
         ]
 
@@ -168,6 +183,17 @@ class FleetPages:
         except EmbqError as error:
             found = Groups(why=error.message)
         return page(request, "fleet/failures.html", FailuresView(found, request.path_params["run"], may_act))
+
+    async def logs(self, request: Request) -> Response:
+        """GET /ui/fleet/logs/{run}: the last lines of each service of an `embq run`, as HTML."""
+        try:
+            view = await self._view(request.path_params["run"])
+            found = await anyio.to_thread.run_sync(_logs, view)
+        except EmbqError as error:
+            found = LogsView(why=f"{error.message}; {error.next_step}")
+        except OSError as error:
+            found = LogsView(why=f"The logs cannot be read: {error.strerror}")
+        return page(request, "fleet/logs.html", found)
 
     async def failed_sample(self, run: str, unit_id: str, ordinal: int) -> FailedSample:
         """A sample that a failure group of a run shows. Raises HttpError where none does."""
@@ -225,6 +251,15 @@ class _FailureGroups:
         with self._lock:
             at = (progress.run, progress.done, progress.quarantined, progress.rows)
             return self._read(view.root, progress.failures, at)
+
+
+def _logs(view: RunView) -> LogsView:
+    """The logs of a folder; raises as `logs_of` and reading do."""
+    command = command_line("logs", view.root or view.progress.output)
+    if view.root is None:
+        return LogsView(why=f"The output folder is not on this machine; {command} prints its logs where it is.")
+    logs = [(log.service, log.new_lines(MOST_LINES)) for log in logs_of(Layout(view.root).home)]
+    return LogsView(logs, command=command)
 
 
 def _groups(root: Place, failures: int, _at: tuple[str | int, ...]) -> Groups:

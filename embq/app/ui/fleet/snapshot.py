@@ -19,7 +19,7 @@ from embq.app.status.bottleneck import Bottleneck, bottleneck_now
 from embq.app.status.eta import SILENT_S
 from embq.app.status.run_progress import RunProgress
 from embq.app.ui.fleet.machines import MachineMemory, MachineView
-from embq.app.ui.fleet.sources import Seen, SeenRun
+from embq.app.ui.fleet.sources import Seen, SeenBuild, SeenRun
 from embq.core.errors import EmbqError, command_line
 from embq.core.queue.runs import RunRecord
 from embq.core.queue.uploads import UploadProgress
@@ -128,6 +128,7 @@ class FleetSnapshot:
     at_s: float
     runs: tuple[RunView, ...] = ()
     uploads: tuple[UploadProgress, ...] = ()
+    builds: tuple[SeenBuild, ...] = ()
     machines: tuple[MachineView, ...] = ()
     disks: tuple[DiskView, ...] = ()
     limit: Bottleneck = field(default_factory=Bottleneck)
@@ -256,6 +257,7 @@ class Sampler:
             at_s=now_s,
             runs=views,
             uploads=tuple(upload for last in self._last for upload in last.seen.uploads),
+            builds=tuple({one.index: one for last in self._last[::-1] for one in last.seen.builds}.values()),
             # Nobody knows whether a device is gone while its broker is.
             machines=before.machines if silent and before is not None else self._memory.look(answering, now_s),
             disks=_disks(views),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import redis
@@ -22,11 +22,14 @@ from embq.core.broker.client import connect
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import EmbqError
 from embq.core.queue.heartbeats import live_workers, services
+from embq.core.queue.index_builds import announced
+from embq.core.queue.ledger import Ledger
 from embq.core.queue.runs import RunRecord, registered
 from embq.core.queue.uploads import UploadProgress
 from embq.core.redaction import masked
 from embq.core.run.layout import Layout
 from embq.core.storage.paths import Place
+from embq.indexer.index_files.files import LOCK, Attempt, attempted
 
 DEPTH = 5
 """Folders between a folder that a user names and a run in it."""
@@ -57,12 +60,27 @@ class SeenRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SeenBuild:
+    """A build or change of an index.
+
+    Attributes:
+        index: its folder or URL.
+        state: "running", "waiting" for a worker, "failed", or "interrupted" for one that was ended.
+    """
+
+    index: str
+    state: str
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """What a source shows at one moment."""
 
     runs: Sequence[SeenRun] = ()
     uploads: Sequence[UploadProgress] = ()
     fleets: Sequence[FleetStatus] = ()
+    builds: Sequence[SeenBuild] = ()
 
 
 class BrokerSource:
@@ -78,12 +96,27 @@ class BrokerSource:
         self.name = f"the broker {masked(url)}"
         self._client = connect(url, password=password)
         self._monitor = OverviewMonitor(self._client, opens_over=True)
+        self._indexes: dict[str, None] = {}
 
     def look(self) -> Seen:
         """The runs and services now. Raises redis.exceptions.RedisError where the broker is away."""
         overview = self._monitor.look()
         runs = [_seen(self._monitor.monitors[one.run], one, self._client) for one in overview.runs]
-        return Seen(runs=runs, uploads=overview.uploads, fleets=[overview.fleet])
+        return Seen(runs=runs, uploads=overview.uploads, fleets=[overview.fleet], builds=self._builds())
+
+    def _builds(self) -> list[SeenBuild]:
+        """The builds on workers, and those that were and whose folder is on this machine."""
+        found = {stage.build.index: stage for stage in announced(self._client)}
+        self._indexes |= dict.fromkeys(found)
+        builds = {index: build for index in self._indexes if (build := build_at(Path(index))) is not None}
+        for index, stage in found.items():
+            ledger = Ledger(self._client, stage.run, scripts={})
+            meta = ledger.meta()
+            far = Attempt(stages={stage.stage: (int(meta.get("done", 0)), int(meta.get("total", 0)))})
+            build = builds.get(index) or SeenBuild(index=index, state="running", attempt=far)
+            waits = build.state == "running" and not ledger.leased()
+            builds[index] = replace(build, state="waiting") if waits else build
+        return list(builds.values())
 
     def registered(self, run: str) -> tuple[RunRecord, redis.Redis] | None:
         """The record of a run, and the broker; None where it knows no such run."""
@@ -112,14 +145,16 @@ class FolderSource:
         self._folder = folder
         self._runs: dict[Path, _FolderRun] = {}
         self.unreadable: dict[Path, str] = {}
+        self._indexes: list[Path] = []
         self._search_at = 0.0
 
     def look(self) -> Seen:
         """The runs now; one whose folder cannot be read is left out until the next search."""
         if time.monotonic() >= self._search_at:
             began = time.monotonic()
-            found = list(runs_below(self._folder))
-            self._runs = {root: self._runs.get(root) or _FolderRun(root) for root in found}
+            found = dict(runs_and_indexes(self._folder))
+            self._runs = {root: self._runs.get(root) or _FolderRun(root) for root, is_run in found.items() if is_run}
+            self._indexes = [index for index, is_run in found.items() if not is_run]
             self.unreadable.clear()
             took_s = time.monotonic() - began
             self._search_at = time.monotonic() + max(SEARCH_S, SEARCH_REST * took_s)
@@ -134,7 +169,8 @@ class FolderSource:
                 continue
             runs.append(run)
             fleets += [] if fleet is None else [fleet]
-        return Seen(runs=runs, fleets=fleets)
+        builds = [build for index in self._indexes if (build := build_at(index)) is not None]
+        return Seen(runs=runs, fleets=fleets, builds=builds)
 
     def registered(self, run: str) -> tuple[RunRecord, redis.Redis] | None:
         """See `BrokerSource.registered`; of a run that an `embq run` works on."""
@@ -193,14 +229,25 @@ def _seen(monitor: RunMonitor | RemoteRunMonitor, progress: RunProgress, client:
     return SeenRun(progress=progress, pace=monitor.pace, root=root, client=client)
 
 
-def runs_below(folder: Path) -> Iterator[Path]:
-    """The output folders in and below a folder, those of runs themselves left out; at most `MOST_RUNS`."""
+def build_at(index: Path) -> SeenBuild | None:
+    """The build in the folder of an index; None where there is none, or it succeeded."""
+    if (found := attempted(index)) is None:
+        return None
+    attempt, at_work = found
+    state = "running" if at_work else "failed" if attempt.error else "interrupted"
+    return SeenBuild(index=str(index), state=state, attempt=attempt)
+
+
+def runs_and_indexes(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """(folder, whether it is of a run) of each run and index in and below a folder, at most `MOST_RUNS`; of what is
+    below a run, its indexes."""
     found = 0
     for looked, (path, names, files) in enumerate(os.walk(folder, followlinks=False), start=1):
-        if "run.json" in files:
-            names.clear()
+        is_run = "run.json" in files
+        if is_run or LOCK in files:
+            names[:] = [name for name in names if is_run and name == "index"]
             found += 1
-            yield Path(path)
+            yield Path(path), is_run
         if found >= MOST_RUNS or looked >= MOST_FOLDERS:
             return
         if len(Path(path).relative_to(folder).parts) >= DEPTH:

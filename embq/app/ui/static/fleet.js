@@ -31,6 +31,14 @@
     }
   });
 
+  const read = {};  // log -> the place to which its reader has scrolled
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    for (const log of event.detail.target.querySelectorAll(".log")) read[log.id] = log.scrollTop;
+  });
+  document.addEventListener("htmx:afterSwap", (event) => {
+    for (const log of (event.detail.target ?? event.target).querySelectorAll(".log")) log.scrollTop = read[log.id] ?? 0;
+  });
+
   document.querySelector(".runs-form")?.addEventListener("change", (event) => event.currentTarget.requestSubmit());
 
   // --- the map of units ---
