@@ -643,7 +643,7 @@ def test_a_build_that_fails_or_is_killed_says_so_with_the_command_until_one_succ
         command.wait()
     ((build,), shown) = builds_of(FolderSource(folder))
     assert (build.state, build.attempt.error) == ("interrupted", "")
-    assert "goes on with it" in shown
+    assert "To go on with it: <code>embq index" in shown
     with started("index", "<b>vectors", "--quiet", cwd=tmp_path) as command:
         assert command.wait() == Exit.DONE
     assert builds_of(FolderSource(folder)) == ([], "")
@@ -670,7 +670,7 @@ def test_a_build_on_workers_is_shown_from_the_broker_and_waits_without_them(
     source = BrokerSource(own_server.url)
     ((build,), shown) = builds_of(source)
     assert (build.state, build.attempt.stages) == ("waiting", {"add": (2, 12)})
-    assert "adding rows 2 of 12" in shown
+    assert "adding rows: 2 of 12" in shown
     assert "<code>embq worker</code>" in shown
     ledger.claim(3, new_token("g", "worker"), lease_s=60, fingerprint="")
     with alone(index):

@@ -16,15 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from embq.core import wire
-from embq.core.errors import (
-    AwayError,
-    EmbqError,
-    InputError,
-    MalformedError,
-    OutputError,
-    TryLaterError,
-    command_line,
-)
+from embq.core.errors import AwayError, EmbqError, InputError, MalformedError, OutputError, TryLaterError, command_line
 from embq.core.redaction import masked
 from embq.core.storage.beneath import below, open_file
 from embq.core.storage.durable import NO_SPACE, output_error, overwrite, try_lock

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import redis
 from redis.exceptions import RedisError
@@ -59,14 +60,9 @@ class SeenRun:
     client: redis.Redis | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenBuild:
-    """A build or change of an index.
-
-    Attributes:
-        index: its folder or URL.
-        state: "running", "waiting" for a worker, "failed", or "interrupted" for one that was ended.
-    """
+class SeenBuild(NamedTuple):
+    """A build or change of an index, its folder or URL; it is "running", "waiting" for a worker, "failed" or
+    "interrupted", which is ended without an error."""
 
     index: str
     state: str
@@ -113,9 +109,9 @@ class BrokerSource:
             ledger = Ledger(self._client, stage.run, scripts={})
             meta = ledger.meta()
             far = Attempt(stages={stage.stage: (int(meta.get("done", 0)), int(meta.get("total", 0)))})
-            build = builds.get(index) or SeenBuild(index=index, state="running", attempt=far)
+            build = builds.get(index) or SeenBuild(index, "running", far)
             waits = build.state == "running" and not ledger.leased()
-            builds[index] = replace(build, state="waiting") if waits else build
+            builds[index] = build._replace(state="waiting") if waits else build
         return list(builds.values())
 
     def registered(self, run: str) -> tuple[RunRecord, redis.Redis] | None:
@@ -234,8 +230,7 @@ def build_at(index: Path) -> SeenBuild | None:
     if (found := attempted(index)) is None:
         return None
     attempt, at_work = found
-    state = "running" if at_work else "failed" if attempt.error else "interrupted"
-    return SeenBuild(index=str(index), state=state, attempt=attempt)
+    return SeenBuild(str(index), "running" if at_work else "failed" if attempt.error else "interrupted", attempt)
 
 
 def runs_and_indexes(folder: Path) -> Iterator[tuple[Path, bool]]:
