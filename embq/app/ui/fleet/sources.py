@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import redis
 from redis.exceptions import RedisError
@@ -60,7 +59,8 @@ class SeenRun:
     client: redis.Redis | None
 
 
-class SeenBuild(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SeenBuild:
     """A build or change of an index, its folder or URL; it is "running", "waiting" for a worker, "failed" or
     "interrupted", which is ended without an error."""
 
@@ -111,7 +111,7 @@ class BrokerSource:
             far = Attempt(stages={stage.stage: (int(meta.get("done", 0)), int(meta.get("total", 0)))})
             build = builds.get(index) or SeenBuild(index, "running", far)
             waits = build.state == "running" and not ledger.leased()
-            builds[index] = build._replace(state="waiting") if waits else build
+            builds[index] = replace(build, state="waiting") if waits else build
         return list(builds.values())
 
     def registered(self, run: str) -> tuple[RunRecord, redis.Redis] | None:
