@@ -32,10 +32,10 @@ from embq.app.ui.fleet.run_list import RunQuery
 from embq.app.ui.fleet.snapshot import FleetSnapshot, Sampler
 from embq.app.ui.fleet.sources import BrokerSource, FolderSource, SeenBuild
 from embq.core.broker.embedded import EmbeddedServer
-from embq.core.errors import Exit
+from embq.core.errors import Exit, OutputError
 from embq.core.queue.heartbeats import SERVICE_REPORTS, WORKER_REPORTS, Device
 from embq.core.queue.index_builds import IndexBuild, IndexStage, announce
-from embq.core.queue.keys import SERVICES, service_key
+from embq.core.queue.keys import INDEXING, SERVICES, service_key
 from embq.core.queue.ledger import Ledger, new_token
 from embq.core.queue.reporting import this_service
 from embq.core.queue.runs import register
@@ -677,3 +677,12 @@ def test_a_build_on_workers_is_shown_from_the_broker_and_waits_without_them(
         note(index, stages={"sample": (1, 1), "add": (2, 12)})
         ((build,), shown) = builds_of(source)
         assert (build.state, list(build.attempt.stages)) == ("running", ["sample", "add"])
+    with pytest.raises(OutputError), alone(index):
+        raise OutputError("the disk is full", next_step="make room")
+    own_client.delete(INDEXING)
+    ((build,), shown) = builds_of(source)
+    assert build.state == "failed"
+    assert "the disk is full" in shown
+    with alone(index):
+        pass
+    assert builds_of(source) == ([], "")

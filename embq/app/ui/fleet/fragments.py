@@ -78,12 +78,13 @@ class Fragments:
             "cell": _cell,
             "spark": _spark,
         }
+        builds = sorted(snapshot.builds, key=lambda build: build.state not in ("running", "waiting"))[:MOST_RUNS]
         return {
             "banner": _html("banner", {"snapshot": snapshot}),
             "top": _html("top", {"figures_": top_line(snapshot), "limit": limit_sentence(snapshot)}),
             "stages": _html("stages", {"stages": _stages(snapshot.limit)}),
             "runs": _runs(snapshot, query, may_act=may_act),
-            "builds": _html("builds", {"builds": snapshot.builds, "words": STAGE_WORDS}),
+            "builds": _html("builds", {"builds": builds, "words": STAGE_WORDS}),
             "machines": _html("machines", machines),
         }
 

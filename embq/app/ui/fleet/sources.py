@@ -92,7 +92,7 @@ class BrokerSource:
         self.name = f"the broker {masked(url)}"
         self._client = connect(url, password=password)
         self._monitor = OverviewMonitor(self._client, opens_over=True)
-        self._indexes: dict[str, None] = {}
+        self._indexes: list[str] = []
 
     def look(self) -> Seen:
         """The runs and services now. Raises redis.exceptions.RedisError where the broker is away."""
@@ -103,8 +103,9 @@ class BrokerSource:
     def _builds(self) -> list[SeenBuild]:
         """The builds on workers, and those that were and whose folder is on this machine."""
         found = {stage.build.index: stage for stage in announced(self._client)}
-        self._indexes |= dict.fromkeys(found)
-        builds = {index: build for index in self._indexes if (build := build_at(Path(index))) is not None}
+        known = dict.fromkeys((*self._indexes, *found))
+        builds = {index: build for index in known if (build := build_at(Path(index))) is not None}
+        self._indexes = [index for index in known if index in builds or index in found]
         for index, stage in found.items():
             ledger = Ledger(self._client, stage.run, scripts={})
             meta = ledger.meta()
