@@ -52,6 +52,10 @@ Check = Callable[[], None]
 """Raises TryLaterError where another process has taken the index over meanwhile."""
 
 
+LOOK_S = 0.5
+"""Time after which the holder of a lock is at work on the index; `attempted` holds it for a moment while it reads."""
+
+
 @contextmanager
 def alone(index: Place) -> Iterator[Check]:
     """Hold the index's lock for the length of the block; TryLaterError where another build or change has it.
@@ -73,12 +77,13 @@ def alone(index: Place) -> Iterator[Check]:
     except OSError as error:
         raise disk_error(error, index) from error
     with lock:
-        if not try_lock(lock):
-            time.sleep(0.1)  # `attempted` may have held it while it looked
-            if not try_lock(lock):
+        until_s = time.monotonic() + LOOK_S
+        while not try_lock(lock):
+            if time.monotonic() >= until_s:
                 raise TryLaterError(
                     f"another embq process is at work on the index {index}", next_step="wait for it, or stop it"
                 )
+            time.sleep(0.05)
         note(index, Attempt(command=_command()))
         try:
             yield lambda: None
