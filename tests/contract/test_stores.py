@@ -141,7 +141,7 @@ def test_a_full_disk_leaves_nothing_behind_and_the_part_is_written_once_there_is
 MEETS_A_FULL_DISK = """
 import sys
 from pathlib import Path
-from contract.storing import Output, float32_schema
+from tests.contract.storing import Output, float32_schema
 from embq.core.errors import OutputError
 output = Output(Path(sys.argv[1]), sys.argv[2], schema=float32_schema(4096), columns=())
 for _ in range(2):
