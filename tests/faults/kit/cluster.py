@@ -471,15 +471,15 @@ class Cluster:
 
     def worker_names(self, service: Service) -> dict[int, str]:
         """Process id -> worker name, for the living processes of a machine."""
-        found = {}
+        names = {}
         for process in service.processes():
             try:
                 line = process.cmdline()
             except psutil.Error:
                 continue
-            if "--name" in line:
-                found[process.pid] = line[line.index("--name") + 1]
-        return found
+            if "embq.worker.process" in line:
+                names[process.pid] = json.loads(line[-1])["name"]
+        return names
 
     def held_on(self, service: Service) -> list[int]:
         """The units whose lease a worker of this machine has."""
