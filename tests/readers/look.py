@@ -132,8 +132,7 @@ def faiss_file(root):
 def index_combiner(root):
     """Exported shards, merged by clip-retrieval: ids of the nearest rows."""
     import faiss
-
-    from tests.readers.clip_server import leave_out_models
+    from clip_server import leave_out_models
 
     leave_out_models()
     from clip_retrieval.clip_back_prepro.index_combiner import index_combiner as combine
