@@ -92,7 +92,7 @@ class Sweep:
             first.step()
             assert 0 < first.committer.state.count < 3
         publish = run.publish_part if self.format in UNIT_FORMATS else run.publish
-        assert publish(3, tokens[3]) == 1
+        assert publish(3, tokens[3]) is PublishVerdict.ACCEPTED
         if self.second:
             assert len(run.ledger.results.read(">", count=9, block_ms=None)) == 1
             number = first.committer.state.n + 1

@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 from torch.nn.functional import cosine_similarity
 
+from embq.core.errors import DeviceError
 from embq.worker.embedders.device.errors import is_device_fault, translated_device_errors
 from embq.worker.embedders.device.tuning import PATHS
 
@@ -110,7 +111,7 @@ def attempt(name: str, path: Callable[[], T], usual: Callable[[], object]) -> T:
     PATHS.try_out(name)
     try:
         return path()
-    except RefusedError:
+    except (RefusedError, DeviceError):
         raise
     except Exception as error:
         if is_device_fault(error):

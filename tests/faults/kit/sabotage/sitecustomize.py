@@ -55,7 +55,6 @@ import ctypes
 import functools
 import importlib.abc
 import importlib.util
-import itertools
 import json
 import os
 import resource
@@ -152,7 +151,7 @@ def _views(value):
 def _allowed(entry):
     """True if it may happen here and now, over all processes."""
     device = entry.get("device")
-    if device is not None and ("--device", device) not in itertools.pairwise(sys.orig_argv):
+    if device is not None and f'"device": "{device}"' not in sys.orig_argv[-1]:
         return False
     marker = entry.get("marker")
     if marker is None:
