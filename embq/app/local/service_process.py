@@ -128,7 +128,7 @@ class ServiceProcess:
 
     def _tail(self) -> list[str]:
         """The last lines of the service since its start."""
-        log = ServiceLog(self.log.parent.parent, self.log.stem, start=self._log_start)
+        log = ServiceLog(self.log.parent, self.log.name, start=self._log_start)
         return [line.text for line in log.new_lines(60)]
 
     def ended(self) -> bool:

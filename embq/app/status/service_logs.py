@@ -35,13 +35,14 @@ class ServiceLog:
     """The log of one service, read from where the last reading ended.
 
     Args:
-        home: folder on this machine with the local files of the run.
+        folder: on this machine, such as the one with the local files of a run.
+        path: of the log, below `folder`; no part of it may be a link.
         start: bytes to skip.
     """
 
-    def __init__(self, home: Path, service: str, start: int = 0) -> None:
-        self.service = service
-        self._home = home
+    def __init__(self, folder: Path, path: str, start: int = 0) -> None:
+        self.service = Path(path).stem
+        self._folder, self._path = folder, path
         self._at = start
         self._time = self._level = ""
 
@@ -62,7 +63,7 @@ class ServiceLog:
         return []
 
     def _open(self) -> int:
-        return open_file(self._home, f"_logs/{self.service}.log", os.O_RDONLY)
+        return open_file(self._folder, self._path, os.O_RDONLY)
 
     def _complete(self, file: Iterator[bytes]) -> Iterator[LogLine]:
         for raw in file:
@@ -77,7 +78,7 @@ class ServiceLog:
 
 def logs_of(home: Path, services: tuple[str, ...] = SERVICES) -> list[ServiceLog]:
     """The logs of these services of a run; InputError where none of them is on this machine."""
-    logs = [ServiceLog(home, service) for service in services]
+    logs = [ServiceLog(home, f"_logs/{service}.log") for service in services]
     if not any(log.size() is not None for log in logs):
         raise InputError(
             f"{home} has no log of {' or '.join(services)} on this machine",
