@@ -127,9 +127,11 @@ class ServiceProcess:
         return None
 
     def _tail(self) -> list[str]:
-        """The last lines of the service since its start."""
-        log = ServiceLog(self.log.parent, self.log.name, start=self._log_start)
-        return [line.text for line in log.new_lines(60)]
+        """The last lines of the service since its start; none where its log cannot be read, as work goes on without."""
+        with suppress(OSError, EmbqError):
+            log = ServiceLog(self.log.parent, self.log.name, start=self._log_start)
+            return [line.text for line in log.new_lines(60)]
+        return []
 
     def ended(self) -> bool:
         """True if it was started and has exited."""
