@@ -90,7 +90,8 @@ def alone(index: Place) -> Iterator[Check]:
         except EmbqError as error:
             note(index, error=error.message, next_step=error.next_step)
             raise
-        lock.truncate(0)
+        with suppress(OSError):  # the work is done, whether the note of it can be removed or not
+            lock.truncate(0)
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
