@@ -112,7 +112,7 @@ def test_a_run_can_be_watched_interrupted_resumed_and_repeated(short_tmp: Path, 
     run += ["--devices", "cpu", "--workers", "2", "--drain-timeout", str(DRAIN_S)]
 
     gate = short_tmp / "gate"
-    with started(*run, environment=sabotaged(held_after(60, gate))) as command:
+    with started(*run, environment=sabotaged(held_after(20, gate))) as command:
         await_in(command, lambda: len(committed(root)) >= 20 and len(ledger.workers()) == 2)
         during = status_of(root)
         # A second session on the same output is sent away and leaves the first one alone.
