@@ -68,8 +68,8 @@ ARG TORCH_INDEX=""
 RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX" --no-deps} "torch==$TORCH" "torchvision==$TORCHVISION"
 COPY pyproject.toml ./
 COPY deploy/hashes.txt deploy/requirements.py deploy/
-# faiss for the GPU or for the CPU: index-gpu or index; further extras of embq: int8.
-ARG FAISS=index-gpu
+# faiss for the CPU or for the GPU: index or index-gpu; further extras of embq: int8.
+ARG FAISS=index
 ARG EXTRAS=""
 RUN python deploy/requirements.py broker gcs http minilm s3 serve webhdfs worker writer "$FAISS" ${EXTRAS} > requirements.txt \
  && pip install --require-hashes --constraint deploy/hashes.txt --requirement requirements.txt
