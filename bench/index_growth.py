@@ -1,4 +1,4 @@
-"""Cost of adding a tenth: the same `embq index` again, after the folder has got further rows.
+"""Cost of adding a tenth: `embq index add`, after the folder has got further rows.
 
     python -m bench.index_growth [--data bench/cache] [--rows 300000] [--index-memory 60M] [--memory 1G]
 
@@ -51,7 +51,7 @@ def main() -> None:
     np.save(vectors / "part-0.npy", every[: options.rows])
     built = build(vectors, index, *limits)
     np.save(vectors / "part-1.npy", every[options.rows :])
-    grown = build(vectors, index, *limits)
+    grown = build(vectors, index, *limits, adds=True)
     rebuilt = build(vectors, anew, *limits)
     truth = truth_of(every, queries)
     stages: dict[str, dict[str, Any]] = {"built": built, "grown by a tenth": grown, "all built anew": rebuilt}

@@ -40,17 +40,20 @@ def build(
     queries: dict[str, Path] | None = None,
     workers: int = 1,
     cgroup: Path | None = None,
+    adds: bool = False,
 ) -> dict[str, Any]:
     """`embq index`: seconds, CPU seconds and memory of all its processes, and what it reports itself.
 
     Args:
         workers: one is kept on one core; several have all of them.
         cgroup: folder of the control group that the processes join, for a limit that the kernel enforces.
+        adds: add what is new to the index, instead of building one.
 
     Raises RuntimeError with what the command said where it fails.
     """
-    command = ["-m", "embq", "index", vectors, "--output", index, "--recall", RECALL, "--max-index-memory-usage"]
-    command += [index_memory, "--current-memory-available", memory, "--workers", workers, "--json"]
+    command = ["-m", "embq", "index", "add" if adds else "build", vectors, "--output", index, "--json"]
+    command += ["--current-memory-available", memory, "--workers", workers]
+    command += [] if adds else ["--recall", RECALL, "--max-index-memory-usage", index_memory]
     command += ["--index-key", key] if key else []
     for name, file in (queries or {}).items():
         command += ["--queries", f"{name}={file}"]

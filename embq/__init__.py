@@ -48,6 +48,7 @@ __all__ = [
     "TryLaterError",
     "UsageError",
     "__version__",
+    "add_to_index",
     "build_index",
     "embed",
     "enqueue",
@@ -197,25 +198,47 @@ def build_index(
     recall: float | str = 0.95,
     **options: Any,
 ) -> Index:
-    """Build an index as `embq index` does, in this process; one that is there is grown by the new rows.
+    """Build an index as `embq index build` does, in this process; one of the same rows and options is kept.
 
     Args:
         source: output folder of a run, or a folder of vectors; several of one kind become one index, with `output`.
         output: folder of the index; None for that of the run.
         recall: that searches must reach: R of the best 10, or "R@K".
-        options: those of `embq index` with underscores, such as `metric_type="l2"`, `vector_name="text"`.
+        options: those of `embq index build` with underscores, such as `metric_type="l2"`, `vector_name="text"`.
 
-    Returns the index, open. Raises what `embq index` ends with. `embq.compat.autofaiss.build_index` has autofaiss's
-    signature.
+    Returns the index, open. Raises what `embq index build` ends with. `embq.compat.autofaiss.build_index` has the
+    signature of autofaiss.
     """
-    from os import PathLike
-
     from embq.app.indexing.build import index_of
     from embq.app.output.search import Index
 
-    sources = [source] if isinstance(source, str | PathLike) else [*source]
     options["recall"] = recall if isinstance(recall, str) else f"{recall}@10"
-    return Index(str(index_of([str(one) for one in sources], None if output is None else str(output), options)))
+    return Index(str(index_of(_texts(source), None if output is None else str(output), options)))
+
+
+def add_to_index(
+    source: str | PathLike[str] | Sequence[str | PathLike[str]],
+    output: str | PathLike[str] | None = None,
+    **options: Any,
+) -> Index:
+    """Add the rows of `source` that its index lacks, without training again, as `embq index add` does.
+
+    Args:
+        source, output: as of `build_index`; or the folder of the index alone, for rows from where it was built from.
+        options: those of `embq index add` with underscores, such as `drop_invalid=True`.
+
+    Returns the index, open. Raises what `embq index add` ends with.
+    """
+    from embq.app.indexing.changes import added_to
+    from embq.app.output.search import Index
+
+    return Index(added_to(_texts(source), None if output is None else str(output), options))
+
+
+def _texts(source: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[str]:
+    from os import PathLike
+
+    return [str(one) for one in ([source] if isinstance(source, str | PathLike) else source)]
 
 
 def search(

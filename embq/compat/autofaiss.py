@@ -146,7 +146,7 @@ def build_index(
 
 def build_and_print(arguments: Mapping[str, Any], *, as_json: bool, quiet: bool) -> int:
     """Build an index with the arguments of `build_index`, and print its report; returns the exit status."""
-    from embq.indexer.build.report import summary
+    from embq.indexer.stages.report import summary
 
     level = logging.ERROR if quiet or as_json else logging.INFO
     # The index is not used here: it is mapped, and not read.

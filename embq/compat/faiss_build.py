@@ -19,7 +19,6 @@ from embq.app.indexing.build import built_index
 from embq.core.errors import InputError, UsageError
 from embq.core.process.limits import cores
 from embq.core.storage.durable import drop, output_error, overwrite, publish
-from embq.indexer.build.build import Built
 from embq.indexer.collection.clip_retrieval import FOLDERS
 from embq.indexer.collection.opening import Collection, open_collection
 from embq.indexer.collection.parquet import rows_of
@@ -31,6 +30,7 @@ from embq.indexer.index_files.files import alone, read_json, to_json, write_by_f
 from embq.indexer.plan.build_options import BuildOptions, available_memory, parse_bytes
 from embq.indexer.plan.codec_choices import lists_for
 from embq.indexer.plan.codecs import codec
+from embq.indexer.stages.build import Built
 from embq.indexer.tune.queries import plan_queries
 
 FLAT_ROWS = 1_000_000
@@ -150,7 +150,7 @@ def built(
     # Tuning reads the target from these, under the names of `embq index`.
     asked = {**to_json(wanted), "recall": f"{wanted.recall}@{wanted.recall_at}", "current_memory_available": None}
     queries = plan_queries(collection, files={}, seed=wanted.seed)
-    options = {**options, "workers": 1, "rebuild": False}
+    options = {**options, "workers": 1, "overwrite": False}
     # Inner products, also of vectors of length 1: callers sort by what faiss returns.
     return built_index(folder, collection, wanted, asked, queries, options, unit_length=False, quiet=quiet)
 

@@ -305,7 +305,7 @@ class IndexAccess:
 
 
 class IndexChild(JsonChild):
-    """`python -m embq.indexer.build.process` with one unit in hand at a time. Used by one thread.
+    """`python -m embq.indexer.stages.process` with one unit in hand at a time. Used by one thread.
 
     Args:
         worker: name that stands in what it makes.
@@ -318,7 +318,7 @@ class IndexChild(JsonChild):
         options = ("--worker", worker, "--threads", str(threads), "--memory", str(memory_bytes))
         # No address of the broker: what this process reads are files.
         super().__init__(
-            python("-m", "embq.indexer.build.process", *options, *(["--gpu"] if on_gpu else [])),
+            python("-m", "embq.indexer.stages.process", *options, *(["--gpu"] if on_gpu else [])),
             OMP_NUM_THREADS=str(threads),
             EMBQ_BROKER_URL="",
         )

@@ -53,10 +53,10 @@ from embq.core.run.manifest import Manifest
 from embq.core.run.run_info import load_run
 from embq.core.storage.hashing import HashingFile
 from embq.core.units import canonical_json
-from embq.indexer.build.units import Sidecar
 from embq.indexer.filter.condition import Condition
 from embq.indexer.index_files.files import File, from_json, to_json
 from embq.indexer.index_files.version import RECORD, read_current
+from embq.indexer.stages.units import Sidecar
 from embq.worker.embedders.image.decoding import open_image
 from embq.worker.embedders.image.native import native
 from embq.worker.embedders.image.preprocess import Fit

@@ -34,12 +34,13 @@ def test_an_index_is_built_here_unless_a_broker_is_named(indexed: Path) -> None:
     index = indexed / "index" / "text"
     assert (index / "CURRENT").is_file()
     assert not (index / "_work").exists() or not list((index / "_work").iterdir())
-    asked = ["index", indexed, "--broker", "redis://127.0.0.1:1", "--rebuild"]
+    asked = ["index", indexed, "--broker", "redis://127.0.0.1:1", "--overwrite"]
     status, _, said = called(*asked, environment={"EMBQ_BROKER_URL": NOBODY})
     assert (status, "error[broker]" in said) == (Exit.UNAVAILABLE, True), said
 
 
-@pytest.mark.parametrize("option", [["--delete", "k3"], ["--compact"]], ids=lambda option: option[0])
-def test_a_change_of_an_index_asks_no_broker_either(option: list[str], indexed: Path) -> None:
-    status, _, said = called("index", indexed, *option, environment={"EMBQ_BROKER_URL": NOBODY})
+@pytest.mark.parametrize("verb", ["add", "delete", "compact"])
+def test_a_change_of_an_index_asks_no_broker_either(verb: str, indexed: Path) -> None:
+    keys = ["k3"] if verb == "delete" else []
+    status, _, said = called("index", verb, indexed, *keys, environment={"EMBQ_BROKER_URL": NOBODY})
     assert status == Exit.DONE, said

@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 
 from embq.core.storage.paths import Place
-from embq.indexer.build.build import build
-from embq.indexer.build.runners import InProcess
-from embq.indexer.build.spec import BuildSpec
-from embq.indexer.build.units import Sidecar
 from embq.indexer.change.growth import Grown, GrowthSpec, grow
 from embq.indexer.collection.opening import open_collection
 from embq.indexer.index_files.version import Version
 from embq.indexer.plan.build_options import BuildOptions
 from embq.indexer.plan.costs import Speeds
 from embq.indexer.plan.index_plan import make_plan
+from embq.indexer.stages.build import build
+from embq.indexer.stages.runners import InProcess
+from embq.indexer.stages.spec import BuildSpec
+from embq.indexer.stages.units import Sidecar
 from embq.indexer.tune.queries import plan_queries
 
 DIM, PART_ROWS = 32, 400

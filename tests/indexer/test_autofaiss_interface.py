@@ -236,7 +236,7 @@ def test_an_interrupted_call_is_continued_by_the_same_call(here: Path, monkeypat
             build("data")
     assert len(list(here.glob(".*"))) == 1
     with monkeypatch.context() as patched:
-        patched.setattr("embq.indexer.build.runners.InProcess.run", killed)  # all units are done
+        patched.setattr("embq.indexer.stages.runners.InProcess.run", killed)  # all units are done
         index, _ = build("data")
     assert index.ntotal == 50
     assert sorted(path.name for path in here.iterdir()) == ["data", "index_infos.json", "knn.index"]

@@ -19,13 +19,13 @@ from embq.app.cli.entry_point import run
 from embq.core.errors import AwayError, Exit, TryLaterError
 from embq.core.settings import cache_folder
 from embq.core.storage.objects import ObjectPath
-from embq.indexer.build.report import PICTURE
-from embq.indexer.build.units import IndexUnit, Sidecar, find
 from embq.indexer.index_files import claim, remote
 from embq.indexer.index_files.files import LOCK, File, alone, to_json
 from embq.indexer.index_files.publication import _announce, settle
 from embq.indexer.index_files.version import Version, find_current, read_current
 from tests.indexer.indexes_that_grow import add_part, rows
+from embq.indexer.stages.report import PICTURE
+from embq.indexer.stages.units import IndexUnit, Sidecar, find
 from tests.support.servers.storage import Killed, environment, killing, s3_proxy
 
 QUERIES = rows(5, seed=77).astype(np.float32)
@@ -128,8 +128,8 @@ def test_lists_are_merged_from_ranges_where_there_are_no_copies(
         read.append(file.path)
         return remote.copied(index, file, folder)
 
-    monkeypatch.setattr("embq.indexer.build.build_dir.sent", sent)
-    monkeypatch.setattr("embq.indexer.build.build_dir.copied", copied)
+    monkeypatch.setattr("embq.indexer.stages.build_dir.sent", sent)
+    monkeypatch.setattr("embq.indexer.stages.build_dir.copied", copied)
     assert built(data, url) == Exit.DONE
     assert not [path for path in read if "/add-" in path and path.startswith("_work/")]
     assert_equal(url, wanted)
@@ -168,7 +168,7 @@ def requests_of(data: Path, url: ObjectPath) -> int:
 def test_a_build_that_is_killed_at_any_request_goes_on_and_ends_equal(
     data: Path, url: ObjectPath, wanted: Version, shares: Sequence[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embq.indexer.build.report.draw_report", lambda infos, tuning, path: path.touch())
+    monkeypatch.setattr("embq.indexer.stages.report.draw_report", lambda infos, tuning, path: path.touch())
     count = requests_of(data, url / "undisturbed")
     monkeypatch.setattr(claim, "STALE_S", 0.0)
     for number, share in enumerate(shares):
@@ -226,7 +226,7 @@ def test_a_store_that_is_away_says_nothing_about_a_unit(url: ObjectPath, monkeyp
 @pytest.mark.slow
 def test_a_late_writer_does_not_bring_an_old_version_back(data: Path, url: ObjectPath, wanted: Version) -> None:
     """Given a process that stops before it writes CURRENT, when a later version is there, then that stays current."""
-    assert built(data, url) == built(data, url, "--rebuild") == Exit.DONE
+    assert built(data, url) == built(data, url, "--overwrite") == Exit.DONE
     assert (url / "CURRENT").read_text() == "v0002\n"
     _announce(url, "v0001")
     assert (url / "CURRENT").read_text() == "v0002\n"
@@ -249,12 +249,10 @@ def test_what_a_bucket_cannot_have_is_refused_by_name(
     more = tmp_path / "more"
     shutil.copytree(data, more)
     add_part(more, "p9", rows(50, 9))
-    assert built(more, url) == Exit.USAGE
-    assert "--rebuild" in capsys.readouterr().err
-    for change in (["--delete", "k"], ["--compact"]):
-        assert run(["index", str(url), *change]) == Exit.USAGE
+    for change in (["add", str(more), "--output", str(url)], ["delete", str(url), "k"], ["compact", str(url)]):
+        assert run(["index", *change]) == Exit.USAGE
         assert "neither changed nor exported" in capsys.readouterr().err
-    assert built(more, url, "--rebuild") == Exit.DONE
+    assert built(more, url) == Exit.DONE
     assert read_current(url).next_id == 1_250
     assert built(data, ObjectPath("s3://nobucket/index")) == Exit.OUTPUT
     assert "the bucket does not exist" in capsys.readouterr().err

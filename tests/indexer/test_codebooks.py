@@ -8,8 +8,8 @@ import faiss
 import numpy as np
 import pytest
 
-from embq.indexer.build.training import kmeans, list_space, product_words, settle, train_codes
 from embq.indexer.plan.codecs import codec
+from embq.indexer.stages.training import kmeans, list_space, product_words, settle, train_codes
 
 
 @pytest.fixture(autouse=True)

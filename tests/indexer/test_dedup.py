@@ -94,14 +94,14 @@ def test_duplicates_that_are_deleted_are_found_no_more(
     assert dedup(index) == Exit.DONE
     gone = duplicate_ids(groups_of(index))
     capsys.readouterr()
-    assert run(["index", str(index), "--delete-from", str(first := groups_of(index)), "--json"]) == Exit.DONE
+    assert run(["index", "delete", str(index), "--from", str(first := groups_of(index)), "--json"]) == Exit.DONE
     assert json.loads(capsys.readouterr().out)["deleted"] == len(gone)
     found = Searcher.open(index).search(near(rows(400, 0)[:50], 3).astype(np.float32), 20, nprobe=16)
     assert not np.isin(found.ids, gone).any()
     assert dedup(index) == Exit.DONE
     assert not pq.read_table(groups_of(index)).num_rows
     assert np.array_equal(duplicate_ids(first), gone)  # of the version before, for an export
-    assert run(["index", str(index), "--delete-from", str(groups_of(index))]) == Exit.DONE  # nothing is to be done
+    assert run(["index", "delete", str(index), "--from", str(groups_of(index))]) == Exit.DONE  # nothing is to be done
     add_part(index.parent / "data", "r", near(rows(400, 0)[20:21], 4))
     grown(index)
     assert dedup(index) == Exit.DONE

@@ -14,7 +14,8 @@ import pytest
 from embq.core.errors import InputError
 from embq.indexer.change.compaction import compact, due
 from embq.indexer.change.deletes import delete, deleted_bits
-from embq.indexer.change.growth import fits
+from embq.indexer.change.growth import holds
+from embq.indexer.collection.opening import open_collection
 from embq.indexer.index_files.lists import empty_lists, is_set, read_lists, write_lists
 from embq.indexer.index_files.version import read_current
 from embq.indexer.searcher import Searcher
@@ -158,7 +159,7 @@ def test_an_old_part_that_was_written_again_is_refused_with_its_name(index: Path
     with pytest.raises(InputError, match=r"p1\.npy") as caught:
         grown(index)
     assert caught.value.code == "part_changed"
-    assert "--rebuild" in caught.value.next_step
+    assert "embq index build" in caught.value.next_step
     assert read_current(index).name == "v0001"
 
 
@@ -167,7 +168,7 @@ def test_an_old_part_that_is_gone_is_refused_with_its_name(index: Path) -> None:
     with pytest.raises(InputError, match=r"p1\.npy") as caught:
         grown(index)
     assert caught.value.code == "part_missing"
-    assert "--rebuild" in caught.value.next_step
+    assert "embq index build" in caught.value.next_step
 
 
 def test_new_vectors_without_a_direction_are_refused_or_counted(index: Path) -> None:
@@ -190,10 +191,16 @@ def test_vectors_of_other_lengths_are_refused_where_cosines_are_compared(index: 
     assert caught.value.code == "other_embeddings"
 
 
-def test_only_an_index_that_was_asked_for_in_the_same_words_grows(index: Path, tmp_path: Path) -> None:
-    assert fits(index, ASKED)
-    assert not fits(index, {**ASKED, "recall": "0.99@10"})
-    assert not fits(tmp_path / "nothing", ASKED)
+def test_an_index_holds_its_rows_under_its_options_also_when_it_has_grown(index: Path) -> None:
+    data = index.parent / "data"
+    assert holds(read_current(index), open_collection(data), ASKED)
+    assert not holds(read_current(index), open_collection(data), {**ASKED, "recall": "0.99@10"})
+    add_part(data, "a", rows(100, 50))
+    assert not holds(read_current(index), open_collection(data), ASKED)
+    grown(index)
+    assert holds(read_current(index), open_collection(data), ASKED)
+    (data / "a.npy").unlink()
+    assert not holds(read_current(index), open_collection(data), ASKED)
 
 
 def test_an_index_that_would_take_more_memory_than_it_may_is_not_grown(tmp_path: Path) -> None:
@@ -202,7 +209,7 @@ def test_an_index_that_would_take_more_memory_than_it_may_is_not_grown(tmp_path:
     with pytest.raises(InputError, match="4,000 rows more") as caught:
         grown(index)
     assert caught.value.code == "index_memory"
-    assert "--rebuild" in caught.value.next_step
+    assert "embq index build" in caught.value.next_step
 
 
 def test_an_index_that_has_outgrown_its_lists_is_warned_of(index: Path) -> None:

@@ -14,10 +14,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from embq.core.errors import InputError, UsageError
-from embq.indexer.build.report_picture import _draw_sets, draw_report
 from embq.indexer.collection.opening import Collection, open_collection
 from embq.indexer.faiss_module import faiss, set_threads
 from embq.indexer.index_files.files import from_json, to_json
+from embq.indexer.stages.report_picture import _draw_sets, draw_report
 from embq.indexer.tune.points import Goal, Point, Scores, Setting, Tuning
 from embq.indexer.tune.queries import QueryPlan, QuerySet, draw, plan_queries, read_queries, write_queries
 from embq.indexer.tune.recall import Truth, mean_recall

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from embq.core.errors import InputError, OutputError
-from embq.indexer.build.build_dir import BuildDir
-from embq.indexer.build.task import Made, Task, perform
-from embq.indexer.build.units import IndexUnit, Sidecar, find, read_inputs, write_inputs
 from embq.indexer.index_files.files import disk_error, to_json
+from embq.indexer.stages.build_dir import BuildDir
+from embq.indexer.stages.task import Made, Task, perform
+from embq.indexer.stages.units import IndexUnit, Sidecar, find, read_inputs, write_inputs
 
 
 @pytest.fixture

@@ -172,7 +172,7 @@ def test_the_verb_and_the_function_index_a_bucket(tmp_path: Path, s3: str, capfd
     more = pa.array(list(wanted_vectors(3, seed=8).astype(np.float32)), pa.list_(pa.float32(), DIM))
     pq.write_table(pa.table({"embedding": more, "url": ["a", "b", "c"]}), tmp_path / "more.parquet")
     boto3.client("s3").upload_file(str(tmp_path / "more.parquet"), "bucket", f"{tmp_path.name}/zz.parquet")
-    assert run(["index", url, "--output", to, "--quiet"]) == Exit.DONE
+    assert run(["index", "add", url, "--output", to, "--quiet"]) == Exit.DONE
     assert Searcher.open(Path(to)).version.n == 43
     index, _ = build_index(
         url, file_format="parquet", save_on_disk=False, id_columns=["url"], ids_path=str(tmp_path / "ids"), verbose=50

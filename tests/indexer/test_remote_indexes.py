@@ -300,8 +300,9 @@ def test_what_is_not_there_or_not_allowed_is_one_sentence(
         assert caught.value.code == "source_denied"
 
     for command in (
-        ["index", "s3://bucket/x", "--delete", "k"],
-        ["index", "s3://bucket/x", "--compact"],
+        ["index", "add", "s3://bucket/x"],
+        ["index", "delete", "s3://bucket/x", "k"],
+        ["index", "compact", "s3://bucket/x"],
         ["index", "dedup", "s3://bucket/x"],
         ["index", "export", "s3://bucket/x", "knn.index"],
         ["index", "export", "s3://bucket/x", "--output-format", "clip-back"],

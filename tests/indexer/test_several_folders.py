@@ -91,4 +91,7 @@ def test_the_verb_makes_one_index_of_several_folders(tmp_path: Path, capfd: pyte
     found = searcher.search(wanted_vectors(ROWS, seed=ord("b")).astype(np.float32), 1)
     assert found.ids[:, 0].tolist() == list(range(ROWS, 2 * ROWS))
     assert collection_rows(tmp_path / "index") == 2 * ROWS
-    assert run(["index", *inputs, "--delete", "x"]) == Exit.USAGE
+    np.save(tmp_path / "c.npy", wanted_vectors(ROWS, seed=3))
+    more = [*inputs, str(tmp_path / "c.npy")]
+    assert run(["index", "add", *more, "--output", str(tmp_path / "index"), "--quiet"]) == Exit.DONE
+    assert collection_rows(tmp_path / "index") == 3 * ROWS

@@ -128,7 +128,7 @@ def test_a_selection_is_exported_and_deleted_by_its_ids(root: Path, tmp_path: Pa
     ]
     assert sorted(row["key"] for row in exported) == ["animals-3", "animals-5", "stars-37"]
     copy = build_index(root, output="text", to=tmp_path / "copy")
-    assert run(["index", str(root), "--output", str(copy), "--delete-ids", str(ids), "--quiet"]) == Exit.DONE
+    assert run(["index", "delete", str(copy), "--ids", str(ids)]) == Exit.DONE
     found = embq.search(copy, id=4, k=3 * EACH)
     assert not {3, 5, 77} & {one.id for one in found}
     assert len(found) == 3 * EACH - 4

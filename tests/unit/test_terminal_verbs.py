@@ -168,7 +168,14 @@ def test_models_are_completed_by_family_and_by_folder(tmp_path: Path, monkeypatc
 @needs_bash
 @pytest.mark.parametrize(
     ("words", "wanted"),
-    [("stat", {"status"}), ("bench uni", {"unit-size"}), ("export --output-f", {"--output-format"}), ("zzz", set())],
+    [
+        ("stat", {"status"}),
+        ("bench uni", {"unit-size"}),
+        ("export --output-f", {"--output-format"}),
+        ("zzz", set()),
+        ("index del", {"delete"}),
+        ("index --metr", {"--metric-type"}),
+    ],
 )
 def test_bash_completes_verbs_and_options(words: str, wanted: set[str]) -> None:
     script = (

@@ -66,6 +66,9 @@ def arguments_of(verb: str, options: Mapping[str, Any]) -> list[str]:
 def _command(verb: str) -> click.Command:
     from embq.app.cli.entry_point import cli
 
-    command = cli.get_command(click.Context(cli), verb)
+    command: click.Command | None = cli
+    for word in verb.split():
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(command), word)
     assert command is not None
     return command

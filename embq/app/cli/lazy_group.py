@@ -1,4 +1,4 @@
-"""Commands with further commands: a group that imports them when they are called, a command that is one itself."""
+"""Groups of commands that import them when they are called."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
-
-from embq.app.cli.sections import SectionedCommand
 
 
 class LazyGroup(click.Group):
@@ -23,22 +21,31 @@ class LazyGroup(click.Group):
         unlisted: name -> module, as of `later`; its help is not in the list.
         foreign: name of a command in another tool -> suggestions.
         headings: heading -> the names below it; without them all are below "Commands".
+        default: command that is meant where the first argument is no name of one.
     """
 
     def __init__(
         self,
         *args: Any,
-        later: Mapping[str, tuple[str, str]],
+        later: Mapping[str, tuple[str, str]] | None = None,
         unlisted: Mapping[str, str] | None = None,
         foreign: Mapping[str, list[str]] | None = None,
         headings: Mapping[str, Sequence[str]] | None = None,
+        default: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.later = dict(later)
+        self.later = dict(later or {})
         self.unlisted = dict(unlisted or {})
         self.foreign = dict(foreign or {})
         self.headings = dict(headings or {})
+        self.default = default
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse arguments as click does, with the default command before those that begin with no name of one."""
+        if self.default and args and args[0] not in (*self.list_commands(ctx), *ctx.help_option_names):
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in the order of the help."""
@@ -51,11 +58,15 @@ class LazyGroup(click.Group):
         return _imported(self.later[cmd_name][0]) if cmd_name in self.later else super().get_command(ctx, cmd_name)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names and options that begin so, without importing any command."""
+        """Names that begin so, and options and files of the default command; no other command is imported."""
         found = {name: command.get_short_help_str() for name, command in self.commands.items()}
         found |= {name: line for name, (_, line) in self.later.items()}
         names = [CompletionItem(name, help=line) for name, line in found.items() if name.startswith(incomplete)]
-        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
+        names += click.Command.shell_complete(self, ctx, incomplete)
+        if self.default and (command := self.get_command(ctx, self.default)) is not None:
+            source = command if incomplete.startswith("-") else command.params[0]
+            return [*source.shell_complete(click.Context(command, parent=ctx), incomplete), *names]
+        return names
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -75,37 +86,6 @@ class LazyGroup(click.Group):
         for heading, names in (self.headings or {"Commands": [*lines]}).items():
             with formatter.section(heading):
                 formatter.write_dl([(name, lines[name]) for name in names])
-
-
-class CommandWithVerbs(SectionedCommand):
-    """Command whose first argument may name a further one, as `embq index export OUT`; a folder is `./export` then.
-
-    Args:
-        later: as of `LazyGroup`.
-    """
-
-    def __init__(self, *args: Any, later: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.later = dict(later)
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """The context of the command, or of the one that the first argument names."""
-        command = self.get_command(None, args[0]) if args else None
-        if command is not None:
-            return command.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
-        return super().make_context(info_name, args, parent, **extra)
-
-    def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
-        """The further command of a name; None for any other word."""
-        return _imported(self.later[cmd_name][0]) if cmd_name in self.later else None
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options, then the further commands."""
-        super().format_options(ctx, formatter)
-        with formatter.section("Verbs"):
-            formatter.write_dl([(verb, line) for verb, (_, line) in self.later.items()])
 
 
 def _imported(where: str) -> click.Command:

@@ -205,6 +205,26 @@ def _model_folders(family: str, typed: str, *, all_folders: bool) -> dict[str, s
     return found
 
 
+def model_option(text: str, **settings: Any) -> Callable[[F], F]:
+    """--model, for verbs that embed.
+
+    Args:
+        text: its help, from the word "Model" on.
+        settings: further ones of the option.
+    """
+    return option("--model", "-m", shell_complete=complete_model, help=text, **{"metavar": "SPEC", **settings})
+
+
+def machine_workers_option(more: str = "  [one per core, up to 8]", default: int | None = None) -> Callable[[F], F]:
+    """--workers, for verbs whose work is shared out over this machine; None where it is not given.
+
+    Args:
+        more: end of its help.
+    """
+    text = f"Worker processes on this machine{more}"
+    return option("--workers", type=click.IntRange(min=1), default=default, help=text)
+
+
 worker_options = option_group(
     section("Workers"),
     devices_option,
@@ -212,7 +232,7 @@ worker_options = option_group(
         "--workers",
         type=click.IntRange(min=1, max=64),
         default=1,
-        help="Processes per device, each with its own model.",
+        help="Worker processes per device, each with its own model.",
     ),
     batch_size_option,
     threads_option,

@@ -1,4 +1,4 @@
-"""Runs `embq index`: from its options to a published version."""
+"""Runs `embq index build`: from its options to a published version."""
 
 from __future__ import annotations
 
@@ -13,29 +13,27 @@ import click
 from embq.app.cli.arguments import parsed
 from embq.app.cli.authorization import authorized_client
 from embq.app.cli.shared_options import settings_with
-from embq.app.indexing.changes import change, grown, print_json
 from embq.app.indexing.faiss_export import export_json, export_text, file_path
 from embq.app.indexing.progress import ConsoleProgress
 from embq.core.errors import Exit, UsageError, command_line
 from embq.core.models import ModelConfig
 from embq.core.process.limits import cores
-from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place
-from embq.indexer.build.build import Built, build, build_id
-from embq.indexer.build.queue_runner import QueueRunner
-from embq.indexer.build.report import summary, write_report
-from embq.indexer.build.runners import Runner, local
-from embq.indexer.build.spec import BuildSpec
-from embq.indexer.change.growth import fits
+from embq.indexer.change.growth import holds
 from embq.indexer.collection.opening import Collection, open_collection
 from embq.indexer.collection.remote import RemotePath, located
-from embq.indexer.faiss_file import refuse_existing, write_faiss_file
+from embq.indexer.faiss_file import FaissExport, refuse_existing, write_faiss_file
 from embq.indexer.index_files.files import read_json, to_json
 from embq.indexer.index_files.remote import fetched
-from embq.indexer.index_files.version import read_current
+from embq.indexer.index_files.version import Version, find_current
 from embq.indexer.plan.build_options import BuildOptions, available_memory, parse_bytes, parse_recall
 from embq.indexer.plan.costs import measure_speeds
 from embq.indexer.plan.index_plan import IndexPlan, describe_plan, make_plan
+from embq.indexer.stages.build import Built, build, build_id
+from embq.indexer.stages.queue_runner import QueueRunner
+from embq.indexer.stages.report import summary, write_report
+from embq.indexer.stages.runners import Runner, local
+from embq.indexer.stages.spec import BuildSpec
 from embq.indexer.tune.queries import QueryPlan, plan_queries
 
 FEW_ROWS = 1_000
@@ -59,22 +57,21 @@ DECIDING = (
 
 
 def index(options: Mapping[str, Any]) -> int:
-    """Build an index, or change the existing one; returns the exit status."""
-    if options["delete"] or options["delete_from"] or options["delete_ids"] or options["compact"]:
-        if options["index_path"]:
-            raise UsageError("--index-path is for builds", next_step="change the index, then `embq index export` it")
-        return change(options, runner_of(options, build_options(options).current_memory_available))
+    """Build an index; returns the exit status."""
     collection = _collection_of(options)
     if options["dry_run"]:
         plan = plan_of(collection, build_options(options), unit_length=collection.unit_length)
         click.echo(json.dumps(to_json(plan)) if options["as_json"] else describe_plan(plan))
         return Exit.DONE
-    return print_result(built(collection, options), collection, options)
+    result = built(collection, options)
+    if not result.fresh and not options["as_json"]:
+        click.echo("the index exists already and is as requested; --overwrite builds it anew", err=True)
+    return print_result(result, collection, options, exported=_exported(result, options))
 
 
 def index_of(sources: Sequence[str], output: str | None, options: Mapping[str, Any]) -> Place:
     """See `embq.build_index`; returns the folder or URL of the index."""
-    params = parsed("index", options, sources, "--quiet", *(() if output is None else ("--output", output)))
+    params = parsed("index build", options, sources, "--quiet", *(() if output is None else ("--output", output)))
     return built(_collection_of(params), params).index
 
 
@@ -89,19 +86,18 @@ def _collection_of(options: Mapping[str, Any]) -> Collection:
 
 
 def built(collection: Collection, options: Mapping[str, Any]) -> Built:
-    """The index of a collection: built, or grown by its new rows where it exists already."""
+    """The index of a collection, built unless the current version has these rows and options."""
     wanted = build_options(options)
     folder = index_folder(options["output"], options["sources"], collection)
     if options["index_path"]:
         refuse_existing(file_path(options["index_path"]), wanted.nb_indices_to_keep, overwrite=options["overwrite"])
     queries = plan_queries(collection, files=query_files(options["queries"]), seed=wanted.seed)
     asked = {name: options[name] for name in DECIDING}
-    if not options["rebuild"] and fits(folder, asked):
-        if isinstance(folder, Path):
-            with runner_of(options, wanted.current_memory_available) as runner:
-                result = grown(folder, collection, options, runner, wanted.current_memory_available)
-            return Built(folder, result.version, fresh=result.rows > 0)
-        refuse_growth(folder, build_id(collection, asked))
+    current = None if options["overwrite"] else find_current(folder)
+    if current is not None and current.build != build_id(collection, asked):
+        if holds(current, collection, asked):
+            return Built(folder, current, fresh=False)
+        _tell_of_replacing(current, folder)
     quiet = options["quiet"] or options["as_json"]
     return built_index(
         folder, collection, wanted, asked, queries, options, unit_length=collection.unit_length, quiet=quiet
@@ -113,13 +109,14 @@ def plan_of(collection: Collection, wanted: BuildOptions, *, unit_length: bool) 
     return make_plan(collection.n, collection.dim, wanted, unit_length=unit_length, speeds=measure_speeds())
 
 
-def refuse_growth(index: ObjectPath, build: str) -> None:
-    """Raise UsageError where the current version of an index in a bucket is of another build: rows would be added."""
-    if read_current(index).build != build:
+def _tell_of_replacing(current: Version, index: Place) -> None:
+    """Print that an index is built anew; UsageError where deleted rows would be back."""
+    if current.deleted:
         raise UsageError(
-            f"{index} is an index of other rows, and rows are added to one in a folder only",
-            next_step="add --rebuild to build it anew from all rows, or name another place: --output",
+            f"{current.deleted:,} rows were deleted from {index}, and a new build has them again",
+            next_step="add new rows with `embq index add`, or build from all rows with --overwrite",
         )
+    click.echo(f"note: {index} is built anew; `embq index add` adds new rows without training again", err=True)
 
 
 def built_index(
@@ -137,7 +134,7 @@ def built_index(
 
     Args:
         asked: options that identify the build.
-        options: as of `runner_of`, and "drop_invalid" and "rebuild".
+        options: as of `runner_of`, and "drop_invalid" and "overwrite".
         unit_length: whether vectors have length 1, so that cosines may be squared distances inside.
     """
 
@@ -154,17 +151,16 @@ def built_index(
 
     with runner_of(options, wanted.current_memory_available) as runner:
         progress = ConsoleProgress(quiet=quiet)
-        return build(folder, collection, asked, spec, runner, progress, write_report, rebuild=options["rebuild"])
+        return build(folder, collection, asked, spec, runner, progress, write_report, overwrite=options["overwrite"])
 
 
 def build_options(options: Mapping[str, Any]) -> BuildOptions:
     """The build options; UsageError where one cannot be parsed."""
     recall, recall_at = parse_recall(options["recall"])
-    available = options["current_memory_available"]
     within_ms = options["max_index_query_time_ms"]
     return BuildOptions(
         max_index_memory_usage=parse_bytes(options["max_index_memory_usage"]),
-        current_memory_available=available_memory() if available is None else parse_bytes(available),
+        current_memory_available=memory_of(options),
         **({} if within_ms is None else {"max_index_query_time_ms": within_ms}),
         metric=options["metric_type"],
         index_key=options["index_key"],
@@ -176,6 +172,12 @@ def build_options(options: Mapping[str, Any]) -> BuildOptions:
         workers=options["workers"],
         seed=options["seed"],
     )
+
+
+def memory_of(options: Mapping[str, Any]) -> int:
+    """Bytes that the processes of this machine may take together."""
+    given = options["current_memory_available"]
+    return available_memory() if given is None else parse_bytes(given)
 
 
 def index_folder(to: str | None, sources: Sequence[str], collection: Collection) -> Place:
@@ -237,23 +239,27 @@ def runner_of(options: Mapping[str, Any], memory_bytes: int) -> Iterator[Runner]
         runner.close()
 
 
-def print_result(built: Built, collection: Collection, options: Mapping[str, Any]) -> int:
-    """Write the files of --index-path, and print the result; returns the exit status."""
+def _exported(built: Built, options: Mapping[str, Any]) -> FaissExport | None:
+    """The files of --index-path, written; None without it."""
+    if not options["index_path"]:
+        return None
+    return write_faiss_file(
+        built.index if isinstance(built.index, Path) else fetched(built.index),
+        file_path(options["index_path"]),
+        shards=options["nb_indices_to_keep"],
+        overwrite=options["overwrite"],
+    )
+
+
+def print_result(
+    built: Built, collection: Collection, options: Mapping[str, Any], *, exported: FaissExport | None = None
+) -> int:
+    """Print a build or an addition; returns the exit status."""
     infos = read_json(built.path / "infos.json")
-    exported = None
-    if options["index_path"]:
-        exported = write_faiss_file(
-            built.index if isinstance(built.index, Path) else fetched(built.index),
-            file_path(options["index_path"]),
-            shards=options["nb_indices_to_keep"],
-            overwrite=options["overwrite"],
-        )
     if options["as_json"]:
         more = {} if exported is None else {"export": export_json(exported)}
         print_json(built.version, index=built.index, fresh=built.fresh, infos=infos, **more)
     else:
-        if not built.fresh:
-            click.echo("the index exists already and is as requested; --rebuild builds it anew", err=True)
         if not collection.complete:
             click.echo("note: the run is not complete; the rows committed so far were indexed", err=True)
         if others := _not_indexed(built.index, collection, options):
@@ -265,6 +271,11 @@ def print_result(built: Built, collection: Collection, options: Mapping[str, Any
         if exported is not None:
             click.echo(export_text(exported))
     return Exit.DONE if infos.get("target_met", True) is not False else Exit.SOME_FAILED
+
+
+def print_json(version: Version, *, index: Place | None = None, **fields: Any) -> None:
+    """Print a result as JSON: index (None for that of the version), version, and further fields."""
+    click.echo(json.dumps({"schema": 1, "index": str(index or version.index), "version": version.name, **fields}))
 
 
 def _not_indexed(index: Place, collection: Collection, options: Mapping[str, Any]) -> list[str]:

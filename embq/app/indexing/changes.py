@@ -1,68 +1,89 @@
-"""`embq index` on an existing index: adds rows, deletes rows, compacts."""
+"""Runs `embq index add`, `delete` and `compact`."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
+from embq.app.cli.arguments import parsed
 from embq.app.cli.id_file import read_ids
+from embq.app.indexing.build import memory_of, print_json, print_result, runner_of
 from embq.app.indexing.progress import ConsoleProgress
 from embq.core.errors import Exit, InputError, UsageError
-from embq.core.storage.paths import Place
-from embq.indexer.build.runners import Runner
 from embq.indexer.change.compaction import Compaction, compact
 from embq.indexer.change.deletes import NAMED, NO_IDS, Deletion, delete
 from embq.indexer.change.growth import Grown, grow
-from embq.indexer.collection.opening import Collection
+from embq.indexer.collection.opening import Collection, reopened
 from embq.indexer.dedup.dedup import duplicate_ids
-from embq.indexer.index_files.version import Version, index_path, read_current, resolve_index
+from embq.indexer.index_files.version import index_path, read_current, resolve_index
+from embq.indexer.stages.build import Built
 
 
-def grown(index: Path, collection: Collection, options: Mapping[str, Any], runner: Runner, memory_bytes: int) -> Grown:
-    """Add new rows to an index, and print a summary to stderr."""
+def add_rows(options: Mapping[str, Any]) -> int:
+    """Add the new rows of folders to their index, and print the result; returns the exit status."""
+    built, collection = added(options)
+    if not options["as_json"] and not built.fresh:
+        click.echo("nothing to add: the index has all rows", err=True)
+    return print_result(built, collection, options)
+
+
+def added(options: Mapping[str, Any]) -> tuple[Built, Collection]:
+    """The index with the new rows, and its collection as it is now."""
+    source = index_path(options["output"] or options["sources"][0])
+    index = resolve_index(source.parent if source.is_file() else source, options["vector_name"])
+    here = Path(os.path.abspath(options["sources"][0]))
+    roots = [] if index in (here, here.parent) else options["sources"]
+    collection = reopened(read_current(index).collection, *roots)
+    memory_bytes = memory_of(options)
     quiet = options["quiet"] or options["as_json"]
-    result = grow(
-        index,
-        collection,
-        runner,
-        ConsoleProgress(quiet=quiet),
-        drop_invalid=options["drop_invalid"],
-        memory_bytes=memory_bytes,
-    )
+    with runner_of(options, memory_bytes) as runner:
+        result = grow(
+            index,
+            collection,
+            runner,
+            ConsoleProgress(quiet=quiet),
+            drop_invalid=options["drop_invalid"],
+            memory_bytes=memory_bytes,
+        )
     if not quiet:
         _print_growth(result)
     for warning in result.report.get("warnings", ()):
         click.echo(f"warning: {warning}", err=True)
-    return result
+    return Built(index, result.version, fresh=result.rows > 0), collection
 
 
-def change(options: Mapping[str, Any], runner: AbstractContextManager[Runner]) -> int:
-    """Delete or compact; returns the exit status. Only compaction uses the runner."""
-    if len(options["sources"]) > 1:
-        raise UsageError("rows are deleted from one index, not from folders", next_step="name the index alone")
-    where = index_path(options["output"] or options["sources"][0])
-    index = resolve_index(where, None if options["output"] else options["vector_name"])
-    groups = [name for name in options["delete_from"] if _is_parquet(name)]
-    keys = _keys(options, [name for name in options["delete_from"] if name not in groups])
-    ids = np.concatenate([NO_IDS, *(read_ids(name) for name in options["delete_ids"])])
-    if (keys or groups or len(ids)) and options["compact"]:
-        raise UsageError("--delete and --compact cannot be combined", next_step="delete first, then compact")
-    if options["compact"]:
-        with runner as opened:
-            result = compact(index, opened, ConsoleProgress(quiet=options["quiet"] or options["as_json"]))
-        return _print_compaction(result, options)
+def added_to(sources: Sequence[str], output: str | None, options: Mapping[str, Any]) -> Path:
+    """See `embq.add_to_index`; returns the folder of the index."""
+    built, _ = added(parsed("index add", options, sources, "--quiet", *([] if output is None else ["-o", output])))
+    return built.version.index
+
+
+def delete_rows(options: Mapping[str, Any]) -> int:
+    """Delete the rows with some keys or ids, and print the result; returns the exit status."""
+    index = resolve_index(index_path(options["source"]), options["vector_name"])
+    groups = [name for name in options["files"] if _is_parquet(name)]
+    keys = [*options["keys"], *_keys(name for name in options["files"] if name not in groups)]
+    ids = np.concatenate([NO_IDS, *(read_ids(name) for name in options["id_files"])])
     if not keys and not groups and not len(ids):
-        raise InputError(f"there is no key in {', '.join(options['delete_from'])}", code="bad_keys")
+        if options["files"]:
+            raise InputError(f"there is no key in {', '.join(options['files'])}", code="bad_keys")
+        raise UsageError("no rows are named", next_step="give keys, --from FILE or --ids FILE")
     build = read_current(index).build
     ids = np.concatenate([ids, *(duplicate_ids(name, build=build) for name in groups)])
     return _print_deletion(delete(index, keys, ids), options)
+
+
+def compact_lists(options: Mapping[str, Any]) -> int:
+    """Compact an index, and print the result; returns the exit status."""
+    index = resolve_index(index_path(options["source"]), options["vector_name"])
+    with runner_of(options, memory_of(options)) as runner:
+        result = compact(index, runner, ConsoleProgress(quiet=options["quiet"] or options["as_json"]))
+    return _print_compaction(result, options)
 
 
 def _is_parquet(name: str) -> bool:
@@ -75,19 +96,17 @@ def _is_parquet(name: str) -> bool:
         return False  # reading its keys says why
 
 
-def _keys(options: Mapping[str, Any], files: Sequence[str]) -> list[str]:
-    keys = list(options["delete"])
+def _keys(files: Iterable[str]) -> Iterator[str]:
     for name in files:
         try:
             with click.open_file(name, encoding="utf-8") as file:
-                keys += [line.rstrip("\r\n") for line in file if line.strip()]
+                yield from [line.rstrip("\r\n") for line in file if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
                 f"the keys in {name} cannot be read: {error}",
                 next_step="give a text file in UTF-8 with one key on each line",
                 code="bad_keys",
             ) from error
-    return keys
 
 
 def _print_growth(result: Grown) -> None:
@@ -123,8 +142,3 @@ def _print_compaction(result: Compaction, options: Mapping[str, Any]) -> int:
     else:
         click.echo("nothing to compact: no row was added or deleted")
     return Exit.DONE
-
-
-def print_json(version: Version, *, index: Place | None = None, **fields: Any) -> None:
-    """Print a result as JSON: index (None for that of the version), version, and further fields."""
-    click.echo(json.dumps({"schema": 1, "index": str(index or version.index), "version": version.name, **fields}))

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from embq.app.indexing.build import runner_of
+from embq.app.indexing.build import memory_of, runner_of
 from embq.app.indexing.progress import ConsoleProgress
 from embq.core.errors import Exit, command_line
 from embq.core.process.limits import cores
@@ -18,13 +18,11 @@ from embq.indexer.dedup.dedup import GROUPS, DedupPlan, dedup, make_spec, plan_d
 from embq.indexer.dedup.stages import MOST_NEIGHBOURS
 from embq.indexer.index_files.files import to_json
 from embq.indexer.index_files.version import index_path, read_current, resolve_index
-from embq.indexer.plan.build_options import available_memory, parse_bytes
 
 
 def run_dedup(options: Mapping[str, Any]) -> int:
     """Group near duplicates; returns the exit status."""
-    available = options["current_memory_available"]
-    memory_bytes = available_memory() if available is None else parse_bytes(available)
+    memory_bytes = memory_of(options)
     index = resolve_index(index_path(options["source"]), options["vector_name"])
     base = read_current(index)
     spec = make_spec(base, options["threshold"], options["nprobe"])
@@ -66,7 +64,7 @@ def _print_result(source: str, folder: Path, report: Mapping[str, Any]) -> None:
     )
     if report["duplicates"]:
         click.echo(
-            f"delete      {command_line('index', source, '--delete-from', folder / GROUPS)}\n"
+            f"delete      {command_line('index', 'delete', source, '--from', folder / GROUPS)}\n"
             f"leave out   {command_line('export', 'OUT', 'DIR', '--output', 'parquet', '--without', folder / GROUPS)}"
         )
     if report["saturated"]:

@@ -42,7 +42,7 @@ def export(options: Mapping[str, Any]) -> int:
         if now is not None and now > one.version.next_id:
             notes.append(
                 f"{now - one.version.next_id:,} rows of {one.version.collection.root} are not in the index yet; "
-                "`embq index` adds them"
+                "`embq index add` adds them"
             )
     for note in notes:
         click.echo(f"note: {note}", err=True)

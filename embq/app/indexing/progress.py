@@ -7,9 +7,9 @@ import time
 import click
 
 from embq.core.service.progress_line import ProgressLine, duration
-from embq.indexer.build.spec import BuildSpec
 from embq.indexer.change.growth import GrowthSpec
 from embq.indexer.plan.index_plan import describe_plan
+from embq.indexer.stages.spec import BuildSpec
 
 STAGE_WORDS = {
     "sample": "reading, and drawing rows to train on",
@@ -48,7 +48,7 @@ class ConsoleProgress:
         self._began = self._stage_began = time.monotonic()
 
     def planned(self, spec: BuildSpec, *, resumed: bool) -> None:
-        """See `embq.indexer.build.build.BuildProgress`."""
+        """See `embq.indexer.stages.build.BuildProgress`."""
         self._planned = {cost.stage: cost.seconds for cost in spec.plan.stages}
         if self._quiet:
             return
@@ -61,15 +61,14 @@ class ConsoleProgress:
         if self._quiet:
             return
         click.echo(
-            f"the index exists: adding {spec.new_rows:,} new rows to its {spec.growth.first_id:,}, without training "
-            "again; --rebuild builds it anew",
+            f"adding {spec.new_rows:,} new rows to the {spec.growth.first_id:,} of the index, without training again",
             err=True,
         )
         if resumed:
             click.echo("continuing an interrupted attempt to add them", err=True)
 
     def stage(self, name: str, done: int, units: int) -> None:
-        """See `embq.indexer.build.build.BuildProgress`."""
+        """See `embq.indexer.stages.build.BuildProgress`."""
         now = time.monotonic()
         if name != self._stage:
             self._stage, self._stage_began = name, now

@@ -210,7 +210,7 @@ def rows_of(version: OpenVersion, ids: Sequence[int], modality: str) -> list[dic
     if table.num_rows != len(ids):
         raise OutputError(
             f"the index has no record of {len(ids) - table.num_rows} of {len(ids)} rows that it found",
-            next_step="build it again: embq index OUT --rebuild",
+            next_step="build it again: embq index build OUT --overwrite",
             code="index_damaged",
         )
     names = [name for name in table.column_names if name not in _OWN]

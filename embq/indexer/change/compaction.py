@@ -9,9 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from embq.core.units import content_hash
-from embq.indexer.build.build import StageProgress, StageSequence
-from embq.indexer.build.build_dir import BuildDir
-from embq.indexer.build.runners import Runner
 from embq.indexer.change.version_swap import swap_version, tidy
 from embq.indexer.faiss_module import faiss
 from embq.indexer.index_files.files import alone
@@ -19,6 +16,9 @@ from embq.indexer.index_files.lists import read_lists
 from embq.indexer.index_files.sizes import imbalance, list_sizes
 from embq.indexer.index_files.version import ListsFile, Version, read_current
 from embq.indexer.plan.index_plan import RANGE_BYTES
+from embq.indexer.stages.build import StageProgress, StageSequence
+from embq.indexer.stages.build_dir import BuildDir
+from embq.indexer.stages.runners import Runner
 
 MOST_SHARE, MOST_GROUPS = 0.10, 32
 """Limits of additions, as a share of the rows and in number, beyond which an index is compacted when it has grown: a

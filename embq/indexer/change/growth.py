@@ -13,21 +13,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from embq.core.errors import InputError
-from embq.core.storage.paths import Place
 from embq.core.units import content_hash
-from embq.indexer.build.build import StageProgress, StageSequence, refuse_faults
-from embq.indexer.build.build_dir import BuildDir
-from embq.indexer.build.runners import Runner
-from embq.indexer.build.spec import BuildSpec, mean_residual, row_files
-from embq.indexer.build.units import Sidecar
 from embq.indexer.change.compaction import Compaction, compacted, due
 from embq.indexer.change.version_swap import swap_version, tidy
 from embq.indexer.collection.opening import Block, Collection
 from embq.indexer.faiss_module import faiss
 from embq.indexer.index_files.files import alone, from_json, to_json
 from embq.indexer.index_files.sizes import imbalance
-from embq.indexer.index_files.version import ListsFile, Version, find_current, read_current
+from embq.indexer.index_files.version import ListsFile, Version, read_current
 from embq.indexer.plan.build_options import bytes_text, parse_bytes
+from embq.indexer.stages.build import StageProgress, StageSequence, refuse_faults
+from embq.indexer.stages.build_dir import BuildDir
+from embq.indexer.stages.runners import Runner
+from embq.indexer.stages.spec import BuildSpec, mean_residual, row_files
+from embq.indexer.stages.units import Sidecar
 from embq.indexer.tune.queries import QueryPlan
 
 RETUNE_SHARE = 0.10
@@ -117,10 +116,14 @@ class Grown:
     compaction: Compaction | None = None
 
 
-def fits(index: Place, asked: Mapping[str, Any]) -> bool:
-    """True for an index that was built with equal options; one in a folder can grow."""
-    current = find_current(index)
-    return current is not None and content_hash(current.notes.get("asked")) == content_hash(dict(asked))
+def holds(version: Version, collection: Collection, asked: Mapping[str, Any]) -> bool:
+    """True for a version with all rows of a collection that was built with these options."""
+    if content_hash(version.notes.get("asked")) != content_hash(dict(asked)):
+        return False
+    try:
+        return not collection.grown_from(version.collection)
+    except InputError:
+        return False
 
 
 def grow(
@@ -186,14 +189,14 @@ def _continued(collection: Collection, base: Version) -> Collection:
     try:
         now = collection.continuing(base.collection)
     except InputError as error:
-        advice = "add --rebuild to index what is there now" if error.code != "part_damaged" else ""
+        advice = "`embq index build` indexes what is there now" if error.code != "part_damaged" else ""
         raise InputError(
             error.message, next_step="; ".join(filter(None, [error.next_step, advice])), code=error.code
         ) from error
     if base.plan.metric == "cosine" and not now.unit_length:
         raise InputError(
             f"the index compares by the cosine, for which vectors have length 1, and some of {now.root} have not",
-            next_step="scale the new vectors to length 1, or add --rebuild to index all of them by their products",
+            next_step="scale the new vectors to length 1, or index all by their products with `embq index build`",
             code="other_embeddings",
         )
     return now
@@ -228,7 +231,7 @@ def _check_memory(now: Collection, base: Version) -> None:
         raise InputError(
             f"with {now.n - base.next_id:,} rows more the index takes {bytes_text(needed)} of memory, "
             f"--max-index-memory-usage is {limit}",
-            next_step="--rebuild builds one of all rows that fits; a larger limit builds anew as well",
+            next_step="`embq index build` makes one of all rows that fits; it takes a larger limit as well",
             code="index_memory",
         )
 
@@ -313,22 +316,22 @@ def _warnings(drift: Mapping[str, float], retuned: Mapping[str, Any], *, rows: i
         warnings.append(
             "the new rows are unlike those that the index was trained on: their mean squared distance to the centres "
             f"of their lists is {drift['residual']:.4g}, {100 * drift['change']:.0f} % more than at training; "
-            "consider --rebuild"
+            "consider `embq index build --overwrite`"
         )
     now, before = drift["imbalance_factor"], drift["imbalance_factor_before"]
     if now > before * (1.0 + WARN_CHANGE):
         warnings.append(
             f"the lists have become less equal, so that searches take longer: imbalance factor {now:.3g}, "
-            f"{before:.3g} at training; consider --rebuild"
+            f"{before:.3g} at training; consider `embq index build --overwrite`"
         )
     if retuned["met"] is False:
         warnings.append(
             f"recall@{retuned['k']} of searches for new rows is {retuned['recall']:.3f}, below what was asked for; "
-            "consider --rebuild"
+            "consider `embq index build --overwrite`"
         )
     if rows > OUTGROWN * rows_at_training:
         warnings.append(
             f"the index has {rows / rows_at_training:.1f} times the {rows_at_training:,} rows that its lists were "
-            "chosen for, so that searches take longer than they need to; consider --rebuild"
+            "chosen for, so that searches take longer than they need to; consider `embq index build --overwrite`"
         )
     return warnings

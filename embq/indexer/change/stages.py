@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from embq.indexer.build.report import recall_and_latency
-from embq.indexer.build.stages import add_block, goal_of, merge_lists
-from embq.indexer.build.task import Made, Task
 from embq.indexer.change.deletes import deleted_bits
 from embq.indexer.change.growth import GrowthSpec
 from embq.indexer.faiss_module import set_threads
@@ -20,6 +17,9 @@ from embq.indexer.index_files.template import Template
 from embq.indexer.index_files.version import read_version
 from embq.indexer.plan.costs import TRUTH_DEPTH
 from embq.indexer.searcher import Searcher
+from embq.indexer.stages.build_stages import add_block, goal_of, merge_lists
+from embq.indexer.stages.report import recall_and_latency
+from embq.indexer.stages.task import Made, Task
 from embq.indexer.tune.points import Goal, Setting, Tuning
 from embq.indexer.tune.queries import QuerySet, draw, of_rows, read_queries, write_queries
 from embq.indexer.tune.recall import Truth, recall

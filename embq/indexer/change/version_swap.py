@@ -9,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from embq.indexer.build.report import INFOS, plain
-from embq.indexer.build.units import CHANGES, DEDUP
 from embq.indexer.index_files.files import WORK, read_json
 from embq.indexer.index_files.publication import names_below, publish, sweep
 from embq.indexer.index_files.sizes import sizes_of
 from embq.indexer.index_files.version import RECORD, Version, current_name, read_version
+from embq.indexer.stages.report import INFOS, plain
+from embq.indexer.stages.units import CHANGES, DEDUP
 
 
 def swap_version(base: Version, version: Version, changed: Mapping[str, Any]) -> Version:

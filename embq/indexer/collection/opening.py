@@ -15,6 +15,7 @@ from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place, is_url
 from embq.indexer.collection.clip_retrieval import describe_layout, is_layout
 from embq.indexer.collection.collection import Collection
+from embq.indexer.collection.columns import column_in_file
 from embq.indexer.collection.listing import all_below
 from embq.indexer.collection.parquet import has_vectors
 from embq.indexer.collection.parts import Block, FileRef, PartRef, no_embeddings
@@ -88,6 +89,22 @@ def _shared_folder(places: Sequence[Place | RemotePath]) -> Place | RemotePath:
     return located("/".join(shared) or "/")
 
 
+def reopened(built: Collection, *roots: str) -> Collection:
+    """The collection as it is now; errors of `open_collection`.
+
+    Args:
+        roots: where it is now; those that it was opened from, unless they are given.
+    """
+    plain, columns = built.kind in ("npy", "parquet", "hdf5"), built.kind in ("parquet", "hdf5")
+    return open_collection(
+        *(roots or built.roots),
+        output=built.output,
+        column=built.column if columns else None,
+        file_format=built.kind if plain else None,
+        id_columns=tuple(map(column_in_file, built.id_columns)) if columns else (),
+    )
+
+
 def rows_now(built: Collection) -> int | None:
     """Rows that the places of a collection have now; None where it is gone, of another kind, or of remote files.
 
@@ -96,15 +113,9 @@ def rows_now(built: Collection) -> int | None:
     if built.kind != "run" and is_url(built.root):
         return None
     try:
-        now = open_collection(
-            *built.roots,
-            output=built.output if built.kind == "run" else None,
-            column=built.column if built.kind in ("parquet", "hdf5") else None,
-            file_format=built.kind if built.kind in ("npy", "parquet", "hdf5") else None,
-        )
+        return reopened(built).n
     except (EmbqError, OSError):
         return None
-    return now.n
 
 
 def _below(folder: Place | RemotePath, root: Place | RemotePath) -> str:

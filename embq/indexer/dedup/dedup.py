@@ -21,11 +21,6 @@ from embq.core.errors import InputError, MalformedError
 from embq.core.storage import beneath
 from embq.core.storage.durable import fsync_file, fsync_folder
 from embq.core.units import content_hash
-from embq.indexer.build.build import StageProgress, StageSequence
-from embq.indexer.build.build_dir import BuildDir
-from embq.indexer.build.report_picture import COLOURS, DPI
-from embq.indexer.build.runners import Runner
-from embq.indexer.build.units import Sidecar
 from embq.indexer.change.deletes import deleted_bits
 from embq.indexer.change.version_swap import tidy
 from embq.indexer.dedup.stages import (
@@ -48,6 +43,11 @@ from embq.indexer.index_files.rows import RowsFiles
 from embq.indexer.index_files.version import Version, read_current
 from embq.indexer.plan.costs import BASE_BYTES
 from embq.indexer.searcher import Searcher
+from embq.indexer.stages.build import StageProgress, StageSequence
+from embq.indexer.stages.build_dir import BuildDir
+from embq.indexer.stages.report_picture import COLOURS, DPI
+from embq.indexer.stages.runners import Runner
+from embq.indexer.stages.units import Sidecar
 
 GROUPS, REPORT, PICTURE = "groups.parquet", "report.json", "report.png"
 UNIT_ROWS = 65_536

@@ -13,8 +13,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embq.core.storage.durable import drop
-from embq.indexer.build.spec import row_files
-from embq.indexer.build.task import Made, Task
 from embq.indexer.change.deletes import deleted_bits
 from embq.indexer.collection.collection import faults
 from embq.indexer.collection.opening import Block
@@ -23,6 +21,8 @@ from embq.indexer.index_files.lists import is_set
 from embq.indexer.index_files.rows import RowsFiles
 from embq.indexer.index_files.version import Version, read_version
 from embq.indexer.searcher import Searcher
+from embq.indexer.stages.spec import row_files
+from embq.indexer.stages.task import Made, Task
 
 NEIGHBOURS, MOST_NEIGHBOURS, STEP = 8, 512, 4
 """Nearest rows that are looked at, the row itself among them. Where all of them are near, four times as many are, up to

@@ -167,7 +167,7 @@ def damaged(message: str) -> OutputError:
     """The error for a file of an index that is missing or cannot be read."""
     return OutputError(
         message,
-        next_step="restore it, or build the index again with `embq index --rebuild`",
+        next_step="restore it, or build the index again with `embq index build --overwrite`",
         code="index_damaged",
     )
 
@@ -207,7 +207,7 @@ def read_json(path: Place) -> dict[str, Any]:
     except MalformedError as error:
         raise OutputError(
             f"{path} cannot be read: {error}",
-            next_step="build the index again with `embq index --rebuild`",
+            next_step="build the index again with `embq index build --overwrite`",
             code="index_damaged",
         ) from error
 

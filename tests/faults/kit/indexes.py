@@ -13,10 +13,12 @@ from urllib.parse import urlsplit
 import numpy as np
 import psutil
 
-from embq.indexer.build.units import STAGE_MODULES
+from embq.indexer.stages.units import STAGE_MODULES
 from tests.e2e.session import Command
 from tests.faults.kit.cluster import sabotaged
 from tests.faults.kit.table import Recovery
+from faults.kit.cluster import sabotaged
+from faults.kit.table import Recovery
 
 ROWS, DIM, FILES = 3_000, 24, 3
 BLOCK_ROWS = 1_024
@@ -200,7 +202,7 @@ def unit_processes(command: Command) -> list[psutil.Process]:
     found = []
     for process in command.descendants():
         try:
-            if "embq.indexer.build.process" in process.cmdline():
+            if "embq.indexer.stages.process" in process.cmdline():
                 found.append(process)
         except psutil.Error:
             continue

@@ -15,7 +15,7 @@ def build_index(root: Path, *options: str, output: str, to: Path | None = None) 
     index = to or root / "index" / output
     said = io.StringIO()
     with redirect_stdout(said), redirect_stderr(said):
-        command = ["index", root, "--vector-name", output, "--output", index, "--rebuild", "--quiet", *options]
+        command = ["index", root, "--vector-name", output, "--output", index, "--overwrite", "--quiet", *options]
         status = entry_point.run([str(word) for word in command])
     assert status == Exit.DONE, said.getvalue()
     return index

@@ -21,9 +21,9 @@ from typing import Any
 from embq.core.errors import OutputError
 from embq.core.storage.beneath import below
 from embq.core.storage.durable import drop, file_sha256
-from embq.indexer.build.units import IndexUnit, Sidecar, find, read_inputs
 from embq.indexer.index_files.files import FILES, WORK, File, T, disk_error, from_json, to_json
 from embq.indexer.index_files.lists import ListsBytes
+from embq.indexer.stages.units import IndexUnit, Sidecar, find, read_inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

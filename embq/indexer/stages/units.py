@@ -16,8 +16,8 @@ from embq.core.storage.durable import names_in
 from embq.core.storage.paths import Place, place
 from embq.core.units import content_hash
 from embq.core.wire import Count, Seconds, ShortText, Word
-from embq.indexer.build.build_dir import BuildDir
 from embq.indexer.index_files.files import File, from_json, read_json, to_json, write_current
+from embq.indexer.stages.build_dir import BuildDir
 
 STAGES = ("sample", "train", "queries", "truth", "add", "merge", "tune")
 """The stages of a build, in order."""
@@ -40,8 +40,8 @@ DEDUP = ("vectors", "dedup", "groups")
 """The stages of a deduplication; see `embq.indexer.dedup.dedup`."""
 
 STAGE_MODULES = {
-    **dict.fromkeys(STAGES, "embq.indexer.build.stages"),
-    "train": "embq.indexer.build.training",
+    **dict.fromkeys(STAGES, "embq.indexer.stages.build_stages"),
+    "train": "embq.indexer.stages.training",
     **dict.fromkeys(CHANGES, "embq.indexer.change.stages"),
     **dict.fromkeys(DEDUP, "embq.indexer.dedup.stages"),
 }

@@ -1,6 +1,6 @@
 """A process that does index units: one JSON line for each on stdin, one JSON answer on stdout.
 
-    python -m embq.indexer.build.process --worker NAME --threads N --memory BYTES [--gpu]
+    python -m embq.indexer.stages.process --worker NAME --threads N --memory BYTES [--gpu]
 
 It ends when stdin does. All output beside answers goes to stderr.
 """
@@ -21,8 +21,8 @@ import msgspec
 from embq.core.errors import ConfigError, EmbqError, error_fields
 from embq.core.process.libraries import leave_out_pandas
 from embq.core.service.log import configure
-from embq.indexer.build.task import StageFunction, perform
-from embq.indexer.build.units import STAGE_MODULES, IndexUnit, Sidecar
+from embq.indexer.stages.task import StageFunction, perform
+from embq.indexer.stages.units import STAGE_MODULES, IndexUnit, Sidecar
 
 
 def do(unit: IndexUnit, *, threads: int, memory_bytes: int, worker: str, on_gpu: bool = False) -> Sidecar:
@@ -57,7 +57,7 @@ def answer(line: str, *, threads: int, memory_bytes: int, worker: str, on_gpu: b
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m embq.indexer.build.process")
+    parser = argparse.ArgumentParser(prog="python -m embq.indexer.stages.process")
     parser.add_argument("--worker", default=f"pid-{os.getpid()}")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--memory", type=int, default=1 << 62)

@@ -13,15 +13,15 @@ from embq.core.errors import InputError
 from embq.core.storage.objects import ObjectPath
 from embq.core.storage.paths import Place
 from embq.core.units import content_hash
-from embq.indexer.build.build_dir import BuildDir
-from embq.indexer.build.runners import Runner
-from embq.indexer.build.spec import BuildSpec, draft
-from embq.indexer.build.units import NAMED, NEEDS, STAGES, IndexUnit, Sidecar, finished, write_inputs
 from embq.indexer.collection.opening import Collection
 from embq.indexer.faiss_module import faiss
 from embq.indexer.index_files.files import WORK, alone, from_json, note, to_json
 from embq.indexer.index_files.publication import names_below, publish, remove_folder, settle, sweep
 from embq.indexer.index_files.version import Version, find_current
+from embq.indexer.stages.build_dir import BuildDir
+from embq.indexer.stages.runners import Runner
+from embq.indexer.stages.spec import BuildSpec, draft
+from embq.indexer.stages.units import NAMED, NEEDS, STAGES, IndexUnit, Sidecar, finished, write_inputs
 
 
 class StageProgress(Protocol):
@@ -72,7 +72,7 @@ def build(
     progress: BuildProgress,
     write_report: WriteReport,
     *,
-    rebuild: bool = False,
+    overwrite: bool = False,
 ) -> Built:
     """Build an index of a collection, or resume an interrupted build, and make it the current version.
 
@@ -80,7 +80,7 @@ def build(
         index: a folder, or a prefix in a bucket.
         options: options of the user, JSON-ready; equal options find an interrupted build again.
         make_spec: called only where there is no such build.
-        rebuild: build even where the current version has equal options and collection.
+        overwrite: build even where the current version has equal options and collection.
 
     Raises InputError where vectors cannot be indexed, TryLaterError where another process works on the index,
     OutputError where the folder cannot be written, and what the runner raises. Finished units stay for the next
@@ -92,7 +92,7 @@ def build(
         build_dir = BuildDir(index, id_)
         if bucket is not None:
             settle(bucket)
-        if not rebuild and (current := find_current(index)) is not None and current.build == id_:
+        if not overwrite and (current := find_current(index)) is not None and current.build == id_:
             if build_dir.folder.is_dir():  # killed after the publication
                 _clear(build_dir)
             return Built(index, current, fresh=False)

@@ -9,9 +9,9 @@ from typing import Protocol
 
 from embq.core.errors import EmbqError, OutputError, error_of
 from embq.core.process.children import ChildEndedError, JsonChild, python
-from embq.indexer.build.process import do
-from embq.indexer.build.units import IndexUnit, Sidecar, find
 from embq.indexer.index_files.files import to_json
+from embq.indexer.stages.process import do
+from embq.indexer.stages.units import IndexUnit, Sidecar, find
 
 ATTEMPTS = 3
 """After so many processes that ended with a unit in hand, another one is not worth trying."""
@@ -105,7 +105,7 @@ class Processes:
         halt: threading.Event,
     ) -> None:
         options = ("--worker", name, "--threads", str(threads), "--memory", str(self._memory_bytes))
-        command = python("-m", "embq.indexer.build.process", *options)
+        command = python("-m", "embq.indexer.stages.process", *options)
         child = JsonChild(command, OMP_NUM_THREADS=str(threads))
         try:
             while (unit := waiting.get()) is not None and not halt.is_set():

@@ -27,9 +27,9 @@ from embq.core.queue.result_stream import MOST_TEXT_BYTES, Entry, Sender
 from embq.core.queue.scripts import Loader, Script, load_scripts
 from embq.core.service.log import Events
 from embq.core.units import content_hash
-from embq.indexer.build.runners import Done
-from embq.indexer.build.units import IndexUnit, Sidecar, find, finished
 from embq.indexer.index_files.files import to_json, write_current
+from embq.indexer.stages.runners import Done
+from embq.indexer.stages.units import IndexUnit, Sidecar, find, finished
 
 RENEW_S = 5.0
 ROUND_MS = 250

@@ -11,10 +11,10 @@ import numpy as np
 
 from embq.core.errors import InputError
 from embq.core.storage.durable import drop
-from embq.indexer.build.spec import BuildSpec
-from embq.indexer.build.task import Made, Task
 from embq.indexer.faiss_module import faiss, set_threads
 from embq.indexer.index_files.template import CentroidSearch, Template
+from embq.indexer.stages.spec import BuildSpec
+from embq.indexer.stages.task import Made, Task
 
 PCA_ROWS = 65_536
 """Rows that the leading directions are found from; more do not move them."""

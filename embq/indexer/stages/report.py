@@ -14,15 +14,15 @@ import numpy as np
 
 from embq.core.service.progress_line import size_text
 from embq.core.storage.paths import Place
-from embq.indexer.build.report_picture import draw_report, is_drawable
-from embq.indexer.build.spec import BuildSpec
-from embq.indexer.build.units import STAGES, Sidecar
 from embq.indexer.collection.opening import Collection
 from embq.indexer.faiss_module import faiss
 from embq.indexer.index_files.files import read_json, to_json
 from embq.indexer.index_files.sizes import imbalance_of, sizes_of
 from embq.indexer.index_files.template import Template
 from embq.indexer.index_files.version import Version
+from embq.indexer.stages.report_picture import draw_report, is_drawable
+from embq.indexer.stages.spec import BuildSpec
+from embq.indexer.stages.units import STAGES, Sidecar
 from embq.indexer.tune.points import Scores, Tuning
 from embq.indexer.tune.queries import DATA, QuerySet, read_queries
 

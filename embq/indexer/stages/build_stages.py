@@ -10,9 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from embq.indexer.build.spec import BuildSpec, draft
-from embq.indexer.build.task import Made, Task
-from embq.indexer.build.units import NAMED
 from embq.indexer.collection.collection import faults
 from embq.indexer.collection.opening import Block, Collection
 from embq.indexer.faiss_module import set_threads
@@ -23,6 +20,9 @@ from embq.indexer.index_files.template import Template
 from embq.indexer.plan.build_options import parse_recall
 from embq.indexer.plan.costs import BATCH_ROWS
 from embq.indexer.searcher import Searcher
+from embq.indexer.stages.spec import BuildSpec, draft
+from embq.indexer.stages.task import Made, Task
+from embq.indexer.stages.units import NAMED
 from embq.indexer.tune.points import Goal
 from embq.indexer.tune.queries import draw, read_queries, write_queries
 from embq.indexer.tune.truth import block_truth, read_truth

@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from embq.indexer.build.units import Sidecar
 from embq.indexer.collection.opening import Block, Collection
 from embq.indexer.faiss_module import faiss
 from embq.indexer.index_files.files import to_json
 from embq.indexer.index_files.version import ListsFile, RowRangeFile, Version
 from embq.indexer.plan.index_plan import IndexPlan
+from embq.indexer.stages.units import Sidecar
 from embq.indexer.tune.queries import QueryPlan
 
 
