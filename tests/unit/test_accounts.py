@@ -236,7 +236,7 @@ def test_an_owner_is_two_numbers(text: str) -> None:
     [
         (["--give", "x"], "--give needs to know to whom"),
         (["--owner", "me"], "is not UID:GID"),
-        (["--host", "not a name"], "neither a host name nor an IP address"),
+        (["--server-name", "not a name"], "neither a host name nor an IP address"),
         (["--user", "gpu2"], "is no user of embq"),
         (["--remove", "worker-gpu2"], "has no user"),
     ],

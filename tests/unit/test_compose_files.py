@@ -213,7 +213,7 @@ def test_the_gpu_stack_says_so_where_it_finds_no_gpu() -> None:
 def test_one_variable_decides_where_the_broker_is_reached_with_tls_and_whom_its_certificate_names() -> None:
     """In .env it holds for `docker compose up -d`, with whatever files."""
     services = yaml.safe_load(text_of(STACK))["services"]
-    assert "--host=${EMBQ_BROKER_BIND:-127.0.0.1}" in services["init"]["command"]
+    assert "--server-name=${EMBQ_BROKER_BIND:-127.0.0.1}" in services["init"]["command"]
     plain, tls = services["broker"]["ports"]
     assert "BIND" not in plain
     assert tls == "${EMBQ_BROKER_BIND:-127.0.0.1}:${EMBQ_BROKER_TLS_PORT:-6380}:6380"

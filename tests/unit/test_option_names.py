@@ -68,6 +68,28 @@ def test_an_option_that_many_verbs_have_is_the_same_in_each(name: str) -> None:
     assert len(told) == 1, told
 
 
+OF_THE_VERB = ("--output", "--run", "--ids", "--threads", "--refine", "--no-refine")
+"""Options whose help begins with what the verb does with the same thing."""
+
+
+def test_an_option_that_several_verbs_have_means_one_thing() -> None:
+    meanings: dict[str, set[str]] = {}
+    for option in (one for verb in COMMANDS for one in own_options(verb)):
+        for name in {*option.opts, *option.secondary_opts} - {*OF_THE_VERB}:
+            if name.startswith("--"):
+                meanings.setdefault(name, set()).add(
+                    re.split(r"\W", (option.help or "").removeprefix("Random "))[0].lower()
+                )
+    assert not {name: said for name, said in meanings.items() if len(said) > 1}
+
+
+@pytest.mark.parametrize(("name", "start"), [("--model", "Model"), ("--workers", "Worker processes ")])
+def test_models_and_workers_are_those_of_one_table(name: str, start: str) -> None:
+    texts = [option.help or "" for verb in COMMANDS for option in own_options(verb) if name in option.opts]
+    assert len(texts) > 8
+    assert all(text.startswith(start) for text in texts)
+
+
 def test_a_broker_is_told_in_the_same_words_but_for_its_default() -> None:
     told = {
         (tuple(option.opts), (option.help or "").partition("  [")[0])

@@ -104,7 +104,7 @@ def test_the_names_of_a_certificate_for_others_are_told(good: TlsServer, monkeyp
     error = refusal(good.url(host="127.0.0.2"))
     assert (error.exit_code, error.code) == (Exit.CONFIG, "tls")
     assert error.message.endswith("is for localhost, 127.0.0.1, broker")
-    assert "embq broker init --host 127.0.0.2" in error.next_step
+    assert "embq broker init --server-name 127.0.0.2" in error.next_step
 
 
 def test_a_host_name_that_the_certificate_lacks_is_as_wrong_as_an_address(

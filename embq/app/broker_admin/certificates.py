@@ -98,7 +98,7 @@ def _host(name: str) -> str:
     if not name or len(name) > 253 or not name.isascii() or not all(c.isalnum() or c in "-._*" for c in name):
         raise UsageError(
             f"{name!r} is neither a host name nor an IP address",
-            next_step="for example --host gpu-box.example.org or --host 10.0.0.5, without a port",
+            next_step="for example --server-name gpu-box.example.org or --server-name 10.0.0.5, without a port",
         )
     return name.lower()
 

@@ -9,7 +9,7 @@ import click
 
 import embq
 from embq.app.cli.sections import GENERAL, option, section
-from embq.app.cli.shared_options import complete_model, decode_option, option_group, precision_option
+from embq.app.cli.shared_options import decode_option, model_option, option_group, precision_option
 from embq.core import plugins
 from embq.core.errors import UsageError
 from embq.core.models import MODALITIES, Chunking, ModelSpec
@@ -32,7 +32,7 @@ run_options = option_group(
         "--output-format",
         type=click.Choice(["parquet", "hdf5", "npy", "arrow"]),
         default="parquet",
-        help="File format of the output parts.",
+        help="Format of the output parts.",
     ),
     option(
         "--write-batch-size",
@@ -41,14 +41,11 @@ run_options = option_group(
         help="Maximum rows per part; a larger unit is a part of its own.",
     ),
     section("Model"),
-    option(
-        "--model",
-        "-m",
+    model_option(
+        "Model, such as minilm or open_clip:ARCH/TAG; repeatable: each sample is decoded once for all.",
         required=True,
         multiple=True,
-        shell_complete=complete_model,
         metavar="[NAME=]SPEC",
-        help="Model, such as minilm or open_clip:ARCH/TAG; repeatable: each sample is decoded once for all.",
     ),
     option(
         "--modality",
@@ -59,7 +56,7 @@ run_options = option_group(
     option(
         "--prompt-name",
         metavar="NAME",
-        help="Named prompt of an st: model before each text: query, document, or another of the model's.  "
+        help="Name of an st: model's prompt before each text: query, document, or another of the model's.  "
         "[the model's default]",
     ),
     option(
@@ -131,7 +128,7 @@ run_options = option_group(
         "--unit-size",
         type=click.IntRange(min=1, max=100_000),
         default=1000,
-        help="Samples per unit of inputs that are not sharded.",
+        help="Samples per unit, of inputs that are not sharded.",
     ),
     section("Selection"),
     option(

@@ -21,7 +21,7 @@ from embq.app.verbs.serve import DEFAULT_PORT, serve_pages
     help="umap: neighbours stay neighbours; pca: the two axes of the largest variance.",
 )
 @option(
-    "--sample",
+    "--rows",
     type=click.IntRange(min=1),
     default=2_000_000,
     help="Most rows of the map, up to 2,000,000; of more, a random sample.",
@@ -35,7 +35,7 @@ def command(
     output: str,
     vector_name: str | None,
     method: str,
-    sample: int,
+    rows: int,
     seed: int,
     no_serve: bool,
     opens: bool,
@@ -56,7 +56,7 @@ def command(
 
     index = resolve_index(index_path(output), vector_name)
     with ProgressLine() as line:
-        info, made = make_map(index, MapOptions(method=method, sample=sample, seed=seed), line.show)
+        info, made = make_map(index, MapOptions(method=method, sample=rows, seed=seed), line.show)
     state = "made" if made else "up to date"
     click.echo(
         f"{info.rows:,} of {info.of:,} rows, {len(info.clusters)} clusters, {info.method}: {map_path(index)} ({state})"

@@ -13,23 +13,18 @@ from embq.app.cli.run_options import INPUT_FORMATS
 from embq.app.cli.sections import SectionedCommand, option
 from embq.app.cli.shared_options import (
     batch_size_option,
-    complete_model,
     decode_option,
     devices_option,
     json_option,
+    model_option,
     option_group,
     precision_option,
     threads_option,
 )
 
 experiment_options = option_group(
-    option(
-        "--model",
-        "-m",
-        default="",
-        shell_complete=complete_model,
-        metavar="SPEC",
-        help="Model that embeds the texts.  [minilm where it is installed, else stub:384?ms_per_sample=10]",
+    model_option(
+        "Model that embeds the texts.  [minilm where it is installed, else stub:384?ms_per_sample=10]", default=""
     ),
     precision_option,
     option(
@@ -67,7 +62,7 @@ experiment_options = option_group(
 )
 """Options of every experiment."""
 
-unit_size_option = option("--unit-size", type=click.IntRange(min=1, max=100_000), default=16, help="Records per unit.")
+unit_size_option = option("--unit-size", type=click.IntRange(min=1, max=100_000), default=16, help="Samples per unit.")
 
 
 def numbers(most: int) -> Callable[[click.Context, click.Parameter, str], tuple[int, ...]]:
@@ -163,14 +158,7 @@ def unit_size(sizes: tuple[int, ...], **options: Any) -> int:
     epilog="Example: embq bench images 'shards/*.tar' -m open_clip:ViT-B-32/laion2b_s34b_b79k --decode cpu-fast",
 )
 @click.argument("inputs", type=click.Path(readable=False), nargs=-1, required=True, metavar="INPUT...")
-@option(
-    "--model",
-    "-m",
-    required=True,
-    shell_complete=complete_model,
-    metavar="SPEC",
-    help="Model that embeds the images.",
-)
+@model_option("Model that embeds the images.", required=True)
 @precision_option
 @decode_option
 @devices_option
@@ -178,7 +166,7 @@ def unit_size(sizes: tuple[int, ...], **options: Any) -> int:
     "--samples",
     type=click.IntRange(min=1, max=20_000),
     default=2000,
-    help="Most images to sample from the inputs; at most 512 MB.",
+    help="Samples of the inputs, at most; 512 MB at most.",
 )
 @option(
     "--seconds",
@@ -190,8 +178,13 @@ def unit_size(sizes: tuple[int, ...], **options: Any) -> int:
 @threads_option
 @batch_size_option
 @option("--input-format", type=click.Choice(sorted(INPUT_FORMATS)), help="Format of the inputs.  [by their names]")
-@option("--image-key", default="", metavar="LIST", help="Extensions of images in shards and folders.  [all]")
-@option("--image-column", default="", metavar="NAME", help="Column of images or of image paths.")
+@option(
+    "--image-key",
+    default="",
+    metavar="LIST",
+    help="Image extensions in shards and folders, in order of preference: 'jpg;png'.  [all known]",
+)
+@option("--image-column", default="", metavar="NAME", help="Column of images, or of their paths in the folder.")
 @json_option
 def images(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """Find the bottleneck of embedding the images of INPUT on this machine: reading, decoding or the device.

@@ -14,7 +14,7 @@ HOSTS = ("localhost", "127.0.0.1", "::1", "broker")
 """Names of the server that every certificate has: on its machine, and in its stack of containers."""
 
 
-@click.group("broker", epilog="Example: embq broker init secrets --host gpu-box.example.org")
+@click.group("broker", epilog="Example: embq broker init secrets --server-name gpu-box.example.org")
 def command() -> None:
     """Make users, passwords and certificates for a broker that other people or machines reach."""
 
@@ -26,7 +26,7 @@ def command() -> None:
 )
 @click.argument("folder", metavar="[DIR]", default="secrets", type=click.Path(file_okay=False, path_type=Path))
 @option(
-    "--host",
+    "--server-name",
     "hosts",
     multiple=True,
     metavar="NAME",

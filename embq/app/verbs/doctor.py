@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from embq.app.cli.sections import SectionedCommand, option
-from embq.app.cli.shared_options import broker_option, complete_model, json_option, settings_with
+from embq.app.cli.shared_options import broker_option, json_option, model_option, settings_with
 
 
 @click.command("doctor", cls=SectionedCommand, epilog="Example: embq doctor --model minilm --output ./out")
@@ -17,14 +17,7 @@ from embq.app.cli.shared_options import broker_option, complete_model, json_opti
     type=click.Path(),
     help="Folder or URL to test storage in.  [the folder for temporary files]",
 )
-@option(
-    "--model",
-    "-m",
-    multiple=True,
-    shell_complete=complete_model,
-    metavar="[NAME=]SPEC",
-    help="Load this model and embed one sample.",
-)
+@model_option("Model to load, and to embed one sample with; repeatable.", multiple=True, metavar="[NAME=]SPEC")
 @json_option
 def command(broker: str, output: str, model: tuple[str, ...], as_json: bool) -> int:
     """Check packages, broker, devices, models, storage and limits of this machine.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "--output-format",
     "format",
     type=click.Choice(["npy", "hdf5", "parquet", "arrow"]),
-    help="Write files of this format in the new folder DEST.",
+    help="Format of the files in the new folder DEST.",
 )
 @option(
     "--to",
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 @option(
     "--dtype",
     type=click.Choice(["float32", "float16", "int8", "binary"]),
-    help="Type of stored vectors.  [that of the run]",
+    help="Data type of stored vectors.  [that of the run]",
 )
 @option(
     "--int8-range",
     type=float,
     metavar="X",
-    help="Range of int8: numbers from -X to X are stored in equal steps, larger ones as X.  [1]",
+    help="Range of int8: -X to X in equal steps; larger values are clipped.  [1]",
 )
 @option(
     "--rows-per-file",

@@ -18,7 +18,7 @@ POLL_S = 0.2
 
 @click.command("logs", cls=SectionedCommand, epilog="Examples: embq logs out | embq logs out --service worker -f")
 @click.argument("run", type=click.Path(readable=False))
-@option("-f", "--follow", is_flag=True, help="Print new lines as they are written, until Ctrl-C.")
+@option("-f", "--follow", is_flag=True, help="Also print new lines as they are written, until Ctrl-C.")
 @option(
     "--service",
     "services",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embq.app.cli.sections import GENERAL, SectionedCommand, option, section
-from embq.app.cli.shared_options import complete_model, json_option, vector_name_option
+from embq.app.cli.shared_options import json_option, model_option, vector_name_option
 from embq.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,13 +51,7 @@ KEY_WIDTH, SOURCE_WIDTH = 44, 28
     help="Name of the model's prompt before TEXT.  [query, where rows have document]",
 )
 @option("--prompt", metavar="TEXT", help="Prompt to put before TEXT; '' for none.")
-@option(
-    "--model",
-    "-m",
-    shell_complete=complete_model,
-    metavar="SPEC",
-    help="Model location, if not that of the run; must be the same model.",
-)
+@model_option("Model that embeds the query: that of the run, at another location.  [where the run had it]")
 @section("Index")
 @option("--nprobe", type=click.IntRange(min=1), help="Inverted lists to search.  [tuned value]")
 @option("--no-refine", is_flag=True, help="Skip re-ranking by full vectors.")

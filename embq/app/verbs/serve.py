@@ -63,7 +63,7 @@ server_options = option_group(
     epilog="Examples: embq serve ./out | embq serve --follow /data/runs | embq serve --embeddings minilm",
 )
 @click.argument("indices", metavar="[INDEX]...", nargs=-1, type=click.Path(file_okay=False))
-@option("--follow", is_flag=True, help="Serve every index below INDEX, and watch for new ones.")
+@option("--follow", is_flag=True, help="Also serve every index below INDEX, new ones as they appear.")
 @section("Embeddings")
 @option(
     "--embeddings",

@@ -148,8 +148,8 @@ def _rejected(error: ssl.SSLCertVerificationError, host: str, port: int, ca: str
     if code in OTHER_NAMES and shown is not None:
         return _refused(
             f"the certificate of {where} is for {', '.join(shown.names) or 'no name at all'}",
-            f"put one of these names into the broker's URL, or run `embq broker init --host {host}` where its secrets "
-            "are, and restart the broker",
+            f"put one of these names into the broker's URL, or run `embq broker init --server-name {host}` where its "
+            "secrets are, and restart the broker",
         )
     now = f"this machine's clock says {moment(time.time())}"
     if code == EXPIRED and shown is not None and shown.ends < time.time():

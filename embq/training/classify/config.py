@@ -58,7 +58,7 @@ class Config:
     )
     arch: str = _setting(
         "resnet18",
-        "Architecture: timm:NAME, torchvision:NAME, or NAME of either, timm first.",
+        "Model: timm:NAME, torchvision:NAME, or NAME of either, timm first.",
         metavar="NAME",
         name="--model",
         short="-m",
@@ -74,7 +74,7 @@ class Config:
     batch_size: int = _setting(32, "Samples per step of each process.", COUNT)
     image_size: int = _setting(224, "Width and height of the model's input, in pixels.", click.IntRange(min=8))
     loader_workers: int = _setting(
-        4, "Processes that read and decode, per device.", FROM_0, resume=Resume.EPOCH, name="--workers"
+        4, "Worker processes per device, which read and decode.", FROM_0, resume=Resume.EPOCH, name="--workers"
     )
     shuffle_buffer: int = _setting(1000, "Samples in the shuffle buffer of each worker.", COUNT, metavar="N")
     epoch_samples: int | None = _setting(
@@ -95,7 +95,7 @@ class Config:
         click.Choice(["", "fp32", "bf16", "fp16"]),
         metavar="fp32|bf16|fp16",
     )
-    seed: int = _setting(0, "Seed of weights, sample order, augmentation and dropout.", int)
+    seed: int = _setting(0, "Random seed for weights, sample order, augmentation and dropout.", int)
     checkpoint_minutes: float = _setting(
         10.0,
         "Minutes between checkpoints within an epoch; each epoch ends with one too. 0 writes one after every step.",

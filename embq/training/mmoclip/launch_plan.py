@@ -52,7 +52,9 @@ class BenchmarkRequest:
     cpus: int | None = option(None, "Cores per process under srun.", COUNT, metavar="C")
     device: str = option("cuda", "Device to train on, checked before the start.  [cuda]", DEVICE)
     batch_size: int = option(required.BATCH_SIZE, "Samples per GPU.  [512]", COUNT, metavar="N")
-    workers: int = option(required.WORKERS, "Processes that read and decode, per device.  [4]", FROM_0, metavar="N")
+    workers: int = option(
+        required.WORKERS, "Worker processes per device, which read and decode.  [4]", FROM_0, metavar="N"
+    )
     precision: str | None = option(
         None,
         "Compute precision, which the benchmark leaves open.  [amp; fp32 on the CPU]",
@@ -65,13 +67,13 @@ class BenchmarkRequest:
     no_set_device_rank: bool = option(False, "Under srun, each process sees only its own GPU.", is_flag=True)
     model: str = option(
         required.MODEL,
-        "Another model of open_clip, or local-dir:DIR; the result is then not comparable.  [ViT-L-14]",
+        "Model of open_clip, or local-dir:DIR; of others the result is not comparable.  [ViT-L-14]",
         metavar="NAME",
         short="-m",
     )
     samples: int = option(
         required.SAMPLES,
-        "Number of samples; with another one the result is not comparable.  [3200000]",
+        "Samples to train on; with another one the result is not comparable.  [3200000]",
         COUNT,
         metavar="N",
     )

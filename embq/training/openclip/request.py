@@ -21,14 +21,14 @@ class TrainingRequest:
 
     shards: str
     further: tuple[str, ...]
-    model: str = required("Name of open_clip's, a folder, or hf-hub:ORG/NAME.", metavar="NAME|FOLDER", short="-m")
+    model: str = required("Model of open_clip, a folder, or hf-hub:ORG/NAME.", metavar="NAME|FOLDER", short="-m")
     out: Path = required(  # noqa: RUF009 - a field
         "Folder of this training.", click.Path(path_type=Path, file_okay=False), name="--output", short="-o"
     )
     epochs: int = option(32, "Passes over all samples.", COUNT)
     batch_size: int = option(64, "Samples per step of each process.", COUNT)
     loader_workers: int = option(
-        4, "Processes that read and decode, per device.", FROM_0, metavar="N", name="--workers"
+        4, "Worker processes per device, which read and decode.", FROM_0, metavar="N", name="--workers"
     )
     lr: float | None = option(None, "Peak learning rate.  [5e-4]", float, metavar="X")
     warmup_steps: int | None = option(

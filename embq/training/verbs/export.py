@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     "-m",
     default="",
     metavar="NAME|FOLDER",
-    help="Model name of the training.  [from params.txt beside the checkpoint]",
+    help="Model that was trained, as of the training.  [from params.txt beside the checkpoint]",
 )
 @json_option
 def command(checkpoint: Path, target: Path, model: str, as_json: bool) -> None:

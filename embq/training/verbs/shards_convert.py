@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from embq.app.cli.sections import SectionedCommand, option
-from embq.app.cli.shared_options import json_option
+from embq.app.cli.shared_options import json_option, machine_workers_option
 from embq.core.errors import Exit, InputError
 
 if TYPE_CHECKING:
@@ -28,16 +28,19 @@ SHOWN = 20
 @click.argument("source", metavar="DIR|LIST", type=click.Path())
 @click.argument("pattern", metavar="PATTERN", type=click.Path())
 @option("--samples-per-shard", type=click.IntRange(min=1), default=1000, help="Samples of each shard but the last.")
-@option("--seed", type=int, default=0, help="Seed of the order of the samples.")
+@option("--seed", type=int, default=0, help="Random seed for the order of the samples.")
 @option("--no-shuffle", is_flag=True, help="Keep the order of names or of LIST, as for validation.")
 @option("--no-classes", is_flag=True, help="Take all pictures below DIR, without classes.")
 @option(
-    "--classes", "classes_file", metavar="FILE", help="classes.json with the indices to use.  [the one beside PATTERN]"
+    "--classes",
+    "classes_file",
+    metavar="FILE",
+    help="Class names by index, a JSON list.  [the classes.json beside PATTERN]",
 )
 @option("--allow-empty", is_flag=True, help="Accept classes without pictures; their indices stay unused.")
 @option("--no-metadata", is_flag=True, help="Omit the json of each sample, which names its file.")
-@option("--check", is_flag=True, help="Decode every picture first, and leave out those that fail.")
-@option("--workers", "processes", type=click.IntRange(min=1), help="Processes that write.  [one per core, up to 8]")
+@option("--decode-images", is_flag=True, help="Decode every image completely, and leave out those that fail.")
+@machine_workers_option()
 @option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")
 @json_option
 def command(
@@ -48,8 +51,8 @@ def command(
     no_shuffle: bool,
     classes_file: str | None,
     no_metadata: bool,
-    check: bool,
-    processes: int | None,
+    decode_images: bool,
+    workers: int | None,
     dry_run: bool,
     as_json: bool,
     **listing_options: bool,
@@ -72,10 +75,10 @@ def command(
     from embq.training.shards.listing import known_classes, listing_of
 
     named, began = Pattern.parse(pattern), time.monotonic()
-    processes, classes = processes or min(8, cores()), known_classes(classes_file, named)
+    processes, classes = workers or min(8, cores()), known_classes(classes_file, named)
     with Counter("pictures found", quiet=as_json) as progress:
         listing = listing_of(source, named, lambda count: progress.add(count, 0), classes=classes, **listing_options)
-    listing = _usable(listing, check=check, metadata=not no_metadata, processes=processes, quiet=as_json)
+    listing = _usable(listing, check=decode_images, metadata=not no_metadata, processes=processes, quiet=as_json)
     layout = Layout(
         pattern=named,
         samples_per_shard=samples_per_shard,

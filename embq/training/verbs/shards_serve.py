@@ -15,8 +15,8 @@ DEFAULT_PORT = 8080
 
 @click.command("serve", cls=SectionedCommand, epilog="Example: embq shards serve ./shards --host 10.0.0.5")
 @click.argument("folder", metavar="DIR", type=click.Path())
-@option("--host", default="127.0.0.1", metavar="HOST", help="Address of this machine to listen on.")
-@option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, help="Port; 0 chooses a free one.")
+@option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on.")
+@option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, help="Port to listen on; 0 finds a free one.")
 def command(folder: str, host: str, port: int) -> None:
     """Serve the shards in DIR and below it to other machines over HTTP, until stopped.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from embq.app.cli.sections import SectionedCommand, option
-from embq.app.cli.shared_options import json_option
+from embq.app.cli.shared_options import json_option, machine_workers_option
 from embq.core.errors import Exit
 
 if TYPE_CHECKING:
@@ -21,14 +21,14 @@ SHOWN = 20
 """Violations that are printed; --json has up to 1,000."""
 
 
-@click.command("verify", cls=SectionedCommand, epilog="Example: embq shards verify ./shards --decode")
+@click.command("verify", cls=SectionedCommand, epilog="Example: embq shards verify ./shards --decode-images")
 @click.argument("shards", type=click.Path(), nargs=-1, required=True, metavar="SHARDS...")
-@option("--decode", is_flag=True, help="Also decode every image completely.")
+@option("--decode-images", is_flag=True, help="Decode every image completely, and report those that fail.")
 @option("--allow-missing", is_flag=True, help="Accept samples without the class or the caption that others have.")
 @option("--write-sizes", is_flag=True, help="Count the samples, and write sizes.json beside the shards.")
-@option("--workers", "processes", type=click.IntRange(min=1), help="Processes that read.  [one per core, up to 8]")
+@machine_workers_option()
 @json_option
-def command(shards: tuple[str, ...], processes: int | None, as_json: bool, **options: bool) -> int:
+def command(shards: tuple[str, ...], workers: int | None, decode_images: bool, as_json: bool, **options: bool) -> int:
     """Read shards completely, and check their content.
 
     SHARDS are folders, patterns or expressions, also below http(s)://. Each shard has to be a complete archive whose
@@ -48,7 +48,7 @@ def command(shards: tuple[str, ...], processes: int | None, as_json: bool, **opt
             progress.expect(total)
             progress.add(1, one.bytes)
 
-        report = verify(shards, read, processes=processes or min(8, cores()), **options)
+        report = verify(shards, read, decode=decode_images, processes=workers or min(8, cores()), **options)
     if as_json:
         click.echo(json.dumps({"schema": 1, "ok": report.ok, **asdict(report)}))
     else:
