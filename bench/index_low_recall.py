@@ -19,10 +19,9 @@ import numpy as np
 
 from bench.index_cases import DATA, K
 from bench.index_ours import build, on_one_core
-from bench.index_scoring import truth_of
+from bench.index_scoring import mean_recall_with_ties, truth_of
 from bench.report import write
 from embq.indexer.searcher import Searcher
-from embq.indexer.tune.recall import mean_recall
 
 KEYS = {
     "plan": "IVF{lists}(PCA{quarter},Flat),PQ{half}x4",
@@ -87,7 +86,7 @@ def measure(folder: Path, queries: Path, lists: int, indexes: Path) -> dict[str,
                 began = time.thread_time()
                 found = searcher.search(asked, K, nprobe=probes, k_factor=factor)
                 cpu_s[name] = min(cpu_s[name], (time.thread_time() - began) / len(asked))
-                recall[name] = mean_recall(found.ids, truth, K, exact=exact)
+                recall[name] = mean_recall_with_ties(found.ids, truth, K, exact)
         for name in open_:
             single[name].append((1e6 * float(np.median(seconds[name])), recall[name]))
             batch[name].append((1e6 * cpu_s[name], recall[name]))

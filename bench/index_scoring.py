@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bench.index_cases import K
-from embq.indexer.tune.recall import Truth, mean_recall
+from embq.indexer.tune.recall import Truth, hits
 
 DEEP = 100
 """Rows of the truth for each query, so that ties of the tenth are seen."""
@@ -51,6 +52,24 @@ def truth_of(vectors: np.ndarray, queries: np.ndarray) -> Truth:
     return Truth(ids=ids, scores=scores)
 
 
+ExactScores = Callable[[int, np.ndarray], np.ndarray]
+"""(query, int64 ids (m,)) -> float (m,): exact scores in the truth's own units, higher is better."""
+
+
+def mean_recall_with_ties(found: np.ndarray, truth: Truth, k: int, exact: ExactScores) -> float:
+    """As `embq.indexer.tune.recall.mean_recall`; ties of the k-th that the truth is too short for are right as well."""
+    counts = hits(found[:, :k], truth, k)
+    endless = truth.right(k).all(axis=1) & (truth.ids.shape[1] > k)
+    for query in np.flatnonzero(endless):
+        others = np.setdiff1d(found[query, :k][found[query, :k] >= 0], truth.ids[query])
+        if len(others):
+            bound = float(truth.scores[query, k - 1])
+            counts[query] += int((exact(int(query), others) >= bound - truth.tolerance * max(1.0, abs(bound))).sum())
+    possible = np.minimum((truth.ids >= 0).sum(axis=1), k)
+    some = possible > 0
+    return float((np.minimum(counts, possible)[some] / possible[some]).mean()) if some.any() else float("nan")
+
+
 def points(answers: list[Path], truth: Truth, vectors: np.ndarray, queries: np.ndarray) -> list[Point]:
     """Recall and latency of each setting; of each query the least seconds of all measurements count.
 
@@ -71,7 +90,7 @@ def points(answers: list[Path], truth: Truth, vectors: np.ndarray, queries: np.n
             Point(
                 setting=one["setting"],
                 tuned=one["tuned"],
-                recall=round(mean_recall(ids, truth, K, exact=exact), 4),
+                recall=round(mean_recall_with_ties(ids, truth, K, exact), 4),
                 mean_ms=round(float(ms.mean()), 4),
                 **{f"p{part}_ms": round(float(np.percentile(ms, part)), 4) for part in (50, 95, 99)},
             )

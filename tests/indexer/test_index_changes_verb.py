@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import embq
 from embq.app.cli.entry_point import run
 from embq.core.errors import Exit
 from embq.indexer.index_files.version import read_current
@@ -93,6 +94,19 @@ def test_a_build_brings_deleted_rows_back_only_where_it_is_told_to(tmp_path: Pat
     assert read_current(index_of(tmp_path)).n == 119
     assert embq_index(tmp_path, "-q", "--overwrite").exit_code == Exit.DONE
     assert read_current(index_of(tmp_path)).n == 120
+
+
+def test_rows_are_added_from_a_program(tmp_path: Path) -> None:
+    add_part(tmp_path / "data", "p", rows(60, 1))
+    embq.build_index(tmp_path / "data", tmp_path / "index", recall=0.8).close()
+    add_part(tmp_path / "data", "r", rows(60, 2))
+    with embq.add_to_index(tmp_path / "index") as index:
+        assert len(index) == 120
+    moved = tmp_path / "data2"
+    (tmp_path / "data").rename(moved)
+    add_part(moved, "s", rows(60, 3))
+    with embq.add_to_index(moved, tmp_path / "index") as index:
+        assert len(index) == 180
 
 
 def test_an_index_is_built_anew_of_more_rows_with_a_hint_to_add_them(tmp_path: Path) -> None:

@@ -49,11 +49,12 @@ class Answers:
 class Index:
     """A searcher over coarse codes, which re-ranks by the vectors and counts its searches and their work."""
 
-    def __init__(self, vectors: np.ndarray, key: str) -> None:
+    def __init__(self, vectors: np.ndarray, key: str, *, refines: bool = True) -> None:
         self.vectors = vectors
         self.index = faiss().index_factory(DIM, key)
         self.index.train(vectors)
         self.index.add(vectors)
+        self.nlist, self.refines, self.n = NLIST, refines, len(vectors)
         self.probes: set[int] = set()
         self.work_ns = 0
 
@@ -124,7 +125,7 @@ def test_the_worst_set_reaches_the_target_and_nothing_that_is_faster_would(
 ) -> None:
     # Searches of this toy take microseconds, and by a real clock on a busy machine any of them may be the fastest.
     goal, clock = Goal(recall=0.9), index.clock
-    tuning = tune_search(index, sets, truth, goal, nlist=NLIST, refines=True, rows=ROWS, clock=clock)
+    tuning = tune_search(index, sets, truth, goal, clock=clock)
 
     assert tuning.met is True
     reached = measured(index, sets, truth, tuning.setting)
@@ -149,7 +150,7 @@ def test_the_reported_half_is_not_the_one_that_was_tuned_on(
     for one in spoilt.values():
         one.ids[1::2] += ROWS
 
-    tuning = tune_search(index, sets, spoilt, Goal(recall=0.9), nlist=NLIST, refines=True, rows=ROWS)
+    tuning = tune_search(index, sets, spoilt, Goal(recall=0.9))
 
     assert max(point.worst for point in tuning.points) > 0.9
     assert tuning.best == 0.0
@@ -157,9 +158,10 @@ def test_the_reported_half_is_not_the_one_that_was_tuned_on(
 
 
 def test_a_target_that_the_codes_cannot_reach_is_told_with_the_best_that_they_can(
-    index: Index, sets: list[QuerySet], truth: dict[str, Truth]
+    index: Index, rows: np.ndarray, sets: list[QuerySet], truth: dict[str, Truth]
 ) -> None:
-    tuning = tune_search(index, sets, truth, Goal(recall=0.99), nlist=NLIST, refines=False, rows=ROWS)
+    codes = Index(rows, f"IVF{NLIST},RaBitQ", refines=False)
+    tuning = tune_search(codes, sets, truth, Goal(recall=0.99))
 
     assert tuning.met is False
     assert tuning.setting.k_factor == 1
@@ -170,10 +172,8 @@ def test_a_target_that_the_codes_cannot_reach_is_told_with_the_best_that_they_ca
 def test_within_a_time_the_recall_is_the_highest_and_the_time_is_kept(
     index: Index, sets: list[QuerySet], truth: dict[str, Truth]
 ) -> None:
-    plenty = tune_search(
-        index, sets, truth, Goal(recall=None, milliseconds=10_000.0), nlist=NLIST, refines=True, rows=ROWS
-    )
-    none = tune_search(index, sets, truth, Goal(recall=None, milliseconds=1e-6), nlist=NLIST, refines=True, rows=ROWS)
+    plenty = tune_search(index, sets, truth, Goal(recall=None, milliseconds=10_000.0))
+    none = tune_search(index, sets, truth, Goal(recall=None, milliseconds=1e-6))
 
     assert plenty.met is True
     assert plenty.best is not None
@@ -184,12 +184,12 @@ def test_within_a_time_the_recall_is_the_highest_and_the_time_is_kept(
 
 def test_one_list_is_never_all_that_is_looked_at(rows: np.ndarray, truth: dict[str, Truth]) -> None:
     # Queries that one list answers: copies of rows, of which only the nearest is asked for.
-    flat = Index(rows, f"IVF{NLIST},Flat")
+    flat = Index(rows, f"IVF{NLIST},Flat", refines=False)
     queries = QuerySet(name="data", vectors=rows[:100], own=np.full(100, -1), source="rows")
     known = {"data": nearest(rows[:100], queries.own, [(0, rows)], metric="cosine")}
 
     goal, clock = Goal(recall=0.9, k=1), flat.clock
-    tuning = tune_search(flat, [queries], known, goal, nlist=NLIST, refines=False, rows=ROWS, clock=clock)
+    tuning = tune_search(flat, [queries], known, goal, clock=clock)
 
     assert 1 in flat.probes
     assert tuning.setting.nprobe == 2
@@ -197,20 +197,20 @@ def test_one_list_is_never_all_that_is_looked_at(rows: np.ndarray, truth: dict[s
 
 
 def test_without_queries_nothing_is_claimed(index: Index) -> None:
-    tuning = tune_search(index, [], {}, Goal(), nlist=NLIST, refines=False, rows=1)
+    tuning = tune_search(index, [], {}, Goal())
 
     assert tuning.met is None
-    assert tuning.setting == Setting(nprobe=64, k_factor=1)
+    assert tuning.setting == Setting(nprobe=64, k_factor=8)
 
 
 def test_a_tuning_is_the_same_after_a_way_through_json(
     index: Index, sets: list[QuerySet], truth: dict[str, Truth]
 ) -> None:
-    tuning = tune_search(index, sets[:1], truth, Goal(recall=0.8), nlist=NLIST, refines=False, rows=ROWS)
+    tuning = tune_search(index, sets[:1], truth, Goal(recall=0.8))
 
-    again = Tuning.from_description(json.loads(json.dumps(tuning.describe())))
+    again = from_json(Tuning, json.loads(json.dumps(to_json(tuning))), "tuning", strict=False)
 
-    assert again.describe() == tuning.describe()
+    assert to_json(again) == to_json(tuning)
     assert again.scores == tuning.scores
 
 

@@ -68,7 +68,7 @@ def test_of_two_attempts_at_once_the_first_sidecar_stands_and_the_other_payload_
 
     sidecar = perform(unit, overtaken, threads=1, memory_bytes=1, worker="slow")
     assert sidecar.files["text"].check(Path(unit.index)).read_text() == "first spec"
-    assert len(list(unit.build_dir.files.iterdir())) == 1
+    assert len(list((unit.build_dir.index / "files").iterdir())) == 1
 
 
 def test_a_payload_that_is_gone_or_cut_makes_its_unit_undone(unit: IndexUnit) -> None:

@@ -326,11 +326,17 @@ def test_targets_are_read() -> None:
 def test_the_memory_of_a_container_bounds_a_build(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 64000000 kB\nMemAvailable: 60000000 kB\n")
-    assert available_memory(tmp_path, meminfo) == 32 << 30
+    own = tmp_path / "own"
+    own.write_text("0::/job\n")
+    assert available_memory(tmp_path, meminfo, own) == 32 << 30
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("1000\n")
-    assert available_memory(tmp_path, meminfo) == 32 << 30
+    assert available_memory(tmp_path, meminfo, own) == 32 << 30
     (tmp_path / "memory.max").write_text(f"{4 << 30}\n")
-    assert available_memory(tmp_path, meminfo) == (4 << 30) - 1000
+    assert available_memory(tmp_path, meminfo, own) == (4 << 30) - 1000
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/memory.max").write_text(f"{1 << 30}\n")
+    (tmp_path / "job/memory.current").write_text("0\n")
+    assert available_memory(tmp_path, meminfo, own) == 1 << 30  # of a job of Slurm, or a unit of systemd
     meminfo.write_text("MemAvailable: 1000 kB\n")
-    assert available_memory(tmp_path, meminfo) == 1_024_000
+    assert available_memory(tmp_path, meminfo, own) == 1_024_000

@@ -140,6 +140,10 @@ def test_a_built_index_is_open(tmp_path: Path) -> None:
         assert index.search(text, k=1)[0].caption == text
     with embq.Index(tmp_path / "apart") as again:
         assert len(again) == embq.open(root).rows_count
+    with embq.add_to_index(root, tmp_path / "apart") as index:
+        assert len(index) == embq.open(root).rows_count
+    with pytest.raises(UsageError, match="no option recall"):
+        embq.add_to_index(root, recall=0.9)
     with pytest.raises(UsageError, match="no option metrics"):
         embq.build_index(root, metrics="l2")
     with pytest.raises(UsageError, match="metric-type"):

@@ -66,6 +66,9 @@ def index(options: Mapping[str, Any]) -> int:
     result = built(collection, options)
     if not result.fresh and not options["as_json"]:
         click.echo("the index exists already and is as requested; --overwrite builds it anew", err=True)
+    if (others := _not_indexed(result.index, collection, options)) and not options["as_json"]:
+        commands = "; ".join(command_line("index", *options["sources"], "--vector-name", one) for one in others)
+        click.echo(f"note: this index is of {collection.output} alone; for the others of the run: {commands}", err=True)
     return print_result(result, collection, options, exported=_exported(result, options))
 
 
@@ -116,7 +119,8 @@ def _tell_of_replacing(current: Version, index: Place) -> None:
             f"{current.deleted:,} rows were deleted from {index}, and a new build has them again",
             next_step="add new rows with `embq index add`, or build from all rows with --overwrite",
         )
-    click.echo(f"note: {index} is built anew; `embq index add` adds new rows without training again", err=True)
+    if isinstance(index, Path):
+        click.echo(f"note: {index} is built anew; `embq index add` adds new rows without training again", err=True)
 
 
 def built_index(
@@ -262,11 +266,6 @@ def print_result(
     else:
         if not collection.complete:
             click.echo("note: the run is not complete; the rows committed so far were indexed", err=True)
-        if others := _not_indexed(built.index, collection, options):
-            commands = "; ".join(command_line("index", *options["sources"], "--vector-name", one) for one in others)
-            click.echo(
-                f"note: this index is of {collection.output} alone; for the others of the run: {commands}", err=True
-            )
         click.echo(summary(infos, report=built.path))
         if exported is not None:
             click.echo(export_text(exported))

@@ -127,13 +127,13 @@ def command() -> None:
 @dry_run_option
 @runner_options
 def build(**options: Any) -> int:
-    """Build a faiss index of the embeddings in OUT, tuned for the requested recall.
+    """Build a faiss index of embeddings, tuned for the requested recall.
 
     OUT is an output folder of embq, or a folder of .npy, .parquet or .h5 files with embeddings; several of one kind
     become one index, with --output. The plan is printed before work starts. After an interruption, the same command
-    continues. An index of the same rows and options is kept, without --overwrite; one with deleted rows is refused. The
-    report is in infos.json and report.png of the version that CURRENT names. With --broker, the workers of that broker
-    build; they see OUT and the index by the same names.
+    continues. An index of the same rows and options is kept, and one with deleted rows is not replaced, unless
+    --overwrite is given. The report is in infos.json and report.png of the version that CURRENT names. With --broker,
+    the workers of that broker build; they see OUT and the index by the same names.
 
     Exit status: 0 the index is as requested, 3 it is built but misses the recall or the time, 65 it cannot be built.
     """
@@ -154,7 +154,7 @@ def build(**options: Any) -> int:
 @process_options
 @runner_options
 def add(**options: Any) -> int:
-    """Add the rows of OUT that its index lacks, without training again.
+    """Add new rows to an index, without training again.
 
     OUT and --output are those of `embq index build`; its other options are those of the index. OUT may also be the
     index itself: rows come from where it was built from. After an interruption, the same command continues.
@@ -190,9 +190,10 @@ def add(**options: Any) -> int:
 @vector_name_option
 @json_option
 def delete(**options: Any) -> int:
-    """Delete rows from the index of OUT: those with a KEY, and those of --from and --ids.
+    """Delete rows from an index, by keys or ids.
 
-    Searches find them no more; `embq index compact` frees their memory. The rows in OUT stay.
+    Searches find them no more; `embq index compact` frees their memory. The rows in OUT stay. A KEY that begins with -
+    stands behind --.
 
     Exit status: 0 the rows are deleted, 3 some keys have no row, 65 none has.
     """
@@ -207,7 +208,7 @@ def delete(**options: Any) -> int:
 @process_options
 @runner_options
 def compact(**options: Any) -> int:
-    """Merge added rows into the lists of the index of OUT, and drop deleted rows.
+    """Merge added rows into the lists of an index, and drop deleted rows.
 
     Answers stay the same. After an interruption, the same command continues.
     """
@@ -231,7 +232,7 @@ def compact(**options: Any) -> int:
 @dry_run_option
 @runner_options
 def dedup(**options: Any) -> int:
-    """Group near duplicates in the index of OUT: rows whose vectors have a cosine of at least X.
+    """Group near duplicates: rows with a cosine of at least X.
 
     Rows that are connected through others are one group, and the row with the lowest id is kept. Nothing is deleted:
     the groups are in dedup-X-VERSION/groups.parquet in the folder of the index, which
@@ -273,10 +274,11 @@ def dedup(**options: Any) -> int:
 @overwrite_option
 @json_option
 def export(**options: Any) -> int:
-    """Write the index of OUT as a file that `faiss.read_index` opens, also memory-mapped.
+    """Write an index as files of faiss or clip-retrieval.
 
-    FILE is by default the folder of the index with .index behind its name. Ids are those of `embq search`, deleted rows
-    are left out. Memory is that of centroids and codebooks, whatever the rows.
+    `faiss.read_index` opens FILE, also memory-mapped; by default it is the folder of the index with .index behind its
+    name. Ids are those of `embq search`, deleted rows are left out. Memory is that of centroids and codebooks, whatever
+    the rows.
 
     With --output-format clip-back, DIR is a new folder, by default OUT.clip-back, with image.index, text.index,
     metadata and indices_paths.json: clip-retrieval back --indices_paths DIR/indices_paths.json.

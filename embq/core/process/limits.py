@@ -23,11 +23,11 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 def cores(cgroup: Path = CGROUP, own: Path = OWN_GROUPS) -> int:
     """Cores that this process may keep busy, at least 1: by its affinity, and by the quota of its control groups."""
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [quota for folder in _groups("cpu", cgroup, own) if (quota := _quota(folder)) is not None]
+    quotas = [quota for folder in control_groups("cpu", cgroup, own) if (quota := _quota(folder)) is not None]
     return max(1, min(mine, *map(math.ceil, quotas))) if quotas else mine
 
 
-def _groups(controller: str, cgroup: Path, own: Path) -> list[Path]:
+def control_groups(controller: str, cgroup: Path, own: Path) -> list[Path]:
     """Folders of the groups that limit this process: in a container its root, elsewhere its own group (Slurm, systemd)
     and all above it. A group outside of the process's namespace has ".." in its path, and no folder."""
     found = [cgroup, cgroup / controller]
@@ -135,7 +135,7 @@ def machine_bytes() -> int:
 def container_bytes(cgroup: Path = CGROUP, own: Path = OWN_GROUPS) -> int:
     """The least memory limit of this process's control groups; 0 where there is none."""
     limits = []
-    for folder in _groups("memory", cgroup, own):
+    for folder in control_groups("memory", cgroup, own):
         for name in ("memory.max", "memory.limit_in_bytes"):
             with suppress(OSError, ValueError):  # "max" is no number
                 limits.append(int((folder / name).read_text(encoding="ascii")))

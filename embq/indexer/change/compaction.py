@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from embq.core.units import content_hash
 from embq.indexer.change.version_swap import swap_version, tidy
@@ -71,7 +72,7 @@ def compacted(base: Version, runner: Runner, progress: StageProgress) -> Compact
         return Compaction(version=base, groups=1, dropped=0, fresh=False)
     files = sorted(file.sha256 for file in base.files())
     build_dir = BuildDir(base.index, f"compact-{content_hash([base.name, files, str(faiss().__version__)])[:16]}")
-    spec, _ = build_dir.begin(lambda: {"base": base.name, "bounds": list_ranges_of(base)})
+    spec, _ = build_dir.begin(dict[str, Any], lambda: {"base": base.name, "bounds": list_ranges_of(base)})
     bounds = spec["bounds"]
     done = StageSequence(build_dir, runner, progress).run("compact", len(bounds))
     version = replace(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from embq.indexer.change.compaction import Compaction, compacted, due
 from embq.indexer.change.version_swap import swap_version, tidy
 from embq.indexer.collection.opening import Block, Collection
 from embq.indexer.faiss_module import faiss
-from embq.indexer.index_files.files import alone, from_json, to_json
+from embq.indexer.index_files.files import alone, from_json
 from embq.indexer.index_files.sizes import imbalance
 from embq.indexer.index_files.version import ListsFile, Version, read_current
 from embq.indexer.plan.build_options import bytes_text, parse_bytes
@@ -155,10 +155,8 @@ def grow(
         _check_memory(now, base)
         digest = content_hash([base.name, base.trained.sha256, now.digest, drop_invalid, str(faiss().__version__)])
         build_dir = BuildDir(index, f"grow-{digest[:16]}")
-        described, resumed = build_dir.begin(
-            lambda: to_json(_spec(now, base, drop_invalid=drop_invalid, memory_bytes=memory_bytes))
-        )
-        spec = from_json(GrowthSpec, described, str(build_dir.spec))
+        make_spec = partial(_spec, now, base, drop_invalid=drop_invalid, memory_bytes=memory_bytes)
+        spec, resumed = build_dir.begin(GrowthSpec, make_spec)
         progress.growing(spec, resumed=resumed)
         stages = _run_stages(spec, build_dir, runner, progress)
         report = growth_report(spec, base, stages)
@@ -311,27 +309,25 @@ def _drift(spec: GrowthSpec, base: Version, added: Sequence[Sidecar]) -> dict[st
 
 def _warnings(drift: Mapping[str, float], retuned: Mapping[str, Any], *, rows: int, rows_at_training: int) -> list[str]:
     """Reasons to build the index again, a sentence each."""
-    warnings = []
+    reasons = []
     if drift["change"] > WARN_CHANGE:
-        warnings.append(
+        reasons.append(
             "the new rows are unlike those that the index was trained on: their mean squared distance to the centres "
-            f"of their lists is {drift['residual']:.4g}, {100 * drift['change']:.0f} % more than at training; "
-            "consider `embq index build --overwrite`"
+            f"of their lists is {drift['residual']:.4g}, {100 * drift['change']:.0f} % more than at training"
         )
     now, before = drift["imbalance_factor"], drift["imbalance_factor_before"]
     if now > before * (1.0 + WARN_CHANGE):
-        warnings.append(
+        reasons.append(
             f"the lists have become less equal, so that searches take longer: imbalance factor {now:.3g}, "
-            f"{before:.3g} at training; consider `embq index build --overwrite`"
+            f"{before:.3g} at training"
         )
     if retuned["met"] is False:
-        warnings.append(
-            f"recall@{retuned['k']} of searches for new rows is {retuned['recall']:.3f}, below what was asked for; "
-            "consider `embq index build --overwrite`"
+        reasons.append(
+            f"recall@{retuned['k']} of searches for new rows is {retuned['recall']:.3f}, below what was asked for"
         )
     if rows > OUTGROWN * rows_at_training:
-        warnings.append(
+        reasons.append(
             f"the index has {rows / rows_at_training:.1f} times the {rows_at_training:,} rows that its lists were "
-            "chosen for, so that searches take longer than they need to; consider `embq index build --overwrite`"
+            "chosen for, so that searches take longer than they need to"
         )
-    return warnings
+    return [f"{reason}; consider `embq index build --overwrite`" for reason in reasons]

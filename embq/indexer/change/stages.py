@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,11 @@ from embq.indexer.index_files.template import Template
 from embq.indexer.index_files.version import read_version
 from embq.indexer.plan.costs import TRUTH_DEPTH
 from embq.indexer.searcher import Searcher
-from embq.indexer.stages.build_stages import add_block, goal_of, merge_lists
+from embq.indexer.stages.build_stages import add_block, goal_of, made_of, merge_lists
 from embq.indexer.stages.report import recall_and_latency
 from embq.indexer.stages.task import Made, Task
 from embq.indexer.tune.points import Goal, Setting, Tuning
-from embq.indexer.tune.queries import QuerySet, draw, of_rows, read_queries, write_queries
+from embq.indexer.tune.queries import QuerySet, draw, of_rows, read_queries
 from embq.indexer.tune.recall import Truth, recall
 from embq.indexer.tune.truth import merged, read_truth
 from embq.indexer.tune.tuning import tune_search
@@ -52,26 +52,7 @@ def ask(task: Task) -> Made:
     sets = [of_rows(spec.collection, ids.astype(np.int64), name=NEW, source="new rows", metric=spec.plan.metric)]
     if spec.growth.retunes:
         sets += draw(spec.collection, spec.queries, metric=spec.plan.metric)
-    path = task.temporary("npz")
-    write_queries(sets, path)
-    return Made(work={"queries": path}, stats={one.name: len(one) for one in sets})
-
-
-@dataclass(frozen=True, slots=True)
-class Worth:
-    """recall@k of searches for new rows, with its standard error; None where nothing could be measured."""
-
-    recall: float | None
-    error: float = 0.0
-
-    def misses(self, goal: Goal) -> bool:
-        """True where it is below the target by more than the choice of the queries explains."""
-        if self.recall is None or goal.recall is None:
-            return False
-        return self.recall + self.error < goal.recall
-
-
-NOTHING = Worth(recall=None)
+    return made_of(task, sets)
 
 
 def retune(task: Task) -> Made:
@@ -85,30 +66,23 @@ def retune(task: Task) -> Made:
     sets = read_queries(task.file("queries", 0, "queries"))
     truth, source = _truth(task, spec, searcher, sets, setting)
     new = next((one for one in sets if one.name == NEW), None)
-    before = worth = NOTHING if new is None else _worth(searcher, new, truth[NEW], goal.k, setting)
+    before, error = _worth(searcher, new, truth, goal, setting)
+    worth = before
     tuning: Tuning | None = None
-    if spec.growth.retunes or worth.misses(goal):
-        tuning = tune_search(
-            searcher,
-            sets,
-            truth,
-            goal,
-            nlist=searcher.nlist,
-            refines=searcher.refines,
-            rows=searcher.n,
-        )
+    if spec.growth.retunes or _misses(worth, error, goal):
+        tuning = tune_search(searcher, sets, truth, goal)
         setting = tuning.setting if spec.growth.retunes else _higher(tuning.setting, setting)
-        worth = NOTHING if new is None else _worth(searcher, new, truth[NEW], goal.k, setting)
+        worth, error = _worth(searcher, new, truth, goal, setting)
     return Made(
         stats={
             "search": asdict(setting),
             "tuned": tuning is not None,
             "k": goal.k,
-            "recall": worth.recall,
-            "recall_before": before.recall,
+            "recall": worth,
+            "recall_before": before,
             "queries": 0 if new is None else len(new),
             "truth": source,
-            "met": None if worth.recall is None or goal.recall is None else not worth.misses(goal),
+            "met": None if worth is None or goal.recall is None else not _misses(worth, error, goal),
             "infos": _infos(tuning, setting, whole=spec.growth.retunes),
         }
     )
@@ -139,13 +113,21 @@ def _by_search(searcher: Searcher, asked: QuerySet, setting: Setting) -> Truth:
     return merged([Truth(ids=ids, scores=scores)])
 
 
-def _worth(searcher: Searcher, asked: QuerySet, truth: Truth, k: int, setting: Setting) -> Worth:
-    half = Half(vectors=asked.vectors, own=asked.own, truth=truth)
-    each = recall(half.search(searcher, k, setting), truth, k)
+def _worth(
+    searcher: Searcher, asked: QuerySet | None, truth: Mapping[str, Truth], goal: Goal, setting: Setting
+) -> tuple[float | None, float]:
+    """recall@k of searches for new rows, and its standard error; None and 0 where nothing can be measured."""
+    if asked is None:
+        return None, 0.0
+    half = Half(vectors=asked.vectors, own=asked.own, truth=truth[NEW])
+    each = recall(half.search(searcher, goal.k, setting), truth[NEW], goal.k)
     known = each[~np.isnan(each)]
-    if not len(known):
-        return NOTHING
-    return Worth(recall=float(known.mean()), error=float(known.std() / len(known) ** 0.5))
+    return (float(known.mean()), float(known.std() / len(known) ** 0.5)) if len(known) else (None, 0.0)
+
+
+def _misses(worth: float | None, error: float, goal: Goal) -> bool:
+    """True where recall is below the target by more than the choice of the queries explains."""
+    return worth is not None and goal.recall is not None and worth + error < goal.recall
 
 
 def _higher(tuned: Setting, before: Setting) -> Setting:

@@ -77,21 +77,22 @@ class Listing:
 
 def same_shape(before: Shape | None, this: Shape) -> Shape:
     """`before`, or `this` where there is none; InputError `mixed_embeddings` where they differ."""
-    if before is not None and (before.dim, before.dtype) != (this.dim, this.dtype):
-        raise InputError(
-            f"these are not vectors of one model: {before.path} holds {before.dim} numbers of {before.dtype}, "
-            f"{this.path} holds {this.dim} of {this.dtype}",
-            next_step="give the files of each model a folder of their own",
-            code="mixed_embeddings",
+    if before is None:
+        return this
+    if (before.dim, before.dtype) != (this.dim, this.dtype):
+        why = (
+            f"{before.path} holds {before.dim} numbers of {before.dtype}, {this.path} holds {this.dim} of {this.dtype}"
         )
-    if before is not None and before.fingerprint != this.fingerprint:
+    elif before.fingerprint != this.fingerprint:
         origins = [f"{one.path} is from {one.model or 'no run of embq'}" for one in (before, this)]
-        raise InputError(
-            f"these are not vectors of one model: {' and '.join(origins)} (their fingerprints differ)",
-            next_step="give the files of each model a folder of their own",
-            code="mixed_embeddings",
-        )
-    return before or this
+        why = f"{' and '.join(origins)} (their fingerprints differ)"
+    else:
+        return before
+    raise InputError(
+        f"these are not vectors of one model: {why}",
+        next_step="give the files of each model a folder of their own",
+        code="mixed_embeddings",
+    )
 
 
 def noted(notes: Mapping[Any, Any]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from embq.indexer.collection.listing import all_below
 from embq.indexer.collection.parquet import has_vectors
 from embq.indexer.collection.parts import Block, FileRef, PartRef, no_embeddings
 from embq.indexer.collection.plain import FORMATS, describe_files
-from embq.indexer.collection.remote import FilePath, RemotePath, located
+from embq.indexer.collection.remote import FilePath, RemotePath, located, name_below
 from embq.indexer.collection.run import describe_run, describe_runs
 
 __all__ = ["Block", "Collection", "FileRef", "PartRef", "open_collection"]
@@ -58,7 +58,11 @@ def open_collection(
             raise UsageError(f"{runs[0]} is the output of a run, which says itself what its files and columns are")
         _all_of_them(places, runs, "outputs of runs")
         folder = runs[0] if shared is None else shared
-        described = _described_runs(folder, runs, output=output, column=column)
+        described = (
+            describe_run(runs[0], output=output, column=column)
+            if shared is None
+            else describe_runs({name_below(shared, run): run for run in runs}, output=output, column=column)
+        )
     else:
         paths = [_plain(where) for where in places]
         alone = paths[0].parent if shared is None and paths[0].is_file() else paths[0]
@@ -67,7 +71,7 @@ def open_collection(
             folder, paths, output=output, column=column, file_format=file_format, id_columns=tuple(id_columns)
         )
     if len(places) > 1:
-        described["folders"] = tuple(_below(folder, root) for root in places)
+        described["folders"] = tuple(name_below(folder, root) for root in places)
     known = described.pop("unit_length", None)
     collection = Collection(root=str(folder), unit_length=bool(known), **described)
     return collection if known is not None else replace(collection, unit_length=_unit_length(collection))
@@ -116,18 +120,6 @@ def rows_now(built: Collection) -> int | None:
         return reopened(built).n
     except (EmbqError, OSError):
         return None
-
-
-def _below(folder: Place | RemotePath, root: Place | RemotePath) -> str:
-    return str(root).removeprefix(str(folder)).lstrip("/")
-
-
-def _described_runs(
-    folder: Place | RemotePath, runs: Sequence[Place], *, output: str | None, column: str | None
-) -> dict[str, Any]:
-    if len(runs) == 1:
-        return describe_run(runs[0], output=output, column=column)
-    return describe_runs({_below(folder, where): where for where in runs}, output=output, column=column)
 
 
 def _plain(where: Place | RemotePath) -> FilePath:

@@ -221,6 +221,6 @@ def each(call: Callable[[T], R], items: Sequence[T], *, remote: bool) -> Iterato
         yield from pool.map(call, items)
 
 
-def name_below(folder: FilePath, path: FilePath) -> str:
+def name_below(folder: Place | RemotePath, path: Place | RemotePath) -> str:
     """The path of a file relative to a folder that it is in."""
     return str(path).removeprefix(str(folder)).lstrip("/")

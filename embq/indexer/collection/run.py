@@ -18,7 +18,6 @@ from embq.core.models import Output, has_unit_length
 from embq.core.rows.results import embedding_columns, metadata_fields
 from embq.core.rows.spec import RowSpec
 from embq.core.rows.vectors import restored
-from embq.core.run.commit_log import LogState
 from embq.core.run.commits import CommittedFile
 from embq.core.run.layout import Layout
 from embq.core.run.manifest import Manifest
@@ -52,7 +51,8 @@ def describe_run(root: Place, *, output: str | None, column: str | None) -> dict
         expected += part.rows
     if not parts:
         raise no_embeddings(
-            f"{root} holds no rows: " + _run_state(info, state),
+            f"{root} holds no rows: {state.count:,} of its {info.units:,} units are done, with {state.failures:,} "
+            "failures",
             next_step="wait for the run, or see what failed with `embq failures`",
         )
     width = state.widths[columns[chosen.name]]
@@ -62,7 +62,10 @@ def describe_run(root: Place, *, output: str | None, column: str | None) -> dict
         "output": chosen.name,
         "dim": width * 8 if info.rows.dtype == "binary" else width,
         "rows_spec": info.rows.describe(),
-        "model": {**info.model.describe(), "output": _output_json(chosen)},
+        "model": {
+            **info.model.describe(),
+            "output": {"name": chosen.name, "spec": chosen.spec, "modality": chosen.modality},
+        },
         "fingerprint": state.fingerprint or None,
         "run": info.run,
         "unit_length": _unit_length(info.rows, chosen),
@@ -104,17 +107,13 @@ def describe_runs(folders: Mapping[str, Place], *, output: str | None, column: s
 def _choose_output(info: RunInfo, columns: dict[str, str], output: str | None, column: str | None) -> Output:
     by_name = {one.name: one for one in info.model.outputs}
     by_column = {columns[name]: one for name, one in by_name.items()}
-    names = ", ".join(by_name)
-    if output is not None and output not in by_name:
-        raise InputError(
-            f"the run has no output {output!r}: it has {names}", next_step="name one of these", code="which_output"
-        )
-    if column is not None and column not in by_column:
-        raise InputError(
-            f"the run has no column of vectors {column!r}: it has {', '.join(by_column)}",
-            next_step="name one of these",
-            code="which_output",
-        )
+    for what, given, there in (("output", output, by_name), ("column of vectors", column, by_column)):
+        if given is not None and given not in there:
+            raise InputError(
+                f"the run has no {what} {given!r}: it has {', '.join(there)}",
+                next_step="name one of these",
+                code="which_output",
+            )
     if output is not None:
         if column is not None and columns[output] != column:
             raise InputError(
@@ -130,7 +129,7 @@ def _choose_output(info: RunInfo, columns: dict[str, str], output: str | None, c
     if not info.model.members and set(by_name) == {"image", "text"}:
         return by_name["image"]
     raise InputError(
-        f"each row has {len(by_name)} vectors, and an index holds one of them: {names}",
+        f"each row has {len(by_name)} vectors, and an index holds one of them: {', '.join(by_name)}",
         next_step="choose one with --vector-name NAME",
         code="which_output",
     )
@@ -143,14 +142,6 @@ def _part(files: Sequence[CommittedFile]) -> PartRef:
     )
     (rows,) = [file for file in files if file.kind == "rows"]
     return PartRef(files=refs, rows=rows.rows, first_id=rows.first_id)
-
-
-def _run_state(info: RunInfo, state: LogState) -> str:
-    return f"{state.count:,} of its {info.units:,} units are done, with {state.failures:,} failures"
-
-
-def _output_json(output: Output) -> dict[str, str]:
-    return {"name": output.name, "spec": output.spec, "modality": output.modality}
 
 
 def _partners(info: RunInfo, chosen: Output) -> dict[str, str]:

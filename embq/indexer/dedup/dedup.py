@@ -37,7 +37,7 @@ from embq.indexer.dedup.stages import (
     run_of,
 )
 from embq.indexer.faiss_module import faiss, set_threads
-from embq.indexer.index_files.files import alone, disk_error, from_json, to_json
+from embq.indexer.index_files.files import alone, disk_error, to_json
 from embq.indexer.index_files.lists import is_set
 from embq.indexer.index_files.rows import RowsFiles
 from embq.indexer.index_files.version import Version, read_current
@@ -150,8 +150,7 @@ def dedup(
         files = sorted(file.sha256 for file in base.files())
         digest = content_hash([to_json(spec), files, str(faiss().__version__)])
         build_dir = BuildDir(index, f"dedup-{digest[:16]}")
-        build_dir.begin(lambda: to_json(spec))
-        spec = from_json(DedupSpec, build_dir.read_spec(), str(build_dir.spec))
+        spec, _ = build_dir.begin(DedupSpec, lambda: spec)
         stages = StageSequence(build_dir, runner, progress)
         blocks = len(spec.blocks(base))
         needs = () if base.rows else ("vectors",)

@@ -205,11 +205,7 @@ def read_json(path: Place) -> dict[str, Any]:
     try:
         return wire.read(dict[str, Any], read_small(path, MOST_BYTES), what=str(path), most_bytes=MOST_BYTES)
     except MalformedError as error:
-        raise OutputError(
-            f"{path} cannot be read: {error}",
-            next_step="build the index again with `embq index build --overwrite`",
-            code="index_damaged",
-        ) from error
+        raise damaged(f"{path} cannot be read: {error}") from error
 
 
 def to_json(record: object) -> Any:

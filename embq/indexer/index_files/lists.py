@@ -180,7 +180,7 @@ class ListsBytes:
             raise
 
     def _read_sizes(self, lists: int) -> None:
-        kind, count, self.code_size, form, numbers = self._header()
+        kind, count, self.code_size, form, numbers = _HEADER.unpack(self._read(0, _HEADER.size))
         whole = self._bytes
         known = kind == b"ilar" and form in (b"full", b"sprs") and self.code_size <= _MOST_CODE_BYTES
         if not known or count != lists or 8 * numbers > whole:
@@ -197,10 +197,6 @@ class ListsBytes:
         self.sizes = np.zeros(lists, np.int64)
         np.add.at(self.sizes, listed, of_them.astype(np.int64))
         self._starts = (before + entry * np.concatenate([[0], np.cumsum(self.sizes)])).tolist()
-
-    def _header(self) -> tuple[bytes, int, int, bytes, int]:
-        header: tuple[bytes, int, int, bytes, int] = _HEADER.unpack(self._read(0, _HEADER.size))
-        return header
 
     def __enter__(self) -> ListsBytes:
         return self

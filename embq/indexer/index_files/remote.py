@@ -149,16 +149,13 @@ def _fetch(source: ObjectPath, file: File, target: Path, moved: Callable[[], Non
     path = below(source, file.path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     digest = hashlib.sha256()
-    with asking(path):
-        size = path.stat().st_size
-    if size != file.bytes:
-        raise damaged(f"{path} has {size} bytes, its record says {file.bytes}")
+    file.check_size(path)
     try:
         with open(temporary, "xb") as ours:
-            for start in range(0, size, PIECE_BYTES):
+            for start in range(0, file.bytes, PIECE_BYTES):
                 moved()
                 with asking(path):
-                    piece = path.read_range(start, min(size, start + PIECE_BYTES))
+                    piece = path.read_range(start, min(file.bytes, start + PIECE_BYTES))
                 ours.write(piece)
                 digest.update(piece)
         if digest.hexdigest() != file.sha256:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from embq.core.errors import UsageError
+from embq.core.process.limits import CGROUP, OWN_GROUPS, control_groups
 
 METRICS = ("ip", "l2")
 REFINES = ("auto", "none", "fp16")
+AT_LEAST_1 = (
+    *("max_index_memory_usage", "current_memory_available", "nb_indices_to_keep", "workers"),
+    "min_nearest_neighbors_to_retrieve",
+)
 MOST_AVAILABLE_BYTES = 32 << 30
 """A build takes no more than this by itself, however large the machine: autofaiss's default."""
 
-CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -51,7 +56,7 @@ class BuildOptions:
 
     def check(self) -> None:
         """Raises UsageError where a value has no meaning, or two contradict each other."""
-        for name in ("max_index_memory_usage", "current_memory_available", "nb_indices_to_keep", "workers"):
+        for name in AT_LEAST_1:
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}", next_step="Give at least 1.")
         if self.metric not in METRICS:
@@ -68,11 +73,6 @@ class BuildOptions:
         if self.max_index_query_time_ms <= 0:
             raise UsageError(
                 f"--max-index-query-time-ms is {self.max_index_query_time_ms:g}", next_step="Give more than 0."
-            )
-        if self.min_nearest_neighbors_to_retrieve < 1:
-            raise UsageError(
-                f"--min-nearest-neighbors-to-retrieve is {self.min_nearest_neighbors_to_retrieve}",
-                next_step="Give at least 1.",
             )
 
 
@@ -113,23 +113,14 @@ def bytes_text(count: float) -> str:
     return f"{int(count)}"
 
 
-def available_memory(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int:
-    """Bytes that a build may take here: what the machine and the container have free, at most 32 GiB."""
+def available_memory(cgroup: Path = CGROUP, meminfo: Path = MEMINFO, own: Path = OWN_GROUPS) -> int:
+    """Bytes that a build may take here: what the machine and its control groups have free, at most 32 GiB."""
     bounds = [MOST_AVAILABLE_BYTES]
-    try:
-        lines = dict(line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines() if ":" in line)
-        bounds.append(int(lines["MemAvailable"].split()[0]) * 1024)
-    except (OSError, KeyError, ValueError):
-        pass
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            most = int((cgroup / limit).read_text(encoding="ascii"))
-            taken = int((cgroup / used).read_text(encoding="ascii"))
-        except (OSError, ValueError):
-            # No such limit, or "max".
-            continue
-        bounds.append(max(1, most - taken))
+    with suppress(OSError, IndexError, ValueError):
+        bounds.append(int(meminfo.read_text(encoding="ascii").split("MemAvailable:")[1].split()[0]) * 1024)
+    for folder in control_groups("memory", cgroup, own):
+        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            with suppress(OSError, ValueError):  # no such limit, or "max"
+                most, taken = (int((folder / name).read_text(encoding="ascii")) for name in (limit, used))
+                bounds.append(max(1, most - taken))
     return min(bounds)

@@ -6,6 +6,9 @@ import math
 import re
 from dataclasses import dataclass
 
+TRANSFORM = re.compile(r"(?:OPQ[1-9]\d*_|PCA[RW]{0,2}|RR|Pad|ITQ)([1-9]\d*)|OPQ[1-9]\d*|RR|ITQ|L2norm")
+"""A step before the lists as faiss writes it, "PCAR192" or "OPQ64_448", with the dimensions that it leaves."""
+
 ID_BYTES = 8
 """Every entry of a list carries its row's id, an int64."""
 
@@ -157,11 +160,8 @@ def _product(key: str, dim: int) -> _Code | None:
 
 
 def _dim_after(step: str, dim: int) -> int:
-    """Dimensions after one step of a transform, as faiss writes it: "PCAR192", "OPQ64_448", "RR", "L2norm"."""
-    if found := re.fullmatch(r"OPQ(\d+)(?:_(\d+))?", step):
-        return int(found[2] or dim)
-    if found := re.fullmatch(r"(?:PCA[RW]{0,2}|RR|Pad|ITQ)(\d+)", step):
-        return int(found[1])
-    if re.fullmatch(r"RR|L2norm|ITQ", step):
-        return dim
-    raise ValueError(f"there is no transform {step!r}")
+    """Dimensions after one step of a transform; ValueError where there is none such."""
+    found = TRANSFORM.fullmatch(step)
+    if found is None:
+        raise ValueError(f"there is no transform {step!r}")
+    return int(found[1] or dim)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from embq.core.process.limits import cores
 from embq.indexer.plan.codecs import Codec
@@ -270,8 +270,8 @@ class Speeds:
     cores: int = 1
 
 
-def measure_speeds(folder: Path | None = None) -> Speeds:
-    """Measures this machine for a third of a second; the disk is that of `folder`, or of the temporary folder."""
+def measure_speeds() -> Speeds:
+    """Measures this machine for a third of a second; the disk is that of the temporary folder."""
     import numpy as np
 
     from embq.indexer.faiss_module import faiss
@@ -285,16 +285,15 @@ def measure_speeds(folder: Path | None = None) -> Speeds:
         took = min(_timed(lambda: module.knn(rows, centroids, 1)) for _ in range(4))
     finally:
         module.omp_set_num_threads(threads)
-    return Speeds(
-        gflops=2 * len(rows) * len(centroids) * dim / took / 1e9, disk_bytes_s=_disk_bytes_s(folder), cores=cores()
-    )
+    gflops = 2 * len(rows) * len(centroids) * dim / took / 1e9
+    return Speeds(gflops=gflops, disk_bytes_s=_disk_bytes_s(), cores=cores())
 
 
-def _disk_bytes_s(folder: Path | None) -> float:
+def _disk_bytes_s() -> float:
     """Speed of a durable write of 32 MB; a modest disk's speed where there is no room for it."""
     data = os.urandom(1 << 20)
     try:
-        with tempfile.TemporaryFile(dir=folder if folder is not None and folder.is_dir() else None) as file:
+        with tempfile.TemporaryFile() as file:
 
             def write() -> None:
                 for _ in range(32):
@@ -307,7 +306,7 @@ def _disk_bytes_s(folder: Path | None) -> float:
         return 200e6
 
 
-def _timed(work: object) -> float:
+def _timed(work: Callable[[], object]) -> float:
     begun = time.perf_counter()
-    work()  # type: ignore[operator]
+    work()
     return max(time.perf_counter() - begun, 1e-6)

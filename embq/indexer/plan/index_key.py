@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from embq.core.errors import UsageError
 from embq.indexer.plan.codec_choices import lists_for
-from embq.indexer.plan.codecs import Codec, codec
+from embq.indexer.plan.codecs import TRANSFORM, Codec, codec
 
-_DIMS = r"[1-9]\d*"
-_TRANSFORM = re.compile(rf"OPQ{_DIMS}(?:_{_DIMS})?|(?:PCA[RW]{{0,2}}|RR|Pad|ITQ){_DIMS}|RR|ITQ|L2norm")
-_LISTS = re.compile(rf"IVF(\d+)(?:_(HNSW\d*)|\((?:PCA({_DIMS}),)?Flat\))?")
+_LISTS = re.compile(r"IVF(\d+)(?:_(HNSW\d*)|\((?:PCA([1-9]\d*),)?Flat\))?")
 _OUTSIDE_PARENTHESES = re.compile(r",(?![^(]*\))")
 
 
@@ -115,13 +113,13 @@ def _refuse_unmergeable(parts: _Parts, suggested: int) -> None:
     """UsageError where a part cannot be built in pieces and merged, or is none."""
     text, last = parts.text, parts.last
     if re.match(r"HNSW|NSG|NNDescent|LSH|IMI", last) or any(part.startswith("IMI") for part in parts.transforms):
-        before = "".join(f"{part}," for part in parts.transforms if _TRANSFORM.fullmatch(part))
+        before = "".join(f"{part}," for part in parts.transforms if TRANSFORM.fullmatch(part))
         raise _unusable(
             text,
             "its lists cannot be merged" if "IMI" in text else "a graph cannot be built in parts and merged",
             f"--index-key {before}IVF{suggested},SQ8",
         )
-    if unknown := [part for part in parts.transforms if not _TRANSFORM.fullmatch(part)]:
+    if unknown := [part for part in parts.transforms if not TRANSFORM.fullmatch(part)]:
         raise _unknown(text, unknown[0], suggested)
     if found := re.fullmatch(r"(PQ\d+x4|RaBitQ)fs[r]?(?:_\d+|\d)?", last):
         unpacked = parts.joined(parts.lists or f"IVF{suggested}", found[1])

@@ -15,7 +15,7 @@ from embq.core.storage.paths import Place
 from embq.core.units import content_hash
 from embq.indexer.collection.opening import Collection
 from embq.indexer.faiss_module import faiss
-from embq.indexer.index_files.files import WORK, alone, from_json, note, to_json
+from embq.indexer.index_files.files import WORK, alone, note
 from embq.indexer.index_files.publication import names_below, publish, remove_folder, settle, sweep
 from embq.indexer.index_files.version import Version, find_current
 from embq.indexer.stages.build_dir import BuildDir
@@ -96,8 +96,7 @@ def build(
             if build_dir.folder.is_dir():  # killed after the publication
                 _clear(build_dir)
             return Built(index, current, fresh=False)
-        described, resumed = build_dir.begin(lambda: to_json(make_spec()))
-        spec = from_json(BuildSpec, described, str(build_dir.spec))
+        spec, resumed = build_dir.begin(BuildSpec, make_spec)
         progress.planned(spec, resumed=resumed)
         stages = StageSequence(build_dir, runner, progress, {stage: (0, spec.units(stage)) for stage in STAGES})
         for stage in STAGES:
@@ -105,7 +104,9 @@ def build(
             if stage == "sample":
                 _check_vectors(spec, stages.sidecars[stage])
         version = draft(spec, build_dir.local, id_, stages.sidecars)
-        _fetch(build_dir, version, stages.sidecars)
+        tuned, asked = stages.sidecars["tune"][0], stages.sidecars["queries"][0]
+        for file in (version.trained, tuned.files["tuning"], asked.files["queries"]):
+            build_dir.file(file)  # the report is made of these here
         still_alone()
         report = partial(write_report, index, spec, version, stages.sidecars)
         published = publish(version, report, to=bucket)
@@ -162,12 +163,6 @@ class StageSequence:
         self.progress.stage(stage, done, units)
         self.counts[stage] = done, units
         note(self.build_dir.index, stages=self.counts)
-
-
-def _fetch(build_dir: BuildDir, version: Version, sidecars: Mapping[str, Sequence[Sidecar]]) -> None:
-    """Have on this machine what the report is made of."""
-    for file in (version.trained, sidecars["tune"][0].files["tuning"], sidecars["queries"][0].files["queries"]):
-        build_dir.file(file)
 
 
 def _clear(build_dir: BuildDir) -> None:

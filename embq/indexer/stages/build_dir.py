@@ -13,7 +13,7 @@ from typing import Any
 from embq.core.storage import beneath
 from embq.core.storage.durable import publish, write_new
 from embq.core.storage.paths import Place
-from embq.indexer.index_files.files import FILES, WORK, File, asking, disk_error, read_json
+from embq.indexer.index_files.files import FILES, WORK, File, T, asking, disk_error, from_json, read_json, to_json
 from embq.indexer.index_files.remote import build_cache, copied, forget_copies, in_use, sent
 
 
@@ -38,11 +38,6 @@ class BuildDir:
     def folder(self) -> Place:
         """Sidecars, and payloads that only later stages of the build need."""
         return self.index / WORK / self.build
-
-    @property
-    def files(self) -> Place:
-        """Payloads that the finished index consists of."""
-        return self.index / FILES
 
     @property
     def spec(self) -> Place:
@@ -85,11 +80,12 @@ class BuildDir:
         if not isinstance(self.index, Path):
             forget_copies(self.local)
 
-    def begin(self, make_spec: Callable[[], Mapping[str, Any]]) -> tuple[dict[str, Any], bool]:
-        """Content of build.json, and whether an interrupted build goes on.
+    def begin(self, form: type[T], make_spec: Callable[[], T]) -> tuple[T, bool]:
+        """The record in build.json, and whether an interrupted build goes on.
 
         Args:
-            make_spec: makes the content; called only where there is no build.json yet.
+            form: type of the record.
+            make_spec: makes it; called only where there is no build.json yet.
 
         Raises OutputError where the folders or build.json cannot be made.
         """
@@ -97,8 +93,8 @@ class BuildDir:
         with asking(self.spec):
             resumed = self.spec.exists()
         if not resumed:
-            self.write_once(self.spec, make_spec())
-        return self.read_spec(), resumed
+            self.write_once(self.spec, to_json(make_spec()))
+        return from_json(form, self.read_spec(), str(self.spec)), resumed
 
     @property
     def scratch(self) -> Path:

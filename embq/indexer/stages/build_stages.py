@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from embq.indexer.stages.spec import BuildSpec, draft
 from embq.indexer.stages.task import Made, Task
 from embq.indexer.stages.units import NAMED
 from embq.indexer.tune.points import Goal
-from embq.indexer.tune.queries import draw, read_queries, write_queries
+from embq.indexer.tune.queries import QuerySet, draw, read_queries, write_queries
 from embq.indexer.tune.truth import block_truth, read_truth
 from embq.indexer.tune.tuning import tune_search
 
@@ -67,7 +67,11 @@ def chosen_ids(spec: BuildSpec, first_id: int, rows: int) -> np.ndarray:
 def queries(task: Task) -> Made:
     """All query sets in one file."""
     spec = task.spec_as(BuildSpec)
-    sets = draw(spec.collection, spec.queries, metric=spec.plan.metric)
+    return made_of(task, draw(spec.collection, spec.queries, metric=spec.plan.metric))
+
+
+def made_of(task: Task, sets: Sequence[QuerySet]) -> Made:
+    """Query sets in one file."""
     path = task.temporary("npz")
     write_queries(sets, path)
     return Made(work={"queries": path}, stats={one.name: len(one) for one in sets})
@@ -196,17 +200,9 @@ def tune(task: Task) -> Made:
     searcher = Searcher(version, memory="ram", threads=1)
     sets = read_queries(task.file("queries", 0, "queries"))
     truth = read_truth([task.file("truth", number, "truth") for number in range(len(spec.blocks))], sets)
-    tuning = tune_search(
-        searcher,
-        sets,
-        truth,
-        goal_of(spec),
-        nlist=searcher.nlist,
-        refines=searcher.refines,
-        rows=searcher.n,
-    )
+    tuning = tune_search(searcher, sets, truth, goal_of(spec))
     path = task.temporary("json")
-    path.write_text(json.dumps(tuning.describe()), encoding="utf-8")
+    path.write_text(json.dumps(to_json(tuning)), encoding="utf-8")
     return Made(work={"tuning": path}, stats={"search": to_json(tuning.setting), "met": tuning.met})
 
 

@@ -13,6 +13,8 @@ import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -31,12 +33,10 @@ def do(unit: IndexUnit, *, threads: int, memory_bytes: int, worker: str, on_gpu:
     return perform(unit, function, threads=threads, memory_bytes=memory_bytes, worker=worker, on_gpu=on_gpu)
 
 
-def answer(line: str, *, threads: int, memory_bytes: int, worker: str, on_gpu: bool = False) -> dict[str, Any]:
+def answer(line: str, do_unit: Callable[[IndexUnit], Sidecar]) -> dict[str, Any]:
     """Do the unit that a line describes; gives the answer."""
     try:
-        unit = msgspec.convert(json.loads(line), IndexUnit)
-        sidecar = do(unit, threads=threads, memory_bytes=memory_bytes, worker=worker, on_gpu=on_gpu)
-        return {"digest": sidecar.digest, "ok": True}
+        return {"digest": do_unit(msgspec.convert(json.loads(line), IndexUnit)).digest, "ok": True}
     except EmbqError as error:
         return {"error": error_fields(error)}
     except MemoryError:
@@ -67,15 +67,11 @@ def main() -> None:
     leave_out_pandas()
     # What a library prints must not end up between answers.
     answers, sys.stdout = sys.stdout, sys.stderr
+    do_unit = partial(
+        do, threads=options.threads, memory_bytes=options.memory, worker=options.worker, on_gpu=options.gpu
+    )
     for line in sys.stdin:
-        reply = answer(
-            line,
-            threads=options.threads,
-            memory_bytes=options.memory,
-            worker=options.worker,
-            on_gpu=options.gpu,
-        )
-        answers.write(json.dumps(reply) + "\n")
+        answers.write(json.dumps(answer(line, do_unit)) + "\n")
         answers.flush()
 
 

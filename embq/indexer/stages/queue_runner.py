@@ -41,6 +41,7 @@ SCAN_S = 5.0
 VISIBLE_S = 20.0
 """Longest time that a sidecar of a worker takes to be seen through a network file system."""
 LONELY_S = 10.0
+"""Time without a worker at work after which that is said, once."""
 
 
 class QueueRunner:
@@ -82,11 +83,15 @@ class QueueRunner:
             return
         build = self._shared(units[0])
         stage = _Stage(self._client, self._scripts, build, units, done, lease_s=self._lease_s, log=self._log)
-        lonely = _Lonely(lambda: self._say(self._call_for_workers()))
+        taken_at, warned = time.monotonic(), False
         with stage.at_work():
             while not stage.over:
                 self._loader.look()
-                lonely.look(stage.turn())
+                if stage.turn():
+                    taken_at, warned = time.monotonic(), False
+                elif not warned and time.monotonic() - taken_at > LONELY_S:
+                    warned = True
+                    self._say(self._call_for_workers())
 
     def close(self) -> None:
         """Let the workers go: no further stage follows."""
@@ -121,23 +126,6 @@ class QueueRunner:
             f"no worker has taken a unit for {LONELY_S:.0f} s: start `embq worker --broker {self._url}` on machines "
             "that see the index's folder or bucket; one that cannot take part says why (index_refused in its log)"
         )
-
-
-class _Lonely:
-    """Warns once when no worker has taken a unit for a while."""
-
-    def __init__(self, say: Callable[[], None]) -> None:
-        self._say = say
-        self._since = time.monotonic()
-        self._said = False
-
-    def look(self, at_work: bool) -> None:
-        now = time.monotonic()
-        if at_work:
-            self._since, self._said = now, False
-        elif not self._said and now - self._since > LONELY_S:
-            self._said = True
-            self._say()
 
 
 class _Stage:

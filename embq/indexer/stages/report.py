@@ -14,9 +14,8 @@ import numpy as np
 
 from embq.core.service.progress_line import size_text
 from embq.core.storage.paths import Place
-from embq.indexer.collection.opening import Collection
 from embq.indexer.faiss_module import faiss
-from embq.indexer.index_files.files import read_json, to_json
+from embq.indexer.index_files.files import from_json, read_json, to_json
 from embq.indexer.index_files.sizes import imbalance_of, sizes_of
 from embq.indexer.index_files.template import Template
 from embq.indexer.index_files.version import Version
@@ -34,6 +33,8 @@ NO_PICTURE = "none: matplotlib is not installed (pip install 'embq[bench]')"
 SCORE_KEYS = ("1-recall@20", "1-recall@40", "20-recall@20", "40-recall@40")
 """Scores of autofaiss."""
 
+COLLECTION_KEYS = ("kind", "output", "column", "run", "model", "fingerprint", "digest", "complete")
+
 RECONSTRUCTED = 500
 """Queries whose codes are decoded, to see how much of them is lost."""
 
@@ -48,7 +49,9 @@ def write_report(
             payloads of `tune` and `queries`.
     """
     tuned = stages["tune"][0]
-    tuning = Tuning.from_description(read_json(tuned.files["tuning"].check(version.index)))
+    tuning = from_json(
+        Tuning, read_json(tuned.files["tuning"].check(version.index)), "tuning of an index", strict=False
+    )
     sets = read_queries(stages["queries"][0].files["queries"].check(version.index))
     infos = make_infos(index, spec, version, stages, tuning, sets)
     drawn = draw_report(infos, tuning, folder / PICTURE)
@@ -84,7 +87,7 @@ def make_infos(
         **_queries(tuning, sets),
         "pareto_front": [one.describe() for one in tuning.front],
         "plan": to_json(spec.plan),
-        "collection": _collection(spec.collection),
+        "collection": {name: getattr(spec.collection, name) for name in COLLECTION_KEYS},
         "seed": spec.plan.seed,
     }
 
@@ -187,20 +190,6 @@ def _queries(tuning: Tuning, sets: Sequence[QuerySet]) -> dict[str, Any]:
         "gt_queries": {one.name: len(one) for one in sets},
         "reported_queries": {name: one.queries for name, one in tuning.scores.items()},
         "query_sets": {one.name: {"source": one.source, "left_out": one.left_out} for one in sets},
-    }
-
-
-def _collection(collection: Collection) -> dict[str, Any]:
-    """Description of the collection."""
-    return {
-        "kind": collection.kind,
-        "output": collection.output,
-        "column": collection.column,
-        "run": collection.run,
-        "model": collection.model,
-        "fingerprint": collection.fingerprint,
-        "digest": collection.digest,
-        "complete": collection.complete,
     }
 
 

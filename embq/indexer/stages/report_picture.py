@@ -83,31 +83,11 @@ def _shown(tuning: Tuning) -> list[Point]:
 
 def _draw_goal(axes: Axes, tuning: Tuning) -> None:
     goal, setting = tuning.goal, tuning.setting
+    line: dict[str, Any] = {"color": GREY, "linestyle": "--", "linewidth": 1.2, "zorder": 1.5}
     if goal.recall is not None:
-        axes.axhline(goal.recall, color=GREY, linestyle="--", linewidth=1.2, zorder=1.5)
-        axes.annotate(
-            f"asked for: {goal.recall:g}",
-            (0.005, goal.recall),
-            (0, 3),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            fontsize=9,
-            color=GREY,
-        )
+        axes.axhline(goal.recall, label=f"asked for: {goal.recall:g}", **line)
     if goal.milliseconds is not None:
-        axes.axvline(goal.milliseconds, color=GREY, linestyle="--", linewidth=1.2, zorder=1.5)
-        axes.annotate(
-            f"asked for: {goal.milliseconds:g} ms",
-            (goal.milliseconds, 0.42),
-            (-3, 0),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            rotation=90,
-            ha="right",
-            va="center",
-            fontsize=9,
-            color=GREY,
-        )
+        axes.axvline(goal.milliseconds, label=f"asked for: {goal.milliseconds:g} ms", **line)
     chosen = f"{setting.nprobe:,} lists probed" + (
         f", {setting.k_factor * goal.k} candidates re-ranked" if setting.k_factor > 1 else ""
     )

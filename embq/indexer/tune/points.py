@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from embq.indexer.index_files.files import from_json, to_json
-
 MARGIN_ERRORS = 2.0
 MOST_MARGIN = 0.01
 """A setting is chosen whose recall is above the target by so many standard errors, at most by so much: the difference
@@ -19,6 +17,18 @@ ENOUGH_FOUND = 0.99
 
 class Searches(Protocol):
     """Interface of the searcher that is tuned: `embq.indexer.searcher.Searcher` or a fake."""
+
+    @property
+    def nlist(self) -> int:
+        """Lists of the index; 1 of one without lists."""
+
+    @property
+    def refines(self) -> bool:
+        """Whether candidates can be re-ranked."""
+
+    @property
+    def n(self) -> int:
+        """Rows that can be answers."""
 
     def search(
         self,
@@ -182,19 +192,3 @@ class Tuning:
     def best(self) -> float | None:
         """Recall@k of the worst query set, as reported; None where there are no queries."""
         return min((one.recall[self.goal.k] for one in self.scores.values()), default=None)
-
-    def describe(self) -> dict[str, Any]:
-        """The tuning as JSON-ready values; `from_description` is its inverse."""
-        points = {name: [one.describe() for one in getattr(self, name)] for name in ("points", "front")}
-        return {**to_json(self), **points}
-
-    @classmethod
-    def from_description(cls, described: Mapping[str, Any]) -> Tuning:
-        """The tuning that `describe` gave; OutputError for anything else."""
-        points = {name: [_nested(one) for one in described.get(name, ())] for name in ("points", "front")}
-        return from_json(cls, {**described, **points}, "tuning of an index", strict=False)
-
-
-def _nested(point: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `Point` from those that `Point.describe` gave."""
-    return {**point, "setting": {name: point.get(name) for name in ("nprobe", "k_factor")}}

@@ -6,7 +6,6 @@ row (a boilerplate sentence, a default picture) would otherwise count as misses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +13,6 @@ import numpy as np
 TOLERANCE = 1e-6
 """Margin within which a score below the k-th best is still a tie: float32 sums of some hundred products are off by some
 1e-7."""
-
-ExactScores = Callable[[int, np.ndarray], np.ndarray]
-"""(query, int64 ids (m,)) -> float (m,): exact scores in the truth's own units, higher is better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,19 +47,16 @@ class Truth:
         return right
 
 
-def recall(found: np.ndarray, truth: Truth, k: int, *, exact: ExactScores | None = None) -> np.ndarray:
+def recall(found: np.ndarray, truth: Truth, k: int) -> np.ndarray:
     """recall@k of each query: float64 (queries,), NaN for a query without any true neighbour.
 
     The best k of what was found are looked at; of fewer than k rows in all, all must be found.
 
     Args:
-        found: int64 (queries, at least k unless there are fewer rows), best first; -1 where nothing was found.
-        exact: asked where ties of the k-th reach beyond what the truth holds; without it, a row that the truth does not
-            hold is wrong.
+        found: int64 (queries, at least k unless there are fewer rows), best first; -1 where nothing was found. A row
+            that the truth does not hold is wrong.
     """
     counts = hits(found[:, :k], truth, k)
-    if exact is not None:
-        _count_deep_ties(counts, found[:, :k], truth, k, exact)
     possible = np.minimum((truth.ids >= 0).sum(axis=1), k)
     with np.errstate(invalid="ignore"):
         return np.where(possible > 0, np.minimum(counts, possible) / np.maximum(possible, 1), np.nan)
@@ -89,18 +82,8 @@ def which_right(found: np.ndarray, truth: Truth, k: int) -> np.ndarray:
     return good
 
 
-def mean_recall(found: np.ndarray, truth: Truth, k: int, *, exact: ExactScores | None = None) -> float:
+def mean_recall(found: np.ndarray, truth: Truth, k: int) -> float:
     """Mean recall@k of all queries that have a neighbour; NaN where none has."""
-    each = recall(found, truth, k, exact=exact)
+    each = recall(found, truth, k)
     known = each[~np.isnan(each)]
     return float(known.mean()) if len(known) else float("nan")
-
-
-def _count_deep_ties(counts: np.ndarray, found: np.ndarray, truth: Truth, k: int, exact: ExactScores) -> None:
-    """Add what ties with the k-th and is not in the truth because that ends before the ties do."""
-    endless = truth.right(k).all(axis=1) & (truth.ids.shape[1] > k)
-    for query in np.flatnonzero(endless):
-        others = np.setdiff1d(found[query][found[query] >= 0], truth.ids[query])
-        if len(others):
-            bound = float(truth.scores[query, k - 1])
-            counts[query] += int((exact(int(query), others) >= bound - truth.tolerance * max(1.0, abs(bound))).sum())

@@ -38,16 +38,13 @@ LAST_DOUBLINGS = 4
 HALF_STEP_DOWN = 2**-0.25
 
 
-def sweep(
-    searcher: Searches, halves: Mapping[str, Half], goal: Goal, *, nlist: int, refines: bool, rows: int, seconds: float
-) -> tuple[list[Point], bool]:
+def sweep(searcher: Searches, halves: Mapping[str, Half], goal: Goal, *, seconds: float) -> tuple[list[Point], bool]:
     """Settings with their recall; and whether all were looked at that could be of use before the time was over.
 
     With some of the queries, probes are doubled until the goal is passed or nothing is gained any more. With all of
     them, the steps of sqrt 2 around what the goal needs are looked at.
 
     Args:
-        nlist: lists of the index; 1 of a flat one.
         seconds: of the processor for all of it, where that is enough to find anything. Of the processor, so that what
             else the machine does changes nothing about the setting.
     """
@@ -55,8 +52,8 @@ def sweep(
         searcher=searcher,
         halves=halves,
         goal=goal,
-        nlist=nlist,
-        factors=k_factors(goal, refines, rows),
+        nlist=searcher.nlist,
+        factors=k_factors(goal, searcher.refines, searcher.n),
         began=time.process_time(),
         seconds=seconds,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 
 from embq.indexer.tune.measure import Clock, score, with_expected, with_times
 from embq.indexer.tune.points import Goal, Point, Scores, Searches, Setting, Tuning
@@ -33,9 +34,6 @@ def tune_search(
     truth: Mapping[str, Truth],
     goal: Goal,
     *,
-    nlist: int,
-    refines: bool,
-    rows: int,
     seconds: float = 8.0,
     clock: Clock = time.perf_counter_ns,
 ) -> Tuning:
@@ -47,24 +45,24 @@ def tune_search(
     Args:
         searcher: on one thread.
         truth: of each set.
-        nlist: lists of the index; 1 of one without lists.
-        refines: whether candidates can be re-ranked.
-        rows: that can be answers.
         seconds: of the processor for the sweep; timing and the scores take some seconds more.
         clock: by which single searches are timed.
     """
     began = time.monotonic()
     tuned, reported = halves(sets, truth)
     if not tuned:
-        return Tuning(goal=goal, setting=_untuned(nlist, refines), met=None, seconds=time.monotonic() - began)
-    points, swept_all = sweep(searcher, tuned, goal, nlist=nlist, refines=refines, rows=rows, seconds=seconds)
+        setting = Setting(
+            nprobe=min(UNTUNED.nprobe, searcher.nlist), k_factor=UNTUNED.k_factor if searcher.refines else 1
+        )
+        return Tuning(goal=goal, setting=setting, met=None, seconds=time.monotonic() - began)
+    points, swept_all = sweep(searcher, tuned, goal, seconds=seconds)
     queries = mixed(tuned)
 
     def measure(some: Sequence[Point]) -> dict[Setting, Point]:
         return {point.setting: point for point in with_times(searcher, queries, goal.k, some, clock)}
 
-    allowed, known = _measured(points, goal, nlist, measure)
-    chosen = _choose([known[point.setting] for point in allowed if point.setting in known], goal)
+    allowed, known = _measured(points, goal, searcher.nlist, measure)
+    chosen, *_ = _choices([known[point.setting] for point in allowed if point.setting in known], goal)
     raised = 0
     while raised < MOST_RAISED and (better := _better(searcher, reported, allowed, chosen, goal)) is not None:
         known |= measure([better])
@@ -84,10 +82,6 @@ def tune_search(
     )
 
 
-def _untuned(nlist: int, refines: bool) -> Setting:
-    return Setting(nprobe=min(UNTUNED.nprobe, nlist), k_factor=UNTUNED.k_factor if refines else 1)
-
-
 def _measured(
     points: Sequence[Point],
     goal: Goal,
@@ -102,7 +96,8 @@ def _measured(
     points = with_expected(points, list(known.values()), goal.k)
     allowed = [point for point in points if point.setting.nprobe >= min(FEWEST_PROBES, nlist)] or points
     near = [*_choices(allowed, goal)[:TIMED_CHOICES], *_telling(front(points))]
-    known |= measure([one for one in _different(near) if one.setting not in known][: TIMED_POINTS - len(known)])
+    different = {point.setting: point for point in near if point.setting not in known}
+    known |= measure(list(different.values())[: TIMED_POINTS - len(known)])
     return allowed, known
 
 
@@ -131,20 +126,11 @@ def _spread(points: Sequence[Point]) -> list[Point]:
     probes = sorted({point.setting.nprobe for point in points})
     factors = sorted({point.setting.k_factor for point in points})
     at = {point.setting: point for point in points}
-    corners = [
-        (probes[0], factors[0]),
-        (probes[-1], factors[0]),
-        (probes[0], factors[-1]),
-        (probes[-1], factors[-1]),
-        (probes[len(probes) // 2], factors[len(factors) // 2]),
-    ]
-    wanted = [Setting(nprobe=nprobe, k_factor=factor) for nprobe, factor in dict.fromkeys(corners)]
+    corners = [*product((probes[0], probes[-1]), (factors[0], factors[-1]))]
+    middle = probes[len(probes) // 2], factors[len(factors) // 2]
+    wanted = [Setting(nprobe=nprobe, k_factor=factor) for nprobe, factor in dict.fromkeys([*corners, middle])]
     # Not every factor was looked at with all probes.
     return [at[one] for one in wanted if one in at]
-
-
-def _different(points: Sequence[Point]) -> list[Point]:
-    return list({point.setting: point for point in points}.values())
 
 
 def _choices(points: Sequence[Point], goal: Goal) -> list[Point]:
@@ -164,10 +150,6 @@ def _choices(points: Sequence[Point], goal: Goal) -> list[Point]:
         return sorted(points, key=lambda point: (-point.worst, point.cost))
     best = max(point.worst for point in points)
     return sorted((point for point in points if point.worst >= best - AS_GOOD), key=lambda point: point.cost)
-
-
-def _choose(measured: Sequence[Point], goal: Goal) -> Point:
-    return _choices(measured, goal)[0]
 
 
 def _better(
