@@ -5,9 +5,10 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from typing import Protocol
 
-from embq.core.errors import EmbqError, OutputError, error_of
+from embq.core.errors import OutputError, error_of
 from embq.core.process.children import ChildEndedError, JsonChild, python
 from embq.indexer.index_files.files import to_json
 from embq.indexer.stages.process import do
@@ -62,76 +63,63 @@ class Processes:
 
     def run(self, units: Sequence[IndexUnit], done: Done) -> None:
         """See `Runner`."""
-        waiting: queue.SimpleQueue[IndexUnit | None] = queue.SimpleQueue()
-        answers: queue.SimpleQueue[tuple[IndexUnit, EmbqError | None] | None] = queue.SimpleQueue()
-        for unit in units:
-            waiting.put(unit)
         count = min(self._count, len(units))
-        for _ in range(count):
-            waiting.put(None)
+        threads = max(1, self._threads // count)
+        children = [self._child(f"local-{number}", threads) for number in range(count)]
+        idle: queue.SimpleQueue[JsonChild] = queue.SimpleQueue()
+        for child in children:
+            idle.put(child)
         halt = threading.Event()
-        each = max(1, self._threads // count)
-        threads = [
-            threading.Thread(target=self._serve, args=(f"local-{number}", each, waiting, answers, halt), daemon=True)
-            for number in range(count)
-        ]
-        for thread in threads:
-            thread.start()
-        try:
-            ended = 0
-            while ended < count:
-                answer = answers.get()
-                if answer is None:
-                    ended += 1
-                    continue
-                unit, error = answer
-                sidecar = None if error is not None else find(unit)
-                if error is not None:
-                    raise error
-                if sidecar is None:
-                    raise OutputError(f"{unit.sidecar} is not there after its unit was done")
-                done(unit, sidecar)
-        finally:
-            halt.set()
-            for thread in threads:
-                thread.join()
 
-    def _serve(
-        self,
-        name: str,
-        threads: int,
-        waiting: queue.SimpleQueue[IndexUnit | None],
-        answers: queue.SimpleQueue[tuple[IndexUnit, EmbqError | None] | None],
-        halt: threading.Event,
-    ) -> None:
-        options = ("--worker", name, "--threads", str(threads), "--memory", str(self._memory_bytes))
-        command = python("-m", "embq.indexer.stages.process", *options)
-        child = JsonChild(command, OMP_NUM_THREADS=str(threads))
-        try:
-            while (unit := waiting.get()) is not None and not halt.is_set():
-                answers.put((unit, self._attempted(child, unit, halt)))
-        finally:
-            child.close()
-            answers.put(None)
-
-    def _attempted(self, child: JsonChild, unit: IndexUnit, halt: threading.Event) -> EmbqError | None:
-        ended = ""
-        for _ in range(ATTEMPTS):
-            child.ask(to_json(unit))
+        def attempt(unit: IndexUnit) -> None:
+            child = idle.get()
             try:
-                while (reply := child.answer(LOOK_S)) is None:
-                    if halt.is_set():
-                        child.kill()
-                        return None  # no caller waits for it
-                return error_of(reply["error"]) if "error" in reply else None
-            except ChildEndedError as error:
-                ended = str(error)
-        return OutputError(
-            f"the process that did the unit {unit.number} of the stage {unit.stage} died {ATTEMPTS} times, "
-            f"at last it {ended}",
-            next_step="where memory ran out, give a smaller --current-memory-available or fewer --workers",
-            code="index_process",
-        )
+                _attempt(child, unit, halt)
+            finally:
+                idle.put(child)
+
+        with ThreadPoolExecutor(count) as pool:
+            attempts = {pool.submit(attempt, unit): unit for unit in units}
+            try:
+                for ended in as_completed(attempts):
+                    ended.result()
+                    if (sidecar := find(unit := attempts[ended])) is None:
+                        raise OutputError(f"{unit.sidecar} is not there after its unit was done")
+                    done(unit, sidecar)
+            finally:
+                halt.set()
+                for one in attempts:
+                    one.cancel()
+                wait(attempts)
+                for child in children:
+                    child.close()
+
+    def _child(self, name: str, threads: int) -> JsonChild:
+        options = ("--worker", name, "--threads", str(threads), "--memory", str(self._memory_bytes))
+        return JsonChild(python("-m", "embq.indexer.stages.process", *options), OMP_NUM_THREADS=str(threads))
+
+
+def _attempt(child: JsonChild, unit: IndexUnit, halt: threading.Event) -> None:
+    """Have a process do a unit; raises its EmbqError. Returns early where `halt` is set: no caller waits for it."""
+    why = ""
+    for _ in range(ATTEMPTS):
+        child.ask(to_json(unit))
+        try:
+            while (reply := child.answer(LOOK_S)) is None:
+                if halt.is_set():
+                    child.kill()
+                    return
+            if "error" in reply:
+                raise error_of(reply["error"])
+            return
+        except ChildEndedError as error:
+            why = str(error)
+    raise OutputError(
+        f"the process that did the unit {unit.number} of the stage {unit.stage} died {ATTEMPTS} times, "
+        f"at last it {why}",
+        next_step="where memory ran out, give a smaller --current-memory-available or fewer --workers",
+        code="index_process",
+    )
 
 
 def local(workers: int, *, threads: int, memory_bytes: int) -> Runner:
