@@ -215,7 +215,7 @@ def model_option(text: str, **settings: Any) -> Callable[[F], F]:
     return option("--model", "-m", shell_complete=complete_model, help=text, **{"metavar": "SPEC", **settings})
 
 
-def machine_workers_option(more: str = "  [one per core, up to 8]", default: int | None = None) -> Callable[[F], F]:
+def machine_workers_option(more: str = ".  [one per core, up to 8]", default: int | None = None) -> Callable[[F], F]:
     """--workers, for verbs whose work is shared out over this machine; None where it is not given.
 
     Args:
