@@ -23,9 +23,9 @@ from embq.indexer.index_files import claim, remote
 from embq.indexer.index_files.files import LOCK, File, alone, to_json
 from embq.indexer.index_files.publication import _announce, settle
 from embq.indexer.index_files.version import Version, find_current, read_current
-from tests.indexer.indexes_that_grow import add_part, rows
 from embq.indexer.stages.report import PICTURE
 from embq.indexer.stages.units import IndexUnit, Sidecar, find
+from tests.indexer.indexes_that_grow import add_part, rows
 from tests.support.servers.storage import Killed, environment, killing, s3_proxy
 
 QUERIES = rows(5, seed=77).astype(np.float32)

@@ -17,8 +17,6 @@ from embq.indexer.stages.units import STAGE_MODULES
 from tests.e2e.session import Command
 from tests.faults.kit.cluster import sabotaged
 from tests.faults.kit.table import Recovery
-from faults.kit.cluster import sabotaged
-from faults.kit.table import Recovery
 
 ROWS, DIM, FILES = 3_000, 24, 3
 BLOCK_ROWS = 1_024
