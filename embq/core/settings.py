@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,6 +162,7 @@ MEANINGS = {
     "EMBQ_BROKER_PASSWORD_FILE": "file with the password alone, for a URL without one",
     "EMBQ_BROKER_CA": "certificate authority that alone is trusted for rediss://; else the system's",
     "EMBQ_PLAIN_BROKER": "yes: redis:// to public addresses, unencrypted",
+    "EMBQ_MACHINE": "name of this machine in status and logs; else its host name",
     "EMBQ_LEASE_S": "seconds that a silent worker keeps its unit",
     "EMBQ_BEAT_S": "seconds between heartbeats",
     "EMBQ_STALL_S": "seconds without progress before a worker process is replaced",
@@ -278,6 +280,11 @@ def spool_folder() -> Path | None:
 def staging_folder() -> Path | None:
     """The folder of EMBQ_STAGING for results on their way from workers to the writer; None where it is not set."""
     return Path(os.environ["EMBQ_STAGING"]).absolute() if os.environ.get("EMBQ_STAGING") else None
+
+
+def machine_name() -> str:
+    """The name under which the services of this machine report: EMBQ_MACHINE, or the host name."""
+    return os.environ.get("EMBQ_MACHINE") or socket.gethostname()
 
 
 def password_file() -> str:

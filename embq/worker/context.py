@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import dataclass
 
 import redis
 
 from embq.core.broker.client import ANSWER_S, connect
 from embq.core.service.stopping import StopFlag
-from embq.core.settings import Settings
+from embq.core.settings import Settings, machine_name
 from embq.worker.claim.input_locality import InputLocality
 from embq.worker.claim.scheduler import Scheduler
 from embq.worker.meter.progress_board import ProgressBoard
@@ -42,7 +41,7 @@ class WorkerContext:
         return {
             "name": self.options.name,
             "device": self.options.device,
-            "host": socket.gethostname(),
+            "host": machine_name(),
             "pid": os.getpid(),
             "version": self.options.version,
             "serves": self.options.run,

@@ -199,6 +199,8 @@ class ModelService:
     def _drain(self) -> None:
         stopped, drain_s = self.context.stopped, self.options.drain_s
         if self.turns.next is None:
+            if stopped():
+                self._release_late(drain_s)
             self.pipeline.drain(drain_s, at_once=lambda: stopped.count > 1)
             return
         moved = time.monotonic()
@@ -212,6 +214,17 @@ class ModelService:
 
         # A unit may take longer than a slice and `drain_s` together: cut off each time, it would never be done.
         self.pipeline.drain(float("inf"), at_once=gave_up)
+
+    def _release_late(self, drain_s: float) -> None:
+        """Give back units that, by the measured rate, the device does not finish in time: others begin them at once."""
+        held, ends_s, kept_s = self.leases.at_work(), 0.0, 0.0
+        outlook = self.meter.throughput.outlook(held)
+        for unit in held:
+            before_s, ends_s = ends_s, max(ends_s, outlook.get(unit.token, (0.0, 0.0))[0])
+            if kept_s + ends_s - before_s > drain_s:
+                unit.release()
+            else:
+                kept_s += ends_s - before_s
 
     def _connect(self, answer_s: float = ANSWER_S) -> redis.Redis:
         client = self.context.connect(answer_s)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import signal
-import socket
 import sys
 import time
 from dataclasses import replace
@@ -23,7 +22,7 @@ from embq.core.process.limits import exhausted, shared_by
 from embq.core.queue.index_builds import IndexBuild
 from embq.core.service.log import Events, configure
 from embq.core.service.stopping import StopFlag
-from embq.core.settings import Settings
+from embq.core.settings import Settings, machine_name
 from embq.sources.access.allowed_hosts import Reach, limit
 from embq.worker.claim.input_locality import InputLocality
 from embq.worker.claim.scheduler import Scheduler, Turn
@@ -43,7 +42,7 @@ def run(options: WorkerOptions, settings: Settings, stopped: StopFlag, report: R
     with connect(settings.broker_url, password=settings.broker_password, patient=True, give_up=stopped) as client:
         # A simulated device computes nothing, and a process that serves one run has no part in anything else.
         can_index = None if options.run or simulated_speed(options.device) else IndexAccess(settings.roots).able
-        locality = InputLocality(client, host=socket.gethostname(), roots=settings.roots, run=options.run)
+        locality = InputLocality(client, host=machine_name(), roots=settings.roots, run=options.run)
         scheduler = Scheduler(
             client, run=options.run, slice_s=settings.slice_s, can_index=can_index, is_aside=locality.is_aside
         )

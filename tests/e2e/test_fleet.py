@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import redis
 
+from tests.e2e.check import check_complete
+from tests.e2e.services import DIM, Services
+from tests.e2e.session import Ledger, await_in, closed, ended, process_ended, started, write_texts
+from tests.faults.kit.cluster import held_after, let_go, sabotaged
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import Exit
 from embq.core.queue.heartbeats import SERVICE_REPORTS, Device
 from embq.core.queue.reporting import this_service
 from embq.core.queue.scripts import load_scripts
-from tests.e2e.check import check_complete
-from tests.e2e.services import DIM, Services
-from tests.e2e.session import await_in, closed, ended, process_ended, started
-from tests.faults.kit.cluster import held_after, let_go, sabotaged
 from tests.support.waiting import wait_until
 
 SHOWN_S = 10.0
@@ -146,3 +146,38 @@ def test_a_run_of_another_protocol_version_shows_in_status(own_server: EmbeddedS
     status, _, said = ended("status", "f" * 16, environment=environment)
     assert status == Exit.BAD_INPUT
     assert "protocol version 2" in said
+
+
+def test_a_worker_of_a_batch_system_ends_when_it_has_been_idle(own_server: EmbeddedServer, short_tmp: Path) -> None:
+    with ExitStack() as stack:
+        services = Services(stack, own_server, start=("producer", "writer"))
+        expected = services.enqueue(short_tmp / "out", 8)
+        worker = stack.enter_context(
+            started("worker", "--devices", "cpu", "--idle-exit", "3", environment=services.environment)
+        )
+        assert worker.wait() == Exit.DONE
+        assert "idle_exit seconds=3" in worker.stderr
+        services.until(lambda: closed(short_tmp / "out"))
+        check_complete(short_tmp / "out", expected, units=8, dim=DIM)
+
+
+def test_a_worker_with_notice_gives_back_at_once_what_it_would_not_finish(
+    own_server: EmbeddedServer, own_client: redis.Redis, short_tmp: Path
+) -> None:
+    lines, texts = 400, short_tmp / "texts.jsonl"
+    write_texts(texts, lines)
+    with ExitStack() as stack:
+        services = Services(stack, own_server, start=("producer", "writer"))
+        given = ("--unit-size", str(lines), "-m", f"stub:{DIM}?ms_per_sample=300")
+        services.call("enqueue", texts, "-o", short_tmp / "out", *given)
+        notice = ("--devices", "cpu", "--batch-size", "4", "--drain-timeout", "60")
+        worker = stack.enter_context(started("worker", *notice, environment=services.environment))
+        ledger = Ledger(short_tmp / "out", own_server.url)
+        await_in(worker, lambda: ledger.begun() and any(one.get("rows_per_s") for one in ledger.workers().values()))
+        began = time.monotonic()
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == Exit.DONE
+        assert time.monotonic() - began < 45, "the unit takes two minutes, and there is one"
+        assert ledger.begun() == 0
+        assert set(own_client.hvals(ledger.key("att"))) <= {b"0"}, "nothing is charged"
+        ledger.close()

@@ -60,6 +60,12 @@ def producer(broker: str, only: str, metrics: Address | None) -> None:
 )
 @broker_option
 @option("--run", "only", default="", metavar="RUN", help="Serve only this run, and exit when it is over.")
+@option(
+    "--idle-exit",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Exit after so long without a unit in hand, for batch systems.  [never]",
+)
 @metrics_option
 @worker_options
 @option("--check", is_flag=True, help="Do no work: check this machine for the runs that the broker knows.")
@@ -68,6 +74,7 @@ def producer(broker: str, only: str, metrics: Address | None) -> None:
 def worker(
     broker: str,
     only: str,
+    idle_exit: float | None,
     metrics: Address | None,
     devices: str,
     workers: int,
@@ -121,12 +128,12 @@ def worker(
         settings=settings,
         gpus=gpus if any(name.startswith("cuda") for name in names) else (),
     )
-    _supervise(fleet, asked=devices)
+    _supervise(fleet, asked=devices, idle_exit_s=idle_exit or float("inf"))
     return Exit.DONE
 
 
-def _supervise(fleet: Fleet, *, asked: str) -> None:
-    """Run the worker processes of this machine until stopped.
+def _supervise(fleet: Fleet, *, asked: str, idle_exit_s: float) -> None:
+    """Run the worker processes of this machine until stopped, or idle for so long.
 
     Args:
         asked: what was given as --devices.
@@ -146,7 +153,7 @@ def _supervise(fleet: Fleet, *, asked: str) -> None:
             log.warning("devices", devices="cpu", why=f"no CUDA device: {why}; the CPU computes", next=mend)
         else:
             log.info("devices", devices=",".join(fleet.devices))
-        supervisor = Supervisor(service.client, fleet, service.health.beat)
+        supervisor = Supervisor(service.client, fleet, service.health.beat, idle_exit_s=idle_exit_s)
         service.health.also = supervisor.complaint
         metrics = (WorkerMetrics(supervisor, service.client), GpuMetrics())
         with service.reported(*metrics, look=Machine(supervisor, settings.cuda_visible).look):

@@ -23,6 +23,9 @@ _PR_SET_PDEATHSIG = 1
 
 PYTHON = sys.executable
 
+MARK = "\x1eembq "
+"""Precedes the answer of a process among other output; no line that a login shell or a program prints has a record
+separator."""
 CLOSE_S = 5.0
 """Time that a `JsonChild` gets to end by itself once its standard input is closed."""
 ANSWER_MAX_BYTES = 1 << 26

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import re
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from embq.core.queue.keys import RUNS
 from embq.core.queue.runs import ForeignRun, foreign_runs
 from embq.core.queue.scripts import Script, load_scripts
 from embq.core.service.log import Events
+from embq.core.settings import machine_name
 
 CLOCK_OFFSET_S = 5.0
 """Largest difference of clocks without a warning. Leases and ages depend on the broker's clock alone, but logs are
@@ -119,7 +119,7 @@ def this_service(role: str, *, version: str, run: str = "", metrics: str = "") -
         run: the one run that it serves; "" for all.
         metrics: HOST:PORT of its metrics; "" for none.
     """
-    host = socket.gethostname()
+    host = machine_name()
     return Service(
         name=f"{re.sub(r'[^A-Za-z0-9]+', '-', host)}.{role}.{secrets.token_hex(3)}",
         role=role,

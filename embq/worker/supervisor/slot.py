@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Collection, Mapping
@@ -18,7 +17,7 @@ from embq.core.errors import Exit
 from embq.core.process.children import python
 from embq.core.process.children import start as start_process
 from embq.core.process.limits import cores
-from embq.core.settings import Settings, child_environment
+from embq.core.settings import Settings, child_environment, machine_name
 from embq.worker.embedders.device.hardware import simulated_speed
 from embq.worker.meter.progress_board import InHand, ProgressBoard, Span
 from embq.worker.supervisor.devices import Gpu, shown
@@ -123,13 +122,21 @@ class Slot:
         return self.process is None and self.start_at == NEVER
 
     @property
+    def at_work(self) -> bool:
+        """Whether its process starts, loads a model or has a unit in hand."""
+        return self.doing in ("starting", "loading") or any(step.units for step in self._steps())
+
+    def _steps(self) -> list[InHand]:
+        return self.board.in_hand() if self.board is not None else []
+
+    @property
     def may_start(self) -> bool:
         """Whether it is time for a process."""
         return self.process is None and self.start_at <= time.monotonic()
 
     def start(self, fleet: Fleet) -> None:
         """Start a process under a new name; with a name used twice, leases of a zombie would look like its own."""
-        host = re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname())
+        host = re.sub(r"[^A-Za-z0-9]+", "-", machine_name())
         self.name = f"{host}.{self.device.replace(':', '')}.{secrets.token_hex(3)}"
         self.ready = self.finished = False
         self._state = "starting"
@@ -196,8 +203,7 @@ class Slot:
 
     def in_hand(self) -> list[Span]:
         """Units that its process had in hand when it ended; of a stuck one, only those of stuck steps."""
-        steps = self.stuck_in or (self.board.in_hand() if self.board is not None else [])
-        return [span for step in steps for span in step.units]
+        return [span for step in self.stuck_in or self._steps() for span in step.units]
 
     def is_broken(self, status: int) -> bool:
         """Whether a death with `status` is one device fault too many: each came with other units."""

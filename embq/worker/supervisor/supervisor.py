@@ -43,12 +43,20 @@ class Supervisor:
     Args:
         client: a patient client, for freeing the leases of processes that died.
         beat: called in each round, also while processes drain.
+        idle_exit_s: seconds without a unit in hand after which it ends.
 
     Attributes:
         draining: no process is started any more; the running ones finish their begun units.
     """
 
-    def __init__(self, client: redis.Redis, fleet: Fleet, beat: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        fleet: Fleet,
+        beat: Callable[[], None] = lambda: None,
+        *,
+        idle_exit_s: float = float("inf"),
+    ) -> None:
         self.fleet = fleet
         gpus = {f"cuda:{gpu.number}": gpu for gpu in fleet.gpus}
         self.slots = [Slot(device, gpus.get(device)) for device in fleet.devices]
@@ -57,10 +65,11 @@ class Supervisor:
         self.deaths: Counter[tuple[str, str]] = Counter()  # (device, status) -> processes that ended by themselves
         self.log = Events("supervisor")
         self.draining = False
-        self._looked_at = self._watching_since = time.monotonic()
+        self._idle_exit_s = idle_exit_s
+        self._busy_at = self._looked_at = self._watching_since = time.monotonic()
 
     def serve(self, stopped: StopFlag) -> None:
-        """Run until stopped, until the one run asked for is over, or until no slot can be kept alive.
+        """Run until stopped or idle for long, until the one run asked for is over, or until no slot can be kept alive.
 
         A device that cannot serve is given up alone. Raises EmbqError where none is left, with the exit status of the
         last process.
@@ -79,6 +88,11 @@ class Supervisor:
                 if self.freer.error is not None:
                     raise self.freer.error
                 if all(slot.over for slot in self.slots):
+                    return
+                if any(slot.at_work for slot in self.slots):
+                    self._busy_at = time.monotonic()
+                elif time.monotonic() - self._busy_at > self._idle_exit_s:
+                    self.log.info("idle_exit", seconds=round(self._idle_exit_s))
                     return
         finally:
             self.draining = True
