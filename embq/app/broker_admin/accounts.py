@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
+import redis
 from redis.exceptions import ResponseError
 from rq.utils import as_text
 
@@ -27,16 +28,8 @@ _PRIVATE = 0o600
 """Mode of files with passwords, hashes of them and certificates."""
 
 
-def reload(settings: Settings, folder: Path) -> list[str]:
-    """Reload users.acl in the broker, and disconnect users that were removed or changed; returns those that it has now.
-
-    Args:
-        settings: with the broker's URL, whatever user it names.
-        folder: that `embq broker init` has made, with the password of the user admin; users.acl may be elsewhere.
-
-    Raises:
-        ConfigError: the password cannot be read, or the server has no users.acl, cannot read it, or reads another one.
-    """
+def administrator(settings: Settings, folder: Path) -> redis.Redis:
+    """A client of the broker as the user admin; see `reload`, also for what it raises."""
     path = folder / "admin" / "password"
     try:
         password = path.read_text(encoding="utf-8").strip()
@@ -47,8 +40,22 @@ def reload(settings: Settings, folder: Path) -> list[str]:
         ) from error
     parts = urlsplit(required_url(settings))
     url = urlunsplit(parts._replace(netloc=f"admin@{parts.netloc.rpartition('@')[2]}"))
-    with connect(url, password=password) as client:
-        reach(client, url)
+    client = connect(url, password=password)
+    reach(client, url)
+    return client
+
+
+def reload(settings: Settings, folder: Path) -> list[str]:
+    """Reload users.acl in the broker, and disconnect users that were removed or changed; returns those that it has now.
+
+    Args:
+        settings: with the broker's URL, whatever user it names.
+        folder: that `embq broker init` has made, with the password of the user admin; users.acl may be elsewhere.
+
+    Raises:
+        ConfigError: the password cannot be read, or the server has no users.acl, cannot read it, or reads another one.
+    """
+    with administrator(settings, folder) as client:
         before = set(map(as_text, client.acl_list()))
         try:
             client.acl_load()

@@ -52,6 +52,7 @@ VERBS = {
     "clip-retrieval": ("embq.compat.clip_retrieval", "Run published commands of clip-retrieval."),
     "autofaiss": ("embq.compat.autofaiss", "Run published commands of autofaiss."),
     "broker": ("embq.app.verbs.broker", "Make users, passwords and certificates for a broker."),
+    "fleet": ("embq.app.verbs.fleet", "Start, show, drain and end workers on many machines."),
     "producer": ("embq.app.verbs.services:producer", "Run the resident feeder."),
     "worker": ("embq.app.verbs.services:worker", "Run one worker process per device."),
     "writer": ("embq.app.verbs.services:writer", "Run the single writer."),
@@ -62,7 +63,7 @@ GROUPS = {
     "Daily": ("run", "status", "search", "index", "ui"),
     "Runs": ("enqueue", "pause", "resume", "cancel", "logs", "failures", "retry", "verify", "export", "gc"),
     "Index": ("serve", "atlas"),
-    "Fleet": ("producer", "worker", "writer", "broker", "health"),
+    "Fleet": ("producer", "worker", "writer", "fleet", "broker", "health"),
     "More": ("doctor", "config", "bench", "shards", "train", "clip-retrieval", "autofaiss", "completion"),
 }
 """Heading of `embq --help` -> the verbs below it."""

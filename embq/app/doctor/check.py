@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 import click
-from redis.exceptions import RedisError
 
 from embq.core.errors import EmbqError, Exit
 from embq.core.redaction import printable
@@ -39,6 +38,8 @@ class Check:
 
 def guarded(name: str, checks: Iterable[Check], fix: str = "") -> Iterator[Check]:
     """The rows of `checks`, and a failed row for an error in between, with `fix` if the error has no next step."""
+    from redis.exceptions import RedisError
+
     try:
         yield from checks
     except EmbqError as error:

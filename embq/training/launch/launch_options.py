@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from embq.app.cli.sections import GENERAL, section
+from embq.app.fleet.ssh import check_hosts, words
 from embq.core.errors import UsageError
 from embq.training.run.options import COUNT, DEVICE, FROM_0, option, options_of
 
@@ -101,30 +101,9 @@ class Where:
         return cls(
             launcher=launcher or implied,
             hosts=listed,
-            ssh_command=_words(ssh_command) or ("ssh",),
+            ssh_command=tuple(words("--ssh-command", ssh_command)) or ("ssh",),
             **others,
         )
-
-
-def _words(command: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(command))
-    except ValueError as error:
-        raise UsageError(
-            f"--ssh-command {command}: {error}", next_step="quoted as for a shell: 'ssh -F \"my hosts.conf\"'"
-        ) from error
-
-
-def check_hosts(hosts: tuple[str, ...]) -> None:
-    """UsageError where a host has no name, is named twice, or would be an option of ssh."""
-    for host in hosts:
-        if not host or host.startswith("-") or any(letter.isspace() for letter in host):
-            raise UsageError(f"--hosts: {host!r} is no host", next_step="names or addresses with commas between: a,b")
-        if hosts.count(host) > 1:
-            raise UsageError(
-                f"--hosts names {host} {hosts.count(host)} times: two trainings on it would share its devices",
-                next_step="name each host once; --num-devices N says how many processes each of them runs",
-            )
 
 
 def meeting_point(text: str) -> tuple[str, int]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 import embq
+from embq.app.fleet.ssh import ssh_line
 from embq.core.errors import AwayError, ConfigError, Exit, InputError
 from embq.core.process.children import PYTHON, python
 from embq.training.launch.child_process import MEMBER
@@ -23,10 +24,6 @@ from embq.training.launch.ssh_connection import HostConnection, watch
 from embq.training.launch.ssh_host import HostReport, Question
 from embq.training.launch.torchrun import restart_environment, torchrun_command
 
-OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "LogLevel=ERROR")
-"""No questions, a time-out, and no banners in the output."""
-KEPT_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
-"""A silent host is noticed within a minute."""
 PORT = 29500
 """Port that a dry run shows: torchrun's default."""
 
@@ -82,8 +79,7 @@ def _train(member: Sequence[str], where: Where, address: str, inputs: Sequence[s
 def _ssh_line(where: Where, host: str, *arguments: str) -> list[str]:
     """The local command that runs `embq.training.launch.ssh_host` on a host, in the training's folder there."""
     command = python("-u", "-m", "embq.training.launch.ssh_host", *arguments, executable=where.remote_python)
-    remote = f"cd {shlex.quote(where.remote_folder)} && exec {shlex.join(command)}"
-    return [*where.ssh_command, *OPTIONS, *KEPT_ALIVE, host, remote]
+    return ssh_line(where.ssh_command, host, command, folder=where.remote_folder)
 
 
 def _torchrun(member: Sequence[str], where: Where, rank: int, processes: int | str, rendezvous: str) -> list[str]:

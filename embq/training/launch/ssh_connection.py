@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import shlex
 import subprocess
 import sys
 import threading
@@ -14,15 +13,15 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import IO, Any, TextIO
 
+from embq.app.fleet.ssh import FAILED, away
 from embq.core.errors import AwayError, ConfigError, Exit
-from embq.core.process.children import kill, start
+from embq.core.process.children import MARK, kill, start
 from embq.training.launch.child_process import GRACE_S, LOOK_S, stop_requests
 from embq.training.launch.outcomes import Outcome, by_signal, cause, verdict
-from embq.training.launch.ssh_host import BEAT_S, MARK, HostReport, Question, from_json
+from embq.training.launch.ssh_host import BEAT_S, HostReport, Question, from_json
 
 ANSWER_S = 60.0
 """From a question to its answer: connecting, a login shell's start, Python's on a cold network disk."""
-SSH_FAILED = 255
 OTHERS_S = 10.0
 """From the failure of one host to the end of the others, whose processes may explain it."""
 CLOSING_S = 10.0
@@ -92,7 +91,7 @@ class HostConnection:
         if report is not None:
             return from_json(HostReport, report)
         self._wait()
-        if self._process.returncode == SSH_FAILED:
+        if self._process.returncode == FAILED:
             raise self._away(self._last)
         raise ConfigError(
             f"{self.host} has no embq to train with as {python}: {self._last}",
@@ -102,12 +101,8 @@ class HostConnection:
         )
 
     def _away(self, why: str) -> AwayError:
-        return AwayError(
-            f"host {self.host} cannot be reached: {why}; tried: {shlex.join(self._command)}",
-            next_step=f"`ssh {self.host} true` has to work without a question: a key in the agent, the host's own key "
-            "known; --ssh-command 'ssh -F FILE' for another configuration",
-            code="host_away",
-        )
+        message, next_step = away(self.host, why, self._command)
+        return AwayError(message, next_step=next_step, code="host_away")
 
     def train(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start torchrun there."""

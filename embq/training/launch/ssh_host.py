@@ -27,6 +27,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from embq.core.errors import EmbqError, Exit, InputError
+from embq.core.process.children import MARK
 from embq.core.process.libraries import version_of
 from embq.core.process.limits import cores
 from embq.core.redaction import masked
@@ -40,8 +41,6 @@ from embq.training.shards.names import expand
 STDIN, STDOUT = 0, 1
 BEAT_S, SILENCE_S = 15.0, 60.0
 """The launching machine writes a line this often, and counts as gone after this long without one."""
-MARK = "\x1eembq "
-"""Precedes an answer; no line that a login shell or a training prints has a record separator."""
 REACH_S = 10.0
 """A host that drops what it does not want is only known by its silence."""
 

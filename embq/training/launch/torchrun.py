@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from embq.app.fleet.slurm import srun
 from embq.core.errors import Exit, UsageError
 from embq.core.process.children import PYTHON, python
 from embq.core.redaction import masked
@@ -104,9 +105,7 @@ def srun_command(
         processes: on each node.
         cpus: cores of each process; None leaves that to the partition.
     """
-    command = ["srun", "--nodes", str(nodes), "--ntasks-per-node", str(processes)]
-    command += ["--cpus-per-task", str(cpus)] if cpus else []
-    return [*command, *python_command(module, arguments, executable=executable)]
+    return srun(python_command(module, arguments, executable=executable), nodes=nodes, tasks=processes, cpus=cpus)
 
 
 def stay_on_loopback() -> None:

@@ -1,0 +1,1 @@
+"""Workers on many machines: `embq fleet`, by ssh, Slurm, Kubernetes or Ray."""

@@ -1,0 +1,163 @@
+"""A fleet: its machines, their users at the broker, and a launcher that has their workers started and ended."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from embq.app.broker_admin import accounts
+from embq.app.cli.shared_options import required_url
+from embq.app.doctor.check import Check
+from embq.app.fleet.launcher import Launcher, Member
+from embq.app.status.fleet import fleet_status
+from embq.core.errors import ConfigError, UsageError
+from embq.core.settings import Settings
+
+LOOK_S, ASK_S = 1.0, 10.0
+"""Between two looks at the broker, and two questions to the launcher about machines that do not report."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,19}")
+
+
+class Fleet:
+    """The machines of one name. They are the users `worker-NAME.MACHINE` of the broker: no other record is kept.
+
+    Args:
+        secrets: folder that `embq broker init` has made, with the password of the user admin.
+        settings: with the broker's URL as the machines reach it, whatever user it names.
+        wanted: machines that it is to have.
+    """
+
+    def __init__(self, name: str, secrets: Path, settings: Settings, launcher: Launcher, wanted: Sequence[str]) -> None:
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"--name {name}: this names no fleet", next_step="20 letters, digits and hyphens at most")
+        if not (secrets / "broker" / accounts.USERS).exists():
+            raise ConfigError(
+                f"{secrets} has no users of a broker", next_step=f"embq broker init {secrets}, or --secrets DIR"
+            )
+        self.name = name
+        self._secrets = secrets
+        self._settings = settings
+        self._launcher = launcher
+        self._wanted = wanted
+        self._prefix = f"worker-{name}."
+
+    def up(self, arguments: Sequence[str], *, drain_s: float, wait_s: float) -> Iterator[Check]:
+        """Give each machine a user, check it and start its worker; a row for each, when its worker reports.
+
+        A machine that fails loses its user again.
+
+        Args:
+            arguments: options of `embq worker`.
+            wait_s: longest time until a started worker reports to the broker.
+        """
+        machines = self._wanted
+        if not machines:
+            raise UsageError("nothing says how many machines are meant", next_step="--machines N")
+        accounts.make(self._secrets, [self._prefix + machine for machine in machines])
+        if required_url(self._settings).startswith("rediss:"):
+            accounts.hand_out_authority(self._secrets)
+        accounts.reload(self._settings, self._secrets)
+        failed = set()
+        members = [self._member(machine, arguments, drain_s) for machine in machines]
+        for row in self._launcher.start(members):
+            failed.add(row.name)
+            yield row
+        for row in self._reported([machine for machine in machines if machine not in failed], wait_s):
+            failed |= {row.name} if row.state == "fail" else set()
+            yield row
+        if failed:
+            self.down(sorted(failed))
+
+    def status(self) -> Iterator[Check]:
+        """A row for each machine: what the launcher knows of it, and what the broker does."""
+        machines = self.named(())
+        states, heard = self._launcher.states(machines), self._heard()
+        for machine in machines:
+            row = states.get(machine) or Check(machine, "fail", "not there", "embq fleet up")
+            state = "warn" if row.state == "ok" and machine not in heard else row.state
+            yield Check(machine, state, f"{row.detail}; {heard.get(machine, 'it does not report')}", row.fix)
+
+    def drain(self, machines: Sequence[str], drain_s: float) -> Iterator[Check]:
+        """Have machines finish their begun units and end; a row for each."""
+        failed = {row.name: row for row in self._launcher.drain(machines, drain_s)}
+        return (failed.get(machine) or Check(machine, "ok", "drained") for machine in machines)
+
+    def down(self, machines: Sequence[str]) -> Iterator[Check]:
+        """End the workers, and remove what they left and their users; a row for each.
+
+        A machine that is not reached loses its user all the same: the broker disconnects its worker.
+        """
+        failed = {row.name: row for row in self._launcher.remove(machines)}
+        accounts.remove(self._secrets, [self._prefix + machine for machine in machines])
+        accounts.reload(self._settings, self._secrets)
+        return (failed.get(machine) or Check(machine, "ok", "gone, and its user") for machine in machines)
+
+    def named(self, names: Sequence[str]) -> list[str]:
+        """These machines, all that have a user without names; UsageError for one that the fleet does not have."""
+        users = accounts.users_of(self._secrets)
+        machines = [user.removeprefix(self._prefix) for user in users if user.startswith(self._prefix)]
+        if unknown := [name for name in names if name not in machines]:
+            raise UsageError(
+                f"the fleet {self.name} has no machine {unknown[0]}",
+                next_step=f"it has {', '.join(machines) or 'none'}",
+            )
+        return list(names) or machines
+
+    def _member(self, machine: str, arguments: Sequence[str], drain_s: float) -> Member:
+        user = self._prefix + machine
+        parts = urlsplit(required_url(self._settings))
+        url = urlunsplit(parts._replace(netloc=f"{user}@{parts.netloc.rpartition('@')[2]}"))
+        authority = self._secrets / user / "ca.crt"
+        return Member(
+            fleet=self.name,
+            name=machine,
+            url=url,
+            password=(self._secrets / user / "password").read_text(encoding="utf-8").strip(),
+            ca=authority.read_text(encoding="utf-8") if url.startswith("rediss:") and authority.exists() else "",
+            arguments=arguments,
+            drain_s=drain_s,
+        )
+
+    def _reported(self, machines: Sequence[str], wait_s: float) -> Iterator[Check]:
+        """A row for each machine, as soon as its worker reports, has ended, or is late."""
+        missing, end, ask_at = list(machines), time.monotonic() + wait_s, time.monotonic() + LOOK_S
+        waits = {machine: Check(machine, "warn", "started") for machine in machines}
+        while missing:
+            heard, late = self._heard(), time.monotonic() > end
+            if late or time.monotonic() > ask_at:
+                silent = [machine for machine in missing if machine not in heard]
+                gone = {machine: Check(machine, "fail", "not there") for machine in silent}
+                waits |= {**gone, **self._launcher.states(silent)}
+                ask_at = time.monotonic() + ASK_S
+            for machine in list(missing):
+                row = waits[machine]
+                if machine in heard:
+                    yield Check(machine, "ok", heard[machine])
+                elif row.state == "fail":
+                    yield row
+                elif late:
+                    waited = f"{row.detail}; its worker has not reported within {wait_s:g} s"
+                    yield Check(machine, "warn", waited, "embq fleet status shows when it does; --wait S waits longer")
+                else:
+                    continue
+                missing.remove(machine)
+            if missing:
+                time.sleep(LOOK_S)
+
+    def _heard(self) -> dict[str, str]:
+        """Machine -> its devices and their rates, of those that report to the broker."""
+        with accounts.administrator(self._settings, self._secrets) as client:
+            services = fleet_status(client).to_json()
+        return {
+            one["host"]: f"embq {one['version']}, {one['state']}: " + ", ".join(map(_device, one["devices"]))
+            for one in services
+            if one["role"] == "worker"
+        }
+
+
+def _device(device: dict[str, object]) -> str:
+    rate = f" {device['rows_per_s']:,.1f} rows/s" if device["rows_per_s"] else ""
+    return f"{device['device']} {device['state']}{rate}"

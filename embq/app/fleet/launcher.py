@@ -1,0 +1,168 @@
+"""The launcher interface of `embq fleet`, and what its launchers have in common."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import embq
+from embq.app.doctor.check import Check
+from embq.core.errors import ConfigError, TryLaterError
+from embq.core.process.children import MARK
+
+AT_ONCE = 32
+"""Machines that are asked at the same time."""
+CHECK_S = 600.0
+"""Longest check of a machine: the first import of torch from a network disk takes minutes."""
+GRACE_S = 30.0
+"""Beyond its drain timeout, a worker gives leases back and frees devices."""
+LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A machine of a fleet, as it is told how to work.
+
+    Attributes:
+        fleet, name: of the fleet, and of the machine within it.
+        url: of the broker, with the machine's own user and without the password.
+        password: of that user.
+        ca: certificate authority that vouches for the broker, as PEM; "" for the system's.
+        arguments: options of `embq worker`.
+        drain_s: time that it has to finish begun units.
+    """
+
+    fleet: str
+    name: str
+    url: str = ""
+    password: str = field(default="", repr=False)
+    ca: str = ""
+    arguments: Sequence[str] = ()
+    drain_s: float = 0.0
+
+    def order(self) -> str:
+        """A line of JSON for `embq.app.fleet.member`."""
+        return json.dumps(asdict(self)) + "\n"
+
+
+class Launcher(Protocol):
+    """Starts and ends workers on machines, by an engine that exists.
+
+    A machine that fails is a failed row with its name; EmbqError is raised where the engine itself cannot be used.
+    """
+
+    def start(self, members: Sequence[Member]) -> Iterable[Check]:
+        """Check machines with `embq worker --check` and start workers on them, where none run; rows of those that fail.
+
+        An engine with a queue may show failures later, in `states`.
+        """
+
+    def states(self, names: Sequence[str]) -> Mapping[str, Check]:
+        """What the engine knows: ok for a machine that runs, warn for one that is to run, fail for one that ended."""
+
+    def drain(self, names: Sequence[str], drain_s: float) -> Iterable[Check]:
+        """Have machines finish their begun units within `drain_s` seconds and end; rows of those that have not."""
+
+    def remove(self, names: Sequence[str]) -> Iterable[Check]:
+        """End what still runs, and remove all that `start` has left on the machines; rows of those that fail."""
+
+
+Ask = Callable[[str, Member], "Mapping[str, Any] | Check"]
+"""Asks `embq.app.fleet.member` on a machine to do something: its answer, or a row that tells why there is none."""
+
+
+class AskingLauncher:
+    """A launcher by questions to each machine; see `Launcher`.
+
+    Args:
+        install: machine -> the command that installs embq there.
+    """
+
+    def __init__(self, fleet: str, ask: Ask, install: Callable[[str], str]) -> None:
+        self._fleet = fleet
+        self._ask = ask
+        self._install = install
+
+    def start(self, members: Sequence[Member]) -> Iterable[Check]:
+        """Check and start all machines side by side."""
+        return self._all("start", members)
+
+    def states(self, names: Sequence[str]) -> Mapping[str, Check]:
+        """Whether workers run; for one that has ended, the last line of its log."""
+        failed = {row.name: row for row in self._all("state", self._members(names))}
+        return {name: failed.get(name) or Check(name, "ok", "running") for name in names}
+
+    def drain(self, names: Sequence[str], drain_s: float) -> Iterable[Check]:
+        """Signal the workers, and wait."""
+        return self._all("drain", self._members(names, drain_s))
+
+    def remove(self, names: Sequence[str]) -> Iterable[Check]:
+        """End the workers, and remove their files."""
+        return self._all("remove", self._members(names))
+
+    def _members(self, names: Sequence[str], drain_s: float = 0.0) -> list[Member]:
+        return [Member(fleet=self._fleet, name=name, drain_s=drain_s) for name in names]
+
+    def _all(self, action: str, members: Sequence[Member]) -> Iterator[Check]:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for rows in pool.map(lambda member: self._rows(action, member), members):
+                yield from rows
+
+    def _rows(self, action: str, member: Member) -> list[Check]:
+        answer = self._ask(action, member)
+        if isinstance(answer, Check):
+            return [answer]
+        if answer["embq"] != embq.__version__:
+            unequal = f"embq {answer['embq']} there, {embq.__version__} here"
+            return [Check(member.name, "fail", unequal, self._install(member.name))]
+        return rows_of(member.name, answer)
+
+
+def answer_in(text: str) -> dict[str, Any] | None:
+    """The last answer of `embq.app.fleet.member` in an output; None where there is none."""
+    _, mark, answer = text.rpartition(MARK)
+    return dict(json.loads(answer.partition("\n")[0])) if mark else None
+
+
+def rows_of(name: str, answer: Mapping[str, Any]) -> list[Check]:
+    """The rows of a machine's answer: what keeps it from working."""
+    return [Check(name, "fail", f"{row['name']}: {row['detail']}", row["fix"]) for row in answer["failed"]]
+
+
+def late(there: Callable[[], Mapping[str, str]], seconds: float, cure: str) -> Iterator[Check]:
+    """Wait until an engine has nothing of some machines any more; a row for each that is late.
+
+    Args:
+        there: machine -> what the engine still has of it.
+        cure: command that ends such a thing.
+    """
+    end = time.monotonic() + seconds
+    while left := there():
+        if time.monotonic() > end:
+            for name, what in left.items():
+                yield Check(name, "fail", f"{what} has not ended within {seconds:g} s", f"{cure} {what}")
+            return
+        time.sleep(LOOK_S)
+
+
+def called(command: Sequence[str], *, needs: str, environment: Mapping[str, str] | None = None, stdin: str = "") -> str:
+    """Standard output of an engine's own command.
+
+    Args:
+        needs: what brings the command, for the error where it is not installed.
+
+    Raises ConfigError where there is no such command, TryLaterError where it fails.
+    """
+    try:
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, env=environment)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{command[0]} is not installed here", next_step=needs) from error
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())[:500] or f"status {done.returncode}"
+        raise TryLaterError(f"`{' '.join(command[:2])}` failed: {said}", next_step="see that it works by itself")
+    return done.stdout

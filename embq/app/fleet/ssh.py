@@ -1,0 +1,108 @@
+"""Commands on other hosts over ssh, and the launcher of a fleet by them."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import embq
+from embq.app.doctor.check import Check
+from embq.app.fleet.launcher import CHECK_S, AskingLauncher, Member, answer_in
+from embq.core.errors import ConfigError, UsageError
+from embq.core.process.children import python
+
+OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "LogLevel=ERROR")
+"""No questions, a time-out, and no banners in the output."""
+KEPT_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
+"""A silent host is noticed within a minute."""
+FAILED = 255
+"""Exit status of ssh where it is no status of the remote command."""
+
+
+def ssh_line(ssh_command: Sequence[str], host: str, command: Sequence[str], *, folder: str = "") -> list[str]:
+    """The local command that runs another one on a host.
+
+    Args:
+        folder: working folder there; "" for the home.
+    """
+    enter = f"cd {shlex.quote(folder)} && " if folder else ""
+    return [*ssh_command, *OPTIONS, *KEPT_ALIVE, host, f"{enter}exec {shlex.join(command)}"]
+
+
+def words(option: str, command: str) -> list[str]:
+    """The words of an option that is a command or a part of one; UsageError where a quote is not closed."""
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise UsageError(
+            f"{option} {command}: {error}", next_step="quoted as for a shell: 'ssh -F \"my hosts.conf\"'"
+        ) from error
+
+
+def away(host: str, why: str, command: Sequence[str]) -> tuple[str, str]:
+    """Message and next step where ssh does not reach a host."""
+    return (
+        f"host {host} cannot be reached: {why}; tried: {shlex.join(command)}",
+        f"`ssh {host} true` has to work without a question: a key in the agent, the host's own key known; "
+        "--ssh-command 'ssh -F FILE' for another configuration",
+    )
+
+
+def check_hosts(hosts: Sequence[str]) -> None:
+    """UsageError where a host has no name, is named twice, or would be an option of ssh."""
+    for host in hosts:
+        if not host or host.startswith("-") or any(letter.isspace() for letter in host):
+            raise UsageError(f"--hosts: {host!r} is no host", next_step="names or addresses as ssh calls them")
+        if hosts.count(host) > 1:
+            raise UsageError(
+                f"--hosts names {host} {hosts.count(host)} times: it would share its devices with itself",
+                next_step="name each host once",
+            )
+
+
+def read_hosts(path: Path) -> list[str]:
+    """Hosts of a file, one a line; `#` begins a comment. Raises UsageError where there is none, or one twice."""
+    hosts = [host for line in path.read_text(encoding="utf-8").splitlines() if (host := line.partition("#")[0].strip())]
+    if not hosts:
+        raise UsageError(f"{path} names no host", next_step="write one host a line: gpu1, or user@10.0.0.5")
+    check_hosts(hosts)
+    return hosts
+
+
+def ssh_launcher(fleet: str, hosts: Mapping[str, str], ssh_command: Sequence[str], executable: str) -> AskingLauncher:
+    """Workers that stay on hosts when the connection ends.
+
+    Args:
+        hosts: machine -> host, as ssh calls it.
+        ssh_command: ssh with its options.
+        executable: Python with embq on the hosts.
+    """
+
+    def install(name: str) -> str:
+        return f"ssh {hosts[name]} {executable} -m pip install 'embq[worker]=={embq.__version__}'"
+
+    def ask(action: str, member: Member) -> Mapping[str, Any] | Check:
+        name, host = member.name, hosts.get(member.name, "")
+        if not host:
+            return Check(name, "fail", "it is not in the file of hosts", "name all hosts of the fleet in --hosts")
+        command = ssh_line(ssh_command, host, python("-m", "embq.app.fleet.member", action, executable=executable))
+        limit_s = CHECK_S + member.drain_s
+        try:
+            done = subprocess.run(
+                command, input=member.order(), capture_output=True, text=True, check=False, timeout=limit_s
+            )
+        except FileNotFoundError as error:
+            raise ConfigError(f"{command[0]} is not installed here", next_step="install an ssh client") from error
+        except subprocess.TimeoutExpired:
+            return Check(name, "fail", f"host {host} did not answer in {limit_s:g} s", "see what it is busy with")
+        if (answer := answer_in(done.stdout)) is not None:
+            return answer
+        said = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+        if done.returncode == FAILED:
+            return Check(name, "fail", *away(host, said, command))
+        return Check(name, "fail", f"no embq {embq.__version__} for {executable}: {said}", install(name))
+
+    return AskingLauncher(fleet, ask, install)

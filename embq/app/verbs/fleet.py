@@ -1,0 +1,175 @@
+"""`embq fleet`: workers on many machines."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from embq.app.cli.sections import GENERAL, SectionedCommand, option, section
+from embq.app.cli.shared_options import broker_option, json_option, option_group, settings_with
+from embq.core.errors import Exit, UsageError
+from embq.core.process.children import PYTHON
+
+if TYPE_CHECKING:
+    from embq.app.doctor.check import Check
+    from embq.app.fleet.fleet import Fleet
+    from embq.app.fleet.launcher import Launcher
+
+F = TypeVar("F", bound=Callable[..., Any])
+LAUNCHERS = ("ssh", "slurm")
+_OF_LAUNCHER = ("launcher", "hosts", "ssh_command", "count", "sbatch", "remote_python")
+_WAIT = "Longest time until a started worker reports to the broker."
+_DRAIN = "Seconds to finish begun units, as of `embq worker`."
+
+
+@click.group("fleet")
+def command() -> None:
+    """Start, show, drain and end workers on many machines.
+
+    Each machine gets a user of its own at the broker, worker-NAME.MACHINE, and is checked before its worker starts.
+    """
+
+
+_where = option_group(
+    section("Machines"),
+    option("--launcher", type=click.Choice(LAUNCHERS), help="Engine that starts the workers.  [ssh with --hosts]"),
+    option("--name", default="fleet", metavar="NAME", help="Name of the fleet, part of its users' names."),
+    option(
+        "--hosts",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Hosts for ssh, one a line.",
+    ),
+    option("--ssh-command", default="ssh", metavar="COMMAND", help="ssh with its options: 'ssh -F cluster.conf'."),
+    option("--machines", "count", type=click.IntRange(min=1), metavar="N", help="Machines that `up` is to start."),
+    option("--sbatch", default="", metavar="OPTIONS", help="Options of sbatch: '--partition gpu --gpus-per-node 8'."),
+    option("--remote-python", default="", metavar="PATH", help="Python interpreter with embq on the machines.  [ours]"),
+    option(
+        "--secrets",
+        default="secrets",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Folder that `embq broker init` has made.",
+    ),
+    section(GENERAL),
+    broker_option,
+    json_option,
+)
+
+
+def fleet_options(function: F) -> F:
+    """Options of a fleet, which a verb gets as `fleet`."""
+
+    @functools.wraps(function)
+    def with_fleet(*, name: str, secrets: Path, broker: str, **options: Any) -> Any:
+        from embq.app.fleet.fleet import Fleet
+
+        engine, machines = _launcher(name, **{one: options.pop(one) for one in _OF_LAUNCHER})
+        return function(fleet=Fleet(name, secrets, settings_with(broker), engine, machines), **options)
+
+    return _where(with_fleet)  # type: ignore[return-value]
+
+
+def _launcher(
+    name: str,
+    *,
+    launcher: str | None,
+    hosts: Path | None,
+    ssh_command: str,
+    count: int | None,
+    sbatch: str,
+    remote_python: str,
+) -> tuple[Launcher, list[str]]:
+    """The launcher that the options name, and the machines that `up` starts by it."""
+    from embq.app.fleet.ssh import check_hosts, read_hosts, ssh_launcher, words
+
+    executable = remote_python or PYTHON
+    if launcher in (None, "ssh"):
+        if hosts is None:
+            raise UsageError("nothing says which machines are meant", next_step="--hosts FILE, or --launcher slurm")
+        read = read_hosts(hosts)
+        names = [_machine(host) for host in read]
+        check_hosts(names)
+        named = dict(zip(names, read, strict=True))
+        return ssh_launcher(name, named, words("--ssh-command", ssh_command), executable), names
+    if hosts is not None:
+        raise UsageError(f"--hosts belongs to ssh, not to --launcher {launcher}", next_step="leave one of them out")
+    from embq.app.fleet.slurm import SlurmLauncher
+
+    machines = [f"{name}-{number}" for number in range(count or 0)]
+    return SlurmLauncher(name, words("--sbatch", sbatch), executable), machines
+
+
+def _machine(host: str) -> str:
+    """The machine's name: the host without its user, in the letters of a broker's user."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", host.rpartition("@")[2]).lstrip("_.-")[:40]
+
+
+_machines = click.argument("machines", metavar="[MACHINE]...", nargs=-1)
+
+
+@command.command(
+    "up",
+    cls=SectionedCommand,
+    epilog="Example: embq fleet up --hosts hosts.txt --broker rediss://worker@10.0.0.5:6380 -- --devices cuda",
+)
+@click.argument("worker", metavar="[-- WORKER_OPTION...]", nargs=-1, type=click.UNPROCESSED)
+@fleet_options
+@option("--wait", "wait_s", type=click.FloatRange(min=0), default=120.0, metavar="SECONDS", help=_WAIT)
+def up(fleet: Fleet, worker: tuple[str, ...], wait_s: float, as_json: bool) -> Exit:
+    """Make a user for each machine, check it with `embq worker --check`, and start a worker on it.
+
+    Prints a row for each machine when its worker reports to the broker, or what failed and what mends it. A machine
+    that fails keeps nothing, and a machine that runs stays as it is: the same command again does the rest.
+
+    Exit status: 0, or 69 if a machine fails.
+    """
+    from embq.app.verbs.services import worker as verb
+
+    parsed = verb.make_context("embq worker", list(worker)).params
+    return _print(fleet.up(worker, drain_s=parsed["drain_timeout"], wait_s=wait_s), as_json=as_json)
+
+
+@command.command("status", cls=SectionedCommand, epilog="Example: embq fleet status --hosts hosts.txt")
+@fleet_options
+def status(fleet: Fleet, as_json: bool) -> Exit:
+    """Show each machine of the fleet: whether its worker runs, and its devices and rates as `embq status` knows them.
+
+    Exit status: 0, or 69 if a worker has ended.
+    """
+    return _print(fleet.status(), as_json=as_json)
+
+
+@command.command("drain", cls=SectionedCommand, epilog="Example: embq fleet drain gpu2 --hosts hosts.txt")
+@_machines
+@fleet_options
+@option("--drain-timeout", type=click.FloatRange(min=0), default=150.0, metavar="SECONDS", help=_DRAIN)
+def drain(fleet: Fleet, machines: tuple[str, ...], drain_timeout: float, as_json: bool) -> Exit:
+    """Have machines, all if none is named, finish their begun units and end; the others take what they had claimed.
+
+    Returns when they have ended. `embq fleet up` starts them again, `embq fleet down` removes them.
+    """
+    return _print(fleet.drain(fleet.named(machines), drain_timeout), as_json=as_json)
+
+
+@command.command("down", cls=SectionedCommand, epilog="Example: embq fleet down --hosts hosts.txt")
+@_machines
+@fleet_options
+def down(fleet: Fleet, machines: tuple[str, ...], as_json: bool) -> Exit:
+    """End the workers of machines, of all if none is named, and remove their files, users and passwords.
+
+    Begun units go back to the queue after ten seconds; `embq fleet drain` lets them finish first. A machine that is not
+    reached loses its user all the same, so that the broker disconnects its worker.
+    """
+    return _print(fleet.down(fleet.named(machines)), as_json=as_json)
+
+
+def _print(rows: Iterator[Check], *, as_json: bool) -> Exit:
+    from embq.app.doctor.check import print_checks
+
+    return print_checks(rows, as_json=as_json)
