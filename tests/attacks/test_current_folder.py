@@ -23,6 +23,7 @@ from embq.app.cli.entry_point import VERBS
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.process.children import die_with_parent, python, stop
 from embq.core.settings import child_environment
+from tests.support.servers.guarded import guarded_server
 from tests.support.waiting import wait_until
 
 PACKAGE = Path(embq.__file__).parent
@@ -170,10 +171,35 @@ def use_a_machine(trap: Trap) -> None:
     trap.embq("bench", "workers", "-m", "stub:4", *quick)
 
 
-def test_no_verb_runs_code_of_the_current_folder(trap: Trap, own_server: EmbeddedServer) -> None:
+def use_another_machine(trap: Trap, folder: Path) -> None:
+    """The verb that starts workers over ssh."""
+    ssh, hosts = local_ssh(folder), folder / "hosts.txt"
+    hosts.write_text("gpu1\n")
+    with guarded_server("valkey") as server:
+        where = ("--hosts", hosts, "--ssh-command", ssh, "--broker", server.url("worker"), "--secrets", server.folder)
+        trap.embq("fleet", "up", *where, "--", "--devices", "cpu")
+        trap.embq("fleet", "down", *where)
+
+
+def local_ssh(folder: Path) -> Path:
+    """A stand-in for ssh: every host is this machine, without the part of our environment that protects."""
+    ssh = folder / "ssh"
+    # Asked for its configuration with -G HOST; else the last argument is a line for the shell of a host.
+    ssh.write_text(
+        "#!/bin/sh\n"
+        '[ "$1" = -G ] && echo hostname 127.0.0.1 && exit\n'
+        "for line; do :; done\n"
+        "unset PYTHONSAFEPATH\n"
+        'exec sh -c "$line"\n'
+    )
+    ssh.chmod(0o755)
+    return ssh
+
+
+def test_no_verb_runs_code_of_the_current_folder(trap: Trap, own_server: EmbeddedServer, short_tmp: Path) -> None:
     with ThreadPoolExecutor() as pool:
         uses = [pool.submit(use_a_run, trap), pool.submit(use_a_fleet, trap, own_server.url)]
-        uses.append(pool.submit(use_a_machine, trap))
+        uses += [pool.submit(use_a_machine, trap), pool.submit(use_another_machine, trap, short_tmp)]
         for use in uses:
             use.result()
     assert not trap.marked()
@@ -183,17 +209,7 @@ def test_no_verb_runs_code_of_the_current_folder(trap: Trap, own_server: Embedde
 @pytest.mark.slow
 def test_no_training_runs_code_of_the_current_folder(trap: Trap, short_tmp: Path) -> None:
     trap.embq("shards", "convert", "pictures", "shards/%06d.tar", "--samples-per-shard", "2")
-    ssh = short_tmp / "ssh"
-    # Asked for its configuration with -G HOST; else the last argument is a line for the shell of a host, which has
-    # nothing of our environment that protects.
-    ssh.write_text(
-        "#!/bin/sh\n"
-        '[ "$1" = -G ] && echo hostname 127.0.0.1 && exit\n'
-        "for line; do :; done\n"
-        "unset PYTHONSAFEPATH\n"
-        'exec sh -c "$line"\n'
-    )
-    ssh.chmod(0o700)
+    ssh = local_ssh(short_tmp)
     for name, launcher in {
         "torchrun": ("--num-devices", "2"),
         "ssh": ("--hosts", "here", "--ssh-command", str(ssh)),

@@ -18,8 +18,10 @@ from e2e.check import check_complete
 from e2e.session import Command, await_in, called, closed, committed, process_ended, started, write_texts
 from rq.utils import as_text
 
+from embq.app.broker_admin import accounts
 from embq.core.broker.client import connect
 from embq.core.errors import Exit
+from tests.support.servers.ray import QUIET, ray_cluster
 from tests.support.servers.slurm import slurm
 from tests.support.servers.sshd import ssh_daemons
 from tests.support.servers.tls import TlsServer, needs_tls_server, tls_server
@@ -172,6 +174,13 @@ def test_what_fails_is_told_machine_by_machine_with_its_cure_and_leaves_nothing(
         status, rows = box.fleet("up", *where, "--remote-python", "/usr/bin/env", "--", "--devices", "cpu")
         assert status == Exit.UNAVAILABLE
         assert "pip install 'embq[worker]==" in rows["gpu1"]["fix"], rows
+        engine = ("--launcher", "slurm", "--machines", "2", "--broker", box.server.url("worker"))
+        environment = {**QUICK, "EMBQ_BROKER_CA": box.server.ca, "PATH": str(home)}
+        status, _, said = process_ended(
+            "fleet", "up", *engine, "--secrets", box.server.secrets, environment=environment
+        )
+        assert status == Exit.CONFIG
+        assert "squeue is not installed here" in said
         _nothing_is_left(before, box.traces(home))
 
 
@@ -214,6 +223,61 @@ def test_a_check_that_fails_on_a_node_of_slurm_is_told(box: Box, tmp_path: Path)
         assert status == Exit.UNAVAILABLE
         assert "GPU" in rows["fleet-0"]["detail"] or "CUDA" in rows["fleet-0"]["detail"], rows
         _nothing_is_left(before, box.traces(home))
+
+
+def test_actors_of_a_ray_cluster_are_exact_through_a_kill_and_a_drain(box: Box, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is an extra of its own: pip install 'embq[ray]'")
+    home = tmp_path / "home"
+    (home / "state").mkdir(parents=True)
+    here = {**QUICK, **QUIET, "HOME": str(home), "XDG_STATE_HOME": f"{home}/state"}
+    with ray_cluster(3, {**os.environ, **here}) as address:
+        where = ("--launcher", "ray", "--ray-address", address, "--gpus", "0")
+        expected, out, writer = box.enqueue(ms_per_sample=40)
+        before = box.traces(home / "state")
+        status, rows = box.fleet("up", *where, "--machines", "4", "--", "--devices", "cpu", **here)
+        assert status == Exit.UNAVAILABLE
+        states = [rows[f"fleet-{number}"]["state"] for number in range(4)]
+        assert sorted(states) == ["fail", "ok", "ok", "ok"], rows
+        (left,) = [row for row in rows.values() if row["state"] == "fail"]
+        assert "no room for 1 CPU" in left["detail"]
+        first, second, third = sorted(rows.keys() - {left["name"]})
+        await_in(writer, lambda: len(committed(out)) > 3)
+        os.kill(int((home / "state" / "embq" / "fleet" / "fleet" / f"{first}.pid").read_text()), signal.SIGKILL)
+        status, rows = box.fleet("drain", second, *where, **here)
+        assert (status, list(rows)) == (0, [second]), rows
+        await_in(writer, lambda: closed(out))
+        check_complete(out, expected, units=UNITS, dim=DIM)
+        status, rows = box.fleet("status", *where, **here)
+        assert [rows[name]["state"] for name in (first, second, third)] == ["fail", "fail", "ok"], rows
+        assert box.fleet("down", *where, **here)[0] == 0
+        _nothing_is_left(before, box.traces(home / "state"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "--hosts FILE, or --launcher slurm"),
+        (("--launcher", "slurm"), "--machines N"),
+        (("--launcher", "slurm", "--hosts", "one"), "--hosts belongs to ssh"),
+        (("--hosts", "twice"), "--hosts names gpu1 2 times"),
+        (("--hosts", "none"), "names no host"),
+        (("--hosts", "one", "--ssh-command", "ssh '"), "quoted as for a shell"),
+        (("--hosts", "one", "--name", "a.b"), "names no fleet"),
+        (("--hosts", "one", "--secrets", "elsewhere"), "embq broker init elsewhere"),
+        (("--hosts", "one", "--", "--device", "cpu"), "No such option '--device'"),
+    ],
+)
+def test_a_command_that_names_no_fleet_says_what_is_missing(
+    arguments: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    for name, hosts in {"one": "gpu1", "twice": "ann@gpu1\nben@gpu1", "none": "# gpu1"}.items():
+        (tmp_path / name).write_text(hosts)
+    accounts.make(tmp_path / "secrets")
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    status, _, errors = called("fleet", "up", "--broker", "redis://localhost:1", *arguments, cwd=tmp_path)
+    assert status in (Exit.USAGE, Exit.CONFIG)
+    assert said in errors
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
 def _jobs(environment: dict[str, str], *options: str) -> list[str]:

@@ -13,11 +13,10 @@ from embq.app.cli.shared_options import required_url
 from embq.app.doctor.check import Check
 from embq.app.fleet.launcher import Launcher, Member
 from embq.app.status.fleet import fleet_status
-from embq.core.errors import ConfigError, UsageError
+from embq.core.errors import ConfigError, EmbqError, UsageError
 from embq.core.settings import Settings
 
-LOOK_S, ASK_S = 1.0, 10.0
-"""Between two looks at the broker, and two questions to the launcher about machines that do not report."""
+LOOK_S = 2.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,19}")
 
 
@@ -47,7 +46,7 @@ class Fleet:
     def up(self, arguments: Sequence[str], *, drain_s: float, wait_s: float) -> Iterator[Check]:
         """Give each machine a user, check it and start its worker; a row for each, when its worker reports.
 
-        A machine that fails loses its user again.
+        A machine that fails loses its user again, unless it had one before: its worker may run all the same.
 
         Args:
             arguments: options of `embq worker`.
@@ -56,29 +55,29 @@ class Fleet:
         machines = self._wanted
         if not machines:
             raise UsageError("nothing says how many machines are meant", next_step="--machines N")
+        had, url = self.named(()), required_url(self._settings)
         accounts.make(self._secrets, [self._prefix + machine for machine in machines])
-        if required_url(self._settings).startswith("rediss:"):
+        if url.startswith("rediss:"):
             accounts.hand_out_authority(self._secrets)
         accounts.reload(self._settings, self._secrets)
         failed = set()
         members = [self._member(machine, arguments, drain_s) for machine in machines]
-        for row in self._launcher.start(members):
-            failed.add(row.name)
-            yield row
+        try:
+            for row in self._launcher.start(members):
+                failed.add(row.name)
+                yield row
+        except EmbqError:  # the engine itself cannot be used
+            self._revoke([machine for machine in machines if machine not in had])
+            raise
         for row in self._reported([machine for machine in machines if machine not in failed], wait_s):
             failed |= {row.name} if row.state == "fail" else set()
             yield row
-        if failed:
-            self.down(sorted(failed))
+        if new := sorted(failed - set(had)):
+            self.down(new)
 
     def status(self) -> Iterator[Check]:
         """A row for each machine: what the launcher knows of it, and what the broker does."""
-        machines = self.named(())
-        states, heard = self._launcher.states(machines), self._heard()
-        for machine in machines:
-            row = states.get(machine) or Check(machine, "fail", "not there", "embq fleet up")
-            state = "warn" if row.state == "ok" and machine not in heard else row.state
-            yield Check(machine, state, f"{row.detail}; {heard.get(machine, 'it does not report')}", row.fix)
+        return self._states(self.named(()))
 
     def drain(self, machines: Sequence[str], drain_s: float) -> Iterator[Check]:
         """Have machines finish their begun units and end; a row for each."""
@@ -91,9 +90,12 @@ class Fleet:
         A machine that is not reached loses its user all the same: the broker disconnects its worker.
         """
         failed = {row.name: row for row in self._launcher.remove(machines)}
+        self._revoke(machines)
+        return (failed.get(machine) or Check(machine, "ok", "gone, and its user") for machine in machines)
+
+    def _revoke(self, machines: Sequence[str]) -> None:
         accounts.remove(self._secrets, [self._prefix + machine for machine in machines])
         accounts.reload(self._settings, self._secrets)
-        return (failed.get(machine) or Check(machine, "ok", "gone, and its user") for machine in machines)
 
     def named(self, names: Sequence[str]) -> list[str]:
         """These machines, all that have a user without names; UsageError for one that the fleet does not have."""
@@ -123,29 +125,21 @@ class Fleet:
 
     def _reported(self, machines: Sequence[str], wait_s: float) -> Iterator[Check]:
         """A row for each machine, as soon as its worker reports, has ended, or is late."""
-        missing, end, ask_at = list(machines), time.monotonic() + wait_s, time.monotonic() + LOOK_S
-        waits = {machine: Check(machine, "warn", "started") for machine in machines}
+        missing, end = list(machines), time.monotonic() + wait_s
         while missing:
-            heard, late = self._heard(), time.monotonic() > end
-            if late or time.monotonic() > ask_at:
-                silent = [machine for machine in missing if machine not in heard]
-                gone = {machine: Check(machine, "fail", "not there") for machine in silent}
-                waits |= {**gone, **self._launcher.states(silent)}
-                ask_at = time.monotonic() + ASK_S
-            for machine in list(missing):
-                row = waits[machine]
-                if machine in heard:
-                    yield Check(machine, "ok", heard[machine])
-                elif row.state == "fail":
+            time.sleep(LOOK_S)
+            late = time.monotonic() > end
+            for row in self._states(missing):
+                if late or row.state != "warn":
+                    missing.remove(row.name)
                     yield row
-                elif late:
-                    waited = f"{row.detail}; its worker has not reported within {wait_s:g} s"
-                    yield Check(machine, "warn", waited, "embq fleet status shows when it does; --wait S waits longer")
-                else:
-                    continue
-                missing.remove(machine)
-            if missing:
-                time.sleep(LOOK_S)
+
+    def _states(self, machines: Sequence[str]) -> Iterator[Check]:
+        states, heard = self._launcher.states(machines), self._heard()
+        for machine in list(machines):
+            row = states.get(machine) or Check(machine, "fail", "not there", "embq fleet up")
+            state = "warn" if row.state == "ok" and machine not in heard else row.state
+            yield Check(machine, state, f"{row.detail}; {heard.get(machine, 'it does not report')}", row.fix)
 
     def _heard(self) -> dict[str, str]:
         """Machine -> its devices and their rates, of those that report to the broker."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -12,7 +10,6 @@ from typing import Any, Protocol
 
 import embq
 from embq.app.doctor.check import Check
-from embq.core.errors import ConfigError, TryLaterError
 from embq.core.process.children import MARK
 
 AT_ONCE = 32
@@ -21,7 +18,6 @@ CHECK_S = 600.0
 """Longest check of a machine: the first import of torch from a network disk takes minutes."""
 GRACE_S = 30.0
 """Beyond its drain timeout, a worker gives leases back and frees devices."""
-LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,37 +128,3 @@ def answer_in(text: str) -> dict[str, Any] | None:
 def rows_of(name: str, answer: Mapping[str, Any]) -> list[Check]:
     """The rows of a machine's answer: what keeps it from working."""
     return [Check(name, "fail", f"{row['name']}: {row['detail']}", row["fix"]) for row in answer["failed"]]
-
-
-def late(there: Callable[[], Mapping[str, str]], seconds: float, cure: str) -> Iterator[Check]:
-    """Wait until an engine has nothing of some machines any more; a row for each that is late.
-
-    Args:
-        there: machine -> what the engine still has of it.
-        cure: command that ends such a thing.
-    """
-    end = time.monotonic() + seconds
-    while left := there():
-        if time.monotonic() > end:
-            for name, what in left.items():
-                yield Check(name, "fail", f"{what} has not ended within {seconds:g} s", f"{cure} {what}")
-            return
-        time.sleep(LOOK_S)
-
-
-def called(command: Sequence[str], *, needs: str, environment: Mapping[str, str] | None = None, stdin: str = "") -> str:
-    """Standard output of an engine's own command.
-
-    Args:
-        needs: what brings the command, for the error where it is not installed.
-
-    Raises ConfigError where there is no such command, TryLaterError where it fails.
-    """
-    try:
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, env=environment)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{command[0]} is not installed here", next_step=needs) from error
-    if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())[:500] or f"status {done.returncode}"
-        raise TryLaterError(f"`{' '.join(command[:2])}` failed: {said}", next_step="see that it works by itself")
-    return done.stdout

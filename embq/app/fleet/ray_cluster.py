@@ -115,6 +115,11 @@ def of_our_own(address: str) -> Iterator[dict[str, Any]]:
 
 
 def join(ray: Any, address: str, settings: Mapping[str, Any]) -> None:
+    """Connect the module ray to a cluster; AwayError or ConfigError where that is not possible.
+
+    Args:
+        settings: further ones of `ray.init`.
+    """
     if address not in ("auto", "local") and not os.environ.get("RAY_USE_TLS"):
         check_answer(address)
     with tempfile.TemporaryFile() as written:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import getpass
 import json
 import shlex
+import subprocess
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from embq.app.doctor.check import Check
-from embq.app.fleet.launcher import GRACE_S, Member, answer_in, called, late, rows_of
+from embq.app.fleet.launcher import GRACE_S, Member, answer_in, rows_of
 from embq.app.fleet.member import fleet_folder, remove_files
-from embq.core.errors import UsageError
+from embq.core.errors import ConfigError, TryLaterError, UsageError
 from embq.core.process.children import python
 from embq.core.settings import child_environment
 
@@ -20,7 +22,7 @@ WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED")
 RUNS = ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING")
 MOST_BYTES = 128_000
 """Of one variable of an environment (MAX_ARG_STRLEN of Linux): some 600 machines."""
-END_S = 120.0
+LOOK_S, END_S = 1.0, 120.0
 """From scancel to the end of a job: Slurm's KillWait is 30 s by default, and nodes clean up behind a job."""
 
 SCRIPT = """#!/bin/bash
@@ -72,7 +74,7 @@ class SlurmLauncher:
         folder = fleet_folder(self._fleet)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         command = srun(python("-m", "embq.app.fleet.member", "run", executable=self._python), nodes=1, tasks=1)
-        called(
+        _called(
             [
                 *("sbatch", "--job-name", f"embq-{self._fleet}", "--array", ",".join(map(str, lines))),
                 *("--nodes", "1", "--ntasks-per-node", "1", "--requeue", "--open-mode", "append"),
@@ -80,7 +82,6 @@ class SlurmLauncher:
                 # At the time limit the steps get SIGTERM this early, and the workers drain.
                 *("--signal", f"TERM@{round(members[0].drain_s + GRACE_S)}", *self._options),
             ],
-            needs=NEEDS,
             environment=child_environment(EMBQ_FLEET=members[0].order().strip(), EMBQ_FLEET_MACHINES=each),
             stdin=SCRIPT.format(srun=shlex.join(command)),
         )
@@ -94,17 +95,27 @@ class SlurmLauncher:
         """Signal the running jobs, cancel the waiting."""
         self._cancel(self._active(names, WAITS))
         self._cancel(self._active(names, RUNS), "--signal", "TERM")
-        return late(lambda: self._active(names), drain_s + GRACE_S, "scancel")
+        return self._late(names, drain_s + GRACE_S)
 
     def remove(self, names: Sequence[str]) -> Iterator[Check]:
         """Cancel the jobs, and remove their logs."""
         self._cancel(self._active(names))
-        yield from late(lambda: self._active(names), END_S, "scancel")
+        yield from self._late(names, END_S)
         remove_files(self._fleet, names)
+
+    def _late(self, names: Sequence[str], seconds: float) -> Iterator[Check]:
+        """Wait for the ends of jobs; a row for each that is late."""
+        end = time.monotonic() + seconds
+        while active := self._active(names):
+            if time.monotonic() > end:
+                for name, job in active.items():
+                    yield Check(name, "fail", f"job {job} has not ended within {seconds:g} s", f"scancel {job}")
+                return
+            time.sleep(LOOK_S)
 
     def _cancel(self, jobs: Mapping[str, str], *options: str) -> None:
         if jobs:
-            called(["scancel", *options, *jobs.values()], needs=NEEDS)
+            _called(["scancel", *options, *jobs.values()])
 
     def _active(self, names: Sequence[str], states: Sequence[str] = (*WAITS, *RUNS)) -> dict[str, str]:
         """Machine -> id of its job, of those in such a state."""
@@ -115,7 +126,7 @@ class SlurmLauncher:
         whose = ("--user", getpass.getuser(), "--name", f"embq-{self._fleet}", "--states", "all")
         form = ("--array", "--noheader", "--sort", "i", "--format", "%F_%K|%T|%R")
         found, by_index = {}, {str(_index(name)): name for name in names}
-        for line in called(["squeue", *whose, *form], needs=NEEDS).splitlines():
+        for line in _called(["squeue", *whose, *form]).splitlines():
             job, state, place = line.strip().split("|", 2)
             if name := by_index.get(job.partition("_")[2]):
                 found[name] = (job, state, place)
@@ -131,6 +142,18 @@ class SlurmLauncher:
             if (answer := answer_in(log.read_text(errors="replace"))) and answer["failed"]:
                 return rows_of(name, answer)[0]
         return Check(name, "fail", f"its job is over: {state.lower()}", f"its log is {log}, of the node where it ran")
+
+
+def _called(command: Sequence[str], *, environment: Mapping[str, str] | None = None, stdin: str = "") -> str:
+    """Standard output of a command of Slurm; ConfigError where there is none, TryLaterError where it fails."""
+    try:
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, env=environment)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{command[0]} is not installed here", next_step=NEEDS) from error
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())[:500] or f"status {done.returncode}"
+        raise TryLaterError(f"{command[0]} failed: {said}", next_step="see `sinfo`, and --sbatch")
+    return done.stdout
 
 
 def _own(member: Member) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,22 +12,22 @@ import click
 
 from embq.app.cli.sections import GENERAL, SectionedCommand, option, section
 from embq.app.cli.shared_options import broker_option, json_option, option_group, settings_with
+from embq.app.doctor.check import print_checks
 from embq.core.errors import Exit, UsageError
 from embq.core.process.children import PYTHON
 
 if TYPE_CHECKING:
-    from embq.app.doctor.check import Check
     from embq.app.fleet.fleet import Fleet
     from embq.app.fleet.launcher import Launcher
 
 F = TypeVar("F", bound=Callable[..., Any])
-LAUNCHERS = ("ssh", "slurm")
-_OF_LAUNCHER = ("launcher", "hosts", "ssh_command", "count", "sbatch", "remote_python")
+LAUNCHERS = ("ssh", "slurm", "ray")
+_OF_LAUNCHER = ("launcher", "hosts", "ssh_command", "count", "sbatch", "ray_address", "gpus", "remote_python")
 _WAIT = "Longest time until a started worker reports to the broker."
 _DRAIN = "Seconds to finish begun units, as of `embq worker`."
 
 
-@click.group("fleet")
+@click.group("fleet", epilog="Example: embq fleet up --hosts hosts.txt --broker rediss://worker@10.0.0.5:6380")
 def command() -> None:
     """Start, show, drain and end workers on many machines.
 
@@ -48,6 +48,8 @@ _where = option_group(
     option("--ssh-command", default="ssh", metavar="COMMAND", help="ssh with its options: 'ssh -F cluster.conf'."),
     option("--machines", "count", type=click.IntRange(min=1), metavar="N", help="Machines that `up` is to start."),
     option("--sbatch", default="", metavar="OPTIONS", help="Options of sbatch: '--partition gpu --gpus-per-node 8'."),
+    option("--ray-address", default="auto", metavar="HOST:PORT", help="Head of the Ray cluster."),
+    option("--gpus", type=click.IntRange(min=0), default=1, metavar="N", help="GPUs of each machine on Ray."),
     option("--remote-python", default="", metavar="PATH", help="Python interpreter with embq on the machines.  [ours]"),
     option(
         "--secrets",
@@ -83,6 +85,8 @@ def _launcher(
     ssh_command: str,
     count: int | None,
     sbatch: str,
+    ray_address: str,
+    gpus: int,
     remote_python: str,
 ) -> tuple[Launcher, list[str]]:
     """The launcher that the options name, and the machines that `up` starts by it."""
@@ -99,9 +103,13 @@ def _launcher(
         return ssh_launcher(name, named, words("--ssh-command", ssh_command), executable), names
     if hosts is not None:
         raise UsageError(f"--hosts belongs to ssh, not to --launcher {launcher}", next_step="leave one of them out")
+    machines = [f"{name}-{number}" for number in range(count or 0)]
+    if launcher == "ray":
+        from embq.app.fleet.ray import ray_launcher
+
+        return ray_launcher(name, ray_address, gpus), machines
     from embq.app.fleet.slurm import SlurmLauncher
 
-    machines = [f"{name}-{number}" for number in range(count or 0)]
     return SlurmLauncher(name, words("--sbatch", sbatch), executable), machines
 
 
@@ -132,7 +140,7 @@ def up(fleet: Fleet, worker: tuple[str, ...], wait_s: float, as_json: bool) -> E
     from embq.app.verbs.services import worker as verb
 
     parsed = verb.make_context("embq worker", list(worker)).params
-    return _print(fleet.up(worker, drain_s=parsed["drain_timeout"], wait_s=wait_s), as_json=as_json)
+    return print_checks(fleet.up(worker, drain_s=parsed["drain_timeout"], wait_s=wait_s), as_json=as_json)
 
 
 @command.command("status", cls=SectionedCommand, epilog="Example: embq fleet status --hosts hosts.txt")
@@ -142,7 +150,7 @@ def status(fleet: Fleet, as_json: bool) -> Exit:
 
     Exit status: 0, or 69 if a worker has ended.
     """
-    return _print(fleet.status(), as_json=as_json)
+    return print_checks(fleet.status(), as_json=as_json)
 
 
 @command.command("drain", cls=SectionedCommand, epilog="Example: embq fleet drain gpu2 --hosts hosts.txt")
@@ -154,7 +162,7 @@ def drain(fleet: Fleet, machines: tuple[str, ...], drain_timeout: float, as_json
 
     Returns when they have ended. `embq fleet up` starts them again, `embq fleet down` removes them.
     """
-    return _print(fleet.drain(fleet.named(machines), drain_timeout), as_json=as_json)
+    return print_checks(fleet.drain(fleet.named(machines), drain_timeout), as_json=as_json)
 
 
 @command.command("down", cls=SectionedCommand, epilog="Example: embq fleet down --hosts hosts.txt")
@@ -166,10 +174,4 @@ def down(fleet: Fleet, machines: tuple[str, ...], as_json: bool) -> Exit:
     Begun units go back to the queue after ten seconds; `embq fleet drain` lets them finish first. A machine that is not
     reached loses its user all the same, so that the broker disconnects its worker.
     """
-    return _print(fleet.down(fleet.named(machines)), as_json=as_json)
-
-
-def _print(rows: Iterator[Check], *, as_json: bool) -> Exit:
-    from embq.app.doctor.check import print_checks
-
-    return print_checks(rows, as_json=as_json)
+    return print_checks(fleet.down(fleet.named(machines)), as_json=as_json)

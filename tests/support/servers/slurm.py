@@ -70,18 +70,16 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
         stack.enter_context(_daemon(["slurmctld", "-D"], folder / "slurmctld.out", environment))
         stack.enter_context(_daemon(["slurmd", "-D", "-N", "n1"], folder / "slurmd.out", environment))
 
-        def idle() -> bool:
-            done = subprocess.run(
-                ["sinfo", "--noheader", "--format", "%T"],
-                env={**os.environ, **environment},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            return done.stdout.strip() == "idle"
+        def said(*command: str) -> str:
+            environ = {**os.environ, **environment}
+            return subprocess.run(command, env=environ, capture_output=True, text=True, check=False).stdout.strip()
 
-        wait_until(idle, 90)
-        yield environment
+        wait_until(lambda: said("sinfo", "--noheader", "--format", "%T") == "idle", 90)
+        try:
+            yield environment
+        finally:  # the daemons would leave jobs behind
+            said("scancel", "--name", "embq-fleet")
+            wait_until(lambda: not said("squeue", "--noheader"), 60)
 
 
 @contextmanager
