@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import redis
 
-from tests.e2e.check import check_complete
-from tests.e2e.services import DIM, Services
-from tests.e2e.session import Ledger, await_in, closed, ended, process_ended, started, write_texts
-from tests.faults.kit.cluster import held_after, let_go, sabotaged
 from embq.core.broker.embedded import EmbeddedServer
 from embq.core.errors import Exit
 from embq.core.queue.heartbeats import SERVICE_REPORTS, Device
 from embq.core.queue.reporting import this_service
 from embq.core.queue.scripts import load_scripts
+from tests.e2e.check import check_complete
+from tests.e2e.services import DIM, Services
+from tests.e2e.session import Ledger, await_in, closed, ended, process_ended, started, write_texts
+from tests.faults.kit.cluster import held_after, let_go, sabotaged
 from tests.support.waiting import wait_until
 
 SHOWN_S = 10.0

@@ -14,13 +14,13 @@ from typing import Any
 
 import psutil
 import pytest
-from e2e.check import check_complete
-from e2e.session import Command, await_in, called, closed, committed, process_ended, started, write_texts
 from rq.utils import as_text
 
 from embq.app.broker_admin import accounts
 from embq.core.broker.client import connect
 from embq.core.errors import Exit
+from tests.e2e.check import check_complete
+from tests.e2e.session import Command, await_in, called, closed, committed, process_ended, started, write_texts
 from tests.support.servers.ray import QUIET, ray_cluster
 from tests.support.servers.slurm import slurm
 from tests.support.servers.sshd import ssh_daemons
