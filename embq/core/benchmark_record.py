@@ -70,7 +70,7 @@ def _gpu() -> str | None:
 
 def versions() -> dict[str, str]:
     """Installed versions of the packages that matter for speed."""
-    return {package: found for package in PACKAGES if (found := version_of(package))}
+    return {package: version for package in PACKAGES if (version := version_of(package))}
 
 
 def commit() -> str:

@@ -113,7 +113,7 @@ class ModelSpec:
         head, _, query = text.partition("?")
         family, _, name = head.strip().partition(":")
         if family not in FAMILIES and plugin_family(family) is None:
-            own = [one.help for name in plugins.enabled(plugins.MODELS) if (one := plugin_family(name)) is not None]
+            own = [model.help for name in plugins.enabled(plugins.MODELS) if (model := plugin_family(name)) is not None]
             raise ModelError(
                 f"unknown model {text!r}: a model spec starts with one of {', '.join(FAMILIES)}",
                 next_step=plugins.how_to_enable(plugins.MODELS, family)
@@ -193,12 +193,12 @@ class ModelSpec:
 
         ModelError where the spec has a prompt already, or its models take none.
         """
-        asked = {key: value for key, value in (("prompt_name", name), ("prompt", text)) if value is not None}
-        if asked and (own := [key for key, _ in self.params if key in PROMPTED["st"]]):
+        prompt_params = {key: value for key, value in (("prompt_name", name), ("prompt", text)) if value is not None}
+        if prompt_params and (own := [key for key, _ in self.params if key in PROMPTED["st"]]):
             raise ModelError(
                 f"{self} has {own[0]}=, and --prompt-name is given as well", next_step="leave out one of the two"
             )
-        for key in asked:
+        for key in prompt_params:
             if key not in PROMPTED.get(self.family, ()):
                 raise ModelError(
                     f"{self}: {self.family} models have no prompts" + (" with names" if self.family == "hf" else ""),
@@ -206,13 +206,13 @@ class ModelSpec:
                     if self.family == "hf"
                     else "leave out --prompt-name and --prompt",
                 )
-        return replace(self, params=tuple(sorted((*self.params, *asked.items()))))
+        return replace(self, params=tuple(sorted((*self.params, *prompt_params.items()))))
 
-    def check_params(self, *known: str) -> None:
+    def check_params(self, *accepted: str) -> None:
         """Raise ModelError where the spec has a parameter that its family does not know."""
         for name, _ in self.params:
-            if name not in known:
-                allowed = ", ".join(known) if known else "none"
+            if name not in accepted:
+                allowed = ", ".join(accepted) if accepted else "none"
                 raise ModelError(
                     f"{self}: unknown parameter {name!r} for {self.family} models",
                     next_step=f"known parameters: {allowed}",
@@ -307,9 +307,9 @@ class NamedModel:
     @property
     def outputs(self) -> dict[str, Output]:
         """Modality -> output of the model."""
-        alone = len(self.modalities) == 1
+        single = len(self.modalities) == 1
         return {
-            modality: Output(name=self.name if alone else f"{self.name}_{modality}", spec=self.spec, modality=modality)
+            modality: Output(name=self.name if single else f"{self.name}_{modality}", spec=self.spec, modality=modality)
             for modality in self.modalities
         }
 
@@ -362,7 +362,7 @@ class ModelConfig:
     @property
     def compared(self) -> dict[str, tuple[str, str]]:
         """Column of a cosine -> names of the two outputs, image and text, of each model that embeds both."""
-        parts = [(f"{one.name}_", one.modalities) for one in self.members] or [("", self.modalities)]
+        parts = [(f"{member.name}_", member.modalities) for member in self.members] or [("", self.modalities)]
         return {
             f"{prefix}{SIMILARITY}": (f"{prefix}image", f"{prefix}text")
             for prefix, modalities in parts

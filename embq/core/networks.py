@@ -32,10 +32,10 @@ OWN = tuple(
 def public_addresses(host: str) -> list[str]:
     """The addresses of `host` outside private networks; none for an unknown host."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return []
-    addresses = dict.fromkeys(str(address[0]).partition("%")[0] for *_, address in found)
+    addresses = dict.fromkeys(str(address[0]).partition("%")[0] for *_, address in infos)
     return [address for address in addresses if not _own(ip_address(address))]
 
 
@@ -135,8 +135,8 @@ class Hosts:
             try:
                 if "/" in entry:
                     self._networks.append(ip_network(entry, strict=False))
-                elif (found := _HOST.fullmatch(entry)) is not None:
-                    self._named.add((_canonical(found[1] or found[2] or entry), int(found[3]) if found[3] else None))
+                elif (match := _HOST.fullmatch(entry)) is not None:
+                    self._named.add((_canonical(match[1] or match[2] or entry), int(match[3]) if match[3] else None))
                 else:
                     self._named.add((str(ip_address(entry)), None))
             except ValueError:
@@ -215,11 +215,11 @@ def bound(address: Address, *, taken: str, example: str) -> socket.socket:
     """
     host, port = address.host, address.port
     try:
-        family, kind, protocol, _, there = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, sockaddr = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(there)
+            listener.bind(sockaddr)
         except BaseException:
             listener.close()
             raise

@@ -57,16 +57,16 @@ def enabled(group: str) -> dict[str, Plugin]:
     Raises ConfigError where two packages have one of the same name.
     """
     packages = {_normalized(name) for name in plugin_packages()}
-    found: dict[str, Plugin] = {}
+    by_name: dict[str, Plugin] = {}
     for plugin in installed(group) if packages else ():
         if _normalized(plugin.package) in packages:
-            if plugin.name in found:
+            if plugin.name in by_name:
                 raise ConfigError(
-                    f"{plugin.package} and {found[plugin.name].package} both have the plug-in {plugin.name}",
+                    f"{plugin.package} and {by_name[plugin.name].package} both have the plug-in {plugin.name}",
                     next_step="leave one of them out of EMBQ_PLUGINS",
                 )
-            found[plugin.name] = plugin
-    return found
+            by_name[plugin.name] = plugin
+    return by_name
 
 
 @cache

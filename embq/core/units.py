@@ -134,13 +134,13 @@ class Retry:
 
 def to_ranges(ordinals: Iterable[int]) -> str:
     """Ascending numbers as text: "0-3,7"."""
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for ordinal in ordinals:
-        if found and ordinal == found[-1][1] + 1:
-            found[-1][1] = ordinal
+        if ranges and ordinal == ranges[-1][1] + 1:
+            ranges[-1][1] = ordinal
         else:
-            found.append([ordinal, ordinal])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
+            ranges.append([ordinal, ordinal])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
 
 
 def from_ranges(text: str) -> list[int]:
@@ -148,10 +148,10 @@ def from_ranges(text: str) -> list[int]:
     numbers: list[int] = []
     for piece in text.split(",") if text else ():
         low, _, high = piece.partition("-")
-        some = range(int(low), int(high or low) + 1)
-        if not some or (numbers and some[0] <= numbers[-1]) or some[0] < 0 or some[-1] >= MOST_SAMPLES:
+        span = range(int(low), int(high or low) + 1)
+        if not span or (numbers and span[0] <= numbers[-1]) or span[0] < 0 or span[-1] >= MOST_SAMPLES:
             raise ValueError(f"{text[:80]!r} are no ascending ranges")
-        numbers.extend(some)
+        numbers.extend(span)
     return numbers
 
 
@@ -245,8 +245,8 @@ class Unit:
     @property
     def expected(self) -> int | None:
         """Number of samples that become rows or failures, or None where only reading the source tells."""
-        wanted = self.wanted
-        return self.samples if wanted is None else len(wanted)
+        ordinals = self.wanted
+        return self.samples if ordinals is None else len(ordinals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -225,8 +225,8 @@ class Skips:
                 self._unnamed += 1
                 return
             unnamed, self._unnamed = self._unnamed, 0
-        others = {"others_unnamed": unnamed} if unnamed else {}
-        self._log.warning("malformed_skipped", what=what, key=key[:200], why=error, **others)
+        extra = {"others_unnamed": unnamed} if unnamed else {}
+        self._log.warning("malformed_skipped", what=what, key=key[:200], why=error, **extra)
 
     def counts(self) -> dict[str, int]:
         """Noun -> number of skipped items since the start of this process."""
@@ -254,14 +254,14 @@ def skip_counts() -> dict[str, int]:
 
 def read_each(form: type[T], raw: Mapping[bytes, bytes], *, what: str) -> dict[str, T]:
     """The values of a hash of the broker whose fields are JSON; malformed ones are skipped."""
-    found: dict[str, T] = {}
+    values: dict[str, T] = {}
     for name, text in raw.items():
         try:
             key = convert(ShortText, read_text(name, what=f"name of a {what}"), what=f"name of a {what}")
-            found[key] = read(form, text, what=what)
+            values[key] = read(form, text, what=what)
         except MalformedError as error:
             skipped(what, name, error)
-    return found
+    return values
 
 
 def python_value(value: Any) -> Any:

@@ -53,12 +53,12 @@ class BrokerAddress:
         """Parse a URL; ValueError where it is none. "" gives an address without a scheme."""
         if not url:
             return cls(scheme="")
-        scheme, found = urlsplit(url).scheme, parse_url(url)  # type: ignore[no-untyped-call]
-        user = str(found.get("username", ""))
+        scheme, options = urlsplit(url).scheme, parse_url(url)  # type: ignore[no-untyped-call]
+        user = str(options.get("username", ""))
         if scheme == "unix":
             return cls(scheme=scheme, user=user)
-        host, port = str(found.get("host", "localhost")), int(found.get("port", PORT))
-        own = any(name.startswith("ssl_") for name in found)
+        host, port = str(options.get("host", "localhost")), int(options.get("port", PORT))
+        own = any(name.startswith("ssl_") for name in options)
         is_secure = scheme == "rediss"
         return cls(
             scheme=scheme,
@@ -66,7 +66,7 @@ class BrokerAddress:
             host=host,
             port=port,
             checked=is_secure and not own,
-            unchecked_by=_unchecked_by(found) if is_secure else "",
+            unchecked_by=_unchecked_by(options) if is_secure else "",
         )
 
     def options(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class BrokerAddress:
             )
 
 
-def _unchecked_by(found: Mapping[str, Any]) -> str:
-    if str(found.get("ssl_cert_reqs", "")).lower() == "none":
+def _unchecked_by(options: Mapping[str, Any]) -> str:
+    if str(options.get("ssl_cert_reqs", "")).lower() == "none":
         return "ssl_cert_reqs=none"
-    return "ssl_check_hostname=false" if found.get("ssl_check_hostname") is False else ""
+    return "ssl_check_hostname=false" if options.get("ssl_check_hostname") is False else ""

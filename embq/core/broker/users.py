@@ -194,8 +194,8 @@ LOADING = ("writer", "admin")
 
 def role_of(user: str) -> str:
     """The role of a user by its name; "" where that is none of ours."""
-    found = _NAME.fullmatch(user)
-    return found[1] if found is not None and found[1] in ROLES else ""
+    match = _NAME.fullmatch(user)
+    return match[1] if match is not None and match[1] in ROLES else ""
 
 
 def acl_line(user: str, digests: Sequence[str]) -> str:
@@ -309,9 +309,9 @@ PERMISSIONS = {
 """Name -> permission, in the order of the data path."""
 
 
-def refusals(client: redis.Redis, asked: Sequence[Permission]) -> list[Permission]:
+def refusals(client: redis.Redis, needed: Sequence[Permission]) -> list[Permission]:
     """The permissions that the broker refuses to this connection's user. No command is executed."""
-    return [one for one in asked if not all(_is_allowed(client, command.split()) for command in one.commands)]
+    return [rule for rule in needed if not all(_is_allowed(client, command.split()) for command in rule.commands)]
 
 
 def _is_allowed(client: redis.Redis, command: Sequence[str]) -> bool:

@@ -112,12 +112,12 @@ def groups_within(rows: Sequence[int], start: int, stop: int | None) -> Iterator
 
     All groups are given where all rows are wanted, also those without any.
     """
-    before = 0
+    group_start = 0
     for number, count in enumerate(rows):
-        first, last = max(start - before, 0), count if stop is None else min(stop - before, count)
+        first, last = max(start - group_start, 0), count if stop is None else min(stop - group_start, count)
         if first < last or (start == 0 and stop is None):
             yield number, first, last
-        before += count
+        group_start += count
 
 
 def vectors(table: pa.Table, column: str = "embedding") -> np.ndarray:

@@ -80,11 +80,11 @@ def read_rows(dataset: Any, start: int, stop: int) -> np.ndarray:
     most = LARGE_BYTES if dataset.is_virtual else dataset.file.id.get_filesize()  # of another file's texts
     # Lengths show only when texts are read, and no text is longer than the file.
     at_once = max(TEXT_ROWS, LARGE_BYTES // 16 // most)
-    pieces, found = [], 0
+    pieces, text_bytes = [], 0
     for first in range(start, stop, at_once):
         pieces.append(dataset[first : min(first + at_once, stop)])
-        found += sum(map(len, pieces[-1]))
-        if found > most:
+        text_bytes += sum(map(len, pieces[-1]))
+        if text_bytes > most:
             raise ValueError(f"rows of {dataset.name} share their texts, and embq writes no such file")
     return np.concatenate(pieces)
 
@@ -104,7 +104,7 @@ class Hdf5Part:
             attributes = self._file.attrs
             # A list may be one text many times.
             notes = {
-                one: str(attributes[one]) for one in attributes if one != COLUMNS and not attributes.get_id(one).shape
+                key: str(attributes[key]) for key in attributes if key != COLUMNS and not attributes.get_id(key).shape
             }
             self.schema = pa.schema([self._field(column) for column in self._columns.values()], notes)
             self._nul = {name: self._nul_of(column) for name, column in self._columns.items()}
@@ -149,8 +149,8 @@ class Hdf5Part:
         """See `embq.core.formats.base.PartFile`."""
         schema = pa.schema([self.schema.field(name) for name in columns], self.schema.metadata)
         end = self.rows if stop is None else min(stop, self.rows)
-        vectors = [one for one in (self._dataset(self._columns[name].path) for name in columns) if one.ndim == 2]
-        widest = max((one.dtype.itemsize * one.shape[1] for one in vectors), default=1)
+        vectors = [array for array in (self._dataset(self._columns[name].path) for name in columns) if array.ndim == 2]
+        widest = max((array.dtype.itemsize * array.shape[1] for array in vectors), default=1)
         at_once = min(READ_ROWS, max(1, LARGE_BYTES // max(1, widest)))
         for first in range(start, end, at_once):
             last = min(first + at_once, end)
@@ -253,8 +253,8 @@ def _write_column(file: Any, column: H5Column, table: pa.Table) -> None:
         if column.name == "unit_id":
             values = _repeated(array, dataset.dtype)
         elif pa.types.is_string(type_):
-            array, found = without_nul(array.fill_null(""), start)
-            nul += found
+            array, positions = without_nul(array.fill_null(""), start)
+            nul += positions
             values = array.to_numpy(zero_copy_only=False)
         else:
             values = array.fill_null(np.zeros((), dataset.dtype).item()).to_numpy(zero_copy_only=False)
@@ -287,13 +287,13 @@ def without_nul(strings: pa.Array, start: int) -> tuple[pa.Array, list[tuple[int
     if not pc.any(with_nul).as_py():
         return strings, []
     texts = strings.to_pylist()
-    found = [
+    positions = [
         (start + row, position)
         for row in np.flatnonzero(with_nul.to_numpy(zero_copy_only=False)).tolist()
         for position, character in enumerate(texts[row])
         if character == "\0"
     ]
-    return pa.array([text.replace("\0", REPLACEMENT) for text in texts], pa.string()), found
+    return pa.array([text.replace("\0", REPLACEMENT) for text in texts], pa.string()), positions
 
 
 def _numbered(pieces: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:

@@ -117,12 +117,12 @@ class _Views:
     def most_bytes(self, parts: int) -> int:
         """Upper bound of the bytes that `write` needs."""
         return VIEW_BYTES * len(self._layouts) * (parts + 16) + sum(
-            a.nbytes for found in self._nul.values() for a in found
+            a.nbytes for arrays in self._nul.values() for a in arrays
         )
 
     def write(self, joined: Any) -> None:
         """Write all views into an open file. A part without a record of nulls has none."""
         for path, layout in self._layouts.items():
             joined.create_virtual_dataset(path, layout, fillvalue=True if path.startswith(f"{VALID}/") else None)
-        for path, found in self._nul.items():
-            joined.create_dataset(path, data=np.concatenate(found))
+        for path, arrays in self._nul.items():
+            joined.create_dataset(path, data=np.concatenate(arrays))

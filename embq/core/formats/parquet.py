@@ -43,16 +43,16 @@ class ParquetPart:
 
     def __init__(self, path: Place) -> None:
         source, buffer = opened(path), BUFFER_BYTES if isinstance(path, Path) else 0
-        told = pq.ParquetFile(source)
-        footer = told.metadata
+        peek = pq.ParquetFile(source)
+        footer = peek.metadata
         groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
         repeated = {name for group in groups for name in _repeated(group)}
-        texts = [field.name for field in told.schema_arrow if pa.types.is_string(field.type) and field.name in repeated]
+        texts = [field.name for field in peek.schema_arrow if pa.types.is_string(field.type) and field.name in repeated]
         self._file = pq.ParquetFile(source, metadata=footer, buffer_size=buffer, read_dictionary=texts)
         self.rows = int(footer.num_rows)
-        self.schema: pa.Schema = told.schema_arrow
+        self.schema: pa.Schema = peek.schema_arrow
         large = [group for group in groups if group.total_byte_size > LARGE_BYTES]
-        self._most_rows = min((max(1, LARGE_BYTES * one.num_rows // one.total_byte_size) for one in large), default=0)
+        self._most_rows = min((max(1, LARGE_BYTES * big.num_rows // big.total_byte_size) for big in large), default=0)
 
     def tables(self, columns: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[pa.Table]:
         """See `embq.core.formats.base.PartFile`."""
@@ -61,7 +61,7 @@ class ParquetPart:
                 yield self._decoded(self._file.read_row_group(group, columns=list(columns)), columns)
             return
         fields = [self.schema.field(name) for name in columns]
-        width = sum(one.type.list_size for one in fields if pa.types.is_fixed_size_list(one.type))
+        width = sum(field.type.list_size for field in fields if pa.types.is_fixed_size_list(field.type))
         rows = batch_rows(width)
         for piece in rows_within(self._file, columns, start, stop, min(rows, self._most_rows or rows)):
             yield self._decoded(piece, columns)
@@ -72,22 +72,22 @@ class ParquetPart:
         if not chunks:
             return table.select(list(columns))
         lengths = (pc.binary_length(chunk.dictionary).take(chunk.indices) for chunk in chunks)
-        if sum(pc.sum(one).as_py() or 0 for one in lengths) > LARGE_BYTES:
+        if sum(pc.sum(length).as_py() or 0 for length in lengths) > LARGE_BYTES:
             raise ValueError(f"{table.num_rows} rows of it would have more than {LARGE_BYTES} bytes of repeated texts")
         schema = pa.schema([self.schema.field(name) for name in columns], table.schema.metadata)
         return table.select(list(columns)).cast(schema)
 
     def ids(self) -> list[tuple[int, tuple[int, int]]]:
         """See `embq.core.formats.base.PartFile`."""
-        found, footer = [], self._file.metadata
+        id_ranges, footer = [], self._file.metadata
         for number in range(footer.num_row_groups):
             group = footer.row_group(number)
             columns = (group.column(i) for i in range(group.num_columns))
             ids = next((column.statistics for column in columns if column.path_in_schema == "id"), None)
             if ids is None or not ids.has_min_max:
                 return []
-            found.append((group.num_rows, (ids.min, ids.max)))
-        return found
+            id_ranges.append((group.num_rows, (ids.min, ids.max)))
+        return id_ranges
 
     def close(self) -> None:
         """See `embq.core.formats.base.PartFile`."""
@@ -141,7 +141,7 @@ def unit_of_parquet(file: IO[bytes], names: Sequence[str], most_rows: int) -> tu
     parquet = pq.ParquetFile(file)
     # Vectors are not compressed, so a small file cannot hold many: other columns may become many times as large.
     lists = [field.type for field in parquet.schema_arrow if pa.types.is_fixed_size_list(field.type)]
-    row_bytes = max(1, sum(one.list_size * one.value_type.bit_width // 8 for one in lists))
+    row_bytes = max(1, sum(list_type.list_size * list_type.value_type.bit_width // 8 for list_type in lists))
     if (rows := parquet.metadata.num_rows) > min(most_rows, file.seek(0, os.SEEK_END) // row_bytes):
         raise ValueError(f"it has {rows} rows, and {most_rows} were announced, or more than its size can hold")
     return parquet.schema_arrow, parquet.read(columns=list(names), use_threads=False)
@@ -192,15 +192,15 @@ def write_table(table: pa.Table, file: HashingFile, options: Mapping[str, Any]) 
 def encoding(schema: pa.Schema) -> dict[str, Any]:
     """Options of `pyarrow.parquet.write_table`: embeddings plain, because they do not compress; the rest with zstd."""
     embeddings = {field.name for field in schema if pa.types.is_fixed_size_list(field.type)}
-    others = [field.name for field in schema if field.name not in embeddings]
+    other_columns = [field.name for field in schema if field.name not in embeddings]
     return {
         "row_group_size": ROW_GROUP_ROWS,
         "compression": {
-            **dict.fromkeys(others, "zstd"),
+            **dict.fromkeys(other_columns, "zstd"),
             **{f"{name}.list.element": "none" for name in embeddings},
         },
-        "use_dictionary": [name for name in others if name in ("unit_id", "code")],
-        "write_statistics": others,
+        "use_dictionary": [name for name in other_columns if name in ("unit_id", "code")],
+        "write_statistics": other_columns,
     }
 
 

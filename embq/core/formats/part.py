@@ -58,10 +58,10 @@ class Cursor:
 
     def rest(self) -> int:
         """Number of rows that are left; consumes them."""
-        left: int = 0 if self._table is None else self._table.num_rows
+        rows: int = 0 if self._table is None else self._table.num_rows
         for table in self._tables:
-            left += table.num_rows
-        return left
+            rows += table.num_rows
+        return rows
 
 
 class Part:
@@ -110,24 +110,24 @@ class Part:
         read = [self.schema.field(name) for name in names]
         if odd := [f"{field.name} ({field.type})" for field in read if not _is_plain(field.type)]:
             raise ValueError(f"embq writes no such columns: {', '.join(odd)[:200]}")
-        wanted = [[name for name in names if name in opened.schema.names] for _, opened in self._files]
-        (_, first), *others = self._files
+        file_columns = [[name for name in names if name in opened.schema.names] for _, opened in self._files]
+        (_, first), *other_files = self._files
         beside = [
             Cursor(opened.tables(mine, start, stop))
-            for (_, opened), mine in zip(others, wanted[1:], strict=True)
+            for (_, opened), mine in zip(other_files, file_columns[1:], strict=True)
             if mine
         ]
         next_id = self._first_id + start
-        for table in first.tables(wanted[0], start, stop):
+        for table in first.tables(file_columns[0], start, stop):
             merged = dict(zip(table.column_names, table.columns, strict=True))
             if self._first_id >= 0:
                 merged["id"] = pa.array(np.arange(next_id, next_id + table.num_rows, dtype=np.int64))
                 next_id += table.num_rows
             for cursor in beside:
-                more = cursor.take(table.num_rows)
-                if more.num_rows != table.num_rows:
+                piece = cursor.take(table.num_rows)
+                if piece.num_rows != table.num_rows:
                     raise ValueError("its files do not have the same number of rows")
-                merged |= dict(zip(more.column_names, more.columns, strict=True))
+                merged |= dict(zip(piece.column_names, piece.columns, strict=True))
             schema = pa.schema(read, self.schema.metadata)
             yield pa.Table.from_arrays([merged[name] for name in names], schema=schema)
 
@@ -167,8 +167,8 @@ def opened(root: Place, files: Sequence[CommittedFile]) -> Iterator[Part]:
             f"{path} cannot be read: {error}", next_step="restore it from a backup", code="part_damaged"
         ) from error
     finally:
-        for _, one in open_files:
-            one.close()
+        for _, part_file in open_files:
+            part_file.close()
         copies.close()
 
 
@@ -230,19 +230,19 @@ def write_unit(format_: str, table: pa.Table, file: HashingFile, notes: Mapping[
         write_batches(noted, file)
 
 
-def read_unit(format_: str, file: IO[bytes], wanted: pa.Schema, *, most_rows: int) -> tuple[pa.Schema, pa.Table]:
+def read_unit(format_: str, file: IO[bytes], expected: pa.Schema, *, most_rows: int) -> tuple[pa.Schema, pa.Table]:
     """The schema of a part of one unit, and the columns of it that tell which samples its rows are.
 
     Args:
         file: an open part in one of `UNIT_FORMATS`, as `write_unit` makes it.
-        wanted: its schema; lengths of vectors are not compared.
+        expected: its schema; lengths of vectors are not compared.
         most_rows: columns are not read where it has more.
 
     Raises one of `FORMAT_ERRORS` where the file is damaged, has other columns, or more rows.
     """
-    names = [name for name in SAMPLE_COLUMNS if name in wanted.names]
+    names = [name for name in SAMPLE_COLUMNS if name in expected.names]
     schema, table = (unit_of_parquet if format_ == "parquet" else unit_of_arrow)(file, names, most_rows)
-    if differing := unlike(schema.remove_metadata(), wanted):
+    if differing := unlike(schema.remove_metadata(), expected):
         raise ValueError(f"its columns are not those of the run: {', '.join(differing)[:200]}")
     table.validate(full=True)
     if any(table[name].null_count for name in names):

@@ -30,19 +30,19 @@ def cores(cgroup: Path = CGROUP, own: Path = OWN_GROUPS) -> int:
 def control_groups(controller: str, cgroup: Path, own: Path) -> list[Path]:
     """Folders of the groups that limit this process: in a container its root, elsewhere its own group (Slurm, systemd)
     and all above it. A group outside of the process's namespace has ".." in its path, and no folder."""
-    found = [cgroup, cgroup / controller]
+    folders = [cgroup, cgroup / controller]
     try:
         lines = own.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return found
+        return folders
     for line in lines:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         parts = Path(path).parts[1:]  # none for "/", whose folder is there already
         if ".." not in parts and controller in (controllers or controller).split(","):
             base = cgroup / controller if controllers else cgroup
-            found += [base.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
-    return found
+            folders += [base.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
+    return folders
 
 
 def _quota(folder: Path) -> float | None:
@@ -68,8 +68,8 @@ def cpu_field(names: str) -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    found = re.search(rf"^(?:{names})\s*: (.*)$", text, re.MULTILINE)
-    return found.group(1).strip() if found else ""
+    match = re.search(rf"^(?:{names})\s*: (.*)$", text, re.MULTILINE)
+    return match.group(1).strip() if match else ""
 
 
 def limit_memory(memory_bytes: int, cpu_s: int) -> None:
@@ -108,17 +108,17 @@ _processes = 1
 def open_files() -> float:
     """The most files that this process may open, after raising that to `FILES` where the hard limit lets it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard < 0 else min(FILES, hard)
-    if 0 <= soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return math.inf if soft < 0 else max(soft, wanted)
+    target = FILES if hard < 0 else min(FILES, hard)
+    if 0 <= soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+    return math.inf if soft < 0 else max(soft, target)
 
 
 def check_open_files() -> None:
     """Raise ExhaustedError where this process and its children may open too few files for a run."""
     if (most := open_files()) < LEAST_FILES:
-        told = f"a process may open {most:.0f} files here, and a run needs {LEAST_FILES}"
-        raise ExhaustedError(told, next_step=_MORE_FILES)
+        problem = f"a process may open {most:.0f} files here, and a run needs {LEAST_FILES}"
+        raise ExhaustedError(problem, next_step=_MORE_FILES)
 
 
 _MORE_FILES = (

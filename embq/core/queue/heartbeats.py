@@ -97,7 +97,7 @@ class Heartbeats(Generic[T]):
 
     def reports(self, client: redis.Redis, names: Iterable[str]) -> dict[str, T]:
         """The reports that are kept of some names; what is no report of that name is skipped."""
-        found = {}
+        reports = {}
         for name, text in self._texts(client, names).items():
             if text is None:
                 continue
@@ -105,17 +105,17 @@ class Heartbeats(Generic[T]):
                 report = wire.read_part(self._form, text, what=self._what)
                 if self._name_of(report) != name:
                     raise wire.malformed(self._what, f"it is of another name, {self._name_of(report)}")
-                found[name] = report
+                reports[name] = report
             except MalformedError as error:
                 wire.skipped(self._what, name, error)
-        return found
+        return reports
 
     def forget_silent(self, client: redis.Redis) -> None:
         """Remove the names without a report, and members of the set that are no names."""
         texts = self._texts(client, self._listed(client)[1])
         members = cast("list[bytes]", client.zrange(self._members, 0, -1))
-        if gone := [one for one in members if not _NAME.fullmatch(one) or texts.get(one.decode(), b"") is None]:
-            client.zrem(self._members, *gone)
+        if stale := [name for name in members if not _NAME.fullmatch(name) or texts.get(name.decode(), b"") is None]:
+            client.zrem(self._members, *stale)
 
     def sign_off(self, client: redis.Redis, name: str) -> None:
         """Forget a process that has ended."""
@@ -281,10 +281,10 @@ def kept_rates(client: redis.Redis) -> dict[bytes, bytes]:
     return cast("dict[bytes, bytes]", client.hgetall(RATES))
 
 
-def rates_of(model: ModelConfig, kept: Mapping[bytes, bytes]) -> list[Rate]:
+def rates_of(model: ModelConfig, rates: Mapping[bytes, bytes]) -> list[Rate]:
     """The measured speeds of a model among all of `kept_rates`."""
     prefix = f"{model.queue_key} ".encode()
-    ours = {field: text for field, text in sorted(kept.items()) if field.startswith(prefix)}
+    ours = {field: text for field, text in sorted(rates.items()) if field.startswith(prefix)}
     return list(wire.read_each(Rate, ours, what="measured rate").values())
 
 
@@ -400,30 +400,30 @@ def services(client: redis.Redis, *, role: str = "") -> list[Heard]:
         role: of who asks. The many that are no `KEEPERS` are shown the keepers alone; "" shows all.
     """
     is_kept = re.compile(rf"\.(?:{'|'.join(KEEPERS)})\.").search
-    wanted = bool if role in ("", *KEEPERS) else lambda name: is_kept(name) is not None
-    heard = [
+    is_shown = bool if role in ("", *KEEPERS) else lambda name: is_kept(name) is not None
+    reports = [
         Heard(service=service, last_ms=last_ms, silent_s=round(age_s, 1))
-        for service, last_ms, age_s in SERVICE_REPORTS.heard(client, of=wanted)
+        for service, last_ms, age_s in SERVICE_REPORTS.heard(client, of=is_shown)
     ]
-    return sorted(heard, key=_order)
+    return sorted(reports, key=_order)
 
 
-def _order(heard: Heard) -> tuple[int, str, str]:
-    service = heard.service
+def _order(report: Heard) -> tuple[int, str, str]:
+    service = report.service
     return (ROLES.index(service.role) if service.role in ROLES else len(ROLES), service.host, service.name)
 
 
-def competing_services(heard: Iterable[Heard]) -> list[tuple[Service, Service]]:
+def competing_services(reports: Iterable[Heard]) -> list[tuple[Service, Service]]:
     """Pairs of producers, and of writers, that serve the same runs at the same time."""
     alike: dict[tuple[str, str], list[Heard]] = defaultdict(list)
-    for one in heard:
-        if one.service.role in KEEPERS:
-            alike[one.service.role, one.service.run].append(one)
+    for report in reports:
+        if report.service.role in KEEPERS:
+            alike[report.service.role, report.service.run].append(report)
     return [
-        (one.service, other.service)
-        for some in alike.values()
-        for one, other in combinations(some, 2)
-        if one.is_beside(other)
+        (first.service, other.service)
+        for group in alike.values()
+        for first, other in combinations(group, 2)
+        if first.is_beside(other)
     ]
 
 

@@ -204,7 +204,7 @@ def pop(queue: Queue, most: int, *, run: str = "", wait_s: float = 0.0) -> list[
         return []
     client = queue.connection
     popped = _popped_of(queue, run, most) if run else _popped(queue, most, wait_s)
-    found = []
+    jobs = []
     with client.pipeline(transaction=False) as pipe:
         for job_id in popped:
             pipe.hgetall(HintJob.key_for(job_id))
@@ -212,8 +212,8 @@ def pop(queue: Queue, most: int, *, run: str = "", wait_s: float = 0.0) -> list[
             job = HintJob(job_id, connection=client, serializer=JSONSerializer)
             with suppress(NoSuchJobError):
                 job.restore(raw_data)
-                found.append(job)
-    return found
+                jobs.append(job)
+    return jobs
 
 
 def _popped(queue: Queue, most: int, wait_s: float) -> list[str]:
@@ -232,16 +232,16 @@ def _popped_of(queue: Queue, run: str, most: int) -> list[str]:
     """Ids of popped hints of one run; those of others stay where they are."""
     client = queue.connection
     for last in (FRONT - 1, -1):
-        wanted = [one for one in _ids(client.lrange(queue.key, 0, last)) if one.startswith(f"{run}-")][:most]
-        if wanted:
+        job_ids = [hint for hint in _ids(client.lrange(queue.key, 0, last)) if hint.startswith(f"{run}-")][:most]
+        if job_ids:
             break
     with client.pipeline(transaction=False) as pipe:
-        for job_id in wanted:
+        for job_id in job_ids:
             pipe.lpush(queue.intermediate_queue.key, job_id)
             pipe.lrem(queue.key, 1, job_id)
-        answers = pipe.execute() if wanted else []
+        answers = pipe.execute() if job_ids else []
     # Of two processes that remove a hint one does.
-    return [job_id for job_id, removed in zip(wanted, answers[1::2], strict=True) if removed]
+    return [job_id for job_id, removed in zip(job_ids, answers[1::2], strict=True) if removed]
 
 
 def put_back(queue: Queue, job_ids: Sequence[str]) -> None:
@@ -314,13 +314,13 @@ def sweep(client: redis.Redis, queue: Queue) -> int:
 
 def _ids(listed: Iterable[bytes | str]) -> list[str]:
     """Ids of jobs; a malformed one is skipped, and left to `sweep` once it is popped."""
-    found = []
+    ids = []
     for raw in cast("Iterable[bytes]", listed):
         if _ID.fullmatch(raw):
-            found.append(raw.decode())
+            ids.append(raw.decode())
         else:
             wire.skipped("id of a hint", raw[:200], "it holds other signs, or is too long")
-    return found
+    return ids
 
 
 _ID = re.compile(rb"[A-Za-z0-9_-]{1,200}")

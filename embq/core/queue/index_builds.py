@@ -86,21 +86,21 @@ def announce(client: redis.Redis, stage: IndexStage) -> None:
 
 def announced(client: redis.Redis) -> list[IndexStage]:
     """The builds that have a conductor."""
-    return [stage for _, _, stage, renewed in _found(client) if renewed]
+    return [stage for _, _, stage, renewed in _builds(client) if renewed]
 
 
 def forget_abandoned(client: redis.Redis, *, scripts: Mapping[str, Script]) -> None:
     """Remove the records, runs and hints of builds whose conductor is gone."""
-    for queue_key, text, stage, renewed in _found(client):
+    for queue_key, text, stage, renewed in _builds(client):
         if not renewed:
             _forget(client, queue_key, text, stage, scripts)
 
 
-def _found(client: redis.Redis) -> Iterator[tuple[str, bytes, IndexStage, bool]]:
+def _builds(client: redis.Redis) -> Iterator[tuple[str, bytes, IndexStage, bool]]:
     """(queue key, record, its stage, whether a conductor renewed it recently) of each build of this version."""
-    found = cast("dict[bytes, bytes]", client.hgetall(INDEXING))
-    now = now_ms(client) if found else 0
-    for key, text in found.items():
+    records = cast("dict[bytes, bytes]", client.hgetall(INDEXING))
+    now = now_ms(client) if records else 0
+    for key, text in records.items():
         try:
             stage = IndexStage.from_json(text)
             if stage is None:
@@ -115,7 +115,7 @@ def _found(client: redis.Redis) -> Iterator[tuple[str, bytes, IndexStage, bool]]
 
 def withdraw(client: redis.Redis, build: IndexBuild, *, scripts: Mapping[str, Script]) -> None:
     """Remove a build, the run of its stage, and its hints."""
-    for queue_key, text, stage, _ in _found(client):
+    for queue_key, text, stage, _ in _builds(client):
         if queue_key == build.queue_key:
             _forget(client, queue_key, text, stage, scripts)
 

@@ -112,13 +112,13 @@ class Ledger:
         For the writer: other users with the right to write there may have written anything.
         """
         raw = cast("dict[bytes, bytes]", self.client.hgetall(self.keys[0]))
-        there = {_text(name): _text(value) for name, value in raw.items()}
-        wanted = read_meta(raw)
-        if int(wanted.get("cursor", 0)) > int(fields.get("total", 0)):
-            wanted["cursor"] = "0"
-        wanted |= {name: str(value) for name, value in fields.items()}
-        wrong = {name: value for name, value in wanted.items() if there.get(name) != value}
-        if wrong and "gen" in there:
+        current = {_text(name): _text(value) for name, value in raw.items()}
+        corrected = read_meta(raw)
+        if int(corrected.get("cursor", 0)) > int(fields.get("total", 0)):
+            corrected["cursor"] = "0"
+        corrected |= {name: str(value) for name, value in fields.items()}
+        wrong = {name: value for name, value in corrected.items() if current.get(name) != value}
+        if wrong and "gen" in current:
             self.client.hset(self.keys[0], mapping=cast("Any", wrong))
         return sorted(wrong)
 
@@ -130,7 +130,7 @@ class Ledger:
         Args:
             units: how many the run has.
         """
-        sent, others = [], []
+        sent, invalid = [], []
         for entry in entries:
             try:
                 sender = read_fields(Sender, entry)
@@ -140,15 +140,15 @@ class Ledger:
             except MalformedError as error:
                 if entry.fields:  # an entry without fields was deleted
                     skipped("result", f"{self.run} {entry.id}", error)
-                others.append(entry)
+                invalid.append(entry)
         if not sent:
-            return [], others
+            return [], invalid
         names = [str(sender.u) for _, sender in sent]
-        found = cast("list[bytes | None]", self.client.hmget(self.keys[RUN_PARTS.index("pub")], names))
-        published = [_text(one) for one in found]
+        values = cast("list[bytes | None]", self.client.hmget(self.keys[RUN_PARTS.index("pub")], names))
+        published = [_text(value) for value in values]
         return [
-            (entry, by, f"{by.token} {entry.id}" == one) for (entry, by), one in zip(sent, published, strict=True)
-        ], others
+            (entry, by, f"{by.token} {entry.id}" == value) for (entry, by), value in zip(sent, published, strict=True)
+        ], invalid
 
     def note_unleased(self, sender: Sender) -> None:
         """Log that a result is dropped because its sender does not hold the unit."""
@@ -208,8 +208,8 @@ class Ledger:
             outlook: token -> seconds until the holder ends the unit, below 0 where it is late, and its size in units of
                 the usual size. An idle worker that would end it sooner may help.
         """
-        told = {token: (round(left_s * 1000), round(size * 100)) for token, (left_s, size) in (outlook or {}).items()}
-        each = [part for u, token in held for part in (u, token, *told.get(token, ("", "")))]
+        scaled = {token: (round(left_s * 1000), round(size * 100)) for token, (left_s, size) in (outlook or {}).items()}
+        each = [part for u, token in held for part in (u, token, *scaled.get(token, ("", "")))]
         state, *lost = self._call("beat", gen, int(lease_s * 1000), *each)
         return _text(state), {_text(token) for token in lost}
 
@@ -325,11 +325,11 @@ class Ledger:
             tokens: of the committed units.
             tokens_left: estimate for the other units; None where unknown.
         """
-        left = "" if tokens_left is None else tokens_left
+        estimate = "" if tokens_left is None else tokens_left
         count = 0
         for start in range(0, len(pairs), 500) or (0,):
             chunk = [part for receipt, u in pairs[start : start + 500] for part in (receipt, "" if u is None else u)]
-            count = int(self._call("commit", rows, failures, quarantined, number, truncated, tokens, left, *chunk))
+            count = int(self._call("commit", rows, failures, quarantined, number, truncated, tokens, estimate, *chunk))
         return count
 
     def reject(self, receipt: str, u: int, token: str, code: str, message: str) -> None:

@@ -57,9 +57,9 @@ class OutageDetector:
     @contextmanager
     def answered(self) -> Iterator[None]:
         """Count an outage where the block takes that long."""
-        asked = self._clock()
+        start = self._clock()
         yield
-        if self._clock() - asked > self.outage_s:
+        if self._clock() - start > self.outage_s:
             self._since = self._clock()
 
     def reap_at(self) -> int:

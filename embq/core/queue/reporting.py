@@ -73,9 +73,9 @@ class FleetWarnings:
         if abs(ahead_s) > CLOCK_OFFSET_S and self._first("clock"):
             self._log.warning("clock_differs", ahead_s=round(ahead_s, 1), next=CLOCK_NEXT)
 
-    def others(self, own: Service, heard: list[Heard]) -> None:
+    def others(self, own: Service, peers: list[Heard]) -> None:
         """Check the services that report."""
-        for other in [one.service for one in heard if one.service.name != own.name and one.last_ms > own.began_ms]:
+        for other in [peer.service for peer in peers if peer.service.name != own.name and peer.last_ms > own.began_ms]:
             same = (other.version, other.protocol) == (own.version, own.protocol)
             if not same and self._first("versions", other.role, other.host, other.speaks):
                 self._log.warning(
@@ -85,7 +85,7 @@ class FleetWarnings:
                     ours=own.speaks,
                     next=versions_next(own, other),
                 )
-        for pair in competing_services(heard):
+        for pair in competing_services(peers):
             hosts = hosts_of(pair)
             if own.name in [service.name for service in pair] and self._first("two", hosts):
                 self._log.warning("two_of_a_kind", role=own.role, hosts=hosts, next=TWO_NEXT[own.role])
@@ -134,9 +134,9 @@ def this_service(role: str, *, version: str, run: str = "", metrics: str = "") -
 
 def clock_ahead_s(client: redis.Redis) -> float:
     """Seconds by which the clock of this machine is ahead of the broker's."""
-    before = time.time()
+    start = time.time()
     seconds, micros = client.time()
-    return (before + time.time()) / 2 - float(seconds) - float(micros) / 1e6
+    return (start + time.time()) / 2 - float(seconds) - float(micros) / 1e6
 
 
 class Reporter(threading.Thread):

@@ -177,9 +177,9 @@ class ResultStream:
     def unacknowledged(self) -> int:
         """Entries that were delivered to the one consumer and are not acknowledged."""
         try:
-            found = self._client.xpending(self._key, GROUP)
+            pending = self._client.xpending(self._key, GROUP)
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
             return 0
-        return int(found["pending"])
+        return int(pending["pending"])

@@ -118,7 +118,7 @@ def restore_active(client: redis.Redis) -> None:
     Its cost grows with the runs that have ended; so it is for one service, and now and then.
     """
     runs = [run.decode() for run in cast("list[bytes]", client.hkeys(RUNS)) if _RUN_ID.fullmatch(run)]
-    if missing := [run for run, one in zip(runs, backlogs(client, runs), strict=True) if one.state != RunState.DONE]:
+    if missing := [run for run, work in zip(runs, backlogs(client, runs), strict=True) if work.state != RunState.DONE]:
         client.sadd(ACTIVE, *missing)
 
 
@@ -144,7 +144,7 @@ def over(client: redis.Redis, runs: Iterable[str]) -> set[str]:
     with client.pipeline(transaction=False) as pipe:
         for run in listed:
             pipe.hget(run_key(run, "meta"), "last_commit_ms")
-        return {run for run, seen in zip(listed, pipe.execute(), strict=True) if seen}
+        return {run for run, last_commit in zip(listed, pipe.execute(), strict=True) if last_commit}
 
 
 def active(client: redis.Redis) -> dict[str, RunRecord]:
@@ -167,16 +167,16 @@ def registered(client: redis.Redis) -> dict[str, RunRecord]:
 
 def records_of(raw: Mapping[bytes, bytes]) -> dict[str, RunRecord]:
     """The records in the hash of runs, by id; malformed ones are skipped."""
-    found = {}
+    records = {}
     for run, text in raw.items():
         try:
             if (record := _record(text)) is not None:
                 if record.run.encode() != run:
                     raise wire.malformed(RECORD, f"it stands under another id than its own, {record.run}")
-                found[record.run] = record
+                records[record.run] = record
         except MalformedError as error:
             wire.skipped(RECORD, run, error)
-    return found
+    return records
 
 
 @lru_cache(maxsize=1_024)
@@ -201,16 +201,16 @@ class ForeignRun:
 
 def foreign_runs(client: redis.Redis) -> list[ForeignRun]:
     """The runs of other protocol versions; malformed records are skipped."""
-    found = []
+    runs = []
     for run, text in sorted(cast("dict[bytes, bytes]", client.hgetall(RUNS)).items()):
         try:
             if wire.read_version(text, keys.VERSION, what="run record") is None:
                 foreign = wire.read(_Foreign, text, what="run record")
                 run_id = wire.convert(ShortText, wire.read_text(run, what="run record"), what="run record")
-                found.append(ForeignRun(run=run_id, output=foreign.output, protocol=str(foreign.v)))
+                runs.append(ForeignRun(run=run_id, output=foreign.output, protocol=str(foreign.v)))
         except MalformedError as error:
             wire.skipped("run record", run, error)
-    return found
+    return runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,4 +265,4 @@ def backlogs(client: redis.Redis, runs: Sequence[str]) -> list[Backlog]:
 
 def units_unclaimed(client: redis.Redis, runs: Iterable[str]) -> int:
     """Units of runs that are running which were never hinted; some of them may be done."""
-    return sum(one.unclaimed for one in backlogs(client, list(runs)) if one.state == RunState.RUNNING)
+    return sum(backlog.unclaimed for backlog in backlogs(client, list(runs)) if backlog.state == RunState.RUNNING)

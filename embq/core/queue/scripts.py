@@ -112,8 +112,8 @@ class Loader:
             return 0
         self._looked = now
         try:
-            known = self._client.script_exists(*(script.sha for script in self._scripts))
-            missing = [script for script, there in zip(self._scripts, known, strict=True) if not there]
+            loaded = self._client.script_exists(*(script.sha for script in self._scripts))
+            missing = [script for script, is_loaded in zip(self._scripts, loaded, strict=True) if not is_loaded]
             for script in missing:
                 self._client.script_load(script.text)
         except NoPermissionError:

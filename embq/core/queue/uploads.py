@@ -152,24 +152,24 @@ def announce(client: redis.Redis, upload: Upload) -> None:
     if state(client, upload.name).end:
         client.delete(upload_key(upload.name, "state"))
     text = upload.to_json().encode()
-    first, *others = (text[start : start + ANNOUNCED_BYTES] for start in range(0, len(text), ANNOUNCED_BYTES))
-    for number, part in enumerate(others, 1):
+    first, *rest = (text[start : start + ANNOUNCED_BYTES] for start in range(0, len(text), ANNOUNCED_BYTES))
+    for number, part in enumerate(rest, 1):
         client.hset(UPLOADS, f"{upload.name}.{number}", part)
     client.hset(UPLOADS, upload.name, first)  # last: from now on it is announced
 
 
 def names(client: redis.Redis) -> list[str]:
     """The uploads that have not ended; what is no name of one is skipped."""
-    found = []
+    upload_names = []
     for raw in cast("list[bytes]", client.hkeys(UPLOADS)):
         if re.fullmatch(rb"[0-9a-f]{16}\.[1-9]", raw):
             continue  # the rest of an announcement
         try:
             text = wire.read_text(raw, what="name of an upload")
-            found.append(wire.convert(UploadName, text, what="name of an upload"))
+            upload_names.append(wire.convert(UploadName, text, what="name of an upload"))
         except MalformedError as error:
             wire.skipped("name of an upload", raw, error)
-    return found
+    return upload_names
 
 
 def announced(client: redis.Redis, name: str) -> Upload | None:
@@ -338,7 +338,7 @@ class UploadProgress:
 
 def in_progress(client: redis.Redis) -> list[UploadProgress]:
     """The uploads that have not ended; those of other versions, and malformed ones, are left out."""
-    found = []
+    uploads = []
     for name in names(client):
         try:
             upload = announced(client, name)
@@ -347,7 +347,7 @@ def in_progress(client: redis.Redis) -> list[UploadProgress]:
             continue
         if upload is not None:
             now, pieces = state(client, name), Pieces(upload.files)
-            found.append(
+            uploads.append(
                 UploadProgress(
                     name=name,
                     upload=upload,
@@ -357,7 +357,7 @@ def in_progress(client: redis.Redis) -> list[UploadProgress]:
                     why=now.why,
                 )
             )
-    return found
+    return uploads
 
 
 def drop_pieces(client: redis.Redis, name: str) -> None:

@@ -71,18 +71,18 @@ def mark(name: str) -> int:
 def keep_sum(client: redis.Redis, queue_key: str, reports: Iterable[tuple[BriefReport, float]], at_ms: int) -> None:
     """Sum up the reports of the workers of one model, each with its age in seconds, at a time of the broker."""
     speeds = sorted(
-        (one.unit_s, max(0.0, one.ahead_s - age_s), mark(one.name))
-        for one, age_s in reports
-        if one.unit_s is not None and one.ahead_s is not None and age_s <= SILENT_S
+        (report.unit_s, max(0.0, report.ahead_s - age_s), mark(report.name))
+        for report, age_s in reports
+        if report.unit_s is not None and report.ahead_s is not None and age_s <= SILENT_S
     )
     groups: list[Group] = []
     count = min(MOST_GROUPS, len(speeds))
     for at in range(count):
-        some = speeds[at * len(speeds) // count : (at + 1) * len(speeds) // count]
+        group = speeds[at * len(speeds) // count : (at + 1) * len(speeds) // count]
         # As fast together as they are.
-        unit_s = len(some) / sum(1 / one[0] for one in some)
-        ahead_s = sum(one[1] for one in some) / len(some)
-        groups.append((len(some), round(ahead_s, 3), float(f"{unit_s:.5g}"), some[0][2] if len(some) == 1 else 0))
+        unit_s = len(group) / sum(1 / speed[0] for speed in group)
+        ahead_s = sum(speed[1] for speed in group) / len(group)
+        groups.append((len(group), round(ahead_s, 3), float(f"{unit_s:.5g}"), group[0][2] if len(group) == 1 else 0))
     client.set(speeds_key(queue_key), wire.write(_Sum(at_ms=at_ms, groups=groups)), px=int(SILENT_S * 1000))
 
 
@@ -91,16 +91,16 @@ def others(text: bytes | None, now_ms: int, name: str) -> list[WorkerSpeed]:
     if text is None:
         return []
     try:
-        kept = wire.read_part(_Sum, text, what="sum of workers' speeds")
+        summary = wire.read_part(_Sum, text, what="sum of workers' speeds")
     except MalformedError as error:
         wire.skipped("sum of workers' speeds", "", error)
         return []
-    age_s = max(0.0, (now_ms - kept.at_ms) / 1000)
+    age_s = max(0.0, (now_ms - summary.at_ms) / 1000)
     if age_s > SILENT_S:
         return []
     own = mark(name)
     return [
         WorkerSpeed(ahead_s=max(0.0, ahead_s - age_s), unit_s=unit_s, workers=workers, mark=whose)
-        for workers, ahead_s, unit_s, whose in kept.groups
+        for workers, ahead_s, unit_s, whose in summary.groups
         if whose != own
     ]

@@ -66,15 +66,15 @@ def find_columns(texts: Iterable[str]) -> tuple[Column, ...]:
             kinds.setdefault(path, set()).add(_kind(value))
             counts[path] = counts.get(path, 0) + 1
     named: dict[str, Column] = {}
-    for path, seen in kinds.items():
+    for path, value_kinds in kinds.items():
         name = column_name(path)
         if name is not None:
-            named.setdefault(name.casefold(), Column(name=name, type=_type_of(seen), path=path))
-    found = list(named.values())
-    if len(found) > MOST_COLUMNS:
-        kept = {column.path for column in sorted(found, key=lambda one: -counts[one.path])[:MOST_COLUMNS]}
-        found = [column for column in found if column.path in kept]
-    return tuple(found)
+            named.setdefault(name.casefold(), Column(name=name, type=_type_of(value_kinds), path=path))
+    columns = list(named.values())
+    if len(columns) > MOST_COLUMNS:
+        frequent = {column.path for column in sorted(columns, key=lambda field: -counts[field.path])[:MOST_COLUMNS]}
+        columns = [column for column in columns if column.path in frequent]
+    return tuple(columns)
 
 
 def fields_of(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -148,8 +148,8 @@ def fill_columns(texts: Sequence[str | None], columns: tuple[Column, ...]) -> tu
             rest[row] = rest[row - 1]
             continue
         try:
-            left = _distribute(json_value(text), tree, cells, row, 1)
-            rest[row] = json_text(left) if left else None
+            remaining = _distribute(json_value(text), tree, cells, row, 1)
+            rest[row] = json_text(remaining) if remaining else None
         except (ValueError, RecursionError):  # lists in lists beyond what Python can follow
             for cell in cells:
                 cell[row] = None
@@ -162,7 +162,7 @@ class _Node:
 
     Attributes:
         index: of the column for the field of this name; -1 where it has none.
-        take: of that column.
+        convert: of that column.
         below: by the next name.
     """
 
@@ -170,13 +170,13 @@ class _Node:
 
     def __init__(self) -> None:
         self.index = -1
-        self.take: Take = _nothing
+        self.convert: Take = _nothing
         self.below: dict[str, _Node] = {}
 
 
 def _distribute(values: dict[str, Any], node: _Node, cells: list[list[Any]], row: int, depth: int) -> dict[str, Any]:
     """Put the fields of an object into the columns of `row`; those that are left."""
-    left: dict[str, Any] = {}
+    remaining: dict[str, Any] = {}
     below = node.below
     for name, value in values.items():
         if value is None:
@@ -186,14 +186,14 @@ def _distribute(values: dict[str, Any], node: _Node, cells: list[list[Any]], row
             if value and depth < MOST_DEPTH:
                 value = _distribute(value, here, cells, row, depth + 1)
                 if value:
-                    left[name] = value
+                    remaining[name] = value
             else:
-                left[name] = value
-        elif (stored := here.take(value)) is not None:
+                remaining[name] = value
+        elif (stored := here.convert(value)) is not None:
             cells[here.index][row] = stored
         else:
-            left[name] = value
-    return left
+            remaining[name] = value
+    return remaining
 
 
 @lru_cache(maxsize=64)
@@ -203,7 +203,7 @@ def _tree(columns: tuple[Column, ...]) -> _Node:
         node = root
         for name in column.path:
             node = node.below.setdefault(name, _Node())
-        node.index, node.take = index, _TAKE[column.type]
+        node.index, node.convert = index, _TAKE[column.type]
     return root
 
 

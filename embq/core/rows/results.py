@@ -105,15 +105,15 @@ def vector_widths(schema: pa.Schema) -> dict[str, int]:
     return {field.name: field.type.list_size for field in schema if pa.types.is_fixed_size_list(field.type)}
 
 
-def unlike(schema: pa.Schema, wanted: pa.Schema) -> list[str]:
+def unlike(schema: pa.Schema, expected_schema: pa.Schema) -> list[str]:
     """The columns in which a schema differs from the wanted one; lengths of vectors are not compared."""
-    there, expected = [_without_width(field) for field in schema], [_without_width(field) for field in wanted]
-    if there == expected:
+    fields, expected = [_without_width(field) for field in schema], [_without_width(field) for field in expected_schema]
+    if fields == expected:
         return []
-    differing = {field.name for field in there if field not in expected} | {
-        field.name for field in expected if field not in there
+    differing = {field.name for field in fields if field not in expected} | {
+        field.name for field in expected if field not in fields
     }
-    return sorted(differing or {field.name for field in there})
+    return sorted(differing or {field.name for field in fields})
 
 
 def _without_width(field: pa.Field) -> pa.Field:
@@ -299,12 +299,12 @@ class _TableReader:
         wanted: the schema; lengths of vectors are not compared.
     """
 
-    def __init__(self, wanted: pa.Schema) -> None:
-        self._wanted = wanted
-        self._most_bytes = 2 * wanted.serialize().size + 1024
+    def __init__(self, expected: pa.Schema) -> None:
+        self._expected = expected
+        self._most_bytes = 2 * expected.serialize().size + 1024
         self._checked: tuple[bytes, pa.Schema] | None = None
-        self._required = [(i, field.name) for i, field in enumerate(wanted) if not field.nullable]
-        self._vectors = [(i, field.name) for i, field in enumerate(wanted) if _is_vector(field)]
+        self._required = [(i, field.name) for i, field in enumerate(expected) if not field.nullable]
+        self._vectors = [(i, field.name) for i, field in enumerate(expected) if _is_vector(field)]
 
     def read(self, stream: pa.BufferReader, view: memoryview) -> pa.Table:
         """The next stream as a table."""
@@ -330,9 +330,9 @@ class _TableReader:
         written = message.metadata.to_pybytes()
         if self._checked is None or self._checked[0] != written:  # the same in all results of one version of Arrow
             schema = pa.ipc.read_schema(message)
-            if differing := unlike(schema, self._wanted):
+            if differing := unlike(schema, self._expected):
                 raise _bad(f"its columns are not those of the run: {', '.join(differing)[:200]}", "wrong_schema")
-            fields = [_with_width(field, schema.field(i).type) for i, field in enumerate(self._wanted)]
+            fields = [_with_width(field, schema.field(i).type) for i, field in enumerate(self._expected)]
             self._checked = written, pa.schema(fields)
         return self._checked[1]
 

@@ -47,18 +47,18 @@ def stored(block: np.ndarray, rows: RowSpec) -> tuple[np.ndarray, dict[int, Faul
     values at the position of a fault are undefined.
     """
     finite = np.isfinite(block).all(axis=1)
-    kept = block[:, : rows.kept(block.shape[1])]
+    vectors = block[:, : rows.kept(block.shape[1])]
     if not finite.all():
-        kept = np.where(finite[:, None], kept, np.float32(0.0))
+        vectors = np.where(finite[:, None], vectors, np.float32(0.0))
     faults = dict.fromkeys(np.flatnonzero(~finite).tolist(), NON_FINITE)
     if rows.unit_length:
-        lengths = _lengths(kept)
+        lengths = _lengths(vectors)
         zero = lengths == 0.0
         faults = dict.fromkeys(np.flatnonzero(zero).tolist(), ZERO_VECTOR) | faults
-        kept = (kept / np.where(zero, 1.0, lengths)[:, None]).astype(np.float32)
-    values = _cast(kept, rows)
+        vectors = (vectors / np.where(zero, 1.0, lengths)[:, None]).astype(np.float32)
+    values = _cast(vectors, rows)
     if rows.dtype == "float16":
-        beyond = (np.abs(kept) >= FLOAT16_BEYOND).any(axis=1)  # float16 itself is ten times as slow to look at
+        beyond = (np.abs(vectors) >= FLOAT16_BEYOND).any(axis=1)  # float16 itself is ten times as slow to look at
         faults |= dict.fromkeys(np.flatnonzero(beyond).tolist(), BEYOND_FLOAT16)
     return values, faults
 
@@ -96,18 +96,18 @@ def _lengths(block: np.ndarray) -> np.ndarray:
     return lengths
 
 
-def _cast(kept: np.ndarray, rows: RowSpec) -> np.ndarray:
+def _cast(vectors: np.ndarray, rows: RowSpec) -> np.ndarray:
     if rows.dtype == "binary":
-        return np.packbits(kept > 0, axis=1)
+        return np.packbits(vectors > 0, axis=1)
     with np.errstate(over="ignore"):  # what does not fit float16 becomes infinite there, what does not int8 the most
         if rows.dtype == "int8":
-            steps = kept * np.float32(INT8_MOST / rows.int8_range)
+            steps = vectors * np.float32(INT8_MOST / rows.int8_range)
             np.clip(np.rint(steps, out=steps), -INT8_MOST, INT8_MOST, out=steps)
             return steps.astype(np.int8)
         if rows.dtype == "float16" and (native := library()) is not None:
-            values = np.empty(kept.shape, np.float16)
-            source = np.ascontiguousarray(kept, np.float32)
+            values = np.empty(vectors.shape, np.float16)
+            source = np.ascontiguousarray(vectors, np.float32)
             done = native.embq_float16(c_void_p(source.ctypes.data), c_int64(source.size), c_void_p(values.ctypes.data))
             if done == source.size:
                 return values
-        return kept.astype(STORED_DTYPES[rows.dtype])
+        return vectors.astype(STORED_DTYPES[rows.dtype])

@@ -81,13 +81,13 @@ def load(layout: Layout, units: int) -> LogState:
         digest = body.pop("sha256", None)
         if hashlib.sha256(canonical_json(body).encode()).hexdigest() != digest:
             return LogState(units=units)
-        kept = wire.convert(_Kept, body, what="checkpoint")
-        name = f"{kept.n:08d}.json"
+        stored = wire.convert(_Kept, body, what="checkpoint")
+        name = f"{stored.n:08d}.json"
         record = read_bytes(layout.root, f"{layout.commits.name}/{name}", most_bytes=RECORD_BYTES)
-        bitmap = zlib.decompressobj().decompress(base64.b64decode(kept.done), (kept.units + 7) // 8 + 1)
-        if Commit.parse(record, name).sha256 != kept.prev or len(bitmap) != (kept.units + 7) // 8:
+        bitmap = zlib.decompressobj().decompress(base64.b64decode(stored.done), (stored.units + 7) // 8 + 1)
+        if Commit.parse(record, name).sha256 != stored.prev or len(bitmap) != (stored.units + 7) // 8:
             return LogState(units=units)
-        state = LogState(**{**msgspec.structs.asdict(kept), "done": bytearray(bitmap)})
+        state = LogState(**{**msgspec.structs.asdict(stored), "done": bytearray(bitmap)})
     except (OSError, OutputError, MalformedError, ValueError, zlib.error):
         return LogState(units=units)
     state.grow(units)

@@ -119,9 +119,9 @@ class CommitLog:
     def read(self, after: int = 0) -> Iterator[Commit]:
         """The records after number `after`, in order, up to the first number that is not there."""
         names = (f"{self.layout.commits.name}/{n:08d}.json" for n in itertools.count(after + 1))
-        found = contents(self.layout.root, names, most_bytes=MOST_BYTES)
+        files = contents(self.layout.root, names, most_bytes=MOST_BYTES)
         try:
-            for n, (path, data) in enumerate(found, start=after + 1):
+            for n, (path, data) in enumerate(files, start=after + 1):
                 name = PurePath(path).name
                 commit = Commit.parse(data, name)
                 if commit.n != n:
@@ -204,8 +204,8 @@ def contents(root: Place, names: Iterator[str], *, most_bytes: int) -> Iterator[
         pool, size = ThreadPoolExecutor(AT_ONCE), 1
         stack.callback(pool.shutdown, cancel_futures=True)
         while batch := list(islice(names, size)):
-            found = map(content, batch) if size == 1 else pool.map(content, batch)
-            for name, data in zip(batch, found, strict=True):
+            payloads = map(content, batch) if size == 1 else pool.map(content, batch)
+            for name, data in zip(batch, payloads, strict=True):
                 if data is None:
                     return
                 yield name, data

@@ -88,8 +88,8 @@ class Control:
 
 def requested_changes(raw: Mapping[bytes, bytes]) -> dict[str, str]:
     """The valid changes in the hash `asked` of a run."""
-    asked = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in raw.items()}
-    return {name: value for name, value in asked.items() if is_valid_change(name, value)}
+    changes = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in raw.items()}
+    return {name: value for name, value in changes.items() if is_valid_change(name, value)}
 
 
 def is_valid_change(name: str, value: str) -> bool:
@@ -103,8 +103,8 @@ def is_valid_change(name: str, value: str) -> bool:
 def load_control(layout: Layout) -> Control:
     """State and priority of the run in a folder; OutputError where the file is damaged."""
     try:
-        found = read_bytes(layout.root, layout.control.name, most_bytes=MOST_BYTES)
-        data = wire.read(dict[str, Any], found, what=str(layout.control), most_bytes=MOST_BYTES)
+        raw = read_bytes(layout.root, layout.control.name, most_bytes=MOST_BYTES)
+        data = wire.read(dict[str, Any], raw, what=str(layout.control), most_bytes=MOST_BYTES)
         if data["schema"] != SCHEMA:
             raise OutputError(
                 f"{layout.control} has schema {data['schema']}, this embq reads {SCHEMA}",

@@ -125,8 +125,8 @@ def leftovers(folder: Place, first: Collection[str] = ()) -> list[Place]:
         first: the segments that run.json names.
     """
     named = {*first, *(name for generation in read_generations(folder) for name in generation.segments)}
-    there = (name for name in names_in(folder) if name.startswith(PREFIX) and name.endswith(".parquet"))
-    return [folder / name for name in sorted(there) if name not in named]
+    segments = (name for name in names_in(folder) if name.startswith(PREFIX) and name.endswith(".parquet"))
+    return [folder / name for name in sorted(segments) if name not in named]
 
 
 def _path(folder: Place, number: int) -> Place:

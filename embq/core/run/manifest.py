@@ -137,7 +137,7 @@ class Manifest:
 
     def __init__(self, layout: Layout) -> None:
         self.generations = tuple(read_generations(layout.manifest))
-        names = [*first_segments(layout), *(name for one in self.generations for name in one.segments)]
+        names = [*first_segments(layout), *(name for generation in self.generations for name in generation.segments)]
         self._paths = [beneath.below(layout.root, f"{layout.manifest.name}/{name}") for name in names]
         self._starts: list[int] = []
         total = 0
@@ -148,10 +148,10 @@ class Manifest:
                 if metadata.num_rows < 0:
                     raise ValueError(f"it says that it has {metadata.num_rows} units")
                 total += metadata.num_rows
-                there = list(metadata.schema.to_arrow_schema())
+                fields = list(metadata.schema.to_arrow_schema())
             except UNREADABLE as error:
                 raise _unreadable(path, error) from error
-            if missing := [field.name for field in REQUIRED if field not in there]:
+            if missing := [field.name for field in REQUIRED if field not in fields]:
                 raise OutputError(f"{path} is no segment of a manifest: it lacks the column {', '.join(missing)}")
         self.units = total
         self._loaded = -1
@@ -198,23 +198,23 @@ class Manifest:
 
     def sources(self, unit_ids: Iterable[str]) -> dict[str, str]:
         """Unit id -> its source, for the ids that are in the list; one pass over it."""
-        wanted = pa.array(sorted(unit_ids), pa.string())
-        found: dict[str, str] = {}
+        ids = pa.array(sorted(unit_ids), pa.string())
+        sources: dict[str, str] = {}
         for path in self._paths:
             table = _read_table(path, ["unit_id", "source"])
-            table = table.filter(pc.is_in(table["unit_id"], wanted))
-            found.update(zip(table["unit_id"].to_pylist(), table["source"].to_pylist(), strict=True))
-        return found
+            table = table.filter(pc.is_in(table["unit_id"], ids))
+            sources.update(zip(table["unit_id"].to_pylist(), table["source"].to_pylist(), strict=True))
+        return sources
 
     def is_retry(self, u: int) -> bool:
         """True if the generation of unit `u` is one of retries."""
-        return any(one.is_retry and one.first <= u < one.first + one.units for one in self.generations)
+        return any(gen.is_retry and gen.first <= u < gen.first + gen.units for gen in self.generations)
 
     def retries(self) -> Iterator[tuple[int, Unit]]:
         """(index, unit) of each unit of a generation of retries, in order."""
-        for one in self.generations:
-            if one.is_retry:
-                yield from ((u, self.unit(u)) for u in range(one.first, one.first + one.units))
+        for generation in self.generations:
+            if generation.is_retry:
+                yield from ((u, self.unit(u)) for u in range(generation.first, generation.first + generation.units))
 
     def unit_size(self, u: int) -> UnitSize:
         """Size of unit `u`."""
@@ -231,13 +231,13 @@ class Manifest:
         """
         import numpy as np
 
-        left: dict[str, UnitSize] = {}
+        totals: dict[str, UnitSize] = {}
         waits = np.unpackbits(np.frombuffer(done, np.uint8)) == 0
         for segment, start in enumerate(self._starts):
             sizes = self._sizes_of(segment)
             for size in sizes.sums(waits[start : start + len(sizes.kinds)]):
-                left[size.kind] = left.get(size.kind, UnitSize(size.kind, 0, 0)) + size
-        return left
+                totals[size.kind] = totals.get(size.kind, UnitSize(size.kind, 0, 0)) + size
+        return totals
 
     def _sizes_of(self, segment: int) -> UnitSizes:
         start = self._starts[segment]
@@ -277,8 +277,8 @@ def _read_table(path: Place, columns: Sequence[str]) -> pa.Table:
             table, rows = file.read([*columns]), file.metadata.num_rows
         table.validate(full=True)
         for field, column in zip(table.schema, table.columns, strict=True):
-            known = SCHEMA.field(field.name)
-            if field.type != known.type or (column.null_count and not known.nullable):
+            expected = SCHEMA.field(field.name)
+            if field.type != expected.type or (column.null_count and not expected.nullable):
                 raise ValueError(f"its column {field.name} is none of a manifest")
         if table.num_rows != rows:
             raise ValueError(f"it has {table.num_rows} units, and says {rows}")

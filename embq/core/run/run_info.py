@@ -223,8 +223,8 @@ def first_segments(layout: Layout) -> list[str]:
         named = ()
     except OSError as error:
         raise OutputError(f"{layout.run_json} cannot be read: {error}") from error
-    found = (name for name in names_in(layout.manifest) if name[:1].isdigit() and name.endswith(".parquet"))
-    return list(named) or sorted(found)
+    numbered = (name for name in names_in(layout.manifest) if name[:1].isdigit() and name.endswith(".parquet"))
+    return list(named) or sorted(numbered)
 
 
 def _read(layout: Layout) -> _Planned:

@@ -30,10 +30,10 @@ def missing_samples(failures: pa.Table) -> int:
     Args:
         failures: of `standing_failures`, or some of them.
     """
-    told = pc.struct_field(pc.extract_regex(failures["message"], _COUNTED), "samples")
-    samples = pc.cast(pc.replace_substring(told, ",", ""), pa.int64())
-    kept = pc.cast(pc.fill_null(failures["ordinal"], 0), pa.int64())
-    return pc.sum(pc.max_element_wise(pc.subtract(samples, kept), 0, skip_nulls=False)).as_py() or 0
+    counts = pc.struct_field(pc.extract_regex(failures["message"], _COUNTED), "samples")
+    samples = pc.cast(pc.replace_substring(counts, ",", ""), pa.int64())
+    kept_samples = pc.cast(pc.fill_null(failures["ordinal"], 0), pa.int64())
+    return pc.sum(pc.max_element_wise(pc.subtract(samples, kept_samples), 0, skip_nulls=False)).as_py() or 0
 
 
 class Retries:
@@ -107,10 +107,10 @@ def with_attempts(failures: pa.Table) -> pa.Table:
 def covered_by(retries: Retries, failures: pa.Table) -> np.ndarray:
     """Mask of the rows of a table of failures that a later unit retries."""
     masks = [
-        retries.covered(u, pc.fill_null(some["ordinal"], -1).to_numpy())
+        retries.covered(u, pc.fill_null(unit_failures["ordinal"], -1).to_numpy())
         if retries.of(u)
-        else np.zeros(some.num_rows, dtype=bool)
-        for u, some in by_unit(failures)
+        else np.zeros(unit_failures.num_rows, dtype=bool)
+        for u, unit_failures in by_unit(failures)
     ]
     return np.concatenate(masks) if masks else np.zeros(0, dtype=bool)
 
@@ -144,13 +144,13 @@ def failed_keys(failures: pa.Table, retry: Retry) -> dict[int | None, str]:
     Raises OutputError where one of them is missing.
     """
     of_unit = failures.filter(pc.equal(failures["u"], retry.failed))
-    found = dict(zip(of_unit["ordinal"].to_pylist(), of_unit["key"].to_pylist(), strict=True))
-    wanted: list[int | None] = [*retry.ordinals] or [None]
-    if missing := [ordinal for ordinal in wanted if ordinal not in found]:
+    keys = dict(zip(of_unit["ordinal"].to_pylist(), of_unit["key"].to_pylist(), strict=True))
+    ordinals: list[int | None] = [*retry.ordinals] or [None]
+    if missing := [ordinal for ordinal in ordinals if ordinal not in keys]:
         what = "the whole of" if missing[0] is None else f"sample {missing[0]} of"
         raise OutputError(
             f"record {retry.record} holds no failure of {what} unit {retry.failed}, which is retried",
             next_step="`embq verify` lists everything that is missing",
             code="part_missing",
         )
-    return found
+    return keys

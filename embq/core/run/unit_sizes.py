@@ -71,8 +71,8 @@ class UnitSizes:
         import numpy as np
 
         each = [size_of(unit) for unit in units]
-        kinds = pa.array([one.kind for one in each], pa.string())
-        return cls(kinds, np.array([one.samples for one in each]), np.array([one.bytes for one in each]))
+        kinds = pa.array([size.kind for size in each], pa.string())
+        return cls(kinds, np.array([size.samples for size in each]), np.array([size.bytes for size in each]))
 
     def at(self, position: int) -> UnitSize:
         """Size of one unit."""

@@ -47,8 +47,8 @@ class Health:
     def __init__(self, *, stands_s: float = STANDS_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._stands_s = stands_s
         self._clock = clock
-        self._moved: float | None = None
-        self._heard = clock()
+        self._advanced_at: float | None = None
+        self._answered_at = clock()
         self._refused = ""
         self._pinging: threading.Thread | None = None
         self._stopped = threading.Event()
@@ -57,11 +57,11 @@ class Health:
 
     def beat(self) -> None:
         """Note that the loop of the service advances."""
-        self._moved = self._clock()
+        self._advanced_at = self._clock()
 
     def listen_to(self, client: redis.Redis) -> None:
         """Start a thread that pings the broker of `client` every second."""
-        self._heard = self._clock()
+        self._answered_at = self._clock()
         pinger = single_try_client(client, answer_s=SILENT_S / 2)
         self._pinging = threading.Thread(target=self._ping, args=(pinger,), name="health", daemon=True)
         self._pinging.start()
@@ -73,13 +73,13 @@ class Health:
     def complaint(self) -> str:
         """The problem in one line; "" for a healthy service."""
         now = self._clock()
-        if self._pinging is not None and now - self._heard > SILENT_S:
+        if self._pinging is not None and now - self._answered_at > SILENT_S:
             why = f" ({self._refused})" if self._refused else ""
-            return f"the broker has not answered for {now - self._heard:.0f} s{why}"
-        if self._moved is None:
+            return f"the broker has not answered for {now - self._answered_at:.0f} s{why}"
+        if self._advanced_at is None:
             return "starting"
-        if now - self._moved > self._stands_s:
-            return f"the loop has stood still for {now - self._moved:.0f} s"
+        if now - self._advanced_at > self._stands_s:
+            return f"the loop has stood still for {now - self._advanced_at:.0f} s"
         return self.also()
 
     def _ping(self, client: redis.Redis) -> None:
@@ -89,5 +89,5 @@ class Health:
             except RedisError as error:
                 self._refused = masked(" ".join(str(error).split()))
             else:
-                self._heard, self._refused = self._clock(), ""
+                self._answered_at, self._refused = self._clock(), ""
         client.close()

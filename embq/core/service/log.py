@@ -24,7 +24,7 @@ class _TextFormatter(logging.Formatter):
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
         line = f"{stamp} {record.levelname.lower()} {record.name} {printable(record.getMessage())}"
         if record.exc_info:  # indented, so that no text in it looks like an event
-            line += "".join(f"\n  {printable(one)}" for one in self.formatException(record.exc_info).splitlines())
+            line += "".join(f"\n  {printable(text)}" for text in self.formatException(record.exc_info).splitlines())
         return masked(line)
 
 
@@ -126,7 +126,7 @@ def _plain(value: object, name: str = "") -> object:
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(one, str(key)) for key, one in value.items()}
+        return {str(key): _plain(item, str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(one, name) for one in value]
+        return [_plain(item, name) for item in value]
     return masked(f"{name}={value}")[len(name) + 1 :]

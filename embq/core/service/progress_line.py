@@ -50,10 +50,10 @@ def folded(text: str, *, err: bool = False) -> str:
     """
     if not (sys.stderr if err else sys.stdout).isatty():
         return text
-    whole = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), text)
+    joined = _COMMAND.sub(lambda match: match[0].replace(" ", "\0"), text)
     indent = " " * (len(text) - len(text.lstrip()) + 2)
     lines = textwrap.fill(
-        whole,
+        joined,
         shutil.get_terminal_size().columns,
         subsequent_indent=indent,
         break_long_words=False,

@@ -147,11 +147,11 @@ def entries(descriptor: int) -> list[tuple[str, os.stat_result]]:
 
     Entries that disappear meanwhile are left out.
     """
-    found = []
+    listed = []
     for name in os.listdir(descriptor):
         with suppress(FileNotFoundError):
-            found.append((name, os.stat(name, dir_fd=descriptor, follow_symlinks=False)))
-    return found
+            listed.append((name, os.stat(name, dir_fd=descriptor, follow_symlinks=False)))
+    return listed
 
 
 def unlink(root: Path, name: str | PurePath, *, missing_ok: bool = False) -> None:

@@ -160,16 +160,16 @@ def drop_in(folder: Place, name: str) -> None:
         beneath.unlink(folder.parent, f"{folder.name}/{name}")
 
 
-def publish(temporary: Path, path: Place, moved: Callable[[], None] = lambda: None) -> None:
+def publish(temporary: Path, path: Place, on_progress: Callable[[], None] = lambda: None) -> None:
     """Give a finished, closed temporary file its final name, durably.
 
     An orphan of that name, left by a dead writer, is replaced; on an object store it raises FileExistsError.
 
     Args:
-        moved: called on progress, where the file is sent over a network.
+        on_progress: called on progress, where the file is sent over a network.
     """
     if isinstance(path, ObjectPath):
-        path.take(temporary, moved)
+        path.take(temporary, on_progress)
         drop(temporary)
         return
     fsync_file(temporary)
@@ -243,8 +243,8 @@ _NEXT_STEPS = {
 def _used_up(path: Place) -> str:
     """What a file system without room for `path` has none of: space, or inodes while it has space."""
     with suppress(OSError):
-        found = os.statvfs(os.path.dirname(str(path)))
-        if found.f_files and found.f_favail < FEW_INODES and found.f_bavail * found.f_frsize > FEW_BYTES:
+        stats = os.statvfs(os.path.dirname(str(path)))
+        if stats.f_files and stats.f_favail < FEW_INODES and stats.f_bavail * stats.f_frsize > FEW_BYTES:
             return "inode (a file system holds so many files, see `df -i`)"
     return "space"
 
@@ -262,9 +262,9 @@ def output_error(error: OSError, path: Place, *, next_steps: Mapping[str, str] =
             code="no_space",
         )
     if error.errno in NO_SPACE:
-        code, told = "no_space", f"no {_used_up(path)} left for {path}"
+        code, message = "no_space", f"no {_used_up(path)} left for {path}"
     elif error.errno in NOT_WRITABLE:
-        code, told = "not_writable", f"{path} cannot be written: {error.strerror}"
+        code, message = "not_writable", f"{path} cannot be written: {error.strerror}"
     else:
-        code, told = "output", f"{path}: {error.strerror or error}"
-    return OutputError(told, next_step=next_steps.get(code, ""), code=code)
+        code, message = "output", f"{path}: {error.strerror or error}"
+    return OutputError(message, next_step=next_steps.get(code, ""), code=code)

@@ -61,9 +61,9 @@ class HashingFile:
         size: bytes written so far.
     """
 
-    def __init__(self, file: IO[bytes], moved: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, file: IO[bytes], on_progress: Callable[[], object] = lambda: None) -> None:
         self._file = file
-        self._moved = moved
+        self._on_progress = on_progress
         self._digest = hashlib.sha256()
         self._pending: deque[Future[None]] = deque()
         self.size = self._behind = 0
@@ -86,7 +86,7 @@ class HashingFile:
         if self.size - self._behind >= BEHIND_BYTES:
             begin_sync(self._file.fileno(), self._behind)
             self._behind = self.size
-        self._moved()
+        self._on_progress()
         return written
 
     def tell(self) -> int:

@@ -146,14 +146,14 @@ class ObjectPath:
     def listing(self) -> Iterator[tuple[ObjectPath, Status]]:
         """The objects directly below this name, each with its status; none where there are none."""
         try:
-            found = self.ask(lambda store, key: store.ls(key, detail=True, refresh=True))
+            infos = self.ask(lambda store, key: store.ls(key, detail=True, refresh=True))
         except FileNotFoundError:
             return
         prefix = key_of(self._url) + "/"
-        for one in found:
-            name = one["name"].removeprefix(prefix)
-            if one["name"].startswith(prefix) and name:
-                yield self / name.rstrip("/"), _status(one)
+        for info in infos:
+            name = info["name"].removeprefix(prefix)
+            if info["name"].startswith(prefix) and name:
+                yield self / name.rstrip("/"), _status(info)
 
     def iterdir(self) -> Iterator[ObjectPath]:
         """The names directly below this one."""
@@ -184,17 +184,17 @@ class ObjectPath:
         """Write it, in place of what was there."""
         self.ask(lambda store, key: store.pipe_file(key, data))
 
-    def take(self, local: Path, moved: Callable[[], None] = lambda: None) -> None:
+    def take(self, local: Path, on_progress: Callable[[], None] = lambda: None) -> None:
         """Create it from a file of this machine, whole; FileExistsError where it is there with other bytes.
 
         The client libraries send a checksum, which the store verifies; the size is compared afterwards.
 
         Args:
-            moved: called for each part that was sent.
+            on_progress: called for each part that was sent.
         """
         from fsspec.callbacks import Callback
 
-        progress = Callback(hooks={"moved": lambda *_, **__: moved()})
+        progress = Callback(hooks={"moved": lambda *_, **__: on_progress()})
         options: dict[str, Any] = {"mode": "create", "chunksize": PIECE_BYTES, "callback": progress}
         if self._url.startswith("s3:"):
             options["max_concurrency"] = AT_ONCE
@@ -204,9 +204,9 @@ class ObjectPath:
             # After a lost answer the completion is retried, and the store knows no such upload any more.
             if not (self.exists() and self._equals(local)):
                 raise
-        size, there = local.stat().st_size, self.stat().st_size
-        if size != there:
-            raise OutputError(f"{self}: {there} bytes arrived of {size}", code="output")
+        size, stored_size = local.stat().st_size, self.stat().st_size
+        if size != stored_size:
+            raise OutputError(f"{self}: {stored_size} bytes arrived of {size}", code="output")
 
     def copy(self, url: str) -> None:
         """Copy it to another name of the store, in place of what was there, without its bytes coming here."""
@@ -285,23 +285,23 @@ def unfinished(folder: ObjectPath) -> list[Unfinished]:
     if not str(folder).startswith("s3:"):
         return []
     bucket, _, key = key_of(str(folder)).partition("/")
-    found: list[Unfinished] = []
+    uploads: list[Unfinished] = []
     marks: dict[str, str] = {}
     while True:
         request = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", **marks}
         page = folder.ask(partial(_uploads, request))
-        found += [
-            Unfinished(ObjectPath(f"s3://{bucket}/{one['Key']}"), one["UploadId"], seconds_of(one.get("Initiated")))
-            for one in page.get("Uploads") or ()
+        uploads += [
+            Unfinished(ObjectPath(f"s3://{bucket}/{item['Key']}"), item["UploadId"], seconds_of(item.get("Initiated")))
+            for item in page.get("Uploads") or ()
         ]
         if not page.get("IsTruncated"):
-            return found
+            return uploads
         marks = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
 
 def _uploads(request: dict[str, str], store: Any, _: str) -> dict[str, Any]:
-    found: dict[str, Any] = store.call_s3("list_multipart_uploads", **request)
-    return found
+    page: dict[str, Any] = store.call_s3("list_multipart_uploads", **request)
+    return page
 
 
 class Ranges(Protocol):

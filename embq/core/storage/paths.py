@@ -29,8 +29,8 @@ def place(text: str | Place) -> Place:
     """
     text = str(text)
     refuse_unnameable(text)
-    scheme, found, rest = text.partition("://")
-    if not found:
+    scheme, separator, rest = text.partition("://")
+    if not separator:
         path = os.path.abspath(text)
         refuse_unnameable(path)  # by the current folder, too
         return Path(path)
@@ -126,11 +126,11 @@ def is_inside(output: str, root: str) -> bool:
     """True for a folder or URL that is another one or below it. Links are followed."""
     if is_url(output) or is_url(root):
         try:
-            there, above = place(output), place(root)
+            inner, above = place(output), place(root)
         except EmbqError:
             return False
-        both = isinstance(there, ObjectPath) and isinstance(above, ObjectPath)
-        return both and f"{there}/".startswith(f"{above}/")
+        both = isinstance(inner, ObjectPath) and isinstance(above, ObjectPath)
+        return both and f"{inner}/".startswith(f"{above}/")
     try:
         real, above_real = os.path.realpath(output), os.path.realpath(root)
     except (OSError, ValueError):  # a zero byte, or a loop of links
