@@ -233,19 +233,19 @@ class Unit:
         return content_hash(self.describe())
 
     @property
-    def wanted(self) -> list[int] | None:
+    def selected(self) -> list[int] | None:
         """Ordinals of the samples that become rows or failures, ascending; None for all from `first_ordinal` on."""
         return self.retry.ordinals if self.retry is not None and self.retry.only and not self.retry.is_rest else None
 
     @property
     def first_ordinal(self) -> int:
-        """Ordinal of the first sample that becomes a row or a failure, where `wanted` does not name them."""
+        """Ordinal of the first sample that becomes a row or a failure, where `selected` does not name them."""
         return self.retry.ordinals[0] if self.retry is not None and self.retry.is_rest else 0
 
     @property
     def expected(self) -> int | None:
         """Number of samples that become rows or failures, or None where only reading the source tells."""
-        ordinals = self.wanted
+        ordinals = self.selected
         return self.samples if ordinals is None else len(ordinals)
 
 

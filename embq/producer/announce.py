@@ -36,7 +36,7 @@ def hand_over(client: redis.Redis, info: RunInfo, output: Place, wishes: Mapping
             raise in_use(broker)
         announce(client, info, output)
         if wishes:
-            Ledger(client, info.run).ask(wishes)
+            Ledger(client, info.run).request(wishes)
 
 
 def record_of(info: RunInfo, output: Place) -> RunRecord:

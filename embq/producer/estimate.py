@@ -77,7 +77,7 @@ class Estimate:
     def kept(self, dims: int) -> int:
         """Stored numbers of a row whose vectors have one length and `dims` numbers together."""
         count = len(self.config.outputs)
-        return self.stored.kept(dims // count) * count if count else dims
+        return self.stored.kept_dim(dims // count) * count if count else dims
 
 
 def estimate(request: Request) -> Estimate:
@@ -163,7 +163,7 @@ class _Tally:
 def known_dims(config: ModelConfig, rows: RowSpec) -> int | None:
     """Stored numbers of all vectors of a row; None where only loading the model tells."""
     lengths = [vector_dim(ModelSpec.parse(output.spec)) for output in config.outputs]
-    return None if None in lengths else sum(rows.kept(length) for length in lengths if length is not None)
+    return None if None in lengths else sum(rows.kept_dim(length) for length in lengths if length is not None)
 
 
 def _size(unit: Unit) -> int:

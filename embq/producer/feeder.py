@@ -127,7 +127,7 @@ class Feeder:
     def tick(self) -> int:
         """One round over all runs; gives the number of hints pushed."""
         self.outages.listen()
-        self._loader.look()
+        self._loader.load_missing()
         records = [record for record in self._records() if self.only in ("", record.run)]
         queues: dict[str, list[RunRecord]] = defaultdict(list)
         for record in records:
@@ -152,7 +152,7 @@ class Feeder:
         with self.outages.answered():
             now = now_ms(self.client)
             self._workers.clear()
-            for report, _, age_s in BRIEF_REPORTS.heard(self.client):
+            for report, _, age_s in BRIEF_REPORTS.with_age(self.client):
                 self._workers[report.model].append((report, age_s))
             for key, runs in queues.items():
                 keep_sum(self.client, key, self._workers[runs[0].model.spec], now)

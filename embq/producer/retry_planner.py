@@ -43,7 +43,7 @@ class SourceCheck:
             unit: one that holds them; a retry holds only those that it repeated.
             ordinals: of the files, in the unit that was planned first.
         """
-        held = dict(zip(unit.wanted or range(len(unit.items)), unit.items, strict=True))
+        held = dict(zip(unit.selected or range(len(unit.items)), unit.items, strict=True))
         there: list[int] = []
         items: list[tuple[str, int]] = []
         for ordinal in ordinals:

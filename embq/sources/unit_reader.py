@@ -78,11 +78,11 @@ def read_here(
         samples = add_partition(samples, unit)
     if unit.retry is not None and unit.retry.is_rest:
         return rest(samples, unit, unit.retry)
-    if unit.retry is None or unit.wanted is None:
+    if unit.retry is None or unit.selected is None:
         return samples
     if unit.kind == "files":  # it names each file, those that are repeated alone
-        return _numbered(samples, unit.wanted)
-    return _repeated(samples, unit, unit.retry, unit.wanted)
+        return _numbered(samples, unit.selected)
+    return _repeated(samples, unit, unit.retry, unit.selected)
 
 
 def may_have_metadata(unit: Unit) -> bool:

@@ -154,7 +154,7 @@ class IndexService:
         step.enter_context(self.context.board.step("index", [Span(lease.token, hint.u)]))
         self._unit = _InHand(hint, lease, step)
         self._beat_at = time.monotonic()
-        self._child.ask(hint.unit)
+        self._child.send(hint.unit)
 
     def _is_ours(self, hint: IndexHint) -> bool:
         """Whether a unit is one of the build that is served, and so of a folder that this machine agreed to."""
@@ -171,7 +171,7 @@ class IndexService:
                 if self._child.leave_gpu():
                     # faiss ends the process on most errors of a GPU.
                     self.log.warning("index_on_cpu", why=f"the process that used the GPU {ended}")
-                    self._child.ask(unit.hint.unit)
+                    self._child.send(unit.hint.unit)
                     return
                 why = f"the process that did the unit {ended}; where memory ran out, give the build less of it"
                 self._give_up(unit, "crash", why)

@@ -321,7 +321,7 @@ class Acceptor:
 
     def _check_counts(self, result: Result, unit: Unit, u: int, header: _Published) -> None:
         """Each ordinal exactly once, as a row or as a failure, and as many as were announced and planned."""
-        wanted = unit.wanted
+        wanted = unit.selected
         rows, failures = result.rows.num_rows, result.failures.num_rows
         if (rows, failures) != (header.rows, header.failures):
             raise Rejected("wrong_count", f"unit {u} has {rows} rows and {failures} failures, not what it announced")
@@ -366,7 +366,7 @@ def _check_rest(result: Result, unit: Unit, u: int) -> None:
     row, failure = (pc.max(table["ordinal"]).as_py() for table in (result.rows, result.failures))
     if (
         not keeps_damaged(unit)
-        or unit.wanted is not None
+        or unit.selected is not None
         or ordinals != [failure]
         or failure <= (-1 if row is None else row)
     ):

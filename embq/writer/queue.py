@@ -104,7 +104,7 @@ class RunQueue:
         """True if the broker has another number of units as done than the log."""
         return int(self._ledger.meta().get("done", 0)) != self._committer.state.count
 
-    def mend(self, total: int, fingerprint: str, control: Control) -> None:
+    def repair(self, total: int, fingerprint: str, control: Control) -> None:
         """Restore the run's counters and settings where another user has overwritten them."""
         known: dict[str, int | str] = {"fingerprint": fingerprint} if fingerprint else {}
         if is_over(self._ledger.client, self._record.run) and self._committer.state.count < total:
@@ -118,7 +118,7 @@ class RunQueue:
         }
         if not self._committer.state.closed:
             go_on(self._ledger.client, self._record.run)
-        if wrong := self._ledger.mend(settings):
+        if wrong := self._ledger.repair(settings):
             self._log.warning("queue_mended", run=self._record.run, fields=",".join(wrong)[:200])
 
     def timing(self) -> dict[str, float]:

@@ -160,7 +160,7 @@ class RunWriter:
 
     def _note_requests(self) -> None:
         """Write requested changes to the output folder, and confirm them to the broker."""
-        if not (requests := self.ledger.asked()):
+        if not (requests := self.ledger.requested()):
             return
         control = self.control.with_changes(requests)
         if control != self.control:
@@ -204,7 +204,7 @@ class RunWriter:
             elif self.inbox.has_lost(held=len(self.buffer.results) + len(self._late)):
                 self.inbox.read_again()
             else:
-                self.queue.mend(len(self.manifest), self.acceptor.fingerprint, self.control)
+                self.queue.repair(len(self.manifest), self.acceptor.fingerprint, self.control)
 
     def _grow(self) -> None:
         """Take up the units of a generation that was added since the last look, also where the log was closed."""

@@ -84,7 +84,7 @@ class WriterService:
                 self._keeper.moved()
                 if time.monotonic() - looked > LOOK_S:
                     looked = time.monotonic()
-                    loader.look()
+                    loader.load_missing()
                     self._open_new_runs()
                     receiving += self._receiver is not None
                 if receiving and self._receiver is not None:
@@ -138,7 +138,7 @@ class WriterService:
         for record in records.values():
             wanted = self.only in ("", record.run)
             if record.run in self._cancelled:
-                wanted = wanted and bool(Ledger(self.client, record.run, scripts={}).asked())
+                wanted = wanted and bool(Ledger(self.client, record.run, scripts={}).requested())
             wanted = wanted and record.run not in self.runs and self._retry_at.get(record.run, now) <= now
             if wanted and self._may_write(record):
                 self._open(record)

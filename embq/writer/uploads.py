@@ -158,7 +158,7 @@ class Receiver:
         if is_over(self.client, run):
             save_control(layout, load_control(layout).with_changes(requests))
         else:
-            Ledger(self.client, run).ask(requests)
+            Ledger(self.client, run).request(requests)
 
     def _wait(self, name: str, error: OutputError | OSError) -> None:
         """The folder cannot be written now; what has arrived stays."""

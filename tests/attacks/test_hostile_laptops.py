@@ -279,9 +279,9 @@ def test_nobody_asks_for_what_a_run_has_not(own_client: redis.Redis) -> None:
     """A wish is a state or a priority, whatever the hash of wishes holds."""
     for wish in WISHES:
         own_client.hset(run_key(RUN, "asked"), mapping=wish)  # type: ignore[arg-type]
-    assert Ledger(own_client, RUN).asked() == {}
+    assert Ledger(own_client, RUN).requested() == {}
     own_client.hset(run_key(RUN, "asked"), "priority", "20")
-    assert Ledger(own_client, RUN).asked() == {"priority": "20"}
+    assert Ledger(own_client, RUN).requested() == {"priority": "20"}
 
 
 def test_a_value_larger_than_any_of_ours_costs_nobody_its_memory(own_client: redis.Redis) -> None:

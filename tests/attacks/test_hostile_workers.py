@@ -104,7 +104,7 @@ class Attacked:
 def attacked(guarded: GuardedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attacked]:
     monkeypatch.setattr("embq.core.wire._SKIPS", Skips(Events("wire")))  # which names 60 in a minute
     with guarded.client("writer") as server, guarded.client("worker") as honest, guarded.client("worker-gpu2") as other:
-        Loader(server, load_scripts(server)).look()
+        Loader(server, load_scripts(server)).load_missing()
         run = make_case(honest, tmp_path / "out")
         register(server, run.record)
         yield Attacked(run, server, other)

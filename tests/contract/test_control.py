@@ -30,7 +30,7 @@ def attempts(run: RunCase, u: int) -> int:
 
 def test_a_paused_run_is_neither_hinted_nor_claimed(run: RunCase) -> None:
     run.build()
-    assert run.ledger.ask({"state": "paused"}) == {"state": "paused", "priority": "10"}
+    assert run.ledger.request({"state": "paused"}) == {"state": "paused", "priority": "10"}
     assert run.feeder().tick() == 0
     claim = run.ledger.claim(0, new_token(run.gen, "w"), lease_s=LEASE_S, fingerprint=FINGERPRINT)
     assert (claim.word, claim.detail) == ("state", "paused")
@@ -39,14 +39,14 @@ def test_a_paused_run_is_neither_hinted_nor_claimed(run: RunCase) -> None:
 def test_begun_units_of_a_paused_run_are_finished_and_others_go_back_uncharged(run: RunCase) -> None:
     run.build()
     begun, by_start, by_beat = run.claim(0), run.claim(1, started=False), run.claim(2, started=False)
-    run.ledger.ask({"state": "paused"})
+    run.ledger.request({"state": "paused"})
     assert run.ledger.start([(0, begun), (1, by_start)]) == {by_start}
     assert run.ledger.start([(0, begun), (1, by_start)]) == {by_start}, "sent twice"
     assert beat(run, (0, begun), (2, by_beat)) == ("paused", {by_beat})
     assert run.publish(0, begun) is PublishVerdict.ACCEPTED
     assert [attempts(run, u) for u in (0, 1, 2)] == [1, 0, 0]
     assert run.client.hlen(run.key("owner")) == 0
-    run.ledger.ask({"state": "running"})
+    run.ledger.request({"state": "running"})
     assert run.feeder().tick() == 7
     assert sorted({hint.u for _ in range(7) if (hint := run.pop())}) == [1, 2, 3, 4, 5, 6, 7]
 
@@ -55,12 +55,12 @@ def test_a_cancelled_run_holds_nothing_and_its_workers_are_told(run: RunCase) ->
     run.build()
     begun, claimed, published = run.claim(0), run.claim(1, started=False), run.claim(2)
     assert run.publish(2, published) is PublishVerdict.ACCEPTED
-    run.ledger.ask({"state": "cancelled"})
-    run.ledger.ask({"state": "cancelled"})
+    run.ledger.request({"state": "cancelled"})
+    run.ledger.request({"state": "cancelled"})
     assert beat(run, (0, begun), (1, claimed)) == ("cancelled", {begun, claimed})
     assert run.publish(0, begun) is PublishVerdict.LOST
     assert attempts(run, 0) == 0
-    run.ledger.ask({"state": "running"})
+    run.ledger.request({"state": "running"})
     run.feeder().tick()
     assert sorted({hint.u for _ in range(8) if (hint := run.pop())}) == [0, 1, 3, 4, 5, 6, 7]
 
@@ -70,7 +70,7 @@ def test_a_run_that_was_charged_before_it_was_cancelled_keeps_its_charges(run: R
     run.claim(0, "w")
     run.die("w")
     run.claim(0)
-    run.ledger.ask({"state": "cancelled"})
+    run.ledger.request({"state": "cancelled"})
     assert attempts(run, 0) == 1
 
 
@@ -86,7 +86,7 @@ def test_every_change_ends_exact(run: RunCase) -> None:
                     run.ledger.start([(hint.u, token)])
                     if hint.u % 2:
                         run.publish(hint.u, token)
-        run.ledger.ask({"state": state})
+        run.ledger.request({"state": state})
         run.clock.advance(1)
         writer.step()
         assert load_control(run.layout).state == state
@@ -97,11 +97,11 @@ def test_every_change_ends_exact(run: RunCase) -> None:
 
 def test_what_was_asked_for_is_in_the_folder_before_the_broker_forgets_that_it_was_asked(run: RunCase) -> None:
     writer = run.writer()
-    run.ledger.ask({"state": "paused", "priority": "70"})
-    assert run.ledger.asked() == {"state": "paused", "priority": "70"}
+    run.ledger.request({"state": "paused", "priority": "70"})
+    assert run.ledger.requested() == {"state": "paused", "priority": "70"}
     run.clock.advance(1)
     writer.step()
-    assert run.ledger.asked() == {}
+    assert run.ledger.requested() == {}
     assert load_control(run.layout) == Control(state="paused", priority=70)
 
 
@@ -109,7 +109,7 @@ def test_a_paused_run_is_paused_after_the_broker_lost_everything(run: RunCase) -
     writer = run.writer()
     feeder = run.feeder()
     feeder.tick()
-    run.ledger.ask({"state": "paused", "priority": "70"})
+    run.ledger.request({"state": "paused", "priority": "70"})
     run.clock.advance(1)
     writer.step()
     feeder.tick()
@@ -134,32 +134,32 @@ def test_a_broker_that_lost_its_last_second_is_put_right(run: RunCase) -> None:
 
 
 def test_a_wish_that_no_writer_saw_is_noted_by_the_next_one_before_anything_is_built(run: RunCase) -> None:
-    run.ledger.ask({"state": "paused"})
+    run.ledger.request({"state": "paused"})
     run.writer()
     assert run.ledger.meta()["state"] == "paused"
     assert load_control(run.layout).state == "paused"
-    assert run.ledger.asked() == {}
+    assert run.ledger.requested() == {}
 
 
 def test_what_is_asked_while_another_wish_is_being_noted_stands(run: RunCase) -> None:
     run.build()
-    run.ledger.ask({"state": "paused"})
-    run.ledger.ask({"state": "running"})
+    run.ledger.request({"state": "paused"})
+    run.ledger.request({"state": "running"})
     run.ledger.restore(Control(state="paused"))
     assert run.ledger.meta()["state"] == "running"
-    assert run.ledger.asked() == {"state": "running"}
+    assert run.ledger.requested() == {"state": "running"}
 
 
 def test_a_run_that_is_done_stays_done(run: RunCase) -> None:
     run.build(done=b"\xff")
-    assert run.ledger.ask({"state": "paused"})["state"] == "done"
-    assert run.ledger.asked() == {}
+    assert run.ledger.request({"state": "paused"})["state"] == "done"
+    assert run.ledger.requested() == {}
 
 
 def test_the_priority_of_a_run_that_is_done_counts_when_units_are_added(run: RunCase) -> None:
     run.build(done=b"\xff")
-    run.ledger.ask({"state": "paused", "priority": "40"})
-    assert run.ledger.asked() == {"priority": "40"}
+    run.ledger.request({"state": "paused", "priority": "40"})
+    assert run.ledger.requested() == {"priority": "40"}
     run.writer()
     assert load_control(run.layout) == Control(priority=40)
 
@@ -167,7 +167,7 @@ def test_the_priority_of_a_run_that_is_done_counts_when_units_are_added(run: Run
 def test_a_run_whose_last_units_end_while_it_is_paused_is_done(run: RunCase) -> None:
     writer = run.writer()
     tokens = [run.claim(u) for u in range(8)]
-    run.ledger.ask({"state": "paused"})
+    run.ledger.request({"state": "paused"})
     for u, token in enumerate(tokens):
         assert run.publish(u, token) is PublishVerdict.ACCEPTED
     writer.drain()
@@ -187,11 +187,11 @@ def test_the_writer_of_all_runs_lets_a_cancelled_one_go_and_takes_it_up_again(ru
         seen.append(run.info.run in daemon.runs)
         if number == 3:
             run.work_one(0)
-            run.ledger.ask({"state": "cancelled"})
+            run.ledger.request({"state": "cancelled"})
         if len(seen) > 4 and not seen[-1] and "asked" not in state:
             state["asked"] = len(seen)
             assert run.committed_units() == [0], "what was published before is kept"
-            run.ledger.ask({"state": "running"})
+            run.ledger.request({"state": "running"})
         return "asked" in state and seen[-1] and len(seen) > state["asked"] + 1
 
     state: dict[str, int] = {}
@@ -223,7 +223,7 @@ def test_a_state_that_embq_does_not_write_is_that_of_a_run_without_a_queue(run: 
 
 def test_a_writer_that_is_to_end_notes_what_was_asked_for_a_moment_ago(run: RunCase) -> None:
     writer = run.writer()
-    run.ledger.ask({"state": "cancelled"})
+    run.ledger.request({"state": "cancelled"})
     writer.drain()
     assert load_control(run.layout).state == "cancelled"
 
@@ -238,7 +238,7 @@ def test_who_cancels_a_run_whose_broker_ends_with_it_is_told_what_stands_in_the_
     writer.drain()
 
     def the_session_ends() -> float:
-        if run.ledger.asked() and own_server.running():
+        if run.ledger.requested() and own_server.running():
             if noted:
                 writer.drain()
             own_server.stop()

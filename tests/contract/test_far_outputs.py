@@ -134,7 +134,7 @@ def test_a_writer_killed_at_any_request_is_followed_by_one_that_ends_exactly(
     for u in range(4):
         run.work_one(u, failed=[2] if u == 3 else [])
     with monkeypatch.context() as patch:
-        patch.setattr(ObjectPath, "ask", killing(at, after=after))
+        patch.setattr(ObjectPath, "call", killing(at, after=after))
         with pytest.raises(Killed):
             first.drain()
     run.finish(run.writer())

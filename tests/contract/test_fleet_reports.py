@@ -88,7 +88,7 @@ def test_a_service_is_heard_of_from_its_first_moment_on_and_forgotten_when_it_en
     own_server: EmbeddedServer, own_client: redis.Redis, report: Any
 ) -> None:
     worker = of("worker", cores=8, memory_bytes=1 << 40, cache_free_bytes=1 << 41)
-    reporter = report(worker, look=lambda service: replace(service, devices=DEVICES))
+    reporter = report(worker, refresh=lambda service: replace(service, devices=DEVICES))
     wait_until(lambda: heard(own_client))
     (one,) = services(own_client)
     assert one.service == replace(worker, devices=DEVICES, began_ms=one.service.began_ms, clock_s=one.service.clock_s)
@@ -135,7 +135,7 @@ def test_a_bug_in_what_is_reported_is_told_and_leaves_the_service_alone(
     def look(_service: Service) -> Service:
         raise ZeroDivisionError
 
-    report(of("worker"), look=look)
+    report(of("worker"), refresh=look)
     wait_until(lambda: [record for record in caplog.records if record.getMessage() == "bug" and record.exc_info])
 
 

@@ -15,7 +15,7 @@ from embq.core.queue.heartbeats import WORKER_REPORTS, BriefReport
 from embq.core.queue.hints import Hint
 from embq.core.queue.keys import WORKERS, speeds_key
 from embq.core.queue.scripts import load_scripts
-from embq.core.queue.worker_speeds import SILENT_S, WorkerSpeed, keep_sum, others
+from embq.core.queue.worker_speeds import SILENT_S, WorkerSpeed, keep_sum, other_speeds
 from embq.core.units import Sample, Unit
 from embq.producer.feeder import Feeder
 from embq.worker.claim.claim_policy import (
@@ -294,13 +294,13 @@ def test_a_look_at_a_thousand_workers_is_one_small_answer(make_holder: MakeHolde
     keep_sum(own_client, key.rpartition(":")[2], [(report, 0.0) for report in reports], at_ms=5_000)
     text = own_client.get(key)
     assert len(text) <= 2_000
-    found = others(text, 5_000, "w7")
+    found = other_speeds(text, 5_000, "w7")
     assert sum(one.workers for one in found) == 1_000
     for left in (10, 500, 5_000, 100_000):
         assert makespan(left, found) == pytest.approx(makespan(left, workers), rel=0.05, abs=1.0)
     few = reports[:40]
     keep_sum(own_client, key.rpartition(":")[2], [(report, 0.5) for report in few], at_ms=5_000)
-    assert [one.workers for one in others(own_client.get(key), 6_000, "w7")] == [1] * 39
-    assert others(own_client.get(key), 9_000, "w7") == [], "it is too old"
+    assert [one.workers for one in other_speeds(own_client.get(key), 6_000, "w7")] == [1] * 39
+    assert other_speeds(own_client.get(key), 9_000, "w7") == [], "it is too old"
     own_client.set(key, b"{}")
-    assert others(own_client.get(key), 5_000, "w7") == []
+    assert other_speeds(own_client.get(key), 5_000, "w7") == []

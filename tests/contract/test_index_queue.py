@@ -156,12 +156,12 @@ def test_a_machine_with_another_folder_under_the_same_path_takes_no_part(build: 
 
 def test_a_unit_process_that_dies_says_how_and_another_one_takes_its_place() -> None:
     child = IndexChild(worker="w", threads=1, memory_bytes=1 << 30)
-    child.ask({"no": "unit"})
+    child.send({"no": "unit"})
     first = child.pid
     os.kill(first, 9)
     with pytest.raises(ChildEndedError, match="signal 9"):
         child.answer(60.0)
-    child.ask({"no": "unit"})
+    child.send({"no": "unit"})
     assert child.pid != first
     told = child.answer(60.0)
     assert told is not None

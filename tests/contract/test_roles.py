@@ -57,7 +57,7 @@ def as_user(guarded: GuardedServer) -> Iterator[Callable[..., redis.Redis]]:
 def ready(guarded: GuardedServer, as_user: Callable[..., redis.Redis]) -> Ledger:
     """A run of eight units whose queue was built by the writer, with all scripts loaded."""
     writer = as_user("writer")
-    Loader(writer, load_scripts(writer)).look()
+    Loader(writer, load_scripts(writer)).load_missing()
     ledger = Ledger(writer, RUN)
     ledger.rebuild(gen="1-0", total=8, done=b"", counters={"fingerprint": FINGERPRINT})
     return ledger
@@ -180,10 +180,10 @@ def test_a_laptop_pauses_and_cancels(
     assert worker.claim(0, token, lease_s=LEASE_S, fingerprint=FINGERPRINT).granted
     assert worker.start([(0, token)]) == set()
     laptop = Ledger(as_user("laptop"), RUN)
-    assert laptop.ask({"state": "paused"})["state"] == "paused"
-    assert laptop.ask({"state": "cancelled", "priority": "7"}) == {"state": "cancelled", "priority": "7"}
+    assert laptop.request({"state": "paused"})["state"] == "paused"
+    assert laptop.request({"state": "cancelled", "priority": "7"}) == {"state": "cancelled", "priority": "7"}
     assert worker.beat("1-0", [(0, token)], lease_s=LEASE_S) == ("cancelled", {token})
-    assert laptop.asked() == {"state": "cancelled", "priority": "7"}
+    assert laptop.requested() == {"state": "cancelled", "priority": "7"}
     assert guarded.refused() == []
 
 
@@ -233,7 +233,7 @@ def test_who_may_not_load_scripts_waits_for_who_may(
     waiting.join(1.0)
     assert waiting.is_alive()
     writer = as_user("writer")
-    assert Loader(writer, load_scripts(writer)).look() == len(load_scripts(writer))
+    assert Loader(writer, load_scripts(writer)).load_missing() == len(load_scripts(writer))
     waiting.join(20)
     assert gen == [("running", set())]
     assert guarded.refused() == []
@@ -245,7 +245,7 @@ def test_without_producer_and_writer_a_command_says_so(
     as_user("admin").script_flush()
     monkeypatch.setattr(embq.core.queue.scripts, "WAIT_S", 0.3)
     with pytest.raises(BrokerError, match="the user laptop may not load them") as caught:
-        Ledger(as_user("laptop"), RUN).ask({"state": "paused"})
+        Ledger(as_user("laptop"), RUN).request({"state": "paused"})
     assert "embq producer" in caught.value.next_step
 
 
@@ -290,7 +290,7 @@ def test_on_a_server_of_others_that_allows_eval_alone_each_script_is_sent(
     admin.script_flush()
     with connect(guarded.url("someone"), password="x") as client:
         scripts = load_scripts(client)
-        assert Loader(client, scripts).look() == 0
+        assert Loader(client, scripts).load_missing() == 0
         assert Ledger(client, RUN, scripts=scripts).beat("1-0", [], lease_s=LEASE_S)[0] in ("gen", "running")
     admin.acl_deluser("someone")
 

@@ -39,7 +39,7 @@ def make(own_client: redis.Redis, tmp_path: Path) -> Make:
     def one(name: str, *, priority: int = 10, hints: bool = True, **options: object) -> RunCase:
         run = make_case(own_client, tmp_path / name, **options)
         run.build()
-        run.ledger.ask({"priority": str(priority)})
+        run.ledger.request({"priority": str(priority)})
         if hints:
             run.feeder().tick()
         return run
@@ -118,13 +118,13 @@ def test_at_the_end_of_a_slice_another_model_has_its_turn(own_client: redis.Redi
 def test_the_model_of_a_run_that_rests_has_no_claim(own_client: redis.Redis, make: Make, state: str) -> None:
     chooser = scheduler(own_client)
     mine, other = make("a"), make("b")
-    other.ledger.ask({"state": state})
+    other.ledger.request({"state": state})
     turn = first(chooser)
     assert turn is not None
     assert turn.model == mine.record.model
     assert at_the_end(chooser, turn) is None
-    mine.ledger.ask({"state": state})
-    other.ledger.ask({"state": "running"})
+    mine.ledger.request({"state": state})
+    other.ledger.request({"state": "running"})
     other.feeder().tick()
     assert chooser.wanted(mine.record.model), "without contention it stays loaded"
     assert at_the_end(chooser, turn, idle=True) == other.record.model
@@ -173,7 +173,7 @@ def test_a_model_weighs_what_its_runs_weigh_together(own_client: redis.Redis, ma
     again = make_case(own_client, tmp_path / "again")
     again.record = type(again.record)(run=again.record.run, output=again.record.output, model=run.record.model, units=8)
     again.build()
-    again.ledger.ask({"priority": "15"})
+    again.ledger.request({"priority": "15"})
     turn = first(chooser)
     assert turn is not None
     assert turn.weight == 45

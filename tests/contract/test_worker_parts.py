@@ -379,11 +379,11 @@ def test_a_part_in_a_bucket_costs_the_writer_the_same_whatever_it_weighs(
 ) -> None:
     monkeypatch.setattr(module, "PART_BYTES", 1)
     asked: Counter[str] = Counter()
-    ask, read_range = ObjectPath.ask, ObjectPath.read_range
+    call, read_range = ObjectPath.call, ObjectPath.read_range
 
     def counted(path: ObjectPath, request: Callable[[Any, str], Any]) -> Any:
         asked["requests"] += 1
-        return ask(path, request)
+        return call(path, request)
 
     def weighed(path: ObjectPath, start: int, stop: int) -> bytes:
         asked["bytes"] += stop - start
@@ -398,7 +398,7 @@ def test_a_part_in_a_bucket_costs_the_writer_the_same_whatever_it_weighs(
         (path,) = staged(run)
         size = path.stat().st_size
         with monkeypatch.context() as patched:
-            patched.setattr(ObjectPath, "ask", counted)
+            patched.setattr(ObjectPath, "call", counted)
             patched.setattr(ObjectPath, "read_range", weighed)
             writer.step()
         assert writer.finished
@@ -415,15 +415,15 @@ def test_a_worker_that_dies_leaves_nothing_in_the_bucket(
 ) -> None:
     run = make_far(3)
     writer = run.writer()
-    take = ObjectPath.take
+    upload = ObjectPath.upload
 
     def killed(path: ObjectPath, local: Path) -> None:
         if put:
-            take(path, local)
+            upload(path, local)
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(ObjectPath, "take", killed)
+        patched.setattr(ObjectPath, "upload", killed)
         with pytest.raises(Killed):
             publish(run, stage, 0, token=run.claim(0, "dies"))
     assert len(staged(run)) == put
@@ -496,7 +496,7 @@ def test_a_store_that_is_away_costs_no_unit_an_attempt(
         raise AwayError("the store does not answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(ObjectPath, "take", away)
+        patched.setattr(ObjectPath, "upload", away)
         publish(run, stage, 0)
         assert staged(run) == []
     publish(run, stage, 1)

@@ -121,7 +121,7 @@ def test_lists_are_merged_from_ranges_where_there_are_no_copies(
     read = []
 
     def sent(temporary: Path, index: ObjectPath, file: File, folder: Path) -> None:
-        (index / file.path).take(temporary)
+        (index / file.path).upload(temporary)
         temporary.unlink()
 
     def copied(index: ObjectPath, file: File, folder: Path) -> Path:
@@ -138,7 +138,7 @@ def test_lists_are_merged_from_ranges_where_there_are_no_copies(
 def killed_at(data: Path, url: ObjectPath, at: int, *, after: bool) -> bool:
     """Build in a process that is killed at a request; gives whether it came so far."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ObjectPath, "ask", killing(at, after=after))
+        patch.setattr(ObjectPath, "call", killing(at, after=after))
         patch.setattr(claim, "BEAT_S", 3_600.0)
         try:
             built(data, url)
@@ -149,14 +149,14 @@ def killed_at(data: Path, url: ObjectPath, at: int, *, after: bool) -> bool:
 
 def requests_of(data: Path, url: ObjectPath) -> int:
     """Requests of a build that nothing disturbs."""
-    real, count = ObjectPath.ask, [0]
+    real, count = ObjectPath.call, [0]
 
     def ask(path: ObjectPath, request: Callable[[Any, str], Any]) -> Any:
         count[0] += 1
         return real(path, request)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ObjectPath, "ask", ask)
+        patch.setattr(ObjectPath, "call", ask)
         built(data, url)
     return count[0]
 
@@ -218,7 +218,7 @@ def test_a_store_that_is_away_says_nothing_about_a_unit(url: ObjectPath, monkeyp
     )
     unit.sidecar.replace(json.dumps(to_json(record)).encode())
     assert find(unit) is not None
-    monkeypatch.setattr(ObjectPath, "ask", away)
+    monkeypatch.setattr(ObjectPath, "call", away)
     with pytest.raises(AwayError):
         find(unit)
 

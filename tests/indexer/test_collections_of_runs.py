@@ -57,7 +57,7 @@ def test_what_is_stored_is_restored(tmp_path: Path, format: str, dtype: str) -> 
 def test_vectors_of_length_1_are_known(tmp_path: Path, rows: dict[str, object], dtype: str, unit: bool) -> None:
     spec = RowSpec(dtype=dtype, **rows)  # type: ignore[arg-type]
     collection = open_collection(build(tmp_path / "out", write_inputs(tmp_path / "in"), model="stub:16", rows=spec))
-    assert collection.dim == spec.kept(16)
+    assert collection.dim == spec.kept_dim(16)
     assert collection.unit_length == unit
     lengths = np.linalg.norm(read(collection), axis=1)
     assert (np.abs(lengths - (1.0 if unit else collection.dim**0.5)) < 1e-2).all()

@@ -289,7 +289,7 @@ def test_what_is_not_there_or_not_allowed_is_one_sentence(
     def denied(*_: object) -> None:
         raise PermissionError(13, "Forbidden", "s3://bucket/x")
 
-    monkeypatch.setattr(ObjectPath, "ask", denied)
+    monkeypatch.setattr(ObjectPath, "call", denied)
     for ask in (
         lambda: embq.search("s3://bucket/x", vector=QUERY),
         lambda: named_indices(["s3://bucket/x"], []),

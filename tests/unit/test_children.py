@@ -72,7 +72,7 @@ def test_answers_come_one_for_each_request() -> None:
     child = JsonChild(python(ECHO))
     assert child.pid == 0
     for number in range(3):
-        child.ask({"n": number})
+        child.send({"n": number})
         assert child.answer(60.0) == {"echo": {"n": number}}
     pid = child.pid
     child.close()
@@ -83,13 +83,13 @@ def test_answers_come_one_for_each_request() -> None:
 
 def test_an_answer_that_is_late_is_none_and_a_dead_child_says_how_it_ended() -> None:
     child = JsonChild(python("import sys, time; sys.stdin.readline(); time.sleep(600)"))
-    child.ask({})
+    child.send({})
     assert child.answer(0.05) is None
     os.kill(child.pid, signal.SIGKILL)
     with pytest.raises(ChildEndedError, match="signal 9") as ended:
         child.answer(60.0)
     assert ended.value.status == -signal.SIGKILL
-    child.ask({})
+    child.send({})
     assert child.pid, "another process was started"
     child.kill()
     assert child.pid == 0

@@ -254,7 +254,7 @@ def test_the_rest_of_a_shard_is_described_and_other_text_is_refused() -> None:
     again = Retry(unit=0, failed=0, record=1, attempts=1, replaces=1, only="12+", keys="a" * 32)
     unit = Unit(kind="tar", source="s.tar", retry=again)
     assert Unit.from_description(unit.describe()) == unit
-    assert (unit.first_ordinal, unit.wanted, unit.expected, again.ordinals, again.lifts) == (12, None, None, [12], 0)
+    assert (unit.first_ordinal, unit.selected, unit.expected, again.ordinals, again.lifts) == (12, None, None, [12], 0)
     for text in ("1-2+", "+", "1,2+", "1++", "-1+"):
         with pytest.raises(ValueError, match=r"."):
             replace(again, only=text)

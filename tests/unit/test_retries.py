@@ -42,7 +42,7 @@ def test_a_retry_survives_its_description_and_a_unit_of_the_inputs_says_nothing_
     unit = Unit(kind="tar", source="s.tar", stop=9, etag="1-9", retry=RETRY)
     described = json.loads(json.dumps(unit.describe()))
     assert Unit.from_description(described) == unit
-    assert (unit.wanted, unit.expected) == ([0, 1, 2, 9], 4)
+    assert (unit.selected, unit.expected) == ([0, 1, 2, 9], 4)
     plain = replace(unit, retry=None)
     assert "retry" not in plain.describe()
     assert plain.unit_id == "b29f8d4e0243342b1d70bc18f7cab4bb"

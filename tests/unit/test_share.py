@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embq.core.queue.heartbeats import BriefReport
-from embq.core.queue.worker_speeds import WorkerSpeed, keep_sum, others
+from embq.core.queue.worker_speeds import WorkerSpeed, keep_sum, other_speeds
 from embq.worker.claim.claim_policy import EXACT_S, makespan
 
 SPEEDS = st.lists(
@@ -62,8 +62,8 @@ def test_the_sum_of_speeds_is_read_as_it_was_written_and_a_malformed_one_is_none
     kept = Kept()
     reports = [(BriefReport(name=f"w{n}", ahead_s=1.0, unit_s=2.0 + n, held=1), 0.0) for n in range(3)]
     keep_sum(kept, "m", reports, at_ms=1_000)  # type: ignore[arg-type]
-    assert [one.unit_s for one in others(kept.text, 1_000, "w1")] == [2.0, 4.0]
-    assert others(kept.text, 1_000 + 4_000, "w1") == []
+    assert [one.unit_s for one in other_speeds(kept.text, 1_000, "w1")] == [2.0, 4.0]
+    assert other_speeds(kept.text, 1_000 + 4_000, "w1") == []
     for text in (b"", b"[]", b'{"at_ms": 1000, "groups": [[1, 1e999, 2.0, 0]]}', b'{"at_ms": 1000, "groups": [[1]]}'):
-        assert others(text, 1_000, "w1") == []
-    assert others(b'{"at_ms": 1000, "groups": [[18446744073709551616, 1.0, 2.0, 0]]}', 1_000, "w1") == []
+        assert other_speeds(text, 1_000, "w1") == []
+    assert other_speeds(b'{"at_ms": 1000, "groups": [[18446744073709551616, 1.0, 2.0, 0]]}', 1_000, "w1") == []

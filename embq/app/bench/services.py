@@ -98,7 +98,7 @@ def services(folder: Path, worker_set: WorkerSet, setup: Setup, poll: Callable[[
             if refused := worker.refused_model():
                 raise refused
             private.wait()
-        Ledger(client, keeper.run).ask({"state": RunState.PAUSED})
+        Ledger(client, keeper.run).request({"state": RunState.PAUSED})
         start("producer")
         private.identities = private.identities_now()
         yield private

@@ -218,7 +218,7 @@ def _files(
     cursor, number = Cursor(tables), 0
     of_rows: list[CommittedFile] = []
     layout.temporary.mkdir()
-    while (table := cursor.take(per_file)).num_rows:
+    while (table := cursor.read(per_file)).num_rows:
         name = PartName(number=number, first_id=table["id"][0].as_py(), epoch=0, layout=layout)
         written = write_part(info, table, name, notes)
         for draft in written:

@@ -101,7 +101,7 @@ def _write_metadata(version: Version, folder: Path, *, images: bool) -> list[str
     identity = Identity.open([(one.check(version.index), one.first_id, one.rows) for one in version.identity])
     folder.mkdir()
     cursor, names = Cursor(identity.tables()), []
-    while (table := cursor.take(FILE_ROWS)).num_rows:
+    while (table := cursor.read(FILE_ROWS)).num_rows:
         ordered = clip_retrieval_columns(table, images=images)
         path = folder / f"metadata_{table['id'][0].as_py() // FILE_ROWS:08d}.parquet"
         pq.write_table(ordered, path, compression="snappy", row_group_size=ROW_GROUP_ROWS)

@@ -112,7 +112,7 @@ class Session:
             require(client, "run")
             announce(client, self.info, self.layout.root)
             worker_choices.remember(self.layout, self.choices)
-            Ledger(client, self.info.run).ask(self.wishes)
+            Ledger(client, self.info.run).request(self.wishes)
             self.layout.logs.mkdir(exist_ok=True)
             children = self._children(url)
             monitor = RunMonitor(self.layout.root, client)

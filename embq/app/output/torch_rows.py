@@ -56,7 +56,7 @@ class TorchRows(IterableDataset[dict[str, Any]]):
             yield from self._plain(matrices, first, last)
             return
         cursor = Cursor(self._tables(first, last))
-        while (table := cursor.take(self._batch_size)).num_rows:
+        while (table := cursor.read(self._batch_size)).num_rows:
             batch: dict[str, Any] = {
                 "id": torch.from_numpy(table["id"].to_numpy().copy()),
                 self._column: torch.from_numpy(self._vectors(table)),

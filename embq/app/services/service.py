@@ -100,13 +100,13 @@ class ResidentService:
 
     @contextmanager
     def reported(
-        self, *collectors: Collector, look: Callable[[Service], Service] = lambda service: service
+        self, *collectors: Collector, refresh: Callable[[Service], Service] = lambda service: service
     ) -> Iterator[None]:
         """Answer metrics, and report this process to the broker by a client of its own, while the block runs.
 
         Args:
             collectors: called for `/metrics`.
-            look: see `embq.core.queue.reporting.Reporter`.
+            refresh: see `embq.core.queue.reporting.Reporter`.
         """
         address = ""
         if self.endpoint is not None:
@@ -118,7 +118,7 @@ class ResidentService:
             return connect(self.settings.broker_url, password=self.settings.broker_password, give_up=give_up)
 
         this = this_service(self.role, version=embq.__version__, run=self.only, metrics=address)
-        with Reporter(client, this, look=look):
+        with Reporter(client, this, refresh=refresh):
             yield
 
 

@@ -90,12 +90,12 @@ def request(
     """
     require(client, verb)
     ledger = Ledger(client, record.run)
-    ledger.ask({"state": VERBS[verb]})
+    ledger.request({"state": VERBS[verb]})
     end = clock() + CONFIRM_S
     try:
         if VERBS[verb] != RunState.RUNNING:
             withdraw(client, hint_queue(client, record.model.queue_key), record.run)
-        while not (noted := not ledger.asked()) and clock() < end:
+        while not (noted := not ledger.requested()) and clock() < end:
             time.sleep(LOOK_S)
         meta = ledger.meta()
     except RedisError:

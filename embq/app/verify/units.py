@@ -275,7 +275,7 @@ class Units:
         try:
             samples = islice(self.read(unit), rest)
             # A retry of files names those alone that it repeats.
-            of_files = unit.wanted if unit.kind == "files" else None
+            of_files = unit.selected if unit.kind == "files" else None
             yield from zip(of_files, samples, strict=True) if of_files else enumerate(samples)
         except SourceError as error:
             if error.code in CHANGED:
@@ -293,7 +293,7 @@ class Units:
         count = 0
         unread: list[str] = []
         check = self.content(rows, mapped=_is_mapped(unit))
-        wanted = None if unit.wanted is None else frozenset(unit.wanted)
+        wanted = None if unit.selected is None else frozenset(unit.selected)
         try:
             for ordinal, sample in self._samples(where, unit, rest):
                 count += 1
@@ -336,7 +336,7 @@ class Units:
         wrong: list[str] = []
         check = self.content(by_place, mapped=True)  # `documents` compares the texts
         count = 0
-        retried, wanted = _retried(again, failures), None if unit.wanted is None else frozenset(unit.wanted)
+        retried, wanted = _retried(again, failures), None if unit.selected is None else frozenset(unit.selected)
         try:
             for ordinal, sample in self._samples(where, unit, rest):
                 count += 1

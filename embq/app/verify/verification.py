@@ -168,7 +168,7 @@ class Verification:
             if recorded.first_row != first:
                 self._findings.add("unit_rows", where, f"its first row is {recorded.first_row}, not {first}")
             first += recorded.rows
-            of_unit, failed = rows.take(recorded.rows), failures.take(recorded.failures)
+            of_unit, failed = rows.read(recorded.rows), failures.read(recorded.failures)
             if (of_unit.num_rows, failed.num_rows) != (recorded.rows, recorded.failures):
                 self._findings.add(
                     "counts",

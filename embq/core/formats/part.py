@@ -42,7 +42,7 @@ class Cursor:
         self._tables = tables
         self._table: pa.Table | None = None
 
-    def take(self, count: int) -> pa.Table:
+    def read(self, count: int) -> pa.Table:
         """The next `count` rows, or what is left of them."""
         pieces: list[pa.Table] = []
         while count > 0:
@@ -124,7 +124,7 @@ class Part:
                 merged["id"] = pa.array(np.arange(next_id, next_id + table.num_rows, dtype=np.int64))
                 next_id += table.num_rows
             for cursor in beside:
-                piece = cursor.take(table.num_rows)
+                piece = cursor.read(table.num_rows)
                 if piece.num_rows != table.num_rows:
                     raise ValueError("its files do not have the same number of rows")
                 merged |= dict(zip(piece.column_names, piece.columns, strict=True))

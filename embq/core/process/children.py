@@ -157,7 +157,7 @@ class JsonChild:
         """Process id; 0 where no process runs."""
         return self._process.pid if self._process is not None else 0
 
-    def ask(self, request: Mapping[str, Any]) -> None:
+    def send(self, request: Mapping[str, Any]) -> None:
         """Send a request. That the process has ended shows in `answer`."""
         if self._process is None:
             self._process = self._started()

@@ -84,7 +84,7 @@ class Heartbeats(Generic[T]):
         arguments = [name, wire.write(report), int(life_s * 1000)]
         scripts["report"](keys=[self._members, self._key(name)], args=arguments, client=client)
 
-    def heard(self, client: redis.Redis, *, of: Callable[[str], bool] = bool) -> Iterator[tuple[T, int, float]]:
+    def with_age(self, client: redis.Redis, *, of: Callable[[str], bool] = bool) -> Iterator[tuple[T, int, float]]:
         """(report, ms of its time by the broker's clock, its age in seconds).
 
         Args:
@@ -248,7 +248,7 @@ BRIEF_REPORTS = Heartbeats(
 
 def live_workers(client: redis.Redis) -> list[dict[str, Any]]:
     """The last report of each worker, with its age as `silent_s`."""
-    return [{**report, "silent_s": round(age_s, 1)} for report, _, age_s in WORKER_REPORTS.heard(client)]
+    return [{**report, "silent_s": round(age_s, 1)} for report, _, age_s in WORKER_REPORTS.with_age(client)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,7 +403,7 @@ def services(client: redis.Redis, *, role: str = "") -> list[Heard]:
     is_shown = bool if role in ("", *KEEPERS) else lambda name: is_kept(name) is not None
     reports = [
         Heard(service=service, last_ms=last_ms, silent_s=round(age_s, 1))
-        for service, last_ms, age_s in SERVICE_REPORTS.heard(client, of=is_shown)
+        for service, last_ms, age_s in SERVICE_REPORTS.with_age(client, of=is_shown)
     ]
     return sorted(reports, key=_order)
 

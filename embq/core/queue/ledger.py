@@ -106,7 +106,7 @@ class Ledger:
         """The run's counters and settings; empty where the broker does not know the run."""
         return read_meta(cast("dict[bytes, bytes]", self.client.hgetall(self.keys[0])))
 
-    def mend(self, fields: Mapping[str, int | str]) -> list[str]:
+    def repair(self, fields: Mapping[str, int | str]) -> list[str]:
         """Restore `fields` in `meta`, and 0 for malformed numbers; gives the names of the fields that were wrong.
 
         For the writer: other users with the right to write there may have written anything.
@@ -235,14 +235,14 @@ class Ledger:
 
     # --- state and priority ---
 
-    def ask(self, wishes: Mapping[str, str]) -> dict[str, str]:
+    def request(self, wishes: Mapping[str, str]) -> dict[str, str]:
         """Change `state` or `priority`, at once; gives both as they are now.
 
-        The change is kept in the broker until the run's writer has written it to the output folder: see `asked`.
+        The change is kept in the broker until the run's writer has written it to the output folder: see `requested`.
         """
         return self._control(0, wishes)
 
-    def asked(self) -> dict[str, str]:
+    def requested(self) -> dict[str, str]:
         """Requested changes that are not in the output folder yet."""
         raw = cast("dict[bytes, bytes]", self.client.hgetall(run_key(self.run, "asked")))
         return requested_changes(raw)

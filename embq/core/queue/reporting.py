@@ -73,7 +73,7 @@ class FleetWarnings:
         if abs(ahead_s) > CLOCK_OFFSET_S and self._first("clock"):
             self._log.warning("clock_differs", ahead_s=round(ahead_s, 1), next=CLOCK_NEXT)
 
-    def others(self, own: Service, peers: list[Heard]) -> None:
+    def peers(self, own: Service, peers: list[Heard]) -> None:
         """Check the services that report."""
         for other in [peer.service for peer in peers if peer.service.name != own.name and peer.last_ms > own.began_ms]:
             same = (other.version, other.protocol) == (own.version, own.protocol)
@@ -147,7 +147,7 @@ class Reporter(threading.Thread):
     Args:
         connect: makes an impatient client for this thread alone; its argument says whether a stop was requested.
         service: the first report.
-        look: makes the present report of the last one; called before each report, in this thread.
+        refresh: makes the present report of the last one; called before each report, in this thread.
     """
 
     def __init__(
@@ -155,13 +155,13 @@ class Reporter(threading.Thread):
         connect: Callable[[Callable[[], bool]], redis.Redis],
         service: Service,
         *,
-        look: Callable[[Service], Service] = lambda service: service,
+        refresh: Callable[[Service], Service] = lambda service: service,
         every_s: float = REPORT_S,
     ) -> None:
         super().__init__(name="reporter", daemon=True)
         self.service = service
         self._connect = connect
-        self._look = look
+        self._refresh = refresh
         self._every_s = every_s
         self._over = threading.Event()
         self._scripts: dict[str, Script] = {}
@@ -212,12 +212,12 @@ class Reporter(threading.Thread):
         self._scripts = self._scripts or load_scripts(client)
         ahead_s = clock_ahead_s(client)
         began_ms = self.service.began_ms or round((time.time() - ahead_s) * 1000)
-        self.service = self._look(replace(self.service, began_ms=began_ms, clock_s=round(ahead_s, 3) + 0.0))
+        self.service = self._refresh(replace(self.service, began_ms=began_ms, clock_s=round(ahead_s, 3) + 0.0))
         SERVICE_REPORTS.report(client, self.service, scripts=self._scripts)
         if self.service.role in KEEPERS:  # others may lack the right to
             SERVICE_REPORTS.forget_silent(client)
         self._notices.clock(ahead_s)
-        self._notices.others(self.service, services(client, role=self.service.role))
+        self._notices.peers(self.service, services(client, role=self.service.role))
         records, now = client.hlen(RUNS), time.monotonic()
         if records != self._records or now >= self._records_at:
             self._notices.runs(foreign_runs(client))

@@ -102,7 +102,7 @@ class Loader:
         self._clock = clock
         self._looked = float("-inf")
 
-    def look(self) -> int:
+    def load_missing(self) -> int:
         """Load what the server does not know, at most once in `LOOK_S`; gives how many.
 
         A user without the right to load scripts loads none; each is then sent in full.

@@ -86,7 +86,7 @@ def keep_sum(client: redis.Redis, queue_key: str, reports: Iterable[tuple[BriefR
     client.set(speeds_key(queue_key), wire.write(_Sum(at_ms=at_ms, groups=groups)), px=int(SILENT_S * 1000))
 
 
-def others(text: bytes | None, now_ms: int, name: str) -> list[WorkerSpeed]:
+def other_speeds(text: bytes | None, now_ms: int, name: str) -> list[WorkerSpeed]:
     """The other workers, as a sum has them, at a time of the broker; none where it is missing, malformed or old."""
     if text is None:
         return []

@@ -75,13 +75,13 @@ class RowSpec:
         """
         return self.normalize or (self.normalize is None and (self.dtype == "int8" or self.truncate_dim > 0))
 
-    def kept(self, dim: int) -> int:
+    def kept_dim(self, dim: int) -> int:
         """Number of numbers that are kept of a vector of `dim`."""
         return min(dim, self.truncate_dim) if self.truncate_dim else dim
 
     def width(self, dim: int) -> int:
         """Length of the stored list for a vector of `dim` numbers; binary packs eight of them into a byte."""
-        return self.kept(dim) // 8 if self.dtype == "binary" else self.kept(dim)
+        return self.kept_dim(dim) // 8 if self.dtype == "binary" else self.kept_dim(dim)
 
     def check(self, model: str, dim: int) -> None:
         """Raise InputError where vectors of `dim` numbers cannot be stored so.
@@ -95,10 +95,10 @@ class RowSpec:
                 next_step=f"use --truncate-dim {dim} or less, or leave it out",
                 code="wrong_dimension",
             )
-        if self.dtype == "binary" and self.kept(dim) % 8:
-            fitting = self.kept(dim) // 8 * 8
+        if self.dtype == "binary" and self.kept_dim(dim) % 8:
+            fitting = self.kept_dim(dim) // 8 * 8
             raise InputError(
-                f"--dtype binary stores 8 numbers in a byte: {self.kept(dim)} of {model} do not fill theirs",
+                f"--dtype binary stores 8 numbers in a byte: {self.kept_dim(dim)} of {model} do not fill theirs",
                 next_step=f"use --truncate-dim {fitting}, or another --dtype" if fitting else "use another --dtype",
                 code="wrong_dimension",
             )

@@ -47,7 +47,7 @@ def stored(block: np.ndarray, rows: RowSpec) -> tuple[np.ndarray, dict[int, Faul
     values at the position of a fault are undefined.
     """
     finite = np.isfinite(block).all(axis=1)
-    vectors = block[:, : rows.kept(block.shape[1])]
+    vectors = block[:, : rows.kept_dim(block.shape[1])]
     if not finite.all():
         vectors = np.where(finite[:, None], vectors, np.float32(0.0))
     faults = dict.fromkeys(np.flatnonzero(~finite).tolist(), NON_FINITE)

@@ -169,7 +169,7 @@ def publish(temporary: Path, path: Place, on_progress: Callable[[], None] = lamb
         on_progress: called on progress, where the file is sent over a network.
     """
     if isinstance(path, ObjectPath):
-        path.take(temporary, on_progress)
+        path.upload(temporary, on_progress)
         drop(temporary)
         return
     fsync_file(temporary)

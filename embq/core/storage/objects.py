@@ -49,7 +49,7 @@ class Status:
 class ObjectPath:
     """Path of an object, or of a prefix in place of a folder.
 
-    Methods of `pathlib.Path` do the same here, durably. Others: `create`, `replace`, `take` and `fetch`;
+    Methods of `pathlib.Path` do the same here, durably. Others: `create`, `replace`, `upload` and `fetch`;
     `embq.core.storage.durable` chooses between them and the calls for files.
     """
 
@@ -114,14 +114,14 @@ class ObjectPath:
 
     def stat(self) -> Status:
         """Size and time; FileNotFoundError where there is no such object."""
-        info = self.ask(lambda store, key: store.info(key))
+        info = self.call(lambda store, key: store.info(key))
         if info.get("type") != "file":
             raise FileNotFoundError(errno.ENOENT, "there is no such object", self._url)
         return _status(info)
 
     def read_bytes(self) -> bytes:
         """All of it."""
-        return bytes(self.ask(lambda store, key: store.cat_file(key)))
+        return bytes(self.call(lambda store, key: store.cat_file(key)))
 
     def read_text(self, encoding: str = "utf-8") -> str:
         """All of it as text."""
@@ -129,7 +129,7 @@ class ObjectPath:
 
     def read_range(self, start: int, stop: int) -> bytes:
         """The bytes from `start` up to `stop`."""
-        piece = bytes(self.ask(lambda store, key: store.cat_file(key, start=start, end=stop)))
+        piece = bytes(self.call(lambda store, key: store.cat_file(key, start=start, end=stop)))
         if len(piece) != stop - start:
             raise AwayError(f"{self}: {len(piece)} bytes came instead of {stop - start}")
         return piece
@@ -146,7 +146,7 @@ class ObjectPath:
     def listing(self) -> Iterator[tuple[ObjectPath, Status]]:
         """The objects directly below this name, each with its status; none where there are none."""
         try:
-            infos = self.ask(lambda store, key: store.ls(key, detail=True, refresh=True))
+            infos = self.call(lambda store, key: store.ls(key, detail=True, refresh=True))
         except FileNotFoundError:
             return
         prefix = key_of(self._url) + "/"
@@ -175,16 +175,16 @@ class ObjectPath:
         therefore be unique to its writer.
         """
         try:
-            self.ask(lambda store, key: store.pipe_file(key, data, mode="create"))
+            self.call(lambda store, key: store.pipe_file(key, data, mode="create"))
         except FileExistsError:
             if self.read_bytes() != data:
                 raise
 
     def replace(self, data: bytes) -> None:
         """Write it, in place of what was there."""
-        self.ask(lambda store, key: store.pipe_file(key, data))
+        self.call(lambda store, key: store.pipe_file(key, data))
 
-    def take(self, local: Path, on_progress: Callable[[], None] = lambda: None) -> None:
+    def upload(self, local: Path, on_progress: Callable[[], None] = lambda: None) -> None:
         """Create it from a file of this machine, whole; FileExistsError where it is there with other bytes.
 
         The client libraries send a checksum, which the store verifies; the size is compared afterwards.
@@ -199,7 +199,7 @@ class ObjectPath:
         if self._url.startswith("s3:"):
             options["max_concurrency"] = AT_ONCE
         try:
-            self.ask(lambda store, key: store.put_file(str(local), key, **options))
+            self.call(lambda store, key: store.put_file(str(local), key, **options))
         except (FileExistsError, FileNotFoundError):
             # After a lost answer the completion is retried, and the store knows no such upload any more.
             if not (self.exists() and self._equals(local)):
@@ -210,12 +210,12 @@ class ObjectPath:
 
     def copy(self, url: str) -> None:
         """Copy it to another name of the store, in place of what was there, without its bytes coming here."""
-        self.ask(lambda store, key: store.cp_file(key, key_of(url)))
+        self.call(lambda store, key: store.cp_file(key, key_of(url)))
 
     def unlink(self, missing_ok: bool = True) -> None:
         """Remove it; a missing one is no error, because S3 does not report it."""
         with suppress(FileNotFoundError):
-            self.ask(lambda store, key: store.rm_file(key))
+            self.call(lambda store, key: store.rm_file(key))
 
     def _equals(self, local: Path) -> bool:
         if self.stat().st_size != local.stat().st_size:
@@ -226,7 +226,7 @@ class ObjectPath:
                     return False
         return True
 
-    def ask(self, request: Callable[[Any, str], T]) -> T:
+    def call(self, request: Callable[[Any, str], T]) -> T:
         """The answer to `request`, which gets the client and the key; errors as described above."""
         for pause in (*BUSY_S, None):
             try:
@@ -273,7 +273,7 @@ class Unfinished:
         """Abort it; a missing one is no error."""
         bucket, _, key = key_of(str(self.path)).partition("/")
         try:
-            self.path.ask(
+            self.path.call(
                 lambda store, _: store.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=self.upload)
             )
         except FileNotFoundError:
@@ -289,7 +289,7 @@ def unfinished(folder: ObjectPath) -> list[Unfinished]:
     marks: dict[str, str] = {}
     while True:
         request = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", **marks}
-        page = folder.ask(partial(_uploads, request))
+        page = folder.call(partial(_uploads, request))
         uploads += [
             Unfinished(ObjectPath(f"s3://{bucket}/{item['Key']}"), item["UploadId"], seconds_of(item.get("Initiated")))
             for item in page.get("Uploads") or ()

@@ -87,7 +87,7 @@ def _take(index: ObjectPath, folder: ObjectPath, mine: ObjectPath) -> None:
 def _holder(path: ObjectPath) -> dict[str, Any] | None:
     """Content of a claim; None where it is gone, or none of ours."""
     try:
-        data = bytes(path.ask(lambda store, key: store.cat_file(key, start=0, end=_MOST_BYTES + 1)))
+        data = bytes(path.call(lambda store, key: store.cat_file(key, start=0, end=_MOST_BYTES + 1)))
         holder = wire.read(dict[str, Any], data, what=str(path), most_bytes=_MOST_BYTES)
     except (FileNotFoundError, wire.MalformedError):
         return None

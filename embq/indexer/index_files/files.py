@@ -195,7 +195,7 @@ def read_small(path: Place, most_bytes: int) -> bytes:
     """All bytes of a small file, and of a larger one at least one more than `most_bytes`; errors of `asking`."""
     with asking(path):
         if isinstance(path, ObjectPath):
-            return bytes(path.ask(lambda store, key: store.cat_file(key, start=0, end=most_bytes + 1)))
+            return bytes(path.call(lambda store, key: store.cat_file(key, start=0, end=most_bytes + 1)))
         with open(path, "rb") as file:
             return file.read(most_bytes + 1)
 

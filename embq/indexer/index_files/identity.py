@@ -58,7 +58,7 @@ def write_identity(tables: Iterable[pa.Table], path: Path) -> None:
     try:
         with pa.OSFile(str(path), "wb") as sink:
             cursor = Cursor(iter(tables))
-            while (table := cursor.take(BATCH_ROWS)).num_rows:
+            while (table := cursor.read(BATCH_ROWS)).num_rows:
                 if writer is None:
                     schema = table.schema.remove_metadata()
                     names = {one.name: _Names() for one in schema if pa.types.is_dictionary(one.type)}

@@ -211,7 +211,7 @@ def copied(index: ObjectPath, file: File, folder: Path) -> Path:
 
 def sent(temporary: Path, index: ObjectPath, file: File, folder: Path) -> None:
     """Create a payload in the bucket from a file of this machine, which stays as its copy where there is room."""
-    below(index, file.path).take(temporary)
+    below(index, file.path).upload(temporary)
     path = below(folder, file.path)
     try:
         _make_room(folder, 0)

@@ -86,7 +86,7 @@ class QueueRunner:
         taken_at, warned = time.monotonic(), False
         with stage.at_work():
             while not stage.over:
-                self._loader.look()
+                self._loader.load_missing()
                 if stage.turn():
                     taken_at, warned = time.monotonic(), False
                 elif not warned and time.monotonic() - taken_at > LONELY_S:

@@ -140,7 +140,7 @@ class Process(JsonChild):
         limits = {"cpu_s": CPU_S, "memory_bytes": self._memory_bytes or decoded_bytes()}
         request = {"unit": unit.describe(), **limits, "reach": (reach or current()).describe(), **asked}
         for is_last in (False, True):
-            self.ask(request)
+            self.send(request)
             process, answers = self._running()
             if self._stopped:
                 process.kill()

@@ -19,7 +19,7 @@ from embq.core.models import ModelConfig
 from embq.core.queue import hints
 from embq.core.queue.keys import run_key, speeds_key
 from embq.core.queue.runs import units_unclaimed
-from embq.core.queue.worker_speeds import ROUNDING, WorkerSpeed, others
+from embq.core.queue.worker_speeds import ROUNDING, WorkerSpeed, other_speeds
 from embq.core.units import Unit
 from embq.worker.claim.lease import ASIDE, Leases
 from embq.worker.embedders.base import Embedder
@@ -212,7 +212,7 @@ class ClaimPolicy:
                 pipe.zcard(run_key(self.run, "hinted")) if self.run else pipe.llen(self._queue.key)
                 (seconds, micros), speeds, waiting = pipe.execute()
             self.left = waiting + units_unclaimed(self.client, self.runs())
-            self._others = others(speeds, seconds * 1000 + micros // 1000, self.name)
+            self._others = other_speeds(speeds, seconds * 1000 + micros // 1000, self.name)
             self._looked_at = now
         since_s = now - self._looked_at
         # Own work in hand is as of now.

@@ -323,7 +323,7 @@ class PublishStage(Publisher):
                 with TemporaryFile(dir=spool_folder()) as spool:
                     digest = self._write(result, spool)
                     spool.seek(0)  # which some systems share with whoever opens the descriptor
-                    path.take(Path(f"/dev/fd/{spool.fileno()}"))
+                    path.upload(Path(f"/dev/fd/{spool.fileno()}"))
             else:
                 name = f"{folder.name}/{path.name}"
                 with written(path.parents[1], name, temporary=f".{path.name}") as raw:

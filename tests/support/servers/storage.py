@@ -448,8 +448,8 @@ class Killed(BaseException):
 
 
 def killing(at: int, *, after: bool) -> Callable[..., Any]:
-    """`ObjectPath.ask` in a process that is killed at one request to the store, before it or when it was obeyed."""
-    real, left = ObjectPath.ask, [at]
+    """`ObjectPath.call` in a process that is killed at one request to the store, before it or when it was obeyed."""
+    real, left = ObjectPath.call, [at]
 
     def ask(path: ObjectPath, request: Callable[[Any, str], Any]) -> Any:
         left[0] -= 1

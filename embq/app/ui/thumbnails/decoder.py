@@ -51,7 +51,7 @@ class _Child(JsonChild):
         """The answer to one request. Raises ChildEndedError, and TimeoutError after killing the process."""
         if self.images >= IMAGES:
             self.close()
-        self.ask({"image": b64encode(data).decode(), "side": side})
+        self.send({"image": b64encode(data).decode(), "side": side})
         self.images += 1
         try:
             answer = self.answer(IMAGE_S if self.images > 1 else START_S)
