@@ -74,7 +74,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of embq's checkout, with "+changes" for a modified one; "" where embq is installed."""
+    """The commit of embq's checkout, with "+changes" for a modified one; "" if embq is installed."""
     folder = Path(__file__).resolve().parents[2]
     if not (folder / ".git").exists():
         return ""
@@ -96,7 +96,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder for results, and check that it is writable; OutputError where it is not."""
+    """Make the folder for results, and check that it is writable; OutputError if it is not."""
     probe = folder / f".probe-{secrets.token_hex(4)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write(path: Path, data: Mapping[str, Any]) -> Path:
-    """Write a record atomically in place of an earlier one; OutputError where that fails."""
+    """Write a record atomically in place of an earlier one; OutputError if that fails."""
     try:
         overwrite(path, (json.dumps(data, indent=1) + "\n").encode())
     except OSError as error:

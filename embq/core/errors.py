@@ -94,7 +94,7 @@ def error_fields(error: EmbqError) -> dict[str, Any]:
 
 
 def error_of(fields: Mapping[str, Any]) -> EmbqError:
-    """The error that `error_fields` described; a plain EmbqError where its class is not known."""
+    """The error that `error_fields` described; a plain EmbqError if its class is not known."""
     kind: Any = globals().get(str(fields.get("kind")))
     if not (isinstance(kind, type) and issubclass(kind, EmbqError)):
         kind = EmbqError

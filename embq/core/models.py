@@ -55,7 +55,7 @@ class ModelFamily:
 
 
 def plugin_family(name: str) -> ModelFamily | None:
-    """The family of an enabled plug-in; None where there is none of that name."""
+    """The family of an enabled plug-in; None if there is none of that name."""
     plugin = plugins.enabled(plugins.MODELS).get(name)
     if plugin is None:
         return None
@@ -162,13 +162,13 @@ class ModelSpec:
 
     @property
     def unit_length(self) -> bool:
-        """True if all vectors of the model have length 1; False where unknown before loading."""
+        """True if all vectors of the model have length 1; False if unknown before loading."""
         return self.param("normalize", "true" if self.family in ("minilm", "open_clip") else "") == "true"
 
     def without_normalizing(self) -> ModelSpec:
         """The spec of the same model without its own normalization.
 
-        ModelError where the spec requires normalization.
+        ModelError if the spec requires normalization.
         """
         own = self.param("normalize", "")
         if own == "true":
@@ -191,7 +191,7 @@ class ModelSpec:
             name: name of a prompt of the model; None for none.
             text: the prompt itself, "" for an empty one; None for none.
 
-        ModelError where the spec has a prompt already, or its models take none.
+        ModelError if the spec has a prompt already, or its models take none.
         """
         prompt_params = {key: value for key, value in (("prompt_name", name), ("prompt", text)) if value is not None}
         if prompt_params and (own := [key for key, _ in self.params if key in PROMPTED["st"]]):
@@ -209,7 +209,7 @@ class ModelSpec:
         return replace(self, params=tuple(sorted((*self.params, *prompt_params.items()))))
 
     def check_params(self, *accepted: str) -> None:
-        """Raise ModelError where the spec has a parameter that its family does not know."""
+        """Raise ModelError if the spec has a parameter that its family does not know."""
         for name, _ in self.params:
             if name not in accepted:
                 allowed = ", ".join(accepted) if accepted else "none"
@@ -267,7 +267,7 @@ class Chunking:
         return f"--chunk-tokens {self.tokens}{overlap}" + (" --late-chunking" if self.late else "")
 
     def describe(self) -> dict[str, int]:
-        """JSON-ready values, for run.json and fingerprints; the same as ever for chunks that are not late."""
+        """JSON-ready values, for run.json and fingerprints; unchanged for chunks that are not late."""
         return {"tokens": self.tokens, "overlap": self.overlap, **({"late": True} if self.late else {})}
 
 
@@ -323,7 +323,7 @@ class ModelConfig:
         modalities: embedded parts of a sample: ("text",), ("image",) or ("image", "text").
         precision: one of `PRECISIONS`.
         chunking: chunking of texts; None embeds each text whole, truncated to what the model reads.
-        members: the models in the order of the command line, where there are several; else ().
+        members: the models in the order of the command line, if there are several; else ().
         decode: decoding path of images, one of `DECODES`.
     """
 

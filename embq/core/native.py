@@ -11,7 +11,7 @@ INTERFACE = 4
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library, whose calls hold no lock of the interpreter; None where it is not installed, cannot be loaded, or is
+    """The library, whose calls hold no lock of the interpreter; None if it is not installed, cannot be loaded, or is
     of another version."""
     try:
         import embq_native

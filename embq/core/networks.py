@@ -185,7 +185,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """The address in `[HOST:]PORT`, an IPv6 host in brackets. Raises ValueError where it is none."""
+        """The address in `[HOST:]PORT`, an IPv6 host in brackets. Raises ValueError if it is none."""
         host, colon, port = text.strip().rpartition(":")
         if (colon and not host) or not port.isascii() or not port.isdigit() or int(port) > 65535:
             raise ValueError(f"{text!r} is not [HOST:]PORT")

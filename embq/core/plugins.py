@@ -37,7 +37,7 @@ class Plugin:
     entry: EntryPoint
 
     def load(self) -> Any:
-        """The object of the entry point; ConfigError where it cannot be imported."""
+        """The object of the entry point; ConfigError if it cannot be imported."""
         try:
             return self.entry.load()
         except Exception as error:
@@ -52,9 +52,9 @@ class Plugin:
 
 
 def enabled(group: str) -> dict[str, Plugin]:
-    """The plug-ins of a group by name; {} where EMBQ_PLUGINS names no package.
+    """The plug-ins of a group by name; {} if EMBQ_PLUGINS names no package.
 
-    Raises ConfigError where two packages have one of the same name.
+    Raises ConfigError if two packages have one of the same name.
     """
     packages = {_normalized(name) for name in plugin_packages()}
     by_name: dict[str, Plugin] = {}

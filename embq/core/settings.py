@@ -25,7 +25,7 @@ class Settings:
     """Settings of this machine and process, never of a run.
 
     Attributes:
-        broker_url: redis://, rediss:// or unix:// URL; "" where none is configured.
+        broker_url: redis://, rediss:// or unix:// URL; "" if none is configured.
         broker_password: from EMBQ_BROKER_PASSWORD_FILE, so that no password stands in a URL or a process list.
         lease_s: time for which a unit stays with a worker that sends no heartbeat; several times `beat_s`, so that
             one lost heartbeat frees nothing.
@@ -36,9 +36,9 @@ class Settings:
         private_hosts: hosts and networks that are not public and may be read from, also by redirects; see
             `embq.core.networks.Hosts`.
         outputs: folders and URLs that producer and writer may have outputs in or below; empty allows all.
-        cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
+        cuda_visible: CUDA_VISIBLE_DEVICES, or None if it is not set.
         trace: folder for the traces of worker processes, see `embq.worker.meter.batch_trace`; "" for none.
-        omp_threads: OMP_NUM_THREADS, or "" where embq divides the cores itself.
+        omp_threads: OMP_NUM_THREADS, or "" if embq divides the cores itself.
         metrics: address of a service's metrics and health endpoint; None for none.
         compile_s: seconds for which a vision model may be compiled for a GPU when it is loaded; 0 for no compiling.
     """
@@ -139,7 +139,7 @@ TARGET_SECRETS = ("QDRANT_API_KEY", "MILVUS_TOKEN", "PGPASSWORD")
 
 
 def target_secret(name: str) -> str | None:
-    """The secret for the server of an export, one of `TARGET_SECRETS`; None where the variable is not set."""
+    """The secret for the server of an export, one of `TARGET_SECRETS`; None if the variable is not set."""
     return os.environ.get(name) or None
 
 
@@ -229,7 +229,7 @@ def input_limits() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def index_cache_bytes() -> int:
-    """Bytes that the cached copies of remote indexes may take, by EMBQ_INDEX_CACHE_GB; 0 where it is not set."""
+    """Bytes that the cached copies of remote indexes may take, by EMBQ_INDEX_CACHE_GB; 0 if it is not set."""
     return _gigabytes("EMBQ_INDEX_CACHE_GB")
 
 
@@ -239,7 +239,7 @@ def thumbnail_cache_bytes() -> int:
 
 
 def _gigabytes(name: str) -> int:
-    """Bytes by a variable in gigabytes; 0 where it is not set."""
+    """Bytes by a variable in gigabytes; 0 if it is not set."""
     text = os.environ.get(name, "")
     try:
         count = int(float(text) * 1e9) if text else 0
@@ -273,12 +273,12 @@ def plugin_packages() -> frozenset[str]:
 
 
 def spool_folder() -> Path | None:
-    """The folder of EMBQ_SPOOL for files on their way to or from an object store; None where it is not set."""
+    """The folder of EMBQ_SPOOL for files on their way to or from an object store; None if it is not set."""
     return Path(os.environ["EMBQ_SPOOL"]).absolute() if os.environ.get("EMBQ_SPOOL") else None
 
 
 def staging_folder() -> Path | None:
-    """The folder of EMBQ_STAGING for results on their way from workers to the writer; None where it is not set."""
+    """The folder of EMBQ_STAGING for results on their way from workers to the writer; None if it is not set."""
     return Path(os.environ["EMBQ_STAGING"]).absolute() if os.environ.get("EMBQ_STAGING") else None
 
 
@@ -288,7 +288,7 @@ def machine_name() -> str:
 
 
 def password_file() -> str:
-    """The file of EMBQ_BROKER_PASSWORD_FILE; "" where there is none."""
+    """The file of EMBQ_BROKER_PASSWORD_FILE; "" if there is none."""
     return os.environ.get("EMBQ_BROKER_PASSWORD_FILE", "")
 
 
@@ -313,7 +313,7 @@ def plain_broker_allowed() -> bool:
 
 
 def compute_in_one_thread() -> None:
-    """Have numpy's OpenBLAS, where it is not imported yet, multiply matrices in the calling thread.
+    """Have numpy's OpenBLAS, if it is not imported yet, multiply matrices in the calling thread.
 
     The matrices of one query are small: on two cores the threads of OpenBLAS take ten times the processor time of the
     query, and on a busy machine they wait for each other. A number of threads that is set already is kept.

@@ -97,7 +97,7 @@ class Retry:
         replaces: number of failures that its result replaces.
         only: ordinals of its samples, ascending, as ranges such as "0-3,7"; "" for a unit that failed as a whole;
             "12+" for the rest of a shard, from that ordinal to its end, in place of the one failure with this ordinal.
-        keys: `key_digest` of its samples; "" where their positions identify them. For the rest of a shard the
+        keys: `key_digest` of its samples; "" if their positions identify them. For the rest of a shard the
             `SamplesDigest` of the samples before it, which have rows or failures already.
         samples: number of samples of the original unit, where known; a source with another number was not repaired
             but changed.
@@ -180,7 +180,7 @@ class Unit:
             of `items` (hdf5); 0 for a whole shard and for rows of tables.
         stop: byte after the slice; the size of the source for a whole shard; 0 for rows of tables.
         first: ordinal of the unit's first sample within its source, used in keys; 0 for a whole shard.
-        samples: number of samples, or None where only reading the source tells (tar).
+        samples: number of samples, or None if only reading the source tells (tar).
         etag: version of the source when it was planned (modification time and size); a change fails the unit.
         items: for "files": (path relative to `source`, size in bytes) of each file, in order; for "hdf5": (dataset,
             rows of it).
@@ -188,7 +188,7 @@ class Unit:
             name in keys by row number of a file below a named folder, where that is not the file's own.
         retry: the samples of an earlier unit that are retried here; None for a unit of the inputs. The other fields
             describe the source as it is now; `items` of a folder are those of these samples alone.
-        size: estimated bytes of its rows in a table; 0 where unknown. No part of the description: only the manifest
+        size: estimated bytes of its rows in a table; 0 if unknown. No part of the description: only the manifest
             keeps it.
     """
 
@@ -244,7 +244,7 @@ class Unit:
 
     @property
     def expected(self) -> int | None:
-        """Number of samples that become rows or failures, or None where only reading the source tells."""
+        """Number of samples that become rows or failures, or None if only reading the source tells."""
         ordinals = self.selected
         return self.samples if ordinals is None else len(ordinals)
 
@@ -294,7 +294,7 @@ class Sample:
         error: (code, message) where the reader found that this sample cannot be embedded, such as a duplicate key or
             a text that is not UTF-8; such a sample becomes a failure.
         passage: position of `text` in its document; None for a text that was not cut.
-        parts: extensions of the members of a shard that it has, where it lacks an image or a text.
+        parts: extensions of the members of a shard that it has, if it lacks an image or a text.
     """
 
     ordinal: int

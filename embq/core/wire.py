@@ -70,7 +70,7 @@ PathText = Annotated[str, Meta(min_length=1, max_length=8_192, pattern=rf"\A[^\0
 
 
 def read(form: type[T], data: bytes | str, *, what: str, most_bytes: int = MOST_BYTES) -> T:
-    """The value of type `form` that the JSON text `data` holds; MalformedError where it holds anything else.
+    """The value of type `form` that the JSON text `data` holds; MalformedError if it holds anything else.
 
     Integers are within 64 bits and numbers finite, whatever `form` says.
 
@@ -94,7 +94,7 @@ def read_part(form: type[T], data: bytes, *, what: str) -> T:
 
 
 def convert(form: type[T], value: object, *, what: str) -> T:
-    """`value`, made of plain JSON values, as type `form`; MalformedError where it does not fit."""
+    """`value`, made of plain JSON values, as type `form`; MalformedError if it does not fit."""
     prepare(form)
     try:
         return msgspec.convert(value, form)

@@ -23,7 +23,7 @@ PORT = 6379
 
 
 class _TlsConnection(BoundedSSLConnection):
-    """Trusts the file of EMBQ_BROKER_CA alone where it is set; redis-py would add it to the system's CAs."""
+    """Trusts the file of EMBQ_BROKER_CA alone if it is set; redis-py would add it to the system's CAs."""
 
     def _wrap_socket_with_ssl(self, sock: socket.socket) -> ssl.SSLSocket:
         return context(self.ca_certs or "").wrap_socket(sock, server_hostname=self.host)
@@ -50,7 +50,7 @@ class BrokerAddress:
 
     @classmethod
     def of(cls, url: str) -> BrokerAddress:
-        """Parse a URL; ValueError where it is none. "" gives an address without a scheme."""
+        """Parse a URL; ValueError if it is none. "" gives an address without a scheme."""
         if not url:
             return cls(scheme="")
         scheme, options = urlsplit(url).scheme, parse_url(url)  # type: ignore[no-untyped-call]
@@ -70,7 +70,7 @@ class BrokerAddress:
         )
 
     def options(self) -> dict[str, Any]:
-        """Connection options for redis-py; ConfigError where the password could be read on its way."""
+        """Connection options for redis-py; ConfigError if the password could be read on its way."""
         if self.checked:
             ca = broker_ca()
             context(ca)
@@ -95,13 +95,13 @@ class BrokerAddress:
         return {}
 
     def check_handshake(self) -> None:
-        """Shake hands once; ConfigError where no later attempt can succeed either, as with a wrong certificate."""
+        """Shake hands once; ConfigError if no later attempt can succeed either, as with a wrong certificate."""
         if self.checked:
             with suppress(OSError):
                 shake_hands(self.host, self.port, broker_ca())
 
     def check_plain(self) -> None:
-        """ConfigError where connecting failed because the server speaks TLS and the URL is redis://."""
+        """ConfigError if connecting failed because the server speaks TLS and the URL is redis://."""
         if self.scheme == "redis" and speaks_tls(self.host, self.port):
             raise ConfigError(
                 f"{self.host}:{self.port} speaks TLS, and redis:// does not",

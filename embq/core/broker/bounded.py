@@ -32,7 +32,7 @@ class Oversized(bytes):
     _length: int
 
     def __new__(cls, length: int) -> Oversized:
-        """Of a value of so many bytes."""
+        """Of a value of `length` bytes."""
         oversized = super().__new__(cls)
         oversized._length = length
         return oversized

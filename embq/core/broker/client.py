@@ -120,10 +120,10 @@ def connect(
 
 
 def reach(client: redis.Redis, url: str) -> ServerInfo:
-    """The identity of the server; BrokerError or ConfigError where it cannot be used at all.
+    """The identity of the server; BrokerError or ConfigError if it cannot be used at all.
 
     Args:
-        url: of the client, for the diagnosis of a failure; "" where the client had answers before.
+        url: of the client, for the diagnosis of a failure; "" if the client had answers before.
     """
     address = BrokerAddress.of(url)
     address.check_handshake()
@@ -157,7 +157,7 @@ def reach(client: redis.Redis, url: str) -> ServerInfo:
 
 
 def user_of(client: redis.Redis) -> str:
-    """The broker's user of this connection; "" where the broker has no such command."""
+    """The broker's user of this connection; "" if the broker has no such command."""
     try:
         user = client.acl_whoami()
     except ResponseError:

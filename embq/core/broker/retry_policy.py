@@ -101,7 +101,7 @@ class Backoff(ExponentialWithJitterBackoff):
         return self._give_up()
 
     def compute(self, failures: int) -> float:
-        """The pause before the next attempt; BrokerError where a stop was requested and the time for it is over."""
+        """The pause before the next attempt; BrokerError if a stop was requested and the time for it is over."""
         now = time.monotonic()
         # `failures` counts from each new connection on, and a server that hangs accepts one again and again.
         if now - self._failed > self._answer_s + STOPPING_S:

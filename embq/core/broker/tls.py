@@ -48,7 +48,7 @@ class Handshake:
 def context(ca: str) -> ssl.SSLContext:
     """Context that checks the server's name, and its certificate against the file `ca` alone, or the system's CAs.
 
-    One for all connections, because reading the CAs takes longer than a handshake. ConfigError where `ca` holds none.
+    One for all connections, because reading the CAs takes longer than a handshake. ConfigError if `ca` holds none.
     """
     try:
         return ssl.create_default_context(cafile=ca or None)

@@ -193,7 +193,7 @@ LOADING = ("writer", "admin")
 
 
 def role_of(user: str) -> str:
-    """The role of a user by its name; "" where that is none of ours."""
+    """The role of a user by its name; "" if that is none of ours."""
     match = _NAME.fullmatch(user)
     return match[1] if match is not None and match[1] in ROLES else ""
 

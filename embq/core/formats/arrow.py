@@ -25,7 +25,7 @@ class ArrowPart:
     """See `embq.core.formats.base.PartFile`; tables are record batches.
 
     Each batch is validated before it is handed out: offsets of a damaged file would lead out of its memory. ValueError
-    where one is compressed.
+    if one is compressed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,7 +100,7 @@ def _check_uncompressed(file: pa.NativeFile) -> None:
 
 
 def write_batches(table: pa.Table, file: HashingFile) -> None:
-    """Write a table as one Arrow IPC file; OSError where that fails."""
+    """Write a table as one Arrow IPC file; OSError if that fails."""
     with pa.ipc.new_file(pa.PythonFile(file, mode="w"), table.schema) as writer:
         for piece in slices(table, BATCH_ROWS):
             writer.write_table(piece.combine_chunks())

@@ -48,7 +48,7 @@ class PartFile(Protocol):
         ...
 
     def ids(self) -> list[tuple[int, tuple[int, int]]]:
-        """Rows, lowest and highest id of each of its groups; empty where it does not say so without being read."""
+        """Rows, lowest and highest id of each of its groups; empty if it does not say so without being read."""
         ...
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ def whole_or_none(drafts: Sequence[Path], path: Place) -> Iterator[None]:
 
 
 def slices(table: pa.Table, rows: int) -> Iterator[pa.Table]:
-    """`table` in slices of so many rows, the last of which may have fewer; nothing is copied."""
+    """`table` in slices of `rows` rows, the last of which may have fewer; nothing is copied."""
     return (table.slice(start, rows) for start in range(0, table.num_rows, rows))
 
 
@@ -123,7 +123,7 @@ def groups_within(rows: Sequence[int], start: int, stop: int | None) -> Iterator
 def vectors(table: pa.Table, column: str = "embedding") -> np.ndarray:
     """A column of embeddings as stored, an array of shape (rows, width); see `embq.core.rows.vectors.restored`.
 
-    Raises OutputError where a row has no vector: every committed row has one.
+    Raises OutputError if a row has no vector: every committed row has one.
     """
     chunks = table[column].chunks or [pa.array([], table[column].type)]
     array = pa.concat_arrays(chunks) if len(chunks) > 1 else chunks[0]  # of one chunk it would be a copy as well

@@ -42,7 +42,7 @@ NPY_DTYPES = ("float16", "float32")
 
 
 def refuse_dtype(format_: str, dtype: str) -> None:
-    """Raise InputError where the readers of a format do not know how vectors would be stored."""
+    """Raise InputError if the readers of a format do not know how vectors would be stored."""
     if format_ == "npy" and dtype not in NPY_DTYPES:
         raise InputError(
             f"--output-format npy cannot hold --dtype {dtype}: the programs that read it know floats only",

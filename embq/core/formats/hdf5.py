@@ -48,7 +48,7 @@ TEXT_ROWS = 256
 
 
 def h5py_module() -> ModuleType:
-    """h5py; ConfigError where it is not installed."""
+    """h5py; ConfigError if it is not installed."""
     try:
         import h5py
     except ImportError as error:
@@ -74,7 +74,7 @@ def columns_of(file: Any) -> list[H5Column]:
 
 
 def read_rows(dataset: Any, start: int, stop: int) -> np.ndarray:
-    """Rows of a dataset; ValueError where their texts have more bytes than the file: many rows then share one."""
+    """Rows of a dataset; ValueError if their texts have more bytes than the file: many rows then share one."""
     if dataset.dtype.kind != "O":
         return np.asarray(dataset[start:stop])
     most = LARGE_BYTES if dataset.is_virtual else dataset.file.id.get_filesize()  # of another file's texts
@@ -113,7 +113,7 @@ class Hdf5Part:
             raise
 
     def _dataset(self, path: str) -> Any:
-        """A dataset; ValueError where it is in another file, by a link or its storage, or a row takes `LARGE_BYTES`."""
+        """A dataset; ValueError if it is in another file, by a link or its storage, or a row takes `LARGE_BYTES`."""
         node = self._file
         for part in path.split("/"):
             if not isinstance(node.get(part, getlink=True), self._h5py.HardLink):

@@ -31,8 +31,8 @@ FIXED_BYTES, VIEW_BYTES = 256 * 1024, 1024
 
 
 def join_parts(layout: Layout, parts: Iterable[CommittedFile]) -> None:
-    """Write `dataset.h5` durably where it is not there or does not know all of `parts`; they are the HDF5 files in the
-    order of their rows. Without parts there is none. OutputError where it cannot be written or a part cannot be read.
+    """Write `dataset.h5` durably if it is not there or does not know all of `parts`; they are the HDF5 files in the
+    order of their rows. Without parts there is none. OutputError if it cannot be written or a part cannot be read.
     """
     if isinstance(layout.root, ObjectPath):
         return  # the library opens the parts by their names on a disk
@@ -55,7 +55,7 @@ def join_parts(layout: Layout, parts: Iterable[CommittedFile]) -> None:
 
 
 def _rows_of(path: Path) -> int:
-    """Rows of a joined file; -1 where there is none that can be read."""
+    """Rows of a joined file; -1 if there is none that can be read."""
     if path.exists():
         with suppress(*FORMAT_ERRORS), h5py_module().File(path, "r") as file:
             return int(file.attrs[ROWS])

@@ -61,7 +61,7 @@ class NpyPart:
 
 
 def mapped(path: Path) -> np.ndarray:
-    """The array in a file, of which only the header is read; ValueError or OSError where it is damaged.
+    """The array in a file, of which only the header is read; ValueError or OSError if it is damaged.
 
     Nothing that the file holds is executed.
     """
@@ -75,7 +75,7 @@ def mapped(path: Path) -> np.ndarray:
 def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Shape, whether in Fortran order, and type of the array in an open file, which is at its first number afterwards.
 
-    ValueError where the header is damaged. Nothing that the file holds is executed.
+    ValueError if the header is damaged. Nothing that the file holds is executed.
     """
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
@@ -142,7 +142,7 @@ def _write_metadata(
 
 
 def clip_retrieval_columns(rows: pa.Table, *, images: bool) -> pa.Table:
-    """Rows with the columns in the order of clip-retrieval, `image_path` first where there are images: the key."""
+    """Rows with the columns in the order of clip-retrieval, `image_path` first if there are images: the key."""
     last = [column for column in LAST if column in rows.column_names]
     first = [column for column in rows.column_names if column not in last]
     ordered = rows.select([*first, *last])

@@ -67,7 +67,7 @@ class ParquetPart:
             yield self._decoded(piece, columns)
 
     def _decoded(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
-        """These columns of a table that was read, without dictionaries; ValueError where they would be too large."""
+        """These columns of a table that was read, without dictionaries; ValueError if they would be too large."""
         chunks = [chunk for name in columns for chunk in table[name].chunks if pa.types.is_dictionary(chunk.type)]
         if not chunks:
             return table.select(list(columns))
@@ -95,7 +95,7 @@ class ParquetPart:
 
 
 def _repeated(group: pq.RowGroupMetaData) -> Iterator[str]:
-    """The columns of a group of rows that have a dictionary; ValueError where one is told by differences."""
+    """The columns of a group of rows that have a dictionary; ValueError if one is delta-encoded."""
     for column in map(group.column, range(group.num_columns)):
         encodings = " ".join(column.encodings)
         if "DELTA" in encodings:
@@ -107,7 +107,7 @@ def _repeated(group: pq.RowGroupMetaData) -> Iterator[str]:
 
 
 def batch_rows(numbers: int) -> int:
-    """Rows that are decoded at once, with so many numbers of vectors in each."""
+    """Rows that are decoded at once, with `numbers` numbers of vectors in each."""
     return max(256, min(READ_ROWS, BATCH_NUMBERS // max(numbers, 1)))
 
 
@@ -167,7 +167,7 @@ def write_failures(table: pa.Table, name: PartName, notes: Mapping[str, str]) ->
 def write_parquet(
     table: pa.Table, temporary: Path, options: Mapping[str, Any], *, path: str, kind: str, first_id: int = -1
 ) -> Draft:
-    """Write a table as one closed parquet file, hashing what is written; OSError where that fails.
+    """Write a table as one closed parquet file, hashing what is written; OSError if that fails.
 
     Args:
         temporary: name to write under.
@@ -184,7 +184,7 @@ def write_parquet(
 
 
 def write_table(table: pa.Table, file: HashingFile, options: Mapping[str, Any]) -> None:
-    """Write a table as one parquet file; OSError where that fails. See `write_parquet`."""
+    """Write a table as one parquet file; OSError if that fails. See `write_parquet`."""
     chunked = pa.Table.from_batches(table.to_batches(max_chunksize=CHUNK_ROWS), table.schema)
     pq.write_table(chunked, pa.PythonFile(file, mode="w"), **options)
 

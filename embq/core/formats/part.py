@@ -143,7 +143,7 @@ def _is_plain(type_: pa.DataType) -> bool:
 def opened(root: Place, files: Sequence[CommittedFile]) -> Iterator[Part]:
     """Open the files of one record that are aligned with each other, for the length of the block.
 
-    Raises OutputError where one is missing, has another size than its record says, or cannot be read; also where what
+    Raises OutputError if one is missing, has another size than its record says, or cannot be read; also where what
     the block reads of them turns out to be damaged.
     """
     open_files: list[tuple[CommittedFile, PartFile]] = []
@@ -184,7 +184,7 @@ def _open(path: Place, file: CommittedFile, copies: ExitStack) -> PartFile:
 
 
 def check_writable(info: RunInfo) -> None:
-    """Raise OutputError where this embq cannot write the format of a run, ConfigError where its library is missing."""
+    """Raise OutputError if this embq cannot write the format of a run, ConfigError if its library is missing."""
     if info.format not in FORMATS:
         raise _unknown(info.format)
     if info.format == "hdf5":
@@ -236,7 +236,7 @@ def read_unit(format_: str, file: IO[bytes], expected: pa.Schema, *, most_rows: 
     Args:
         file: an open part in one of `UNIT_FORMATS`, as `write_unit` makes it.
         expected: its schema; lengths of vectors are not compared.
-        most_rows: columns are not read where it has more.
+        most_rows: columns are not read if it has more.
 
     Raises one of `FORMAT_ERRORS` where the file is damaged, has other columns, or more rows.
     """

@@ -37,7 +37,7 @@ def die_with_parent(parent: int = 0) -> None:
     """For `preexec_fn`: the kernel kills this child when its parent ends, however that happens (Linux only).
 
     Args:
-        parent: pid of the parent; where it has ended already, this process exits. 0 skips that check.
+        parent: pid of the parent; if it has ended already, this process exits. 0 skips that check.
     """
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -98,7 +98,7 @@ def start(
 
 
 def stop(process: subprocess.Popen[bytes], grace_s: float) -> int:
-    """End a process with SIGTERM, after `grace_s` with SIGKILL; gives its status."""
+    """End a process with SIGTERM, after `grace_s` with SIGKILL; returns its status."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -107,7 +107,7 @@ def stop(process: subprocess.Popen[bytes], grace_s: float) -> int:
 
 
 def kill(process: subprocess.Popen[bytes]) -> int:
-    """End a process with SIGKILL, where it still runs; gives its status."""
+    """End a process with SIGKILL, where it still runs; returns its status."""
     if process.poll() is None:
         process.kill()
     return process.wait()
@@ -154,7 +154,7 @@ class JsonChild:
 
     @property
     def pid(self) -> int:
-        """Process id; 0 where no process runs."""
+        """Process id; 0 if no process runs."""
         return self._process.pid if self._process is not None else 0
 
     def send(self, request: Mapping[str, Any]) -> None:
@@ -176,7 +176,7 @@ class JsonChild:
         )
 
     def answer(self, wait_s: float) -> dict[str, Any] | None:
-        """The answer to the request; None where it is not complete after `wait_s`. Raises ChildEndedError."""
+        """The answer to the request; None if it is not complete after `wait_s`. Raises ChildEndedError."""
         process = self._process
         assert process is not None
         assert process.stdout is not None

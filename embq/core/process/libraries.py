@@ -40,7 +40,7 @@ that."""
 
 
 def version_of(name: str) -> str:
-    """Version of an installed distribution; "" where it is not installed."""
+    """Version of an installed distribution; "" if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

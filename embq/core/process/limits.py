@@ -46,7 +46,7 @@ def control_groups(controller: str, cgroup: Path, own: Path) -> list[Path]:
 
 
 def _quota(folder: Path) -> float | None:
-    """Cores' worth of time that a group gets; None where it has no limit."""
+    """Cores' worth of time that a group gets; None if it has no limit."""
     try:
         allowed, period = (folder / "cpu.max").read_text(encoding="ascii").split()
     except (OSError, ValueError):
@@ -63,7 +63,7 @@ def _quota(folder: Path) -> float | None:
 
 
 def cpu_field(names: str) -> str:
-    """A field of the first CPU in /proc/cpuinfo, by a pattern of its names; "" where there is none."""
+    """A field of the first CPU in /proc/cpuinfo, by a pattern of its names; "" if there is none."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -115,7 +115,7 @@ def open_files() -> float:
 
 
 def check_open_files() -> None:
-    """Raise ExhaustedError where this process and its children may open too few files for a run."""
+    """Raise ExhaustedError if this process and its children may open too few files for a run."""
     if (most := open_files()) < LEAST_FILES:
         problem = f"a process may open {most:.0f} files here, and a run needs {LEAST_FILES}"
         raise ExhaustedError(problem, next_step=_MORE_FILES)
@@ -133,13 +133,13 @@ def machine_bytes() -> int:
 
 
 def container_bytes(cgroup: Path = CGROUP, own: Path = OWN_GROUPS) -> int:
-    """The least memory limit of this process's control groups; 0 where there is none."""
+    """The least memory limit of this process's control groups; 0 if there is none."""
     limits = []
     for folder in control_groups("memory", cgroup, own):
         for name in ("memory.max", "memory.limit_in_bytes"):
             with suppress(OSError, ValueError):  # "max" is no number
                 limits.append(int((folder / name).read_text(encoding="ascii")))
-    # Version 1 writes a number beyond any memory where there is no limit.
+    # Version 1 writes a number beyond any memory if there is no limit.
     return min((limit for limit in limits if 0 < limit < machine_bytes()), default=0)
 
 
@@ -162,7 +162,7 @@ def shared_by(processes: int) -> None:
 
 
 def decoded_bytes() -> int:
-    """Most bytes that a reader of this process may hold of an input: the file where it is read whole, and what comes
+    """Most bytes that a reader of this process may hold of an input: the file if it is read whole, and what comes
     out of it when it is decompressed or decoded."""
     return min(DECODED_MOST_BYTES, memory_bytes() // _processes // DECODED_SHARE)
 

@@ -19,7 +19,7 @@ from embq.core.errors import MalformedError
 _Time = Annotated[float, Meta(ge=-1e12, le=1e12)]
 
 STAY = 0.5
-"""A worker stays with its model where that is ahead of the one furthest behind by at most so many of its slices.
+"""A worker stays with its model where that is ahead of the one furthest behind by at most this many of its slices.
 Otherwise two workers would exchange two models at the end of each slice for a difference of milliseconds."""
 
 
@@ -46,7 +46,7 @@ class VirtualTimes:
     # --- models that share workers by slices of time ---
 
     def next(self, weights: Mapping[str, int], *, own: str = "", slice_s: float) -> str:
-        """The model that a worker serves next, of those that have work; "" where there is none.
+        """The model that a worker serves next, of those that have work; "" if there is none.
 
         Args:
             weights: model -> weight of the runs that have work for it.

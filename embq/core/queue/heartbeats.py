@@ -307,12 +307,12 @@ class Device:
 
     Attributes:
         device: "cpu", "cuda:N" or "sim:SPEED".
-        name: its model, such as "NVIDIA H200"; "" where unknown.
+        name: its model, such as "NVIDIA H200"; "" if unknown.
         state: one of `STATES`.
-        worker: name of the process that serves it now; "" where there is none.
+        worker: name of the process that serves it now; "" if there is none.
         precisions: those that it computes fast, best first; () for a GPU that its torch does not support.
-        why: reason and next step where it was given up, else "".
-        memory_used_bytes, memory_bytes: of a GPU, by all programs, and in all; 0 where unknown.
+        why: reason and next step if it was given up, else "".
+        memory_used_bytes, memory_bytes: of a GPU, by all programs, and in all; 0 if unknown.
     """
 
     device: ShortText
@@ -339,8 +339,8 @@ class Service:
         began_ms: when it first reported, by the broker's clock.
         clock_s: how far the clock of its machine is ahead of the broker's.
         devices: of a supervisor of workers.
-        cores, memory_bytes: that it may use; 0 where unknown.
-        cache_free_bytes: room on the disk of the model cache; 0 where unknown.
+        cores, memory_bytes: that it may use; 0 if unknown.
+        cache_free_bytes: room on the disk of the model cache; 0 if unknown.
         packages: of a supervisor of workers: library that loads models -> version.
         refused: of the same: model that cannot be loaded there -> why, and what to do.
     """

@@ -61,7 +61,7 @@ class Hint:
 
     @classmethod
     def from_job(cls, job: HintJob) -> Hint:
-        """The hint in a job; MalformedError where it is no hint of this version."""
+        """The hint in a job; MalformedError if it is no hint of this version."""
         run, gen, u, unit = _read(job, cls.function, Unit.from_description)
         return cls(run=run, gen=gen, u=u, unit=unit)
 
@@ -88,7 +88,7 @@ class IndexHint:
 
     @classmethod
     def from_job(cls, job: HintJob) -> IndexHint:
-        """The hint in a job; MalformedError where it is no such hint of this version."""
+        """The hint in a job; MalformedError if it is no such hint of this version."""
         run, gen, u, unit = _read(job, cls.function, _words_and_numbers)
         return cls(run=run, gen=gen, u=u, unit=unit)
 
@@ -112,7 +112,7 @@ class _Body:
 
 
 def _read(job: HintJob, function: str, unit_of: Callable[[Any], T]) -> tuple[str, str, int, T]:
-    """Run, generation, u and unit of a hint; MalformedError where the job is none, or one of another version."""
+    """Run, generation, u and unit of a hint; MalformedError if the job is none, or one of another version."""
     what = f"job {job.id}"
     call = wire.read(_Call, job.plain, what=what, most_bytes=HINT_MAX_BYTES)
     (data,) = call.args
@@ -142,7 +142,7 @@ class HintJob(Job):
     """Its data, of at most HINT_MAX_BYTES."""
 
     def restore(self, raw_data: Mapping[bytes, bytes]) -> Any:
-        """Load the job's data and no other field; NoSuchJobError where it is too large, before it is unpacked."""
+        """Load the job's data and no other field; NoSuchJobError if it is too large, before it is unpacked."""
         data = raw_data.get(b"data", b"")
         unpacker = zlib.decompressobj()
         try:
@@ -262,7 +262,7 @@ def drop(pipe: Pipeline, queue: Queue, job_id: str) -> None:
 
 
 def peek(queue: Queue, run: str, most: int) -> Hint | None:
-    """A hint of one run among the first `most` in the queue, where it stays; None where there is none."""
+    """A hint of one run among the first `most` in the queue, where it stays; None if there is none."""
     client = queue.connection
     for job_id in _ids(client.lrange(queue.key, 0, most - 1)):
         if job_id.startswith(f"{run}-"):
@@ -274,7 +274,7 @@ def peek(queue: Queue, run: str, most: int) -> Hint | None:
 
 
 def withdraw(client: redis.Redis, queue: Queue, run: str) -> int:
-    """Remove the waiting hints of one run; gives their number. One that a worker pops meanwhile is harmless."""
+    """Remove the waiting hints of one run; returns their number. One that a worker pops meanwhile is harmless."""
     waiting = _ids(client.lrange(queue.key, 0, -1))
     ours = [job_id for job_id in waiting if job_id.startswith(f"{run}-")]
     with client.pipeline() as pipe:
@@ -296,7 +296,7 @@ def remove(client: redis.Redis, queue: Queue) -> None:
 
 
 def sweep(client: redis.Redis, queue: Queue) -> int:
-    """Remove the popped hints of dead workers; gives their number."""
+    """Remove the popped hints of dead workers; returns their number."""
     popped = cast("list[bytes]", client.lrange(queue.intermediate_queue.key, 0, -1))
     oldest_ms = now_ms(client) - STALE_S * 1000 if popped else 0
     swept = 0

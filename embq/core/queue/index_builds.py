@@ -74,7 +74,7 @@ class IndexStage:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> IndexStage | None:
-        """The record in `text`; None where another version of embq wrote it; MalformedError for anything else."""
+        """The record in `text`; None if another version of embq wrote it; MalformedError for anything else."""
         fields = wire.read_version(text, keys.VERSION, what=RECORD)
         return None if fields is None else wire.convert(cls, fields, what=RECORD)
 

@@ -93,7 +93,7 @@ INDEX_HINT_FUNCTION = "embq.index"
 
 HINT_MAX_BYTES = 64_000
 MAX_ATTEMPTS = 3
-"""The last attempt at a unit goes sample by sample. Where it ends badly as well, the sample that was in hand becomes a
+"""The last attempt at a unit goes sample by sample. If it ends badly as well, the sample that was in hand becomes a
 failure and the rest is tried again; where no sample can be named, the unit is quarantined."""
 
 

@@ -81,7 +81,7 @@ class Ledger:
         results: published results that are not committed yet.
 
     Args:
-        bulk: client for results that take long to send; None where there are none.
+        bulk: client for results that take long to send; None if there are none.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class Ledger:
         return self._scripts[script](keys=self.keys, args=list(arguments), client=client or self.client)
 
     def meta(self) -> dict[str, str]:
-        """The run's counters and settings; empty where the broker does not know the run."""
+        """The run's counters and settings; empty if the broker does not know the run."""
         return read_meta(cast("dict[bytes, bytes]", self.client.hgetall(self.keys[0])))
 
     def repair(self, fields: Mapping[str, int | str]) -> list[str]:
-        """Restore `fields` in `meta`, and 0 for malformed numbers; gives the names of the fields that were wrong.
+        """Restore `fields` in `meta`, and 0 for malformed numbers; returns the names of the fields that were wrong.
 
         For the writer: other users with the right to write there may have written anything.
         """
@@ -125,7 +125,7 @@ class Ledger:
     def sent(self, entries: Sequence[Entry], units: int) -> tuple[list[tuple[Entry, Sender, bool]], list[Entry]]:
         """Check entries of the result stream, to which every user with the right to publish may add anything.
 
-        Gives (entry, its sender, whether it was published under a lease) of the well-formed ones, and the others.
+        Returns (entry, its sender, whether it was published under a lease) of the well-formed ones, and the others.
 
         Args:
             units: how many the run has.
@@ -169,7 +169,7 @@ class Ledger:
         return [int(name) for name in names if len(name) < 10 and name.isdigit()]
 
     def gen(self) -> str:
-        """The queue's generation; "" where the broker does not know the run, or only in another protocol version."""
+        """The queue's generation; "" if the broker does not know the run, or only in another protocol version."""
         gen, version = cast("list[bytes | None]", self.client.hmget(self.keys[0], ["gen", "v"]))
         return _text(gen) if _text(version) == str(keys.VERSION) else ""
 
@@ -182,7 +182,7 @@ class Ledger:
 
         Args:
             idle: the worker holds nothing, so at the tail of a run it may help with a unit that another one holds.
-            unit_s: seconds that the worker needs for the unit; 0 where unknown.
+            unit_s: seconds that the worker needs for the unit; 0 if unknown.
         """
         gen = token.split(":", 1)[0]
         own_ms = math.ceil(unit_s * 1000)
@@ -191,7 +191,7 @@ class Ledger:
         return Claim(_text(word), _text(detail), frozenset(int(ordinal[:18]) for ordinal in named))
 
     def start(self, held: Iterable[tuple[int, str]]) -> set[str]:
-        """Charge an attempt to each (u, token) that is now begun; gives the tokens whose lease is lost."""
+        """Charge an attempt to each (u, token) that is now begun; returns the tokens whose lease is lost."""
         return {_text(token) for token in self._call("start", *_flat(held))}
 
     def beat(
@@ -202,10 +202,10 @@ class Ledger:
         lease_s: float,
         outlook: Mapping[str, tuple[float, float]] | None = None,
     ) -> tuple[str, set[str]]:
-        """Extend leases; gives the run's state ("gen" where the queue was rebuilt) and the tokens that are lost.
+        """Extend leases; returns the run's state ("gen" where the queue was rebuilt) and the tokens that are lost.
 
         Args:
-            outlook: token -> seconds until the holder ends the unit, below 0 where it is late, and its size in units of
+            outlook: token -> seconds until the holder ends the unit, below 0 if it is late, and its size in units of
                 the usual size. An idle worker that would end it sooner may help.
         """
         scaled = {token: (round(left_s * 1000), round(size * 100)) for token, (left_s, size) in (outlook or {}).items()}
@@ -228,7 +228,7 @@ class Ledger:
         self.client.hset(self.keys[0], "full_ms", now_ms(self.client))
 
     def release(self, u: int, token: str, *, failed: tuple[str, str] | None = None) -> bool:
-        """Give a lease back: uncharged, or charged with (code, message). False where it was lost already."""
+        """Give a lease back: uncharged, or charged with (code, message). False if it was lost already."""
         code, message = failed or ("", "")
         mode = "fail" if failed else "undo"
         return bool(self._call("release", u, token, mode, code, message[:1000], MAX_ATTEMPTS))
@@ -236,7 +236,7 @@ class Ledger:
     # --- state and priority ---
 
     def request(self, wishes: Mapping[str, str]) -> dict[str, str]:
-        """Change `state` or `priority`, at once; gives both as they are now.
+        """Change `state` or `priority`, at once; returns both as they are now.
 
         The change is kept in the broker until the run's writer has written it to the output folder: see `requested`.
         """
@@ -248,7 +248,7 @@ class Ledger:
         return requested_changes(raw)
 
     def restore(self, control: Control) -> dict[str, str]:
-        """Make the broker agree with the output folder, except for later requests; gives what holds now."""
+        """Make the broker agree with the output folder, except for later requests; returns what holds now."""
         return self._control(1, control.fields())
 
     def _control(self, durable: int, fields: Mapping[str, str]) -> dict[str, str]:
@@ -260,11 +260,11 @@ class Ledger:
     # --- supervisor and feeder ---
 
     def abandon(self, worker: str, message: str, *, blame: Mapping[str, int | None]) -> int:
-        """Free every lease of a dead worker; gives their number.
+        """Free every lease of a dead worker; returns their number.
 
         Args:
             blame: token of each unit that the worker had in hand, which alone are charged -> ordinal of the sample in
-                hand, where it was one.
+                hand, if it was one.
         """
         named = [part for token, ordinal in blame.items() for part in (token, "" if ordinal is None else ordinal)]
         freed = 0
@@ -293,10 +293,10 @@ class Ledger:
         Args:
             room: most units to give; urgent ones are given in any case, and use it up.
             fresh: most units among them that are hinted for the first time; None for no such limit.
-            reap_at: time of the decision that overdue leases may be taken away, in ms of the broker's clock; 0 where
+            reap_at: time of the decision that overdue leases may be taken away, in ms of the broker's clock; 0 if
                 they may not.
             idle: workers that hold nothing, and could help at the tail of the run.
-            unit_s: seconds that the fastest of them needs for a unit; 0 where unknown.
+            unit_s: seconds that the fastest of them needs for a unit; 0 if unknown.
         """
         room = max(0, room)
         most = room if fresh is None else fresh
@@ -319,11 +319,11 @@ class Ledger:
         tokens: int = 0,
         tokens_left: int | None = None,
     ) -> int:
-        """Mark (receipt of an entry or "", u or None) as done after commit record `number`; gives the units done.
+        """Mark (receipt of an entry or "", u or None) as done after commit record `number`; returns the units done.
 
         Args:
             tokens: of the committed units.
-            tokens_left: estimate for the other units; None where unknown.
+            tokens_left: estimate for the other units; None if unknown.
         """
         estimate = "" if tokens_left is None else tokens_left
         count = 0
@@ -389,7 +389,7 @@ class Ledger:
         self.results.make_group()
 
     def lock_writer(self, writer: str, *, ttl_s: float, takeover: bool = False) -> str:
-        """Take or renew the writer lock; gives "" or the id of the writer that holds it."""
+        """Take or renew the writer lock; returns "" or the id of the writer that holds it."""
         script = self._scripts["writer_lock"]
         key = run_key(self.run, "writer")
         return _text(script(keys=[key], args=[writer, int(ttl_s * 1000), int(takeover)], client=self.client))

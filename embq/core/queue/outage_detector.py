@@ -63,6 +63,6 @@ class OutageDetector:
             self._since = self._clock()
 
     def reap_at(self) -> int:
-        """The broker's time in ms where overdue leases may be taken away now; 0 where they may not."""
+        """The broker's time in ms where overdue leases may be taken away now; 0 if they may not."""
         now = self._clock()
         return int((now + self._offset_s) * 1000) if now - self._since >= self.lease_s else 0

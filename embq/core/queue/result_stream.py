@@ -110,7 +110,7 @@ def _joined(sent: Mapping[bytes, bytes]) -> Mapping[str, bytes]:
 
 
 def read_fields(form: type[T], entry: Entry) -> T:
-    """The fields of an entry as a form; MalformedError where they do not fit."""
+    """The fields of an entry as a form; MalformedError if they do not fit."""
     raw = {name.encode(): entry.fields[name] for name in form.__struct_fields__ if name in entry.fields}
     if sum(map(len, raw.values())) > MOST_TEXT_BYTES:
         raise wire.malformed("result", f"its fields have more than {MOST_TEXT_BYTES} bytes")
@@ -126,7 +126,7 @@ class ResultStream:
         self._meta = run_key(run, "meta")
 
     def make_group(self) -> None:
-        """Create the stream's consumer group where it is missing."""
+        """Create the stream's consumer group if it is missing."""
         try:
             self._client.xgroup_create(self._key, GROUP, id="0", mkstream=True)
         except ResponseError as error:

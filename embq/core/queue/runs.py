@@ -72,7 +72,7 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RunRecord | None:
-        """The record in `text`; None where another version of embq wrote it (see `foreign_runs`).
+        """The record in `text`; None if another version of embq wrote it (see `foreign_runs`).
 
         Raises MalformedError for anything else.
         """
@@ -100,7 +100,7 @@ def register(client: redis.Redis, record: RunRecord) -> None:
 
 
 def register_again(client: redis.Redis, record: RunRecord) -> bool:
-    """Announce a run that the broker has lost; False where it is there: it is over, or another version's."""
+    """Announce a run that the broker has lost; False if it is there: it is over, or another version's."""
     is_lost = bool(client.hsetnx(RUNS, record.run, record.to_json()))
     if is_lost:
         client.sadd(ACTIVE, record.run)
@@ -123,7 +123,7 @@ def restore_active(client: redis.Redis) -> None:
 
 
 def end(client: redis.Redis, run: str, units: int) -> None:
-    """Have the services look at a run no more, of which so many units, all of them, are written."""
+    """Have the services look at a run no more, of which all `units` units are written."""
     client.srem(ACTIVE, run)
     # Who adds units registers the run again first, and then makes it active: one of both sees the other.
     raw = cast("bytes | None", client.hget(RUNS, run))

@@ -38,7 +38,7 @@ class Script:
         self.sha = hashlib.sha1(text.encode()).hexdigest()
 
     def __call__(self, *, keys: Sequence[str], args: Sequence[Any], client: redis.Redis) -> Any:
-        """Run it; gives the server's answer.
+        """Run it; returns the server's answer.
 
         Where the server does not know it and the user may not send it, a patient client waits until it is loaded,
         another one for `WAIT_S`. Raises BrokerError after that, and where a stop was requested.
@@ -103,7 +103,7 @@ class Loader:
         self._looked = float("-inf")
 
     def load_missing(self) -> int:
-        """Load what the server does not know, at most once in `LOOK_S`; gives how many.
+        """Load what the server does not know, at most once in `LOOK_S`; returns how many.
 
         A user without the right to load scripts loads none; each is then sent in full.
         """

@@ -50,7 +50,7 @@ class UploadFile(msgspec.Struct, frozen=True, kw_only=True, array_like=True, for
     Attributes:
         path: where it goes, relative to the output folder.
         bytes: its size.
-        mtime_ns: its modification time, which is part of its version in units; 0 where it does not matter.
+        mtime_ns: its modification time, which is part of its version in units; 0 if it does not matter.
         sha256: hex digest of its content.
     """
 
@@ -96,9 +96,9 @@ class Upload:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Upload | None:
-        """The upload in `text`; None where another version of embq wrote it.
+        """The upload in `text`; None if another version of embq wrote it.
 
-        Raises MalformedError, and InputError where it names a path that no upload may write.
+        Raises MalformedError, and InputError if it names a path that no upload may write.
         """
         fields = wire.read_version(text, keys.VERSION, what="upload", most_bytes=MOST_UPLOAD_BYTES)
         if fields is None:
@@ -173,9 +173,9 @@ def names(client: redis.Redis) -> list[str]:
 
 
 def announced(client: redis.Redis, name: str) -> Upload | None:
-    """The upload of a name; None where it has ended, and for one of another version.
+    """The upload of a name; None if it has ended, and for one of another version.
 
-    Raises InputError where it is malformed, or has another name.
+    Raises InputError if it is malformed, or has another name.
     """
     part = text = cast("bytes | None", client.hget(UPLOADS, name))
     for number in range(1, MOST_UPLOAD_BYTES // ANNOUNCED_BYTES + 1):
@@ -195,7 +195,7 @@ def send(client: redis.Redis, name: str, number: int, data: bytes) -> None:
 
 
 def piece(client: redis.Redis, name: str, number: int) -> bytes | None:
-    """One piece, or None where it has not come yet; InputError where it cannot be one."""
+    """One piece, or None if it has not come yet; InputError if it cannot be one."""
     packed = cast("bytes | None", client.hget(upload_key(name, "pieces"), str(number)))
     if packed is None:
         return None
@@ -220,11 +220,11 @@ class Outcome:
 
     Attributes:
         end: "accepted" or "refused"; "" while it has not ended.
-        code, why: of a refusal; `why` before the end is the reason for its waiting, "" where it goes on.
-        run: the run that has its units now; "" where it was refused.
-        added: units that were added to an existing run; None where the run is new.
+        code, why: of a refusal; `why` before the end is the reason for its waiting, "" if it goes on.
+        run: the run that has its units now; "" if it was refused.
+        added: units that were added to an existing run; None if the run is new.
         units: of the run, with those added.
-        samples: of the added units, or of a new run; None where only reading tells.
+        samples: of the added units, or of a new run; None if only reading tells.
     """
 
     end: Word = ""
@@ -254,7 +254,7 @@ _OPTIONAL = (b"added", b"samples")
 
 
 def state(client: redis.Redis, name: str) -> State:
-    """The state of an upload; an empty one where it is malformed."""
+    """The state of an upload; an empty one if it is malformed."""
     raw = cast("dict[bytes, bytes]", client.hgetall(upload_key(name, "state")))
     try:
         given = {part: value for part, value in raw.items() if value or part not in _OPTIONAL}
@@ -281,7 +281,7 @@ def mark_sent(client: redis.Redis, name: str) -> None:
 
 
 def set_reason(client: redis.Redis, name: str, why: str) -> None:
-    """Record the reason for an upload's waiting; "" where it goes on."""
+    """Record the reason for an upload's waiting; "" if it goes on."""
     client.hset(upload_key(name, "state"), "why", why)
 
 
@@ -291,8 +291,8 @@ class AddedUnits:
 
     Attributes:
         units: of the run now.
-        samples: of the added units, or of a new run; None where only reading tells.
-        added: units that were added; None where the run is new.
+        samples: of the added units, or of a new run; None if only reading tells.
+        added: units that were added; None if the run is new.
     """
 
     units: int

@@ -31,7 +31,7 @@ ROUNDING = 1e-6
 """A unit that ends exactly then counts, whatever rounding says."""
 
 Group = tuple[Annotated[int, Meta(ge=1, le=2**31)], Seconds, UnitSeconds, Count]
-"""Workers, seconds of work in hand, seconds for a unit, and `mark` of the name where it is one worker, else 0."""
+"""Workers, seconds of work in hand, seconds for a unit, and `mark` of the name if it is one worker, else 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class WorkerSpeed:
         ahead_s: seconds until it is through with what it holds.
         unit_s: seconds that it needs for one more unit; above 0.
         workers: how many they are.
-        mark: of its name; 0 where they are several.
+        mark: of its name; 0 if they are several.
     """
 
     ahead_s: float
@@ -87,7 +87,7 @@ def keep_sum(client: redis.Redis, queue_key: str, reports: Iterable[tuple[BriefR
 
 
 def other_speeds(text: bytes | None, now_ms: int, name: str) -> list[WorkerSpeed]:
-    """The other workers, as a sum has them, at a time of the broker; none where it is missing, malformed or old."""
+    """The other workers, as a sum has them, at a time of the broker; none if it is missing, malformed or old."""
     if text is None:
         return []
     try:

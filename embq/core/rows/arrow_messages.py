@@ -26,7 +26,7 @@ _TAIL = struct.Struct("<i6s")
 
 
 def refuse_compressed(file: NativeFile, blocks: Iterable[Block]) -> None:
-    """ValueError where one of the batches of a file is compressed: pyarrow decompresses to any size as it reads."""
+    """ValueError if one of the batches of a file is compressed: pyarrow decompresses to any size as it reads."""
     for at, length, _ in blocks:
         if length > MOST_BYTES:
             raise ValueError(f"the header of the batch at byte {at} has {length:,} bytes")
@@ -44,7 +44,7 @@ def listed_blocks(
 ) -> tuple[list[Block], list[Block], int]:
     """(dictionary batches, record batches, offset of the footer that lists them).
 
-    Raises ValueError where there is none, or it is larger than `most_bytes`.
+    Raises ValueError if there is none, or it is larger than `most_bytes`.
     """
     stop = file.seek(0, os.SEEK_END) - _TAIL.size
     file.seek(max(0, stop))
@@ -68,7 +68,7 @@ def listed_blocks(
 def is_compressed(metadata: bytes | memoryview) -> bool:
     """True if the header of a record batch or dictionary batch, without its prefix, names a compression.
 
-    Raises ValueError or struct.error where it is damaged.
+    Raises ValueError or struct.error if it is damaged.
     """
     message = struct.unpack_from("<I", metadata)[0]
     at, kind = offset(metadata, message, 2), scalar(metadata, message, 1, "<B")
@@ -91,13 +91,13 @@ def _blocks(footer: bytes, number: int) -> list[Block]:
 
 
 def scalar(data: bytes | memoryview, table: int, number: int, form: str) -> int:
-    """A scalar field of a table; 0 where it is left out."""
+    """A scalar field of a table; 0 if it is left out."""
     at = offset(data, table, number)
     return int(struct.unpack_from(form, data, at)[0]) if at else 0
 
 
 def offset(data: bytes | memoryview, table: int, number: int) -> int:
-    """Offset of a field of a table; 0 where it is left out."""
+    """Offset of a field of a table; 0 if it is left out."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     if vtable < 0:
         raise ValueError("a table's description lies before the message")

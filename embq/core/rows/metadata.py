@@ -88,7 +88,7 @@ def fields_of(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator
 
 
 def column_name(path: tuple[str, ...]) -> str | None:
-    """The name of a field's column, one that every format and reader takes; None where there is no such name."""
+    """The name of a field's column, one that every format and reader takes; None if there is no such name."""
     name = ".".join(path)
     if name.lower() in RESERVED or name.lower().endswith(("_embedding", f"_{SIMILARITY}")):
         name = f"json_{name}"
@@ -127,7 +127,7 @@ _FITTING = {
 
 
 Take = Callable[[Any], Any]
-"""A value, never None, as a column of one type stores it; None where it does not fit."""
+"""A value, never None, as a column of one type stores it; None if it does not fit."""
 
 
 def fill_columns(texts: Sequence[str | None], columns: tuple[Column, ...]) -> tuple[list[list[Any]], list[str | None]]:
@@ -161,7 +161,7 @@ class _Node:
     """Node of the tree of names that lead to columns.
 
     Attributes:
-        index: of the column for the field of this name; -1 where it has none.
+        index: of the column for the field of this name; -1 if it has none.
         convert: of that column.
         below: by the next name.
     """

@@ -1,7 +1,7 @@
 """A unit's result as bytes: Arrow IPC for the rows, then Arrow IPC for the failures. Worker and writer share it.
 
 Rows: ordinal int32, key string, one fixed-size list per embedding of what the run stores of a vector, the cosine of
-image and text where it was asked for, caption string, the columns of metadata that the run has, metadata string (JSON
+image and text if it was asked for, caption string, the columns of metadata that the run has, metadata string (JSON
 text of what is in none of them), and, where texts are cut into chunks, the document and where in it the chunk stands.
 Failures: ordinal int32 (null for the whole unit), key, code, message, attempt int32 (1: the first).
 """
@@ -76,7 +76,7 @@ def row_schema(
 
     Args:
         outputs: names of a row's vectors, `embq.core.models.ModelConfig.output_names`.
-        dims: output -> length of its vectors, as the model gives them.
+        dims: output -> length of its vectors, as the model returns them.
         compared: columns of similarities, see `embq.core.models.ModelConfig.compared`.
         chunked: whether the rows are chunks of texts.
     """
@@ -262,7 +262,7 @@ class ResultDecoder:
         self._failures = _TableReader(FAILURE_SCHEMA)
 
     def decode(self, data: Any) -> Result:
-        """The result in a bytes-like object, without copying it; OutputError where it is not one."""
+        """The result in a bytes-like object, without copying it; OutputError if it is not one."""
         return Result(*_tables(data, self._rows, self._failures))
 
     def decode_failures(self, data: Any) -> pa.Table:

@@ -54,7 +54,7 @@ class RowSpec:
         dtype: one of `DTYPES`.
         truncate_dim: number of leading numbers of a vector that are kept; 0 for all.
         normalize: whether vectors are normalized to length 1 before they are stored; False also turns off the model's
-            own normalization; None keeps them as the model gives them, but see `unit_length`.
+            own normalization; None keeps them as the model returns them, but see `unit_length`.
         int8_range: the number that int8 stores as 127; larger ones are stored as 127, too.
         similarity: whether a row has the cosine of its image and its text, in the column `SIMILARITY`.
         columns: the columns of metadata, in order; found when the run is made, and no part of its identity.
@@ -84,7 +84,7 @@ class RowSpec:
         return self.kept_dim(dim) // 8 if self.dtype == "binary" else self.kept_dim(dim)
 
     def check(self, model: str, dim: int) -> None:
-        """Raise InputError where vectors of `dim` numbers cannot be stored so.
+        """Raise InputError if vectors of `dim` numbers cannot be stored so.
 
         Args:
             model: its spec, for the message.

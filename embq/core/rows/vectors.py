@@ -43,7 +43,7 @@ def stored(block: np.ndarray, rows: RowSpec) -> tuple[np.ndarray, dict[int, Faul
     Args:
         block: float32 of shape (n, dim); `rows.check` has found `dim` to be fit.
 
-    Gives an array of shape (n, rows.width(dim)) of the type in `STORED_DTYPES`, and position -> fault. The array's
+    Returns an array of shape (n, rows.width(dim)) of the type in `STORED_DTYPES`, and position -> fault. The array's
     values at the position of a fault are undefined.
     """
     finite = np.isfinite(block).all(axis=1)
@@ -76,10 +76,10 @@ def restored(values: np.ndarray, rows: RowSpec) -> np.ndarray:
 
 
 def similarities(images: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, dict[int, Fault]]:
-    """The cosine of each image and its text: float32 of shape (n,), and position -> fault where there is none.
+    """The cosine of each image and its text: float32 of shape (n,), and position -> fault if there is none.
 
     Args:
-        images, texts: float32 of one shape (n, dim), as the model gives them.
+        images, texts: float32 of one shape (n, dim), as the model returns them.
     """
     finite = np.isfinite(images).all(axis=1) & np.isfinite(texts).all(axis=1)
     images, texts = (np.where(finite[:, None], block, np.float32(0.0)) for block in (images, texts))

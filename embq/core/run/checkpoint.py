@@ -27,7 +27,7 @@ from embq.core.units import canonical_json
 from embq.core.wire import Count, ShortText, UnitCount, Word
 
 EVERY = 1_000
-"""Records between two checkpoints: reading so many takes about a quarter of a second."""
+"""Records between two checkpoints: reading them takes about a quarter of a second."""
 
 MOST_BYTES = 1 << 26
 """Limit of the file; the largest possible bitmap of units, as text, is a quarter of it."""
@@ -73,7 +73,7 @@ def save(layout: Layout, state: LogState) -> None:
 
 
 def load(layout: Layout, units: int) -> LogState:
-    """The last checkpoint, where it fits the record it names; else the state before the first record."""
+    """The last checkpoint, if it fits the record it names; else the state before the first record."""
     try:
         name = f"{layout.writer.name}/{_path(layout).name}"
         data = read_bytes(layout.root, name, most_bytes=MOST_BYTES)

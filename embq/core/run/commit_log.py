@@ -72,7 +72,7 @@ class LogState:
         return bool(self.done[u >> 3] & (0x80 >> (u & 7)))
 
     def apply(self, commit: Commit) -> None:
-        """Add the next record; OutputError where it does not follow the last one."""
+        """Add the next record; OutputError if it does not follow the last one."""
         name = f"{commit.n:08d}.json"
         if commit.n != self.n + 1 or commit.prev != self.prev:
             raise damaged(name, f"it does not follow record {self.n}")
@@ -131,7 +131,7 @@ class CommitLog:
             raise OutputError(f"{error.filename} cannot be read: {error.strerror}") from error
 
     def replay(self, units: int, *, start: LogState | None = None) -> LogState:
-        """The state after the last record; OutputError where a record is missing before one that is there.
+        """The state after the last record; OutputError if a record is missing before one that is there.
 
         Args:
             start: the state after an earlier record (see `embq.core.run.checkpoint`), which is moved on; or None.
@@ -144,7 +144,7 @@ class CommitLog:
                 return state
 
     def ends_with(self, n: int) -> bool:
-        """True if there is no record after number `n`; OutputError where the next one is missing before later ones."""
+        """True if there is no record after number `n`; OutputError if the next one is missing before later ones."""
         names = {name for name in names_in(self.layout.commits) if name.endswith(".json")}
         if max(names, default="") <= f"{n:08d}.json":
             return True
@@ -162,7 +162,7 @@ class CommitLog:
         state.apply(commit)
 
     def append(self, commit: Commit) -> Commit:
-        """Create record `commit.n` durably; FileExistsError where another writer took the number."""
+        """Create record `commit.n` durably; FileExistsError if another writer took the number."""
         data, digest = commit.seal()
         path = self.layout.commits / f"{commit.n:08d}.json"
         temporary = self.layout.temporary / f"commit-{commit.n:08d}.{commit.writer}.json"
@@ -188,7 +188,7 @@ AT_ONCE = 16
 def contents(root: Place, names: Iterator[str], *, most_bytes: int) -> Iterator[tuple[str, bytes]]:
     """Each name below `root` with its content, in order, up to the first that is not there.
 
-    OSError where one cannot be read; raises as `embq.core.storage.beneath.read_bytes` does, too.
+    OSError if one cannot be read; raises as `embq.core.storage.beneath.read_bytes` does, too.
 
     On an object store the number of requests at a time grows with the log, so that reading its end is one request, and
     a long log is not read one answer after the other.

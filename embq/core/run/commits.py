@@ -56,7 +56,7 @@ class CommittedFile:
         return self.kind in ("rows", "vectors")
 
     def place(self, root: Place) -> Place:
-        """Path of the file in the output folder `root`; OutsideError where a link is on the way."""
+        """Path of the file in the output folder `root`; OutsideError if a link is on the way."""
         return below(root, self.path)
 
 
@@ -73,7 +73,7 @@ class CommittedUnit:
         failures: number of its failures.
         quarantined: code of the failure that stands for the whole unit, or "".
         truncated: texts that were longer than the model reads, and of which only the beginning was embedded.
-        tokens: of its samples, as the device computes them; 0 where unknown.
+        tokens: of its samples, as the device computes them; 0 if unknown.
         supersedes: failures of earlier records that its rows and failures replace (a retry).
         lifts: units of earlier records, 0 or 1, whose quarantine it ends.
     """
@@ -148,7 +148,7 @@ class Commit:
 
     @classmethod
     def parse(cls, data: bytes, name: str) -> Commit:
-        """The record in a file's content; OutputError where it is damaged."""
+        """The record in a file's content; OutputError if it is damaged."""
         try:
             body = wire.read(dict[str, Any], data, what=f"commit record {name}", most_bytes=MOST_BYTES)
             digest = body.pop("sha256", None)

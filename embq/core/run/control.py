@@ -52,7 +52,7 @@ class RunState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """True where no unit is started any more."""
+        """True if no unit is started any more."""
         return self in (RunState.DONE, RunState.CANCELLED)
 
 
@@ -101,7 +101,7 @@ def is_valid_change(name: str, value: str) -> bool:
 
 
 def load_control(layout: Layout) -> Control:
-    """State and priority of the run in a folder; OutputError where the file is damaged."""
+    """State and priority of the run in a folder; OutputError if the file is damaged."""
     try:
         raw = read_bytes(layout.root, layout.control.name, most_bytes=MOST_BYTES)
         data = wire.read(dict[str, Any], raw, what=str(layout.control), most_bytes=MOST_BYTES)

@@ -42,7 +42,7 @@ class Generation:
         run: run id.
         first: index of its first unit: all units of the generations before it.
         units: number of its units, at least one.
-        samples: number of its samples, or None where only reading tells.
+        samples: number of its samples, or None if only reading tells.
         digest: hash over its unit ids in order.
         segments: names of its segments, in order.
         inputs: as the user gave them; () for a generation of retries, which adds no sample.
@@ -77,7 +77,7 @@ def exists(folder: Place, number: int) -> bool:
 def read_generations(folder: Place) -> Iterator[Generation]:
     """The generations of the manifest in `folder`, in order.
 
-    Raises OutputError where a record is damaged, or missing before a later one.
+    Raises OutputError if a record is damaged, or missing before a later one.
     """
     number, first = 1, -1
     while True:
@@ -99,7 +99,7 @@ def read_generations(folder: Place) -> Iterator[Generation]:
 
 
 def append(folder: Place, generation: Generation, *, temporary: Path) -> None:
-    """Commit a generation whose segments are durable. TryLaterError where another process took its number.
+    """Commit a generation whose segments are durable. TryLaterError if another process took its number.
 
     Args:
         temporary: folder for the unfinished file, on the same file system.

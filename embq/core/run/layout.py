@@ -148,7 +148,7 @@ class Layout:
     def make(self, *rows: Place) -> None:
         """Create the folders that every run has, and those for its `rows`.
 
-        Raises OutputError where that is not possible, ConfigError for an object store without conditional creates.
+        Raises OutputError if that is not possible, ConfigError for an object store without conditional creates.
         """
         if isinstance(self.root, ObjectPath):
             try:
@@ -170,7 +170,7 @@ class Layout:
                 drop_in(self.temporary, name)
 
     def refuse_links(self) -> None:
-        """Raise OutsideError where one of embq's entries of the output folder is a symbolic link.
+        """Raise OutsideError if one of embq's entries of the output folder is a symbolic link.
 
         Otherwise files would be read, written and deleted where the link leads to.
         """
@@ -183,7 +183,7 @@ class Layout:
                     beneath.below(self.root, entry.name)
 
     def open_plan_lock(self) -> IO[str]:
-        """The file `plan_lock`, created where it is missing; OutputError where that is not possible."""
+        """The file `plan_lock`, created if it is missing; OutputError if that is not possible."""
         flags = os.O_RDWR | os.O_CREAT
         try:
             return open(
@@ -216,7 +216,7 @@ def record_number(name: str) -> int:
 
 
 def refuse_foreign_files(layout: Layout) -> None:
-    """Raise InputError where a folder that is to become a run's holds files that are not embq's."""
+    """Raise InputError if a folder that is to become a run's holds files that are not embq's."""
     try:
         names = sorted(entry.name for entry in layout.root.iterdir())
     except FileNotFoundError:

@@ -179,7 +179,7 @@ class Manifest:
         return (self.unit(u) for u in range(self.units))
 
     def find(self, unit_id: str) -> Unit | None:
-        """The unit with this id; None where it is not in the list. Looks at the segment that was used last first."""
+        """The unit with this id; None if it is not in the list. Looks at the segment that was used last first."""
         segments = sorted(range(len(self._starts)), key=lambda segment: segment != self._loaded)
         for segment in segments:
             loaded = segment == self._loaded
@@ -271,7 +271,7 @@ UNREADABLE = (OSError, ValueError, pa.ArrowException)
 
 
 def _read_table(path: Place, columns: Sequence[str]) -> pa.Table:
-    """The columns of `columns` that a segment has; OutputError where it cannot be read."""
+    """The columns of `columns` that a segment has; OutputError if it cannot be read."""
     try:
         with pq.ParquetFile(opened(path)) as file:
             table, rows = file.read([*columns]), file.metadata.num_rows

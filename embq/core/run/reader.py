@@ -17,7 +17,7 @@ from embq.core.storage.paths import Place
 def committed(root: Place) -> tuple[RunInfo, LogState]:
     """The run of an output folder and the state of its commit log.
 
-    Raises InputError where the folder holds no run, OutputError where a record is damaged.
+    Raises InputError if the folder holds no run, OutputError if a record is damaged.
     """
     state = CommitLog(Layout(root)).replay(load_run(root).units)
     info = load_run(root)  # after the log, which may name units that were added meanwhile
@@ -40,7 +40,7 @@ def row_tables(root: Place, columns: Sequence[str] | None = None) -> Iterator[pa
     Args:
         columns: the columns to read; None for all: id, ordinal, key, the embeddings, caption, metadata, unit_id.
 
-    Raises as `committed` does, and OutputError where a file is missing or cannot be read. Hashes are not checked;
+    Raises as `committed` does, and OutputError if a file is missing or cannot be read. Hashes are not checked;
     `embq verify` does that.
     """
     for files in committed_parts(root):
@@ -56,7 +56,7 @@ def part_tables(
         files: of one record, which are aligned with each other.
         columns: the columns to read; None for all.
 
-    Raises OutputError where a file is missing or cannot be read.
+    Raises OutputError if a file is missing or cannot be read.
     """
     with opened(root, files) as part:
         yield from part.tables(columns)

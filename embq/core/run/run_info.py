@@ -31,7 +31,7 @@ MOST_PREPARE_THREADS = 1_024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDefaults:
-    """Options of workers that a run asks for, where they were not started with their own.
+    """Options of workers that a run asks for, if they were not started with their own.
 
     Attributes:
         batch_size: samples per batch; 0 leaves it to the embedder.
@@ -74,7 +74,7 @@ class RunInfo:
         format: format of its parts, one of `embq.core.rows.spec.FORMATS`.
         part_rows: most rows of one part.
         units: number of units in the manifest, with all generations.
-        samples: number of samples, with all generations, or None where only reading tells.
+        samples: number of samples, with all generations, or None if only reading tells.
         manifest_digest: hash over the ids of the first units in order.
         version: embq version that planned the run.
         created: UTC time, ISO 8601; information only.
@@ -175,7 +175,7 @@ def run_id(identity: dict[str, Any], output: Place) -> str:
 
 
 def load_run(root: Place) -> RunInfo:
-    """The run of an output folder as it is now; InputError where the folder holds none."""
+    """The run of an output folder as it is now; InputError if the folder holds none."""
     layout = Layout(root)
     layout.refuse_links()
     try:
@@ -228,7 +228,7 @@ def first_segments(layout: Layout) -> list[str]:
 
 
 def _read(layout: Layout) -> _Planned:
-    """The content of run.json; OSError where it cannot be read, OutputError where it is damaged."""
+    """The content of run.json; OSError if it cannot be read, OutputError if it is damaged."""
     data = beneath.read_bytes(layout.root, layout.run_json.name, most_bytes=MOST_BYTES)
     try:
         body = wire.read(dict[str, Any], data, what=str(layout.run_json), most_bytes=MOST_BYTES)

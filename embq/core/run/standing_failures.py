@@ -56,7 +56,7 @@ class Retries:
                     self._of.setdefault(unit.retry.unit, []).append((u, unit.retry))
 
     def planned(self, u: int) -> int:
-        """The original unit of which `u` is a retry; `u` itself where it is none."""
+        """The original unit of which `u` is a retry; `u` itself if it is none."""
         return self._planned.get(u, u)
 
     def of(self, u: int) -> list[tuple[int, Retry]]:
@@ -75,7 +75,7 @@ def standing_failures(root: Place) -> Iterator[pa.Table]:
     """The failures that stand, in commit order.
 
     Columns: ordinal (null: the whole unit), key, code, message, attempt, unit_id, u. Raises as `committed` does, and
-    OutputError where a file is missing or cannot be read.
+    OutputError if a file is missing or cannot be read.
     """
     for _, table in standing_by_record(root):
         yield table
@@ -127,7 +127,7 @@ def by_unit(failures: pa.Table) -> Iterator[tuple[int, pa.Table]]:
 def record_failures(root: Place, number: int) -> pa.Table:
     """All failures that one commit record names, standing or not.
 
-    Raises OutputError where the record, or its file, is damaged or gone.
+    Raises OutputError if the record, or its file, is damaged or gone.
     """
     commit = next(CommitLog(Layout(root)).read(after=number - 1), None)
     files = [file for file in commit.files if file.kind == "failures"] if commit is not None else []
@@ -141,7 +141,7 @@ def failed_keys(failures: pa.Table, retry: Retry) -> dict[int | None, str]:
     Args:
         failures: those of the record that the retry names.
 
-    Raises OutputError where one of them is missing.
+    Raises OutputError if one of them is missing.
     """
     of_unit = failures.filter(pc.equal(failures["u"], retry.failed))
     keys = dict(zip(of_unit["ordinal"].to_pylist(), of_unit["key"].to_pylist(), strict=True))

@@ -29,7 +29,7 @@ class Endpoint(ThreadingHTTPServer):
     Raises as `embq.core.networks.bound` does, so that a port in use is reported before anything else happens.
 
     Args:
-        exposition: the answer of `/metrics`; UnwellError where there is none.
+        exposition: the answer of `/metrics`; UnwellError if there is none.
         complaint: the problem in one line; "" for a healthy service.
     """
 

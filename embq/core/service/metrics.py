@@ -238,5 +238,5 @@ def _escaped(label: str) -> str:
 
 
 Collector = Callable[[MetricSamples], None]
-"""Puts samples of a service. It may raise redis.exceptions.RedisError where the broker is unreachable; the samples put
+"""Puts samples of a service. It may raise redis.exceptions.RedisError if the broker is unreachable; the samples put
 before are kept."""

@@ -30,7 +30,7 @@ Root = TypeVar("Root", bound=Path | ObjectPath)
 
 
 def parts_of(root: Path | ObjectPath, name: str | PurePath) -> tuple[str, ...]:
-    """The parts of a relative name, at least one; OutsideError where it could lead out of `root`."""
+    """The parts of a relative name, at least one; OutsideError if it could lead out of `root`."""
     text = str(name)
     parts = tuple(text.split("/"))
     for part in parts:
@@ -126,7 +126,7 @@ def reader(root: Path | ObjectPath, name: str | PurePath) -> BufferedReader:
 
 
 def read_bytes(root: Path | ObjectPath, name: str | PurePath, *, most_bytes: int) -> bytes:
-    """The content of the regular file, or object, `root / name`; MalformedError where it has more than `most_bytes`."""
+    """The content of the regular file, or object, `root / name`; MalformedError if it has more than `most_bytes`."""
     if isinstance(root, ObjectPath):
         return below(root, name).read_bytes()
     with reader(root, name) as file:

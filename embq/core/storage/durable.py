@@ -62,7 +62,7 @@ def fsync_file(path: Path) -> None:
 
 
 def write_new(path: Place, data: bytes, *, temporary: Path) -> None:
-    """Create `path` with `data`, complete and durable; FileExistsError where it is there already.
+    """Create `path` with `data`, complete and durable; FileExistsError if it is there already.
 
     A hard link refuses an existing name (a plain rename would replace it) and the file behind it is complete (which
     O_EXCL followed by writing would not promise). On an object store the data must be like no other writer's.
@@ -79,7 +79,7 @@ def write_new(path: Place, data: bytes, *, temporary: Path) -> None:
 
 
 def claim(path: Place, owner: str) -> None:
-    """Create a file as a claim to its name; FileExistsError where another owner was first."""
+    """Create a file as a claim to its name; FileExistsError if another owner was first."""
     if isinstance(path, ObjectPath):
         path.create(owner.encode())
     else:
@@ -116,7 +116,7 @@ def _write_synced(temporary: Path, data: bytes, mode: int = 0o666) -> None:
 def reserve(path: Path, size: int) -> None:
     """Allocate room for the first `size` bytes of a file without changing its length.
 
-    OSError where there is no room. File systems without fallocate allocate nothing; `trim` frees what is not used.
+    OSError if there is no room. File systems without fallocate allocate nothing; `trim` frees what is not used.
     """
     if not hasattr(_libc, "fallocate"):
         return
@@ -142,7 +142,7 @@ def drop(path: Place) -> None:
 
 
 def names_in(folder: Place) -> list[str]:
-    """The names of the entries of an output's folder, none where it is missing; OutsideError where it is a link."""
+    """The names of the entries of an output's folder, none if it is missing; OutsideError if it is a link."""
     try:
         if isinstance(folder, ObjectPath):
             return [path.name for path in folder.iterdir()]
@@ -183,7 +183,7 @@ NOT_LINKABLE = (errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.EOPN
 
 def link(staged: Place, path: Place, temporary: Path) -> None:
     """Give a finished file a second name, or an object a copy; an orphan of that name, left by a dead writer, is
-    replaced. Not durable yet in a folder, which must be synced. OutsideError where `staged` or its folder is a link.
+    replaced. Not durable yet in a folder, which must be synced. OutsideError if `staged` or its folder is a link.
 
     Args:
         temporary: name for a copy, where the file cannot be linked.
@@ -197,7 +197,7 @@ def link(staged: Place, path: Place, temporary: Path) -> None:
             os.unlink(path)
         with beneath.parent(staged.parents[1], name) as (above, last):
             os.link(last, path, src_dir_fd=above, follow_symlinks=False)
-        os.close(beneath.open_file(path.parent, path.name))  # OutsideError where `staged` has become a link
+        os.close(beneath.open_file(path.parent, path.name))  # OutsideError if `staged` has become a link
     except OutsideError:
         drop(path)
         raise
@@ -216,9 +216,9 @@ def link(staged: Place, path: Place, temporary: Path) -> None:
 
 
 def try_lock(file: int | IO[Any], *, shared: bool = False) -> bool:
-    """Lock an open file or folder until it is closed, or this process ends; False where another process has the lock.
+    """Lock an open file or folder until it is closed, or this process ends; False if another process has the lock.
 
-    A `shared` lock goes with others of its kind. OSError where the file system has no locks.
+    A `shared` lock goes with others of its kind. OSError if the file system has no locks.
     """
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -245,7 +245,7 @@ def _used_up(path: Place) -> str:
     with suppress(OSError):
         stats = os.statvfs(os.path.dirname(str(path)))
         if stats.f_files and stats.f_favail < FEW_INODES and stats.f_bavail * stats.f_frsize > FEW_BYTES:
-            return "inode (a file system holds so many files, see `df -i`)"
+            return "inode (a file system has a limited number of files, see `df -i`)"
     return "space"
 
 

@@ -30,9 +30,9 @@ _BESIDE = ThreadPoolExecutor(1, thread_name_prefix="hashing")
 
 
 def read_hashed(folder: Path, name: str, most_bytes: int) -> tuple[memoryview, str]:
-    """The bytes of a file and their hex SHA-256; OSError where it cannot be read, or is longer than `most_bytes`.
+    """The bytes of a file and their hex SHA-256; OSError if it cannot be read, or is longer than `most_bytes`.
 
-    Raises OutsideError where the name or the folder is a link, or the file is no regular one.
+    Raises OutsideError if the name or the folder is a link, or the file is no regular one.
     """
     digest = hashlib.sha256()
     with open(beneath.open_file(folder.parent, f"{folder.name}/{name}"), "rb", buffering=0) as file:
@@ -72,7 +72,7 @@ class HashingFile:
     def write(self, data: Any) -> int:
         """Write a bytes-like object, which must not change any more: it is hashed beside.
 
-        Raises ValueError where the file below is closed, before the hashing thread is asked: the garbage collector may
+        Raises ValueError if the file below is closed, before the hashing thread is asked: the garbage collector may
         end a pyarrow writer of a failed file inside `submit`, whose lock this thread then holds already.
         """
         if self._file.closed:

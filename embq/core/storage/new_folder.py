@@ -25,7 +25,7 @@ _NEXT_STEPS = {
 def new_folder(path: Path) -> Iterator[Path]:
     """A temporary folder, renamed to `path` at the end of the block, durably; removed where the block fails.
 
-    Raises InputError where `path` exists and is not an empty folder, OutputError where it cannot be made.
+    Raises InputError if `path` exists and is not an empty folder, OutputError if it cannot be made.
     """
     refuse_used(path)
     unfinished = path.with_name(f"{path.name}{UNFINISHED}{secrets.token_hex(4)}")
@@ -53,7 +53,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def refuse_used(path: Path) -> None:
-    """Raise InputError where `path` exists and is not an empty folder."""
+    """Raise InputError if `path` exists and is not an empty folder."""
     if not path.exists():
         return
     if path.is_mount():

@@ -22,7 +22,7 @@ ATTEMPTS = 5
 
 @cache
 def connect(scheme: str) -> Any:
-    """The client of a scheme, the same one for all threads of this process; ConfigError where it is not installed."""
+    """The client of a scheme, the same one for all threads of this process; ConfigError if it is not installed."""
     try:
         if scheme == "s3":
             return s3_client(connect_s=CONNECT_S, answer_s=ANSWER_S, attempts=ATTEMPTS)
@@ -42,7 +42,7 @@ def connect(scheme: str) -> Any:
 
 
 def s3_client(*, connect_s: float, answer_s: float, attempts: int) -> Any:
-    """A new client of S3 that caches no listings; ImportError where s3fs is not installed."""
+    """A new client of S3 that caches no listings; ImportError if s3fs is not installed."""
     import s3fs
 
     return s3fs.S3FileSystem(

@@ -113,7 +113,7 @@ class ObjectPath:
         return next(self.iterdir(), None) is not None
 
     def stat(self) -> Status:
-        """Size and time; FileNotFoundError where there is no such object."""
+        """Size and time; FileNotFoundError if there is no such object."""
         info = self.call(lambda store, key: store.info(key))
         if info.get("type") != "file":
             raise FileNotFoundError(errno.ENOENT, "there is no such object", self._url)
@@ -144,7 +144,7 @@ class ObjectPath:
             shutil.copyfileobj(theirs, ours, PIECE_BYTES)
 
     def listing(self) -> Iterator[tuple[ObjectPath, Status]]:
-        """The objects directly below this name, each with its status; none where there are none."""
+        """The objects directly below this name, each with its status; none if there are none."""
         try:
             infos = self.call(lambda store, key: store.ls(key, detail=True, refresh=True))
         except FileNotFoundError:
@@ -169,7 +169,7 @@ class ObjectPath:
         """Nothing: folders are there as soon as something is in them."""
 
     def create(self, data: bytes) -> None:
-        """Create it; FileExistsError where it is there with other bytes.
+        """Create it; FileExistsError if it is there with other bytes.
 
         The answer to an earlier attempt may have been lost, so equal bytes are no conflict. Exclusive content must
         therefore be unique to its writer.
@@ -185,7 +185,7 @@ class ObjectPath:
         self.call(lambda store, key: store.pipe_file(key, data))
 
     def upload(self, local: Path, on_progress: Callable[[], None] = lambda: None) -> None:
-        """Create it from a file of this machine, whole; FileExistsError where it is there with other bytes.
+        """Create it from a file of this machine, whole; FileExistsError if it is there with other bytes.
 
         The client libraries send a checksum, which the store verifies; the size is compared afterwards.
 
@@ -240,7 +240,7 @@ class ObjectPath:
 
 
 def probe(folder: ObjectPath) -> None:
-    """Check that a name can be created only once; ConfigError where the store allows a second creation.
+    """Check that a name can be created only once; ConfigError if the store allows a second creation.
 
     Errors of writing and reading are raised too, so that a missing permission is reported before any work.
     """
@@ -328,7 +328,7 @@ class RangedFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to an offset; gives the new position."""
+        """Move to an offset; returns the new position."""
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         self._at = max(0, start + offset)
         return self._at
@@ -338,7 +338,7 @@ class RangedFile(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` from the current position; gives the number of bytes read."""
+        """Fill `buffer` from the current position; returns the number of bytes read."""
         view = memoryview(buffer).cast("B")
         stop = min(self._size, self._at + len(view))
         if stop <= self._at:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # claim(u, token, gen, lease_ms, fingerprint, idle, own_ms) -> {word, detail, ordinals to leave out}. own_ms: time
-# that u takes the worker; 0 where unknown.
+# that u takes the worker; 0 if unknown.
 CLAIM = """
 local u, token, lane = ARGV[1], ARGV[2], owner
 if get('gen') ~= ARGV[3] then return {'gen', '', ''} end
@@ -55,7 +55,7 @@ return lost
 """
 
 # beat(gen, lease_ms, u, token, left_ms, size, ...) -> {state, token of each lost lease ...}. left_ms: time until the
-# holder ends the unit, below 0 where it is late, '' where unknown; size: in percent of a unit of usual size.
+# holder ends the unit, below 0 if it is late, '' if unknown; size: in percent of a unit of usual size.
 BEAT = """
 if get('gen') ~= ARGV[1] then
   local lost = {'gen'}

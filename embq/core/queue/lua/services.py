@@ -101,7 +101,7 @@ return answer
 """
 
 # commit(rows, failures, quarantined, n, truncated, tokens, tokens_left, receipt, u, ...) -> units done. receipt '' sets
-# the bit only, u '' acknowledges only. tokens_left is '' where it is not known. receipt: of an entry, see `Entry`.
+# the bit only, u '' acknowledges only. tokens_left is '' if it is not known. receipt: of an entry, see `Entry`.
 COMMIT = """
 for i = 8, #ARGV, 2 do
   local receipt, u = ARGV[i], ARGV[i + 1]
@@ -146,7 +146,7 @@ if get('state') == 'done' then redis.call('HSET', meta, 'state', 'running') end
 return 1
 """
 
-# writer_lock(writer id, ttl_ms, takeover) -> "" where the lock is taken or renewed, else the holder's id
+# writer_lock(writer id, ttl_ms, takeover) -> "" if the lock is taken or renewed, else the holder's id
 WRITER_LOCK = """
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] and ARGV[3] ~= '1' then return holder end
@@ -208,7 +208,7 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 return 1
 """
 
-# swap(old, new) -> 1 where the key held `old` ('': nothing), or holds `new` already; 0 where another client was faster
+# swap(old, new) -> 1 if the key held `old` ('': nothing), or holds `new` already; 0 if another client was faster
 SWAP = """
 local there = redis.call('GET', KEYS[1]) or ''
 if there ~= ARGV[1] and there ~= ARGV[2] then return 0 end
