@@ -45,7 +45,7 @@ class Oversized(bytes):
 
 
 class _Buffer(SocketBuffer):
-    left = 0
+    budget = 0
 
     def read(self, length: int, timeout: Any = SENTINEL) -> bytes:
         if length <= min(self.budget, MOST_VALUE_BYTES):
