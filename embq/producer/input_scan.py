@@ -77,7 +77,7 @@ class InputScan:
 
     def _add_input(self, kind: str, path: str, name: str) -> None:
         if kind != "files" and not self._selection.takes(path):
-            self.listing.left["--include and --exclude"] += 1
+            self.listing.left_out["--include and --exclude"] += 1
             return
         digest = hashlib.sha256(path.encode("utf-8", "surrogateescape")).digest()[:16]
         if digest in self._seen:
@@ -176,7 +176,7 @@ class InputScan:
                 next_step="check the names, and that the disk is mounted on this machine",
             )
         if not self._pieces.count and not self._missing:
-            if left := self.listing.left["--include and --exclude"]:
+            if left := self.listing.left_out["--include and --exclude"]:
                 raise InputError(
                     f"--include and --exclude leave none of {left:,} inputs",
                     code="empty_input",

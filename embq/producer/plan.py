@@ -97,7 +97,7 @@ def plan(
     chosen = selection or Selection()
     scan = InputScan(options, chosen, modalities)
     with cached_listings():
-        for path, folder in _expand(inputs, scan.listing.left):
+        for path, folder in _expand(inputs, scan.listing.left_out):
             scan.add(path, folder)
     vanished = scan.check(known or (lambda _: False))
     units = scan.units()

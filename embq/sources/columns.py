@@ -87,47 +87,47 @@ def choose(columns: Sequence[Column], named: Iterable[tuple[str, str]], path: st
 
     Raises SourceError `missing_column`, `ambiguous_column` or `wrong_column_type`.
     """
-    wanted = dict(named)
-    given, columns = columns, [_as_text(column, wanted) for column in columns]
-    image = _image(columns, wanted, path)
-    text = _text(columns, wanted, path, image.name if image else "")
-    asked = tuple(name for name in wanted.get("metadata_columns", "").split(",") if name)
-    key = chosen_key(columns, wanted, path, text, (image.name if image else "", *asked))
-    metadata = asked
-    if ALL in asked:
+    options = dict(named)
+    given, columns = columns, [_as_text(column, options) for column in columns]
+    image = _image(columns, options, path)
+    text = _text(columns, options, path, image.name if image else "")
+    requested = tuple(name for name in options.get("metadata_columns", "").split(",") if name)
+    key = chosen_key(columns, options, path, text, (image.name if image else "", *requested))
+    metadata = requested
+    if ALL in requested:
         taken = set(filter(None, (text, image.name if image else "", key)))
         metadata = tuple(column.name for column in given if column.name not in taken and column.role in _PLAIN)
     else:
-        for name in asked:
+        for name in requested:
             _typed(given, name, (*_PLAIN, "opaque"), "--metadata-columns", path)
-    found = ChosenColumns(
+    choice = ChosenColumns(
         text=text,
         image=image.name if image else "",
         is_link=image is not None and image.role == "text",
         key=key,
         metadata=metadata,
     )
-    refuse_duplicates(found.names, [column.name for column in columns], path)
-    return found
+    refuse_duplicates(choice.names, [column.name for column in columns], path)
+    return choice
 
 
-def _as_text(column: Column, wanted: Mapping[str, str]) -> Column:
+def _as_text(column: Column, options: Mapping[str, str]) -> Column:
     """The column; as one of texts where it holds bytes and is called like texts, or named by the user.
 
     Hive, Impala and old versions of Spark write strings to parquet as bytes without an annotation.
     """
-    called = column.name == wanted.get("text_column") or (
-        column.name.lower() in TEXT_COLUMNS and column.name != wanted.get("image_column")
+    called = column.name == options.get("text_column") or (
+        column.name.lower() in TEXT_COLUMNS and column.name != options.get("image_column")
     )
     return replace(column, role="text") if called and column.type in ("binary", "large_binary") else column
 
 
-def refuse_duplicates(wanted: Iterable[str], there: Sequence[str], path: str) -> None:
+def refuse_duplicates(chosen: Iterable[str], names: Sequence[str], path: str) -> None:
     """Raise SourceError `ambiguous_column` where a wanted name is that of several columns."""
-    counts = Counter(there)
-    for name in wanted:
+    counts = Counter(names)
+    for name in chosen:
         if counts[name] > 1:
-            at = [str(number) for number, other in enumerate(there, 1) if other == name]
+            at = [str(number) for number, other in enumerate(names, 1) if other == name]
             raise SourceError(
                 f"{path}: columns {', '.join(at[:-1])} and {at[-1]} have one name, {name!r}",
                 code="ambiguous_column",
@@ -149,10 +149,10 @@ def shown(columns: Iterable[Column]) -> str:
     return ", ".join(listed[:20]) + (f" and {len(listed) - 20} more" if len(listed) > 20 else "") if listed else "none"
 
 
-def _image(columns: Sequence[Column], wanted: Mapping[str, str], path: str) -> Column | None:
-    if name := wanted.get("image_column"):
+def _image(columns: Sequence[Column], options: Mapping[str, str], path: str) -> Column | None:
+    if name := options.get("image_column"):
         return _typed(columns, name, ("bytes", "image", "text"), "--image-column", path)
-    free = [column for column in columns if column.name != wanted.get("text_column")]
+    free = [column for column in columns if column.name != options.get("text_column")]
     data = [column for column in free if column.role in ("bytes", "image")]
     by_name = _first(data, IMAGE_COLUMNS) or _first([c for c in free if c.role == "text"], LINK_COLUMNS)
     structs = [column for column in data if column.role == "image"]
@@ -161,55 +161,55 @@ def _image(columns: Sequence[Column], wanted: Mapping[str, str], path: str) -> C
     if len(structs) == 1:
         return structs[0]
     texts = [column for column in columns if column.role == "text"]
-    if wanted.get("text_column") or _first(texts, TEXT_COLUMNS):
+    if options.get("text_column") or _first(texts, TEXT_COLUMNS):
         return None  # it is a table of texts, and other bytes in it may be anything
     if len(data) > 1:
         raise _ambiguous(path, "images", data, "--image-column")
     return data[0] if data else None
 
 
-def _text(columns: Sequence[Column], wanted: Mapping[str, str], path: str, image: str) -> str:
-    if name := wanted.get("text_column"):
+def _text(columns: Sequence[Column], options: Mapping[str, str], path: str, image: str) -> str:
+    if name := options.get("text_column"):
         return _typed(columns, name, ("text",), "--text-column", path).name
-    taken = {image, wanted.get("id_column")}
+    taken = {image, options.get("id_column")}
     texts = [column for column in columns if column.role == "text" and column.name not in taken]
     if by_name := _first(texts, TEXT_COLUMNS):
         return by_name.name
     if image:
         return ""  # only the user knows which of the other strings is a caption
-    others = [column for column in texts if column.name.lower() not in ID_COLUMNS]
+    candidates = [column for column in texts if column.name.lower() not in ID_COLUMNS]
     if len(columns) == 1:
-        others = texts  # a list of texts, whatever it is called; beside other columns, ids are no texts
-    if len(others) > 1:
-        raise _ambiguous(path, "texts", others, "--text-column")
-    if not others:
+        candidates = texts  # a list of texts, whatever it is called; beside other columns, ids are no texts
+    if len(candidates) > 1:
+        raise _ambiguous(path, "texts", candidates, "--text-column")
+    if not candidates:
         raise SourceError(
             f"{path}: no column of texts or images; it has {shown(columns)}",
             code="missing_column",
             next_step="name the column with --text-column or --image-column, or leave the file out",
         )
-    return others[0].name
+    return candidates[0].name
 
 
 def chosen_key(
-    columns: Sequence[Column], wanted: Mapping[str, str], path: str, text: str = "", taken: Sequence[str] = ()
+    columns: Sequence[Column], options: Mapping[str, str], path: str, text: str = "", taken: Sequence[str] = ()
 ) -> str:
     """The column of keys; "" where rows are counted.
 
     A column that is called like one of keys, and cannot hold any, is refused unless the user named it as something
     else (`taken`): its values would be lost.
     """
-    if name := wanted.get("id_column"):
+    if name := options.get("id_column"):
         return _typed(columns, name, _KEYS, "--id-column", path).name
     free = [column for column in columns if column.name != text]
-    if found := _first([column for column in free if column.role in _KEYS], ID_COLUMNS):
-        return found.name
-    if found := _first([c for c in free if c.name not in taken and c.type != "null"], ID_COLUMNS):
+    if match := _first([column for column in free if column.role in _KEYS], ID_COLUMNS):
+        return match.name
+    if match := _first([c for c in free if c.name not in taken and c.type != "null"], ID_COLUMNS):
         raise SourceError(
-            f"{path}: no keys can be made of column {found.name!r}, which is of type {found.type}",
+            f"{path}: no keys can be made of column {match.name!r}, which is of type {match.type}",
             code="wrong_column_type",
             next_step="write it as text or integers, name another column with --id-column, or keep it as metadata with "
-            f"--metadata-columns {found.name} and have the rows counted",
+            f"--metadata-columns {match.name} and have the rows counted",
         )
     return ""
 

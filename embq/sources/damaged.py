@@ -55,7 +55,7 @@ def with_samples(error: SourceError, source: str) -> SourceError:
             f"{shard[1]}_stats.json": lambda file: read(_Stats, _beside(folder, file), what=file).successes,
             "sizes.json": lambda _: _sizes(folder)[name],
             f"{shard[1]}.idx": lambda file: (
-                int(found[1]) if (found := _INDEX.match(_beside(folder, file))) else _none()
+                int(match[1]) if (match := _INDEX.match(_beside(folder, file))) else _none()
             ),
         }
         if shard
@@ -112,22 +112,22 @@ class SamplesDigest:
         return self._hash.hexdigest()[:32]
 
 
-def rest_of(unit: Unit, kept: SamplesDigest, message: str, start: int, stop: int | None) -> Sample:
-    """The failure that stands for all samples behind those that are `kept`.
+def rest_of(unit: Unit, kept_digest: SamplesDigest, message: str, start: int, stop: int | None) -> Sample:
+    """The failure that stands for all samples behind those in `kept_digest`.
 
     Args:
         message: what is damaged, and where.
         start: first byte of what is not read, decompressed where the shard is compressed.
         stop: byte behind the last of it; None where that cannot be told.
     """
-    key = f"{base_name(unit.source)}:bytes {start}-{'' if stop is None else stop}:{kept.hexdigest()}"
-    return Sample(ordinal=kept.samples, key=key, error=("damaged_rest", message))
+    key = f"{base_name(unit.source)}:bytes {start}-{'' if stop is None else stop}:{kept_digest.hexdigest()}"
+    return Sample(ordinal=kept_digest.samples, key=key, error=("damaged_rest", message))
 
 
 def digest_in(key: str) -> str:
     """The digest of the kept samples in the key of such a failure; "" for another key."""
-    found = _KEY.fullmatch(key.removesuffix("#"))  # as the key of a text without chunks
-    return found[1] if found else ""
+    match = _KEY.fullmatch(key.removesuffix("#"))  # as the key of a text without chunks
+    return match[1] if match else ""
 
 
 def rest(samples: Iterator[Sample], unit: Unit, retry: Retry) -> Iterator[Sample]:
@@ -136,24 +136,24 @@ def rest(samples: Iterator[Sample], unit: Unit, retry: Retry) -> Iterator[Sample
     Raises SourceError `source_changed` where other samples are before them than were kept, and `damaged_rest` where
     the shard is damaged before that place.
     """
-    before = SamplesDigest()
+    digest = SamplesDigest()
     proven = False
     for sample in samples:
         if sample.ordinal < unit.first_ordinal:
             if sample.error is not None and sample.error[0] == DAMAGED_REST:
                 raise SourceError(sample.error[1], code="damaged_rest", next_step="copy or write the shard again")
-            before.add(sample)
+            digest.add(sample)
             continue
         if not proven:
-            _prove(before, unit, retry)
+            _prove(digest, unit, retry)
             proven = True
         yield sample
     if not proven:
-        _prove(before, unit, retry)
+        _prove(digest, unit, retry)
 
 
-def _prove(before: SamplesDigest, unit: Unit, retry: Retry) -> None:
-    if (before.samples, before.hexdigest()) != (unit.first_ordinal, retry.keys):
+def _prove(digest: SamplesDigest, unit: Unit, retry: Retry) -> None:
+    if (digest.samples, digest.hexdigest()) != (unit.first_ordinal, retry.keys):
         raise SourceError(
             f"{unit.source}: its first {unit.first_ordinal:,} samples are not those that were kept of the damaged "
             "shard, and their rows are not replaced",

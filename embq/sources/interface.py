@@ -54,7 +54,7 @@ class Source(Protocol):
         """
         ...
 
-    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
+    def read(self, unit: Unit, on_progress: Moved = unwatched) -> Iterator[Sample]:
         """The unit's samples with ordinals 0, 1, 2, ...
 
         Raises SourceError before or between samples where the unit as a whole cannot be trusted; the caller then
@@ -69,7 +69,7 @@ class Source(Protocol):
         """
         return self.modalities
 
-    def alone(self, unit: Unit, ordinal: int) -> Unit:
+    def unit_of_sample(self, unit: Unit, ordinal: int) -> Unit:
         """The unit of one sample of a unit, where a sample can be read by itself; else the unit.
 
         Args:

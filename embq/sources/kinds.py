@@ -147,18 +147,18 @@ class Listing:
 
     def __init__(self) -> None:
         self.taken: Counter[str] = Counter()
-        self.left: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()
 
     def __str__(self) -> str:
         """One line, for people; "" for one file alone."""
-        if not self.left and self.taken.total() == 1:
+        if not self.left_out and self.taken.total() == 1:
             return ""
         taken = ", ".join(f"{format_of(kind)} ({count:,})" for kind, count in self.taken.items())
-        return f"taken: {taken or 'nothing'}; left out: {shown(self.left)}"
+        return f"taken: {taken or 'nothing'}; left out: {shown(self.left_out)}"
 
 
 def detect(
-    path: str, wanted: str = "", image_keys: tuple[str, ...] = (), listing: Listing | None = None
+    path: str, only_kind: str = "", image_keys: tuple[str, ...] = (), listing: Listing | None = None
 ) -> list[tuple[str, str]]:
     """(kind, path) of each input that `path` stands for: the file itself, or the inputs in the folder and below it.
 
@@ -166,15 +166,15 @@ def detect(
     `datasets` library saved stands for its Arrow files, the output folder of a run for its rows.
 
     Args:
-        wanted: the only kind to look for; a file is then of this kind, whatever its name. "" takes the only one.
+        only_kind: the only kind to look for; a file is then of this kind, whatever its name. "" takes the only one.
         image_keys: extensions of images; () takes all known.
         listing: counts the images of a folder, and what is left out.
 
     Raises InputError where the folder holds files of several kinds, or nothing to embed, or where a file's name tells
     no kind.
     """
-    kind = wanted or kind_of(path)
-    if kind == "tar" and not wanted:  # planning looks at each of very many shards once
+    kind = only_kind or kind_of(path)
+    if kind == "tar" and not only_kind:  # planning looks at each of very many shards once
         return [(kind, path)]
     if not is_folder(path):
         if kind is None:
@@ -189,74 +189,74 @@ def detect(
         path = join(path, "parts" if "parts" in names else "metadata")  # of a run in npy
         names = list_names(path)
     listing = listing or Listing()
-    if wanted in ("", "arrow") and (saved := saved_files(path, names)) is not None:
+    if only_kind in ("", "arrow") and (saved := saved_files(path, names)) is not None:
         return [("arrow", name) for name in saved]
-    found = _files_below(path, wanted, image_keys, listing)
-    if not found:
-        what = f"no file of kind {format_of(wanted)!r}" if wanted else "nothing to embed"
+    by_kind = _files_below(path, only_kind, image_keys, listing)
+    if not by_kind:
+        what = f"no file of kind {format_of(only_kind)!r}" if only_kind else "nothing to embed"
         raise InputError(
-            f"{path}: {what} in this folder or below it; found: {shown(listing.left)}",
+            f"{path}: {what} in this folder or below it; found: {shown(listing.left_out)}",
             code="empty_input",
             next_step=f"name {SUPPORTED}; --image-key names other extensions",
         )
-    if len(found) > 1:
-        kinds = [f"{format_of(kind)} ({files[0]})" for kind, files in found.items()]
+    if len(by_kind) > 1:
+        kinds = [f"{format_of(kind)} ({files[0]})" for kind, files in by_kind.items()]
         raise InputError(
             f"{path}: holds inputs of several kinds: {', '.join(kinds)}",
-            next_step=f"choose one: --input-format {' or '.join(map(format_of, found))}",
+            next_step=f"choose one: --input-format {' or '.join(map(format_of, by_kind))}",
         )
-    ((kind, files),) = found.items()
+    ((kind, files),) = by_kind.items()
     if kind == "files":
         return [(kind, path)]
     return [(kind, join(path, name)) for name in files]
 
 
-def _files_below(path: str, wanted: str, image_keys: tuple[str, ...], listing: Listing) -> dict[str, list[str]]:
+def _files_below(path: str, only_kind: str, image_keys: tuple[str, ...], listing: Listing) -> dict[str, list[str]]:
     """Relative paths of the files of a folder and below it, sorted, by kind; of images the first alone. What is read
     beside images, or is no input, is left out."""
     extensions = Extensions(images=image_keys) if image_keys else ALL
     images: Counter[str] = Counter()  # by the folders that hold them
     near: dict[str, int] = {}  # what has a name but for its extension: 1 an image, 2 a text; of names in a row
     texts = captions = 0
-    found: dict[str, list[str]] = {}
-    for relative, _ in walk(path, listing.left, sizes=False):
+    by_kind: dict[str, list[str]] = {}
+    for relative, _ in walk(path, listing.left_out, sizes=False):
         folder = os.path.dirname(relative)
-        near = {stem: there for stem, there in near.items() if relative.startswith(f"{stem}.")}
+        near = {stem: mask for stem, mask in near.items() if relative.startswith(f"{stem}.")}
         of_writer = "/_" in f"/{folder}"  # of Spark and Delta Lake: the state of a writer
         is_image = extensions.is_image(relative)
         if is_image or (relative.endswith(".txt") and (folder in images or not of_writer)):
             stem = extensions.stem(relative) if is_image else relative.removesuffix(".txt")
-            there = near.get(stem, 0)
-            near[stem] = there | (1 if is_image else 2)
-            captions += near[stem] == 3 > there
+            bits = near.get(stem, 0)
+            near[stem] = bits | (1 if is_image else 2)
+            captions += near[stem] == 3 > bits
         if is_image:
             images[folder] += 1
-            found.setdefault("files", [relative])
-        elif (kind := kind_of(relative)) == "lines" and folder in images and wanted in ("", "files"):
+            by_kind.setdefault("files", [relative])
+        elif (kind := kind_of(relative)) == "lines" and folder in images and only_kind in ("", "files"):
             texts += 1  # the paths of many millions of captions are not kept
         elif kind is None:
-            listing.left[os.path.splitext(relative)[1].lower() or "no extension"] += 1
+            listing.left_out[os.path.splitext(relative)[1].lower() or "no extension"] += 1
         elif of_writer:
-            listing.left["in a folder whose name begins with _"] += 1
+            listing.left_out["in a folder whose name begins with _"] += 1
         else:
-            found.setdefault(kind, []).append(relative)
-    if images and wanted in ("", "files"):
-        if lone := texts + len(found.pop("lines", ())) - captions:
-            listing.left["texts beside no image"] += lone
+            by_kind.setdefault(kind, []).append(relative)
+    if images and only_kind in ("", "files"):
+        if lone := texts + len(by_kind.pop("lines", ())) - captions:
+            listing.left_out["texts beside no image"] += lone
         for kind in ("csv", "jsonl") if not is_url(path) else ():
-            if files := [one for one in found.pop(kind, ()) if os.path.basename(one) not in METADATA_FILES]:
-                found[kind] = files
+            if files := [name for name in by_kind.pop(kind, ()) if os.path.basename(name) not in METADATA_FILES]:
+                by_kind[kind] = files
         listing.taken["files"] += images.total()
-    for kind in found.keys() - {wanted} if wanted else ():
-        files = found.pop(kind)
-        listing.left[f"of kind {format_of(kind)}"] += images.total() if kind == "files" else len(files)
-    named = images.keys() | {os.path.splitext(name)[0] for name in found.get("tar", ())}
-    whole = {os.path.dirname(name) for name in found.get("arrow", ()) if "/cache-" not in f"/{name}"}
+    for kind in by_kind.keys() - {only_kind} if only_kind else ():
+        files = by_kind.pop(kind)
+        listing.left_out[f"of kind {format_of(kind)}"] += images.total() if kind == "files" else len(files)
+    named = images.keys() | {os.path.splitext(name)[0] for name in by_kind.get("tar", ())}
+    saved = {os.path.dirname(name) for name in by_kind.get("arrow", ()) if "/cache-" not in f"/{name}"}
     # img2dataset writes a table beside each shard, or folder of images, and of its name.
-    records = [name for name in found.get("parquet", ()) if not wanted and os.path.splitext(name)[0] in named]
-    caches = [name for name in found.get("arrow", ()) if "/cache-" in f"/{name}" and os.path.dirname(name) in whole]
+    records = [name for name in by_kind.get("parquet", ()) if not only_kind and os.path.splitext(name)[0] in named]
+    caches = [name for name in by_kind.get("arrow", ()) if "/cache-" in f"/{name}" and os.path.dirname(name) in saved]
     for reason, kind, names in ("records of img2dataset", "parquet", records), ("cache of datasets", "arrow", caches):
         if names:
-            listing.left[reason] += len(names)
-            found[kind] = sorted(set(found[kind]) - set(names))
-    return {kind: files for kind, files in found.items() if files}
+            listing.left_out[reason] += len(names)
+            by_kind[kind] = sorted(set(by_kind[kind]) - set(names))
+    return {kind: files for kind, files in by_kind.items() if files}

@@ -30,14 +30,14 @@ def identity_of(name: str) -> str:
     """Name, package and version of an enabled map, as a run records them, "" for ""; UsageError where there is none."""
     if not name:
         return ""
-    found = plugins.enabled(plugins.MAPS)
-    if name not in found:
-        known = ", ".join(found) or "none"
+    enabled = plugins.enabled(plugins.MAPS)
+    if name not in enabled:
+        names = ", ".join(enabled) or "none"
         raise UsageError(
             f"--map {name}: there is no such map",
-            next_step=plugins.how_to_enable(plugins.MAPS, name) or f"maps that EMBQ_PLUGINS enables here: {known}",
+            next_step=plugins.how_to_enable(plugins.MAPS, name) or f"maps that EMBQ_PLUGINS enables here: {names}",
         )
-    return str(found[name])
+    return str(enabled[name])
 
 
 def map_of(unit: Unit) -> Map | None:
@@ -45,12 +45,12 @@ def map_of(unit: Unit) -> Map | None:
 
     Raises SourceError `map_unavailable` where it is not enabled here, of another version, or cannot be imported.
     """
-    wanted = dict(unit.options).get(OPTION, "")
-    if not wanted:
+    identity = dict(unit.options).get(OPTION, "")
+    if not identity:
         return None
     try:
-        plugin = plugins.enabled(plugins.MAPS).get(wanted.partition(" ")[0])
-        if plugin is not None and str(plugin) == wanted:
+        plugin = plugins.enabled(plugins.MAPS).get(identity.partition(" ")[0])
+        if plugin is not None and str(plugin) == identity:
             return _loaded(plugin)
     except ConfigError as error:
         raise SourceError(
@@ -58,7 +58,7 @@ def map_of(unit: Unit) -> Map | None:
         ) from error
     held = "it is not enabled" if plugin is None else f"{plugin.package} {plugin.version} is installed"
     raise SourceError(
-        f"{unit.source}: the run's samples go through the map {wanted}, and on this worker {held}",
+        f"{unit.source}: the run's samples go through the map {identity}, and on this worker {held}",
         code="map_unavailable",
         next_step="install that version on the worker and name the package in its EMBQ_PLUGINS; then embq retry",
     )
@@ -75,23 +75,23 @@ def mapped(function: Map, sample: Sample) -> tuple[Sample, SampleError | None]:
     if isinstance(sample.image, memoryview):
         sample = replace(sample, image=bytes(sample.image))
     try:
-        found = function(sample)
+        result = function(sample)
     except SampleError as error:
         return sample, error
     except Exception as error:  # noqa: BLE001 - it is not our code
         return sample, SampleError("map_failed", f"the map raised {type(error).__name__}: {error}"[:1_000])
-    if (why := _wrong(sample, found)) is not None:
+    if (why := _wrong(sample, result)) is not None:
         return sample, SampleError("map_failed", f"the map {why}")
-    return found, None
+    return result, None
 
 
-def _wrong(sample: Sample, found: Sample) -> str | None:
-    if not isinstance(found, Sample):
-        return f"gave a {type(found).__name__} in place of a Sample"
-    if (found.ordinal, found.key, found.metadata) != (sample.ordinal, sample.key, sample.metadata):
+def _wrong(sample: Sample, result: Sample) -> str | None:
+    if not isinstance(result, Sample):
+        return f"gave a {type(result).__name__} in place of a Sample"
+    if (result.ordinal, result.key, result.metadata) != (sample.ordinal, sample.key, sample.metadata):
         return "changed the ordinal, key or metadata of the sample"
-    if not isinstance(found.text, str | None) or not isinstance(found.image, bytes | None):
+    if not isinstance(result.text, str | None) or not isinstance(result.image, bytes | None):
         return "gave a text that is no str, or an image that is not bytes"
-    if len(found.text or "") > SAMPLE_MAX_BYTES or len(found.image or b"") > SAMPLE_MAX_BYTES:
+    if len(result.text or "") > SAMPLE_MAX_BYTES or len(result.image or b"") > SAMPLE_MAX_BYTES:
         return f"gave a text or image of more than {SAMPLE_MAX_BYTES:,} bytes"
     return None

@@ -22,7 +22,7 @@ OPTION = "partition"
 def columns_above(path: str) -> dict[str, str | int | None]:
     """The columns that the folders of a file give. As for pyarrow, digits are an integer."""
     folders = (path_of(path) if is_url(path) else path).split("/")[:-1]
-    pairs = [unquote(folder).partition("=") for folder in takewhile(lambda one: "=" in one[1:], reversed(folders))]
+    pairs = [unquote(part).partition("=") for part in takewhile(lambda part: "=" in part[1:], reversed(folders))]
     return {
         name: None if text.startswith("__HIVE_DEFAULT") else int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
         for name, _, text in reversed(pairs)
@@ -32,15 +32,15 @@ def columns_above(path: str) -> dict[str, str | int | None]:
 def without_partition(options: ReadOptions, path: str) -> ReadOptions:
     """The options for the file itself, which may lack the columns of its folders."""
     names = columns_above(path)
-    return replace(options, metadata_columns=tuple(one for one in options.metadata_columns if one not in names))
+    return replace(options, metadata_columns=tuple(name for name in options.metadata_columns if name not in names))
 
 
 def with_partition(unit: Unit, options: ReadOptions) -> Unit:
     """The unit with those columns of its folders that become metadata: all, or those that the user named."""
-    wanted = options.metadata_columns
+    names = options.metadata_columns
     values = columns_above(unit.source) if unit.kind in ROWS else {}
-    if kept := {name: one for name, one in values.items() if not wanted or ALL in wanted or name in wanted}:
-        return replace(unit, options=tuple(sorted((*unit.options, (OPTION, canonical_json(kept))))))
+    if metadata := {name: value for name, value in values.items() if not names or ALL in names or name in names}:
+        return replace(unit, options=tuple(sorted((*unit.options, (OPTION, canonical_json(metadata))))))
     return unit
 
 
@@ -61,5 +61,5 @@ def add_partition(samples: Iterator[Sample], unit: Unit) -> Iterator[Sample]:
 def merged(values: dict[str, Any], metadata: str | None) -> str:
     """Metadata as JSON text with `values` before its own fields, which stand above values of the same name."""
     own = json_value(metadata) if metadata and any(f'"{name}' in metadata for name in values) else {}
-    added = json_text({name: one for name, one in values.items() if name not in own})
+    added = json_text({name: value for name, value in values.items() if name not in own})
     return added if metadata in (None, "{}") else metadata if added == "{}" else f"{added[:-1]},{metadata[1:]}"

@@ -70,8 +70,8 @@ class ReaderOption:
         return tuple(text.split(self.separator)) if text else ()
 
 
-def _option(default: object, flag: str, help: str, kinds: tuple[str, ...], **more: Any) -> Any:
-    declared = ReaderOption(flag=flag, help=help, kinds=kinds, **more)
+def _option(default: object, flag: str, help: str, kinds: tuple[str, ...], **options: Any) -> Any:
+    declared = ReaderOption(flag=flag, help=help, kinds=kinds, **options)
     return field(default=default, metadata={"option": declared})
 
 
@@ -155,26 +155,26 @@ class ReadOptions:
     )
 
     @classmethod
-    def from_arguments(cls, arguments: Mapping[str, Any], **others: Any) -> ReadOptions:
+    def from_arguments(cls, arguments: Mapping[str, Any], **extra: Any) -> ReadOptions:
         """From arguments of the command line by parameter name, with the map as `embq.sources.maps.identity_of` gives
-        it; `others` are fields that no option declares."""
-        declared: dict[str, Any] = {one.name: one.parse(arguments[one.parameter]) for one in DECLARED}
-        return cls(**others, **declared)
+        it; `extra` are fields that no option declares."""
+        declared: dict[str, Any] = {option.name: option.parse(arguments[option.parameter]) for option in DECLARED}
+        return cls(**extra, **declared)
 
     @classmethod
     def from_record(cls, pairs: Sequence[tuple[str, str]]) -> ReadOptions:
         """The inverse of `record`, without `unit_bytes`, which follows from the run's model."""
-        kept = dict(pairs)
-        declared: dict[str, Any] = {one.name: one.restore(kept.get(one.name, "")) for one in DECLARED}
-        return cls(unit_samples=int(kept["unit_samples"]), kind=kept.get("input_format", ""), **declared)
+        recorded = dict(pairs)
+        declared: dict[str, Any] = {option.name: option.restore(recorded.get(option.name, "")) for option in DECLARED}
+        return cls(unit_samples=int(recorded["unit_samples"]), kind=recorded.get("input_format", ""), **declared)
 
     def record(self) -> dict[str, str]:
         """The options as a run records them; optional ones that are empty are left out."""
-        found = {"unit_samples": str(self.unit_samples)} | ({"input_format": self.kind} if self.kind else {})
-        for one in DECLARED:
-            if (text := one.format(getattr(self, one.name))) or one.always_recorded:
-                found[one.name] = text
-        return found
+        record = {"unit_samples": str(self.unit_samples)} | ({"input_format": self.kind} if self.kind else {})
+        for option in DECLARED:
+            if (text := option.format(getattr(self, option.name))) or option.always_recorded:
+                record[option.name] = text
+        return record
 
     def for_chunks(self) -> ReadOptions:
         """The options for a run that cuts texts into chunks."""
@@ -182,7 +182,7 @@ class ReadOptions:
 
     def required_for(self, modalities: Sequence[str]) -> ReadOptions:
         """The options without extensions of files that nothing is embedded of; `modalities` () are not chosen yet."""
-        images, captions = (not modalities or one in modalities for one in ("image", "text"))
+        images, captions = (not modalities or modality in modalities for modality in ("image", "text"))
         return replace(
             self, image_keys=self.image_keys if images else (), caption_keys=self.caption_keys if captions else ()
         )
@@ -203,35 +203,35 @@ class ReadOptions:
         return tuple(sorted((*self.extensions, *self._carried(SHARDS))))
 
     def _carried(self, options: Sequence[ReaderOption]) -> tuple[tuple[str, str], ...]:
-        pairs = sorted((one.name, one.format(getattr(self, one.name))) for one in options)
+        pairs = sorted((option.name, option.format(getattr(self, option.name))) for option in options)
         return tuple((name, text) for name, text in pairs if text)
 
     def refuse_useless(self, kinds: Collection[str]) -> None:
         """UsageError for an option that no input of these kinds uses."""
         if set(kinds) - KINDS:  # a plug-in's, which may use any
             return
-        for one in DECLARED:
-            value = getattr(self, one.name)
-            if one.kinds and kinds and value and value != (ALL,) and not set(kinds) & set(one.kinds):
+        for option in DECLARED:
+            value = getattr(self, option.name)
+            if option.kinds and kinds and value and value != (ALL,) and not set(kinds) & set(option.kinds):
                 raise UsageError(
-                    f"{one.flag} is for inputs of kind {', '.join(one.kinds)}; "
+                    f"{option.flag} is for inputs of kind {', '.join(option.kinds)}; "
                     f"these are of kind {', '.join(sorted(kinds))}",
-                    next_step=f"leave {one.flag} out",
+                    next_step=f"leave {option.flag} out",
                 )
 
 
 def _declared() -> Iterator[ReaderOption]:
-    for one in fields(ReadOptions):
-        if "option" in one.metadata:
-            yield replace(one.metadata["option"], name=one.name)
+    for entry in fields(ReadOptions):
+        if "option" in entry.metadata:
+            yield replace(entry.metadata["option"], name=entry.name)
 
 
 DECLARED = tuple(_declared())
 """All options, in the order of `--help`."""
-EXTENSIONS = tuple(one for one in DECLARED if one.kinds == _IMAGE_FILES)
-SHARDS = tuple(one for one in DECLARED if one.kinds == _SHARDS)
-COLUMNS = tuple(one for one in DECLARED if one.kinds and one not in (*EXTENSIONS, *SHARDS))
-KINDS = {"lines", *(kind for one in DECLARED for kind in one.kinds)}
+EXTENSIONS = tuple(option for option in DECLARED if option.kinds == _IMAGE_FILES)
+SHARDS = tuple(option for option in DECLARED if option.kinds == _SHARDS)
+COLUMNS = tuple(option for option in DECLARED if option.kinds and option not in (*EXTENSIONS, *SHARDS))
+KINDS = {"lines", *(kind for option in DECLARED for kind in option.kinds)}
 """embq's own kinds of input."""
 
 

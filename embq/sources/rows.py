@@ -51,13 +51,13 @@ def without_dataset_keys(unit: Unit) -> Unit:
 class RowSamples:
     """Turns the rows of one unit into samples, in order."""
 
-    def __init__(self, unit: Unit, moved: Moved = unwatched) -> None:
+    def __init__(self, unit: Unit, on_progress: Moved = unwatched) -> None:
         self._unit = unit
-        self._moved = moved
+        self._on_progress = on_progress
         self._name = name_of(unit)
         self._ordinal = 0
         self._rows = row_names(unit)
-        self._seen: set[str] = set()
+        self._keys: set[str] = set()
         named = dict(unit.options)
         self._needs_id = bool(named.get("id_column"))
         self._may_fetch = bool(named.get("image_column"))
@@ -76,7 +76,7 @@ class RowSamples:
         identity: object,
         text: bytes | None,
         image: bytes | SampleError | None,
-        others: dict[str, Any],
+        fields: dict[str, Any],
     ) -> Sample:
         """The next row as a sample.
 
@@ -85,7 +85,7 @@ class RowSamples:
             identity: of the key column, text as bytes; None or b"" makes the row's number the key.
             text: of the text column.
             image: the image's bytes, or why they cannot be had.
-            others: columns that become metadata; a SampleError stands for a value that cannot be read.
+            fields: columns that become metadata; a SampleError stands for a value that cannot be read.
         """
         ordinal, key = self._next()
         decoded = metadata = None
@@ -94,16 +94,16 @@ class RowSamples:
                 key = decode_text(identity) if isinstance(identity, bytes) else str(identity)
             elif self._needs_id:
                 raise SampleError("missing_id", f"the row has no value in {choice.key!r}")
-            if key in self._seen:
+            if key in self._keys:
                 raise SampleError("duplicate_key", f"row {self._unit.first + ordinal + 1} repeats the id of an earlier")
-            self._seen.add(key)
+            self._keys.add(key)
             decoded = _text(choice, text)
             if isinstance(image, SampleError):
                 raise image
             if image is not None and len(image) > SAMPLE_MAX_BYTES:
                 raise SampleError("too_large", f"the image has {len(image)} bytes, more than {SAMPLE_MAX_BYTES}")
-            if others:
-                metadata = compact_json({name: plain(value) for name, value in others.items()}, "bad_metadata")
+            if fields:
+                metadata = compact_json({name: plain(value) for name, value in fields.items()}, "bad_metadata")
                 if len(metadata) > SAMPLE_MAX_BYTES:
                     raise SampleError("too_large", f"the metadata have {len(metadata)} characters as JSON")
         except SampleError as problem:
@@ -129,11 +129,11 @@ class RowSamples:
             self._place(link) if image is None and link else None for image, link in zip(images, links, strict=True)
         ]
         urls = [place for place in places if isinstance(place, str) and is_url(place)]
-        fetched = fetch_all(urls, [None] * len(urls), self._moved)
+        fetched = fetch_all(urls, [None] * len(urls), self._on_progress)
         for image, place in zip(images, places, strict=True):
             if isinstance(place, str):
-                found = next(fetched) if is_url(place) else self._read(place)
-                yield SampleError(found.code, found.message) if isinstance(found, SourceError) else found
+                content = next(fetched) if is_url(place) else self._read(place)
+                yield SampleError(content.code, content.message) if isinstance(content, SourceError) else content
             else:
                 yield image if place is None else place
 
@@ -163,7 +163,7 @@ class RowSamples:
     def _read(self, name: str) -> bytes | SampleError:
         folder = os.path.realpath(os.path.dirname(self._unit.source))
         try:
-            return read_inside(folder, name, None, self._moved)
+            return read_inside(folder, name, None, self._on_progress)
         except SampleError as problem:
             return problem
         except ValueError:  # a zero byte
@@ -206,9 +206,9 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if isinstance(value, dict):
-        return {str(name): plain(one) for name, one in value.items()}
+        return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, (bytes, bytearray)):
         raise SampleError("bad_metadata", "bytes cannot become metadata, which is JSON")
     return str(value)

@@ -29,7 +29,7 @@ METADATA_CHARS = 1_000_000
 """Most metadata that a look at one unit gives."""
 
 
-def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched, images: bool = True) -> Iterator[Sample]:
+def read(unit: Unit, roots: Sequence[str], *, on_progress: Moved = unwatched, images: bool = True) -> Iterator[Sample]:
     """The samples of a unit that came over the network; of a retry, those that it repeats, with their first ordinals.
 
     Tables are read in a process of their own, under a limit of memory: see `embq.sources.reader_process`.
@@ -37,7 +37,7 @@ def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched, images: 
     Args:
         unit: what to read.
         roots: the folders and URLs that units may lie in, links resolved; empty allows all.
-        moved: called whenever bytes have come in.
+        on_progress: called whenever bytes have come in.
         images: False leaves out images that are files of their own, which are neither read nor fetched.
 
     Raises SourceError `shard_scheme_denied`, `source_denied` or `unknown_kind` at once, later what the source raises,
@@ -47,7 +47,7 @@ def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched, images: 
     source_for(unit.kind)
     if not images:
         unit = without_images(unit)
-    samples = client.read(unit, roots, moved) if is_guarded(unit.kind) else read_here(unit, roots, moved=moved)
+    samples = client.read(unit, roots, on_progress) if is_guarded(unit.kind) else read_here(unit, roots, on_progress)
     return _bounded(unit, samples)
 
 
@@ -63,7 +63,7 @@ def require_allowed(source: str, roots: Sequence[str]) -> None:
 
 
 def read_here(
-    unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched, only: int | None = None
+    unit: Unit, roots: Sequence[str], on_progress: Moved = unwatched, *, only: int | None = None
 ) -> Iterator[Sample]:
     """The result of `read`, in this process whatever the kind; nothing is checked before.
 
@@ -72,8 +72,8 @@ def read_here(
             ordinal 0; of others all samples of the original unit come.
     """
     if only is not None:
-        unit = source_for(unit.kind).alone(replace(unit, retry=None), only)
-    samples = source_for(unit.kind).read(within(unit, roots) if roots else unit, moved)
+        unit = source_for(unit.kind).unit_of_sample(replace(unit, retry=None), only)
+    samples = source_for(unit.kind).read(within(unit, roots) if roots else unit, on_progress)
     if partition_of(unit):
         samples = add_partition(samples, unit)
     if unit.retry is not None and unit.retry.is_rest:
@@ -107,7 +107,7 @@ def first_metadata(unit: Unit, most: int, *, wait_s: float) -> list[str]:
 def metadata_here(unit: Unit, most: int, *, wait_s: float = float("inf")) -> list[str]:
     """The result of `first_metadata`, in this process whatever the kind, up to `METADATA_CHARS`."""
     deadline = time.monotonic() + wait_s
-    found: list[str] = []
+    texts: list[str] = []
     chars = 0
     values = partition_of(unit)
     with source_errors(unit.source):
@@ -115,10 +115,10 @@ def metadata_here(unit: Unit, most: int, *, wait_s: float = float("inf")) -> lis
             chars += len(text)
             if chars > METADATA_CHARS:
                 break
-            found.append(merged(values, text) if values else text)
+            texts.append(merged(values, text) if values else text)
             if time.monotonic() > deadline:
                 break
-    return found or ([merged(values, None)] if values else [])
+    return texts or ([merged(values, None)] if values else [])
 
 
 def fetchable(unit: Unit, roots: Sequence[str]) -> bool:
@@ -159,14 +159,14 @@ def is_here(unit: Unit, roots: Sequence[str]) -> bool:
 
 def _bounded(unit: Unit, samples: Iterator[Sample]) -> Iterator[Sample]:
     """The samples; SourceError `too_large` where their texts together are more than `unit_bytes`."""
-    left = most = unit_bytes()
+    remaining = most = unit_bytes()
     try:
         for sample in samples:
             if sample.text is not None:
-                left -= getsizeof(sample.text)
+                remaining -= getsizeof(sample.text)
             if sample.metadata is not None:
-                left -= getsizeof(sample.metadata)
-            if left < 0:
+                remaining -= getsizeof(sample.metadata)
+            if remaining < 0:
                 raise SourceError(
                     f"{unit.source}: texts and metadata of one unit take more than {most:,} bytes",
                     code="too_large",
@@ -193,18 +193,18 @@ def _is_allowed(source: str, roots: Sequence[str]) -> bool:
 # --- retries ---
 
 
-def _numbered(samples: Iterator[Sample], wanted: list[int]) -> Iterator[Sample]:
-    for sample, ordinal in zip(samples, wanted, strict=True):
+def _numbered(samples: Iterator[Sample], ordinals: list[int]) -> Iterator[Sample]:
+    for sample, ordinal in zip(samples, ordinals, strict=True):
         yield replace(sample, ordinal=ordinal)
 
 
-def _repeated(samples: Iterator[Sample], unit: Unit, retry: Retry, wanted: list[int]) -> Iterator[Sample]:
+def _repeated(samples: Iterator[Sample], unit: Unit, retry: Retry, ordinals: list[int]) -> Iterator[Sample]:
     """The samples that a retry repeats.
 
     Raises SourceError `source_changed`, at the end, where the source holds other samples than it did: more, fewer, or
     others in their places.
     """
-    chosen = frozenset(wanted)
+    chosen = frozenset(ordinals)
     keys: list[str] = []
     count = 0
     for count, sample in enumerate(samples, start=1):  # noqa: B007 - it is the number of samples in the end
@@ -214,7 +214,7 @@ def _repeated(samples: Iterator[Sample], unit: Unit, retry: Retry, wanted: list[
     planned = unit.samples if unit.samples is not None else retry.samples
     if planned is not None and count != planned:
         raise _changed(unit, f"it holds {count} samples, and held {planned}")
-    if len(keys) != len(wanted) or (retry.keys and key_digest(keys) != retry.keys):
+    if len(keys) != len(ordinals) or (retry.keys and key_digest(keys) != retry.keys):
         raise _changed(unit, "samples that failed have other keys, or stand in other places")
 
 

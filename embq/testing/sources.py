@@ -171,9 +171,9 @@ def test_who_watches_is_told_of_what_comes_in(case: Case, tmp_path: Path) -> Non
     (unit, *_) = case.split(case.write(tmp_path))
     told = 0
 
-    def moved() -> None:
+    def on_progress() -> None:
         nonlocal told
         told += 1
 
-    list(read(unit, (), moved=moved))
+    list(read(unit, (), on_progress=on_progress))
     assert told > 0

@@ -167,7 +167,7 @@ for number in range(int(sys.argv[3])):
     plain, tar_headers.library = tar_headers.library, lambda: None
     assert here == found(data, most)
     tar_headers.library = plain
-    by_native += tar_headers._PlainMembers(data).take(0, [], 10_000) > 0
+    by_native += tar_headers._PlainMembers(data).read(0, [], 10_000) > 0
 assert by_native > 10
 """
 

@@ -153,7 +153,7 @@ def test_who_waits_for_a_file_that_is_on_its_way_is_told_of_what_comes_in(web: H
         return True
 
     assert ahead.begin(unit, wanted)
-    assert ahead.take(unit, lambda: told.append(1)) is not None
+    assert ahead.pop(unit, lambda: told.append(1)) is not None
     assert told
 
 
@@ -163,8 +163,8 @@ def test_files_to_come_take_no_more_memory_than_they_may(web: HttpServer) -> Non
     assert [begin(ahead, unit) for unit in (first, second, third)] == [True, True, False]
     assert begin(ahead, first), "it is there already"
     assert ahead.held_bytes == 2 * size(first)
-    assert ahead.take(first, unwatched) is not None
-    assert ahead.take(third, unwatched) is None
+    assert ahead.pop(first, unwatched) is not None
+    assert ahead.pop(third, unwatched) is None
     assert begin(ahead, third)
     assert web.sent_of("0.tar") == size(first)
     ahead.close()
@@ -190,7 +190,7 @@ def test_what_nobody_wants_any_more_is_not_fetched_to_its_end_and_not_kept(
     assert work.lost
     ahead.let_go()
     assert ahead.held_bytes == size(second)
-    assert ahead.take(first, unwatched) is None
+    assert ahead.pop(first, unwatched) is None
     assert web.sent_of("0.tar") <= (1 + ranged_reads.PARALLEL) * 1000 < size(first)
 
 

@@ -272,14 +272,14 @@ def test_scripts_are_loaded_again_after_a_restart(guarded: GuardedServer, as_use
     writer = as_user("writer", patient=True)
     scripts = load_scripts(writer)
     loader = Loader(writer, scripts, clock=lambda: now[0])
-    loader.look()
+    loader.load_missing()
     now[0] += LOOK_S
-    assert loader.look() == 0
+    assert loader.load_missing() == 0
     guarded.stop()
     guarded.start()
-    assert loader.look() == 0  # not asked again that soon
+    assert loader.load_missing() == 0  # not asked again that soon
     now[0] += LOOK_S
-    assert loader.look() == len(scripts)
+    assert loader.load_missing() == len(scripts)
 
 
 def test_on_a_server_of_others_that_allows_eval_alone_each_script_is_sent(

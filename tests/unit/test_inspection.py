@@ -22,14 +22,14 @@ from embq.sources.unit_reader import read
 CHILD = """
 import os
 from embq.sources.reader_process import server
-look = server._look
+look = server._response
 def fatal(unit, metadata_of):
     if "aborts" in unit.source:
         os.abort()
     while "spins" in unit.source:
         pass
     return look(unit, metadata_of)
-server._look = fatal
+server._response = fatal
 server.serve()
 """
 """A process that looks as always, except that two libraries are as bad as some are."""
@@ -47,7 +47,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[client.Process]:
 def test_a_process_that_cannot_start_is_no_ones_damage(tmp_path: Path) -> None:
     broken = client.Process([sys.executable, "-c", "raise SystemExit(3)"])
     with pytest.raises(ConfigError, match="exit status 3"):
-        broken.look(Unit(kind="parquet", source=str(tmp_path)))
+        broken.query(Unit(kind="parquet", source=str(tmp_path)))
 
 
 def write(path: Path) -> Path:
@@ -101,8 +101,8 @@ READER = """
 import os, signal
 from embq.sources.reader_process import server
 read = server.read_here
-def odd(unit, roots, moved, only):
-    for sample in read(unit, roots, moved=moved):
+def odd(unit, roots, on_progress, only):
+    for sample in read(unit, roots, on_progress=on_progress):
         yield sample
     if sample.text != "b":
         return

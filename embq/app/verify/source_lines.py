@@ -62,6 +62,6 @@ class SourceLines:
             with open_text(unit, unwatched) as text:
                 last = replace(unit, start=read_header(text, unit)[2], first=0)
         source = source_for(unit.kind)
-        first = source.alone(last, unit.first - last.first)
-        self._last = replace(unit, start=first.start, stop=source.alone(first, unit.samples - 1).stop)
+        first = source.unit_of_sample(last, unit.first - last.first)
+        self._last = replace(unit, start=first.start, stop=source.unit_of_sample(first, unit.samples - 1).stop)
         return self._last

@@ -149,7 +149,7 @@ class RemotePath:
 
         size = self.status().st_size
         last = size if last is None else min(last, size)
-        ranges = RangesAhead(self.url, size, first=first, last=last, moved=unwatched, most_whole=WHOLE_BYTES)
+        ranges = RangesAhead(self.url, size, first=first, last=last, on_progress=unwatched, most_whole=WHOLE_BYTES)
         return io.BufferedReader(RangedFile(ranges, size), piece_bytes)
 
     @property

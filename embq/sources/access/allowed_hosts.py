@@ -87,8 +87,8 @@ class Reach:
 
     def resolve(self, host: str, port: int) -> list[str]:
         """The addresses of a host, all of which may be connected to; OSError where it has none."""
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = list(dict.fromkeys(str(where[4][0]) for where in found))
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
         self.check_addresses(host, port, addresses)
         return addresses
 
@@ -104,13 +104,13 @@ def endpoint(url: str) -> tuple[str, int | None]:
 
 def hosts_named(inputs: Sequence[str]) -> list[str]:
     """The hosts in inputs as a person names them, braces expanded; an input that is no such URL has none."""
-    found: list[str] = []
+    hosts: list[str] = []
     for text in inputs:
         scheme, _, rest = text.partition("://")
         if scheme.lower() in _PORTS:
             host = rest.partition("/")[0].rpartition("@")[2]
-            found += braceexpand(host) if "{" in host else [host]
-    return list(dict.fromkeys(found))
+            hosts += braceexpand(host) if "{" in host else [host]
+    return list(dict.fromkeys(hosts))
 
 
 class _Anywhere(Reach):

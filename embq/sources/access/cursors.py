@@ -23,11 +23,11 @@ class Cursor(Protocol):
 
     Attributes:
         position: next row or byte.
-        moved: called for each piece that comes in; set anew by each unit.
+        on_progress: called for each piece that comes in; set anew by each unit.
     """
 
     position: int
-    moved: Moved
+    on_progress: Moved
 
     def close(self) -> None:
         """Close the file."""
@@ -42,11 +42,11 @@ class LastCursor(Generic[C]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: tuple[Hashable, C] | None = None
+        self._cached: tuple[Hashable, C] | None = None
         atexit.register(self.drop)
 
     @contextmanager
-    def at(self, unit: Unit, start: int, moved: Moved, make: Callable[[], C]) -> Iterator[C]:
+    def at(self, unit: Unit, start: int, on_progress: Moved, make: Callable[[], C]) -> Iterator[C]:
         """A cursor at or before `start`; it is kept where the block ends well.
 
         The unit's source must be the version that was planned, before and after; SourceError `source_changed`, or as
@@ -55,14 +55,14 @@ class LastCursor(Generic[C]):
         require_same(unit, stat_file(unit.source).version, "source_changed")
         key = (unit.kind, unit.source, unit.etag, unit.options)
         with self._lock:
-            kept, self._kept = self._kept, None
-        if kept is not None and (kept[0] != key or kept[1].position > start):
-            _close(kept[1])
-            kept = None
-        cursor = kept[1] if kept is not None else make()
-        cursor.moved = moved
+            cached, self._cached = self._cached, None
+        if cached is not None and (cached[0] != key or cached[1].position > start):
+            _close(cached[1])
+            cached = None
+        cursor = cached[1] if cached is not None else make()
+        cursor.on_progress = on_progress
         try:
-            moved()
+            on_progress()
             with source_errors(unit.source):
                 yield cursor
             require_same(unit, stat_file(unit.source).version, "source_changed")
@@ -70,16 +70,16 @@ class LastCursor(Generic[C]):
             _close(cursor)
             raise
         with self._lock:
-            other, self._kept = self._kept, (key, cursor)
+            other, self._cached = self._cached, (key, cursor)
         if other is not None:
             _close(other[1])
 
     def drop(self) -> None:
         """Close the cursor that is kept."""
         with self._lock:
-            kept, self._kept = self._kept, None
-        if kept is not None:
-            _close(kept[1])
+            cached, self._cached = self._cached, None
+        if cached is not None:
+            _close(cached[1])
 
 
 def _close(cursor: Cursor) -> None:

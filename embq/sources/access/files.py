@@ -153,32 +153,32 @@ def name_of(unit: Unit) -> str:
 
 def with_name(unit: Unit, name: str) -> Unit:
     """The unit with that name of its file; "" for the last part of its path."""
-    others = tuple(pair for pair in unit.options if pair[0] != FILE_NAME)
-    return replace(unit, options=tuple(sorted((*others, (FILE_NAME, name)))) if name else others)
+    options = tuple(pair for pair in unit.options if pair[0] != FILE_NAME)
+    return replace(unit, options=tuple(sorted((*options, (FILE_NAME, name)))) if name else options)
 
 
 class WatchedFile(io.FileIO):
-    """A file open for reading that calls `moved` for each piece that comes in."""
+    """A file open for reading that calls `on_progress` for each piece that comes in."""
 
-    def __init__(self, path: str, moved: Moved) -> None:
+    def __init__(self, path: str, on_progress: Moved) -> None:
         super().__init__(path, "r")
-        self._moved = moved
+        self._on_progress = on_progress
 
     def readinto(self, buffer: Any) -> int:
         """As the base class does; the number of bytes read."""
         count = super().readinto(buffer)
         if count:
-            self._moved()
+            self._on_progress()
         return count
 
 
 def read_all(file: WatchedFile, expected: int) -> bytes:
     """All of a file of about `expected` bytes, in pieces, and never twice in memory."""
-    whole = io.BytesIO()
+    buffer = io.BytesIO()
     piece = memoryview(bytearray(min(PIECE_BYTES, expected + 1)))
     while count := file.readinto(piece):
-        whole.write(piece[:count])
-    return whole.getvalue()
+        buffer.write(piece[:count])
+    return buffer.getvalue()
 
 
 def load(file: WatchedFile, size: int) -> Memory:
@@ -241,30 +241,30 @@ def _may_stay(memory: Memory) -> bool:
 
 
 @contextmanager
-def open_unchanged(unit: Unit, code: str, moved: Moved) -> Iterator[io.BufferedReader[Any]]:
+def open_unchanged(unit: Unit, code: str, on_progress: Moved) -> Iterator[io.BufferedReader[Any]]:
     """The unit's file, open for reading, which must be the version that was planned before and after the block.
 
     Args:
         code: of the error where it is another version.
-        moved: called for each piece that comes in.
+        on_progress: called for each piece that comes in.
 
     Raises SourceError with `code` where the file differs from `unit.etag`, else as `source_errors` does.
     """
-    with open_current(unit, code, moved) as (version, file):
+    with open_current(unit, code, on_progress) as (version, file):
         require_same(unit, version, code)
         yield file
 
 
 @contextmanager
-def open_current(unit: Unit, code: str, moved: Moved) -> Iterator[tuple[str, io.BufferedReader[Any]]]:
+def open_current(unit: Unit, code: str, on_progress: Moved) -> Iterator[tuple[str, io.BufferedReader[Any]]]:
     """The version of the unit's file as it is now, and the file, which must not change in the block.
 
     Args and errors are those of `open_unchanged`.
     """
     if is_url(unit.source):
         status = listings.stat(unit.source)
-        last = unit.stop or status.size
-        ranges = ranged_reads.RangesAhead(unit.source, status.size, first=unit.start, last=last, moved=moved)
+        end = unit.stop or status.size
+        ranges = ranged_reads.RangesAhead(unit.source, status.size, first=unit.start, last=end, on_progress=on_progress)
         with io.BufferedReader(RangedFile(ranges, status.size), PIECE_BYTES) as file:
             yield status.version, file
         require_same(replace(unit, etag=status.version), listings.stat(unit.source).version, code)
@@ -272,27 +272,27 @@ def open_current(unit: Unit, code: str, moved: Moved) -> Iterator[tuple[str, io.
     with source_errors(unit.source):
         # Before opening it, which would wait for the writer of a named pipe.
         require_regular(unit.source, os.stat(unit.source))
-        with io.BufferedReader(WatchedFile(unit.source, moved), PIECE_BYTES) as local:
+        with io.BufferedReader(WatchedFile(unit.source, on_progress), PIECE_BYTES) as local:
             version = etag(os.fstat(local.fileno()))
             yield version, local
             require_same(replace(unit, etag=version), etag(os.fstat(local.fileno())), code)
 
 
-def load_unchanged(unit: Unit, code: str, moved: Moved) -> Memory:
+def load_unchanged(unit: Unit, code: str, on_progress: Moved) -> Memory:
     """All of the unit's file in memory, in the planned version; less where it became shorter.
 
     Raises as `open_unchanged` does, and SourceError `too_large` where that is more than a reader may hold.
     """
     if is_url(unit.source):
-        whole = read_ahead.fetched(unit, moved)
-        if whole is None:
+        data = read_ahead.fetched(unit, on_progress)
+        if data is None:
             status = listings.stat(unit.source)
             require_same(unit, status.version, code)
             _require_room(unit.source, status.size)
-            whole = ranged_reads.load(unit.source, status.size, moved)
+            data = ranged_reads.load(unit.source, status.size, on_progress)
         require_same(unit, listings.stat(unit.source).version, code)
-        return whole
-    with open_unchanged(unit, code, moved) as file:
+        return data
+    with open_unchanged(unit, code, on_progress) as file:
         raw = file.raw
         assert isinstance(raw, WatchedFile)
         size = os.fstat(raw.fileno()).st_size
@@ -335,14 +335,14 @@ _PERMANENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 """Errors of one file; any other concerns the disk, and the unit may be tried again."""
 
 
-def read_inside(root: str, relative: str, size: int | None, moved: Moved) -> bytes:
+def read_inside(root: str, relative: str, size: int | None, on_progress: Moved) -> bytes:
     """The bytes of a plain file under `root`, of `size` bytes where that is known.
 
     Raises as `check_inside` does, and SampleError `source_changed` where it changes meanwhile.
     """
     path = os.path.join(root, relative)
     real, size = check_inside(root, relative, size)
-    with _of_sample(path), WatchedFile(real, moved) as file:
+    with _of_sample(path), WatchedFile(real, on_progress) as file:
         data = read_all(file, size)
     if len(data) != size:
         raise SampleError("source_changed", f"{path} changed while it was read")

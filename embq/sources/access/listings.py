@@ -32,8 +32,8 @@ metadata as well, a generation does not."""
 
 def stat(url: str) -> FileStatus:
     """The file's status, asked for now, unless within `cached_listings`; SourceError where there is no such file."""
-    found = _CACHE.get()
-    return _stat_now(url) if found is None else found.stat(url)
+    cache = _CACHE.get()
+    return _stat_now(url) if cache is None else cache.stat(url)
 
 
 @contextmanager
@@ -42,11 +42,11 @@ def cached_listings() -> Iterator[None]:
 
     For planning: a status may be as old as the listing.
     """
-    before = _CACHE.set(_ListingCache())
+    token = _CACHE.set(_ListingCache())
     try:
         yield
     finally:
-        _CACHE.reset(before)
+        _CACHE.reset(token)
 
 
 def _stat_now(url: str) -> FileStatus:
@@ -65,8 +65,8 @@ def is_folder(url: str) -> bool:
 
 def list_folder(url: str) -> Iterator[tuple[str, FileStatus | None]]:
     """(name, status) of the entries of a folder, by name; None as the status of a folder in it."""
-    found = with_retries(url, lambda: filesystem(url).ls(bare(url), detail=True))
-    for info in sorted(found, key=lambda info: str(info["name"])):
+    infos = with_retries(url, lambda: filesystem(url).ls(bare(url), detail=True))
+    for info in sorted(infos, key=lambda info: str(info["name"])):
         path = path_of(str(info["name"])).rstrip("/")
         # A page that lists a folder may link to itself, in another order.
         if (name := posixpath.basename(path)) and path != path_of(url).rstrip("/"):
@@ -75,8 +75,8 @@ def list_folder(url: str) -> Iterator[tuple[str, FileStatus | None]]:
 
 def walk(url: str) -> Sequence[tuple[str, int]]:
     """(path relative to the folder, bytes) of every file below it, sorted by path."""
-    found = _CACHE.get()
-    return _walk_now(url) if found is None else found.walk(url)
+    cache = _CACHE.get()
+    return _walk_now(url) if cache is None else cache.walk(url)
 
 
 def _walk_now(url: str) -> list[tuple[str, int]]:
@@ -90,17 +90,17 @@ def statuses_below(url: str) -> list[tuple[str, FileStatus]]:
     """
     if walks_itself(url):
         return sorted(_below(url, sys.maxsize))
-    found = with_retries(url, lambda: filesystem(url).find(bare(url), detail=True))
+    infos = with_retries(url, lambda: filesystem(url).find(bare(url), detail=True))
     root = bare(url).rstrip("/") + "/"
-    return [(str(name).removeprefix(root), _status(url, found[name], certain=False)) for name in sorted(found)]
+    return [(str(name).removeprefix(root), _status(url, infos[name], certain=False)) for name in sorted(infos)]
 
 
 def match(pattern: str) -> list[str]:
     """The URLs of the files that a pattern with *, ** or [] matches, sorted."""
     if walks_itself(pattern):
         return _match_below(pattern)
-    found = with_retries(pattern, lambda: filesystem(pattern).glob(bare(pattern), detail=True))
-    return sorted(url_of(pattern, str(name)) for name, info in found.items() if info.get("type") != "directory")
+    infos = with_retries(pattern, lambda: filesystem(pattern).glob(bare(pattern), detail=True))
+    return sorted(url_of(pattern, str(name)) for name, info in infos.items() if info.get("type") != "directory")
 
 
 def _below(url: str, depth: int, relative: str = "") -> Iterator[tuple[str, FileStatus]]:
@@ -134,7 +134,7 @@ class _ListingCache:
     """Listings of the folder whose files are looked up, and of everything below the folder that was walked last."""
 
     def __init__(self) -> None:
-        self._asked: Counter[str] = Counter()
+        self._requests: Counter[str] = Counter()
         self._listed: dict[str, dict[str, FileStatus]] = {}
         self._walked: tuple[str, list[tuple[str, int]]] = ("", [])
 
@@ -143,8 +143,8 @@ class _ListingCache:
         if is_http(url):
             return _stat_now(url)
         if folder not in self._listed:
-            self._asked[folder] += 1
-            if self._asked[folder] <= LISTED_AFTER:
+            self._requests[folder] += 1
+            if self._requests[folder] <= LISTED_AFTER:
                 return _stat_now(url)
             # One folder at a time: inputs are named folder by folder, and a listing can be large.
             self._listed = {folder: _statuses(folder)}

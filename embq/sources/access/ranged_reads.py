@@ -36,11 +36,11 @@ _WITHOUT_RANGES: set[str] = set()
 """Servers that ignore ranges and send the whole file."""
 
 
-def with_retries(url: str, ask: Callable[[], T]) -> T:
-    """The result of `ask`, with retries where the storage may only be busy; else SourceError."""
+def with_retries(url: str, request: Callable[[], T]) -> T:
+    """The result of `request`, with retries where the storage may only be busy; else SourceError."""
     for pause in (*PAUSES_S, None):
         try:
-            return ask()
+            return request()
         except SourceError:
             raise
         except Exception as error:
@@ -51,21 +51,21 @@ def with_retries(url: str, ask: Callable[[], T]) -> T:
     raise AssertionError("unreachable")
 
 
-def load(url: str, size: int, moved: Moved = unwatched) -> Memory:
+def load(url: str, size: int, on_progress: Moved = unwatched) -> Memory:
     """All `size` bytes of a file, by parallel requests; SourceError where other bytes came."""
     if size == 0:
         return b""
     if host_of(url) in _WITHOUT_RANGES:
         return _load_at_once(url, size)
-    whole = mmap.mmap(-1, size)
-    with memoryview(whole) as view:
+    buffer = mmap.mmap(-1, size)
+    with memoryview(buffer) as view:
         for start, piece in _pieces(url, 0, size):
             if host_of(url) in _WITHOUT_RANGES:
                 break
             view[start : start + len(piece)] = piece
-            moved()
+            on_progress()
         else:
-            return whole
+            return buffer
     return _load_at_once(url, size)
 
 
@@ -135,7 +135,7 @@ class RangesAhead:
     Args:
         size: its bytes.
         first, last: the part that will be read in order; nothing beyond it is fetched ahead.
-        moved: called for each range that has come in.
+        on_progress: called for each range that has come in.
         most_whole: size above which a file is not read from a server without ranges, where all of it is in memory.
     """
 
@@ -143,45 +143,45 @@ class RangesAhead:
     _KEPT = 8
 
     def __init__(
-        self, url: str, size: int, *, first: int, last: int, moved: Moved, most_whole: int | None = None
+        self, url: str, size: int, *, first: int, last: int, on_progress: Moved, most_whole: int | None = None
     ) -> None:
-        self._url, self._size, self._moved = url, size, moved
+        self._url, self._size, self._on_progress = url, size, on_progress
         self._most_whole = size if most_whole is None else most_whole
         self._first, self._last = first, last
         self._blocks: OrderedDict[int, Future[bytes]] = OrderedDict()
-        self._whole: Memory | None = None
+        self._content: Memory | None = None
 
     def read_range(self, start: int, stop: int) -> bytes | memoryview:
         """See `embq.core.storage.objects.Ranges`; in the part that is read in order, at most to the end of a block."""
-        if self._whole is None and host_of(self._url) in _WITHOUT_RANGES:
+        if self._content is None and host_of(self._url) in _WITHOUT_RANGES:
             if self._size > self._most_whole:
                 raise SourceError(
                     f"{self._url}: its server sends no ranges, and all {self._size:,} bytes would be in memory",
                     code="source_unreadable",
                     next_step="copy it to a folder or a bucket, or serve it with a server that knows ranges",
                 )
-            self._whole = load(self._url, self._size, self._moved)
-        if self._whole is not None:
-            return self._whole[start:stop]
+            self._content = load(self._url, self._size, self._on_progress)
+        if self._content is not None:
+            return self._content[start:stop]
         if self._first <= start < self._last:
             number, inside = divmod(start - self._first, SMALL_BYTES)
             return memoryview(self._block(number))[inside : inside + stop - start]
         data = read_range(self._url, start, stop)
-        self._moved()
+        self._on_progress()
         return data
 
     def _block(self, number: int) -> bytes:
         in_order = number - 1 in self._blocks or not self._blocks
-        for wanted in range(number, number + (self._AHEAD if in_order else 0) + 1):
-            start = self._first + wanted * SMALL_BYTES
-            if wanted not in self._blocks and start < self._last:
+        for index in range(number, number + (self._AHEAD if in_order else 0) + 1):
+            start = self._first + index * SMALL_BYTES
+            if index not in self._blocks and start < self._last:
                 stop = min(self._last, start + SMALL_BYTES)
-                self._blocks[wanted] = _pool().submit(read_range, self._url, start, stop)
+                self._blocks[index] = _pool().submit(read_range, self._url, start, stop)
         future = self._blocks[number]
         fresh = not future.done()
         data = future.result()
         if fresh:
-            self._moved()
+            self._on_progress()
         while len(self._blocks) > self._KEPT:
             self._blocks.popitem(last=False)
         return data
@@ -200,7 +200,7 @@ def _pool() -> ThreadPoolExecutor:
     return _POOL[0]
 
 
-def fetch_all(urls: list[str], sizes: list[int | None], moved: Moved) -> Iterator[bytes | SourceError]:
+def fetch_all(urls: list[str], sizes: list[int | None], on_progress: Moved) -> Iterator[bytes | SourceError]:
     """The content of many small files in order, several at a time; an error in the place of one that cannot be read.
 
     Raises SourceError where the storage does not answer: that concerns all of them.
@@ -208,17 +208,17 @@ def fetch_all(urls: list[str], sizes: list[int | None], moved: Moved) -> Iterato
     Args:
         sizes: bytes of each, more than which are not fetched; None fetches a file of any size up to a sample's limit.
     """
-    ask = [partial(_small, url, size) for url, size in zip(urls, sizes, strict=True)]
+    calls = [partial(_small, url, size) for url, size in zip(urls, sizes, strict=True)]
     under_way: deque[Future[bytes | SourceError]] = deque()
 
     def first() -> bytes | SourceError:
-        found = under_way.popleft().result()
-        if isinstance(found, SourceError) and found.transient:
-            raise found
-        moved()
-        return found
+        result = under_way.popleft().result()
+        if isinstance(result, SourceError) and result.transient:
+            raise result
+        on_progress()
+        return result
 
-    for number, call in enumerate(ask):
+    for number, call in enumerate(calls):
         under_way.append(_pool().submit(call))
         if number >= 2 * PARALLEL:
             yield first()

@@ -51,11 +51,11 @@ class ReadAhead:
     def _held(self) -> int:
         return sum(fetch.size for fetch in self._begun.values())
 
-    def begin(self, unit: Unit, wanted: Callable[[], bool]) -> bool:
+    def begin(self, unit: Unit, is_wanted: Callable[[], bool]) -> bool:
         """Fetch the file of a unit that is its whole file, if there is room; False where there is none.
 
         Args:
-            wanted: asked for each piece that comes in; once it is False, the rest is not asked for.
+            is_wanted: asked for each piece that comes in; once it is False, the rest is not asked for.
         """
         key, size = (unit.source, unit.etag), unit.stop or 0
         self.let_go()
@@ -64,28 +64,28 @@ class ReadAhead:
                 return True
             if self._closed or size + self._held() > self._most_bytes:
                 return False
-            fetch = self._begun[key] = _Fetch(unit, size, wanted)
+            fetch = self._begun[key] = _Fetch(unit, size, is_wanted)
             fetch.future = self._thread.submit(fetch.run)
             fetch.future.add_done_callback(fetch.wake)
         return True
 
-    def take(self, unit: Unit, moved: Moved) -> Memory | None:
+    def pop(self, unit: Unit, on_progress: Moved) -> Memory | None:
         """The unit's file, waited for if it is on its way; None where the caller has to read it.
 
         Args:
-            moved: called whenever bytes have come in.
+            on_progress: called whenever bytes have come in.
         """
         with self._lock:
             fetch = self._begun.pop((unit.source, unit.etag), None)
         if fetch is None or fetch.future is None or fetch.future.cancel():
             return None
-        return fetch.result(moved)
+        return fetch.result(on_progress)
 
     def let_go(self) -> None:
         """Drop files that are not wanted any more."""
         with self._lock:
             for key, fetch in list(self._begun.items()):
-                if not fetch.wanted():
+                if not fetch.is_wanted():
                     self._begun.pop(key).abandon()
 
     def close(self) -> None:
@@ -100,20 +100,20 @@ class ReadAhead:
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Within the block, readers of this thread take fetched files from here."""
-        before = _IN_USE.set(self)
+        token = _IN_USE.set(self)
         try:
             yield
         finally:
-            _IN_USE.reset(before)
+            _IN_USE.reset(token)
 
 
 _IN_USE: ContextVar[ReadAhead | None] = ContextVar("_IN_USE", default=None)
 
 
-def fetched(unit: Unit, moved: Moved) -> Memory | None:
-    """The unit's file if it was fetched before its turn, see `ReadAhead.take`; else None."""
+def fetched(unit: Unit, on_progress: Moved) -> Memory | None:
+    """The unit's file if it was fetched before its turn, see `ReadAhead.pop`; else None."""
     ahead = _IN_USE.get()
-    return None if ahead is None else ahead.take(unit, moved)
+    return None if ahead is None else ahead.pop(unit, on_progress)
 
 
 class _Abandoned(Exception):
@@ -121,15 +121,15 @@ class _Abandoned(Exception):
 
 
 class _Fetch:
-    def __init__(self, unit: Unit, size: int, wanted: Callable[[], bool]) -> None:
+    def __init__(self, unit: Unit, size: int, is_wanted: Callable[[], bool]) -> None:
         self.unit, self.size = unit, size
         self.future: Future[Memory | None] | None = None
-        self._wanted, self._abandoned = wanted, False
-        self._pieces = self._told = 0
+        self._is_wanted, self._abandoned = is_wanted, False
+        self._pieces = self._reported = 0
         self._changed = threading.Condition()
 
-    def wanted(self) -> bool:
-        return not self._abandoned and self._wanted()
+    def is_wanted(self) -> bool:
+        return not self._abandoned and self._is_wanted()
 
     def abandon(self) -> None:
         self._abandoned = True
@@ -137,28 +137,28 @@ class _Fetch:
     def run(self) -> Memory | None:
         """The file; None where it is not the planned one, cannot be read, or is not wanted any more."""
         try:
-            if not self.wanted():
+            if not self.is_wanted():
                 return None
             status = listings.stat(self.unit.source)
             if (status.version, status.size) != (self.unit.etag, self.size):
                 return None
-            return ranged_reads.load(self.unit.source, status.size, self._moved)
+            return ranged_reads.load(self.unit.source, status.size, self._on_progress)
         except _Abandoned:
             return None
         except SourceError as error:  # the reader will get and report the same
             log.info("read_ahead_failed", source=self.unit.source, why=error.message)
             return None
 
-    def result(self, moved: Moved) -> Memory | None:
-        """Wait for the result of `run`; `moved` is called for bytes that come in."""
-        future, self._told = self.future, 0
+    def result(self, on_progress: Moved) -> Memory | None:
+        """Wait for the result of `run`; `on_progress` is called for bytes that come in."""
+        future, self._reported = self.future, 0
         assert future is not None
         while not future.done():
             with self._changed:
-                self._changed.wait_for(lambda: self._pieces > self._told or future.done())
-                came, self._told = self._pieces > self._told, self._pieces
+                self._changed.wait_for(lambda: self._pieces > self._reported or future.done())
+                came, self._reported = self._pieces > self._reported, self._pieces
             if came:
-                moved()
+                on_progress()
         return future.result()
 
     def wake(self, _: object) -> None:
@@ -166,8 +166,8 @@ class _Fetch:
         with self._changed:
             self._changed.notify_all()
 
-    def _moved(self) -> None:
-        if not self.wanted():
+    def _on_progress(self) -> None:
+        if not self.is_wanted():
             raise _Abandoned
         with self._changed:
             self._pieces += 1

@@ -119,17 +119,17 @@ def _walk(file: io.BufferedIOBase, path: str) -> tuple[list[_Message], bool]:
     may be cut between two batches.
     """
     size = file.seek(0, os.SEEK_END)
-    found: list[_Message] = []
+    batches: list[_Message] = []
     dictionaries = False
     at = 0
     while (message := _message(file, at, size, path)).kind:
         if message.kind == _RECORD_BATCH:
-            found.append(message)
+            batches.append(message)
         dictionaries = dictionaries or message.kind == DICTIONARY_BATCH
         at = message.end
     if message.end != size:
         raise _damaged(path, "there is data behind its end", message.end)
-    return found, dictionaries
+    return batches, dictionaries
 
 
 def _footer_batches(file: io.BufferedIOBase, path: str) -> tuple[list[_Message], bool]:
@@ -143,21 +143,21 @@ def _footer_batches(file: io.BufferedIOBase, path: str) -> tuple[list[_Message],
     except ValueError as error:
         raise _damaged(path, str(error), file.seek(0, os.SEEK_END)) from error
     listed = [(DICTIONARY_BATCH, *block) for block in dictionaries] + [(_RECORD_BATCH, *block) for block in batches]
-    found: list[_Message] = []
+    messages: list[_Message] = []
     for kind, at, header, body in listed:
         if not _FILE_START <= at < stop:
             raise _damaged(path, "its footer names a batch outside of it", stop)
         message = _message(file, at, stop, path)
         if (message.kind, message.body) != (kind, body) or message.end > at + header + body:
             raise _damaged(path, "its footer names a batch that is none", at)
-        found.append(message)
+        messages.append(message)
     end = _FILE_START
-    for message in sorted((*found, _Message(stop, stop))):
+    for message in sorted((*messages, _Message(stop, stop))):
         if message.at < end:
             raise _damaged(path, "its footer names batches that overlap", message.at)
         _refuse_left_out(file, end, message.at, path)
         end = message.end
-    return [message for message in found if message.kind == _RECORD_BATCH], bool(dictionaries)
+    return [message for message in messages if message.kind == _RECORD_BATCH], bool(dictionaries)
 
 
 def _refuse_left_out(file: io.BufferedIOBase, start: int, stop: int, path: str) -> None:

@@ -56,7 +56,7 @@ def samples_of(values: Values, choice: ChosenColumns, rows: RowSamples) -> Itera
             identity=values.keys[row],
             text=values.texts[row],
             image=image,
-            others={name: of_column[row] for name, of_column in values.metadata.items()},
+            fields={name: of_column[row] for name, of_column in values.metadata.items()},
         )
 
 
@@ -196,7 +196,7 @@ def _values_of(column: pa.Array) -> list[Any]:
         counts = column.cast(pa.int64()).to_pylist()
         return [None if count is None else f"PT{_seconds(count, _DIGITS[kind.unit])}" for count in counts]
     if pa.types.is_interval(kind):
-        return [None if one is None else f"P{one[0]}M{one[1]}DT{_seconds(one[2], 9)}" for one in column.to_pylist()]
+        return [None if mdn is None else f"P{mdn[0]}M{mdn[1]}DT{_seconds(mdn[2], 9)}" for mdn in column.to_pylist()]
     if pa.types.is_struct(kind):
         return _objects_of(column)
     if isinstance(column, _LISTS) and not pa.types.is_map(kind):
@@ -219,8 +219,8 @@ _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 
 def _seconds(count: int, digits: int) -> str:
     """Seconds as ISO 8601 has them, from a count of units of 10^-digits s."""
-    whole, rest = divmod(abs(count), 10**digits)
-    return f"{'-' if count < 0 else ''}{whole}{f'.{rest:0{digits}d}' if digits else ''}S"
+    seconds, rest = divmod(abs(count), 10**digits)
+    return f"{'-' if count < 0 else ''}{seconds}{f'.{rest:0{digits}d}' if digits else ''}S"
 
 
 def _objects_of(column: pa.StructArray) -> list[Any]:

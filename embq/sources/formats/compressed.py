@@ -108,9 +108,9 @@ def compression_of(head: bytes, path: str) -> str:
             code="unsupported_compression",
             next_step="write it as .xz: lzma -dc OLD | xz > NEW",
         )
-    found = next((name for name, magic in MAGICS.items() if head.startswith(magic)), "")
+    compression = next((name for name, magic in MAGICS.items() if head.startswith(magic)), "")
     # A text may begin with BZh as well.
-    return "" if found == "bzip2" and head[4:8] not in (b"1AY&", b"\x17rE8") else found
+    return "" if compression == "bzip2" and head[4:8] not in (b"1AY&", b"\x17rE8") else compression
 
 
 def _is_lzma_alone(head: bytes) -> bool:
@@ -139,11 +139,11 @@ class Members(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         with memoryview(buffer) as view:
-            out = self._more(len(view))
+            out = self._decompress(len(view))
             view[: len(out)] = out
         return len(out)
 
-    def _more(self, most: int) -> bytes:
+    def _decompress(self, most: int) -> bytes:
         while True:
             data = b""
             if self._decoder.eof:
@@ -194,7 +194,7 @@ class Members(io.RawIOBase):
         )
 
 
-def unpack(data: Memory, path: str, moved: Moved, most: int) -> Memory:
+def unpack(data: Memory, path: str, on_progress: Moved, most: int) -> Memory:
     """A file that is in memory, decompressed if it is compressed.
 
     Args:
@@ -202,13 +202,13 @@ def unpack(data: Memory, path: str, moved: Moved, most: int) -> Memory:
 
     Raises SourceError `source_truncated`, `source_damaged`, `unsupported_compression`, or `too_large`.
     """
-    whole, cut = unpack_to_cut(data, path, moved, most)
+    content, cut = unpack_to_cut(data, path, on_progress, most)
     if cut is not None:
         raise copy(cut)
-    return whole
+    return content
 
 
-def unpack_to_cut(data: Memory, path: str, moved: Moved, most: int) -> tuple[Memory, SourceError | None]:
+def unpack_to_cut(data: Memory, path: str, on_progress: Moved, most: int) -> tuple[Memory, SourceError | None]:
     """As `unpack`; of a file that is cut, what comes out before the cut, and the error `source_truncated`.
 
     An error that was raised holds the frames that it passed, and they all data: what is kept of one is a copy.
@@ -216,7 +216,7 @@ def unpack_to_cut(data: Memory, path: str, moved: Moved, most: int) -> tuple[Mem
     compression = compression_of(data[:HEAD_BYTES], path)
     if not compression:
         return data, None
-    whole = io.BytesIO()
+    buffer = io.BytesIO()
     with memoryview(data) as view, Members(_InMemory(view), compression, path) as text:
         while True:
             try:
@@ -224,18 +224,18 @@ def unpack_to_cut(data: Memory, path: str, moved: Moved, most: int) -> tuple[Mem
             except SourceError as error:
                 if error.code != "source_truncated":
                     raise
-                return whole.getvalue(), copy(error)
+                return buffer.getvalue(), copy(error)
             if not piece:
-                return whole.getvalue(), None
-            moved()
-            if whole.tell() + len(piece) > most:
+                return buffer.getvalue(), None
+            on_progress()
+            if buffer.tell() + len(piece) > most:
                 raise SourceError(
                     f"{path}: holds more than the {max(0, most):,} bytes that a reader may have here when it is "
                     "decompressed",
                     code="too_large",
                     next_step="split it into smaller files, or give the worker more memory; then embq retry",
                 )
-            whole.write(piece)
+            buffer.write(piece)
 
 
 def beginning(unit: Unit, most: int) -> bytes:

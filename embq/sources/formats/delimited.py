@@ -64,8 +64,8 @@ class DelimitedSource(Source):
                 names, delimiter, behind = read_header(text, unit)
                 unit = with_option(unit, OPTION, delimiter)
                 on_quote = None if options.quotes else partial(require_enclosing, unit)
-                found = split_rows(text, unit, behind, delimiter, len(names), on_quote)
-                cuts = whole_first(unit, _cuts(found, behind, options.unit_samples, options.unit_bytes))
+                parsed = split_rows(text, unit, behind, delimiter, len(names), on_quote)
+                cuts = whole_first(unit, _cuts(parsed, behind, options.unit_samples, options.unit_bytes))
                 try:
                     _choice(names, unit)
                 except SourceError as error:
@@ -84,11 +84,11 @@ class DelimitedSource(Source):
         if not first:
             raise InputError(f"{path}: has a header and no row", code="empty_input", next_step="leave it out")
 
-    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
+    def read(self, unit: Unit, on_progress: Moved = unwatched) -> Iterator[Sample]:
         """One sample per row."""
         refuse_unreadable(unit)
         if unit.samples is None:
-            with open_text(unit, moved) as text:
+            with open_text(unit, on_progress) as text:
                 check_head(text, unit)
                 names, delimiter, behind = read_header(text, unit)
                 for _ in split_rows(text, unit, behind, delimiter, len(names)):
@@ -96,14 +96,14 @@ class DelimitedSource(Source):
                 raise damage_of(text, unit)
         names, delimiter = _header_of(unit)
         choice = _choice(names, unit)
-        samples = RowSamples(unit, moved)
+        samples = RowSamples(unit, on_progress)
         stop, rows = unit.start, 0
-        with open_text(unit, moved) as text:
+        with open_text(unit, on_progress) as text:
             text.seek(unit.start)
             planned = islice(split_rows(text, unit, unit.start, delimiter, len(names)), unit.samples)
-            while some := list(islice(planned, _CHUNK_ROWS)):
-                stop, rows = some[-1][0], rows + len(some)
-                yield from _samples(samples, choice, names, [row for _, row in some])
+            while chunk := list(islice(planned, _CHUNK_ROWS)):
+                stop, rows = chunk[-1][0], rows + len(chunk)
+                yield from _samples(samples, choice, names, [row for _, row in chunk])
         if (stop, rows) != (unit.stop, unit.samples):
             raise SourceError(
                 f"{unit.source}: bytes {unit.start} to {unit.stop} hold {rows} rows and not the planned {unit.samples}",
@@ -111,7 +111,7 @@ class DelimitedSource(Source):
                 next_step="put the planned file back, or plan a new run",
             )
 
-    def alone(self, unit: Unit, ordinal: int) -> Unit:
+    def unit_of_sample(self, unit: Unit, ordinal: int) -> Unit:
         """The unit of one row, which is found by reading those before it; the unit where it has fewer."""
         names, delimiter = _header_of(unit)
         with open_text(unit, unwatched) as text:
@@ -143,11 +143,11 @@ def _header_of(unit: Unit) -> tuple[list[str], str]:
 
 
 @lru_cache(maxsize=8)
-def _header(whole: Unit) -> tuple[list[str], str]:
+def _header(unit: Unit) -> tuple[list[str], str]:
     """Names and delimiter of a file's version; every unit needs them, and few files are open at a time."""
-    with open_planned(whole) as (now, text):
-        require_same(whole, now.etag, "source_changed")
-        names, delimiter, _ = read_header(text, whole)
+    with open_planned(unit) as (now, text):
+        require_same(unit, now.etag, "source_changed")
+        names, delimiter, _ = read_header(text, unit)
     return names, delimiter
 
 
@@ -157,9 +157,9 @@ def _choice(names: list[str], unit: Unit) -> ChosenColumns:
     choice = choose(columns, unit.options, unit.source)
     if choice.metadata:
         return choice
-    others = tuple(name for name in names if name not in choice.names)
-    refuse_duplicates(others, names, unit.source)
-    return replace(choice, metadata=others)
+    rest = tuple(name for name in names if name not in choice.names)
+    refuse_duplicates(rest, names, unit.source)
+    return replace(choice, metadata=rest)
 
 
 def _cuts(rows: Iterator[tuple[int, Row]], start: int, most: int, most_bytes: int) -> Iterator[Cut]:
@@ -181,19 +181,19 @@ def _samples(samples: RowSamples, choice: ChosenColumns, names: list[str], rows:
         else {}
         for row in rows
     ]
-    images = samples.images([None] * len(rows), [_field(one, choice.image) for one in fields])
-    for row, one, image in zip(rows, fields, images, strict=True):
+    images = samples.images([None] * len(rows), [_field(by_name, choice.image) for by_name in fields])
+    for row, values, image in zip(rows, fields, images, strict=True):
         if isinstance(row, str):
             yield samples.failed("bad_csv", f"the row cannot be split into fields: {row}")
-        elif not one:
+        elif not values:
             yield samples.failed("ragged_row", f"the row has {len(row)} fields, the header has {len(names)}")
         else:
             yield samples.sample(
                 choice,
-                identity=_field(one, choice.key),
-                text=_field(one, choice.text),
+                identity=_field(values, choice.key),
+                text=_field(values, choice.text),
                 image=image,
-                others={name: _decoded(one[name]) for name in choice.metadata},
+                fields={name: _decoded(values[name]) for name in choice.metadata},
             )
 
 

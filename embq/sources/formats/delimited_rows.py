@@ -102,17 +102,17 @@ def _delimiter_in(header: str, unit: Unit) -> str:
     if _is_tabbed(unit.source):
         return "\t"
     bare = _QUOTED.sub("", header)
-    found = [one for one in DELIMITERS if one in bare]
-    if len(found) > 1:
-        fitting = [one for one in found if _fits(one, unit)]
+    candidates = [delimiter for delimiter in DELIMITERS if delimiter in bare]
+    if len(candidates) > 1:
+        fitting = [delimiter for delimiter in candidates if _fits(delimiter, unit)]
         if len(fitting) != 1:
             raise SourceError(
-                f"{unit.source}: its columns may be separated by any of {' '.join(map(repr, fitting or found))}",
+                f"{unit.source}: its columns may be separated by any of {' '.join(map(repr, fitting or candidates))}",
                 code="table_damaged",
                 next_step="name the delimiter with --delimiter",
             )
-        found = fitting
-    return found[0] if found else ","
+        candidates = fitting
+    return candidates[0] if candidates else ","
 
 
 def _fits(delimiter: str, unit: Unit) -> bool:
@@ -148,7 +148,7 @@ def _misfits(unit: Unit, start: int) -> int:
                 count += (
                     isinstance(row, str)
                     or len(row) != len(names)
-                    or any(_ENCLOSED.fullmatch(one) if bare else "\n" in one and delimiter in one for one in row)
+                    or any(_ENCLOSED.fullmatch(cell) if bare else "\n" in cell and delimiter in cell for cell in row)
                 )
                 if stop - start >= QUOTED_BYTES:
                     break

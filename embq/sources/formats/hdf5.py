@@ -48,7 +48,7 @@ class Hdf5Source(Source):
 
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
         """Texts; SourceError where it is not clear which, or the file is damaged or cannot be read."""
-        unit = self._whole(path, options)
+        unit = self._unit_of_file(path, options)
         choose(_datasets(inspect(unit)), unit)
         return self.modalities
 
@@ -57,15 +57,15 @@ class Hdf5Source(Source):
 
         A file that is damaged, or lacks the dataset, gives one unit that fails, and the rest of the run goes on.
         """
-        unit = self._whole(path, options)
+        unit = self._unit_of_file(path, options)
         try:
             chosen, ids = choose(_datasets(inspect(unit)), unit)
-            if sum(one.rows for one in chosen) > FILE_UNITS_MAX * options.unit_samples:
+            if sum(dataset.rows for dataset in chosen) > FILE_UNITS_MAX * options.unit_samples:
                 raise beyond_units(path)
         except SourceError as error:
             yield failing_unit(unit, error)
             return
-        if not any(one.rows for one in chosen):
+        if not any(dataset.rows for dataset in chosen):
             raise InputError(f"{path}: its datasets of strings are empty", code="empty_input", next_step="leave it out")
         if ids:
             unit = replace(unit, options=tuple(sorted({**dict(unit.options), "ids": ids}.items())))
@@ -74,35 +74,35 @@ class Hdf5Source(Source):
     def inspect(self, unit: Unit) -> list[list[Any]]:
         """The datasets of a file as JSON-ready values; called in the reader process."""
         with _opened(unit, unwatched) as file:
-            return [[one.path, one.rows, one.role, one.type] for one in _survey(file, unit.source)]
+            return [[dataset.path, dataset.rows, dataset.role, dataset.type] for dataset in _survey(file, unit.source)]
 
-    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
+    def read(self, unit: Unit, on_progress: Moved = unwatched) -> Iterator[Sample]:
         """One sample per string."""
         refuse_unreadable(unit)
         if unit.samples is None:
-            with _opened(unit, moved) as file:
+            with _opened(unit, on_progress) as file:
                 choose(_survey(file, unit.source), unit)
             raise readable_now(unit)
-        samples = RowSamples(unit, moved)
+        samples = RowSamples(unit, on_progress)
         named = dict(unit.options)
-        with _opened(unit, moved) as file:
+        with _opened(unit, on_progress) as file:
             start = unit.start
             for path, rows in unit.items:
                 text = _dataset(file, path, unit)
                 ids = _dataset(file, beside_of(path, named["ids"]), unit) if named.get("ids") else None
                 choice = ChosenColumns(text=path, image="", is_link=False, key=named.get("ids", ""), metadata=())
-                at_once = min(_rows_at_once(one, unit) for one in (text, ids) if one is not None)
+                at_once = min(_rows_at_once(dataset, unit) for dataset in (text, ids) if dataset is not None)
                 for at in range(start, start + rows, at_once):
-                    moved()
+                    on_progress()
                     stop = min(at + at_once, start + rows)
                     with _file_errors(unit.source):
                         texts = text[at:stop]
                         keys = ids[at:stop] if ids is not None else [None] * len(texts)
                     for value, key in zip(texts, keys, strict=True):
-                        yield samples.sample(choice, identity=_key(key), text=bytes(value), image=None, others={})
+                        yield samples.sample(choice, identity=_key(key), text=bytes(value), image=None, fields={})
                 start = 0
 
-    def _whole(self, path: str, options: ReadOptions) -> Unit:
+    def _unit_of_file(self, path: str, options: ReadOptions) -> Unit:
         named = tuple(sorted((*options.columns, KEYS_BY_DATASET)))
         return Unit(kind=self.kind, source=path, etag=stat_file(path).version, options=named)
 
@@ -146,10 +146,10 @@ def _file_errors(path: str) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _opened(unit: Unit, moved: Moved) -> Iterator[Any]:
+def _opened(unit: Unit, on_progress: Moved) -> Iterator[Any]:
     """The file, open for reading, the version that was planned."""
     h5py = _h5py()
-    with open_unchanged(unit, "source_changed", moved) as file:
+    with open_unchanged(unit, "source_changed", on_progress) as file:
         with _file_errors(unit.source):
             opened = h5py.File(file, "r", rdcc_nbytes=_CACHE_BYTES)
         with opened:
@@ -159,13 +159,13 @@ def _opened(unit: Unit, moved: Moved) -> Iterator[Any]:
 def _survey(file: Any, source: str) -> list[Dataset]:
     """All datasets with one dimension that lie in this file itself, and what is not read, in order."""
     h5py = _h5py()
-    found: list[Dataset] = []
+    datasets: list[Dataset] = []
 
     def add(path: str | bytes, role: str, kind: str, rows: int = 0) -> None:
         name = path if isinstance(path, str) else path.decode("utf-8", "surrogateescape")
-        found.append(Dataset(path=name, rows=rows, role=role, type=kind))
+        datasets.append(Dataset(path=name, rows=rows, role=role, type=kind))
 
-    def look(path: str | bytes, node: Any) -> None:
+    def visit(path: str | bytes, node: Any) -> None:
         if not isinstance(node, h5py.Dataset):
             return
         role, kind = ("integer" if node.dtype.kind in "iu" else "other"), str(node.dtype)
@@ -184,9 +184,9 @@ def _survey(file: Any, source: str) -> list[Dataset]:
             add(path, "unread", "a soft link" if isinstance(link, h5py.SoftLink) else "an external link")
 
     with _file_errors(source):
-        file.visititems(look)  # it follows no links
+        file.visititems(visit)  # it follows no links
         file.visititems_links(look_at_link)
-    return sorted(found, key=lambda one: one.order)
+    return sorted(datasets, key=lambda dataset: dataset.order)
 
 
 def _datasets(listed: list[list[Any]]) -> list[Dataset]:

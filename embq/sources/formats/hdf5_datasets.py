@@ -41,48 +41,48 @@ class Dataset:
         return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in self.path.split("/"))
 
 
-def choose(found: Sequence[Dataset], unit: Unit) -> tuple[list[Dataset], str]:
+def choose(datasets: Sequence[Dataset], unit: Unit) -> tuple[list[Dataset], str]:
     """The datasets of texts in order, and the name of the ids beside them, "" where there are none.
 
     Raises SourceError `missing_column`, `ambiguous_column` or `wrong_column_type`.
     """
     named = dict(unit.options)
     families: dict[str, list[Dataset]] = {}
-    unread = [one for one in found if one.role in ("outside", "unread")]
-    found = [one for one in found if one.role != "unread"]
-    for one in found:
-        if one.role in ("text", "outside"):
-            families.setdefault(one.family, []).append(one)
-    wanted = named.get("text_column", "").strip("/")
+    unread = [entry for entry in datasets if entry.role in ("outside", "unread")]
+    datasets = [entry for entry in datasets if entry.role != "unread"]
+    for dataset in datasets:
+        if dataset.role in ("text", "outside"):
+            families.setdefault(dataset.family, []).append(dataset)
+    path = named.get("text_column", "").strip("/")
     chosen = (
-        _wanted(found, families, wanted, unit) if wanted else _only(found, families, named.get("id_column", ""), unit)
+        _named(datasets, families, path, unit) if path else _only(datasets, families, named.get("id_column", ""), unit)
     )
-    if [one.path for one in chosen] != [wanted] or chosen[0].role != "text":
+    if [entry.path for entry in chosen] != [path] or chosen[0].role != "text":
         _refuse_unread(unread, chosen, unit)
-        _refuse_gaps(found, chosen, unit)
-    return chosen, _ids(found, chosen, named.get("id_column", ""), unit)
+        _refuse_gaps(datasets, chosen, unit)
+    return chosen, _ids(datasets, chosen, named.get("id_column", ""), unit)
 
 
 def _refuse_unread(unread: Sequence[Dataset], chosen: Sequence[Dataset], unit: Unit) -> None:
     """Raise SourceError where something that is not read is a chosen dataset, belongs to them or leads to one."""
-    families = {f"{one.family}/" for one in chosen}
-    for one in unread:
-        if any(family.startswith(f"{one.family}/") for family in families):
+    families = {f"{entry.family}/" for entry in chosen}
+    for dataset in unread:
+        if any(family.startswith(f"{dataset.family}/") for family in families):
             raise SourceError(
-                f"{unit.source}: {one.path} is not read: it is {one.type}",
+                f"{unit.source}: {dataset.path} is not read: it is {dataset.type}",
                 code="missing_column",
                 next_step="write its strings into the file itself, as a dataset with one dimension, or leave it out",
             )
 
 
-def _refuse_gaps(found: Sequence[Dataset], chosen: Sequence[Dataset], unit: Unit) -> None:
+def _refuse_gaps(datasets: Sequence[Dataset], chosen: Sequence[Dataset], unit: Unit) -> None:
     """Raise SourceError where one of several batches has other datasets and not the chosen one: texts would be lost."""
-    batches = {one.family.rpartition("/")[0] for one in chosen if one.family != one.path}
-    there = {one.path.rpartition("/")[0] for one in chosen}
-    for one in found:
-        group = one.path.rpartition("/")[0]
-        if one.family.rpartition("/")[0] in batches and group not in there:
-            beside = [other for other in found if other.path.rpartition("/")[0] == group]
+    batches = {entry.family.rpartition("/")[0] for entry in chosen if entry.family != entry.path}
+    groups = {entry.path.rpartition("/")[0] for entry in chosen}
+    for dataset in datasets:
+        group = dataset.path.rpartition("/")[0]
+        if dataset.family.rpartition("/")[0] in batches and group not in groups:
+            beside = [other for other in datasets if other.path.rpartition("/")[0] == group]
             raise SourceError(
                 f"{unit.source}: {group} has no {_last(chosen[0].path)!r}, which others beside it have; "
                 f"it has {_shown(beside)}",
@@ -91,13 +91,13 @@ def _refuse_gaps(found: Sequence[Dataset], chosen: Sequence[Dataset], unit: Unit
             )
 
 
-def _wanted(found: Sequence[Dataset], families: dict[str, list[Dataset]], wanted: str, unit: Unit) -> list[Dataset]:
-    if exact := [one for one in found if one.path == wanted and one.role == "text"]:
+def _named(datasets: Sequence[Dataset], families: dict[str, list[Dataset]], path: str, unit: Unit) -> list[Dataset]:
+    if exact := [dataset for dataset in datasets if dataset.path == path and dataset.role == "text"]:
         return exact
-    fitting = [name for name in families if name == wanted or name.endswith(f"/{wanted}")]
+    fitting = [name for name in families if name == path or name.endswith(f"/{path}")]
     if not fitting:
         raise SourceError(
-            f"{unit.source}: no dataset of strings {wanted!r}; it has {_shown(found)}",
+            f"{unit.source}: no dataset of strings {path!r}; it has {_shown(datasets)}",
             code="missing_column",
             next_step="name one with --text-column, such as batches/*/text, or leave the file out",
         )
@@ -106,19 +106,19 @@ def _wanted(found: Sequence[Dataset], families: dict[str, list[Dataset]], wanted
     return families[fitting[0]]
 
 
-def _only(found: Sequence[Dataset], families: dict[str, list[Dataset]], ids: str, unit: Unit) -> list[Dataset]:
+def _only(datasets: Sequence[Dataset], families: dict[str, list[Dataset]], ids: str, unit: Unit) -> list[Dataset]:
     free = [name for name in families if _last(name) not in (*ID_COLUMNS, ids)]
-    if len({one.family for one in found}) == 1:
+    if len({dataset.family for dataset in datasets}) == 1:
         free = list(families)  # as of a table with one column
     if not free:
         raise SourceError(
-            f"{unit.source}: no dataset of strings with one dimension; it has {_shown(found)}",
+            f"{unit.source}: no dataset of strings with one dimension; it has {_shown(datasets)}",
             code="missing_column",
             next_step="write the texts as a dataset of strings, or leave the file out",
         )
     if len(free) > 1:
-        for known in TEXT_COLUMNS:
-            by_name = [name for name in free if _last(name) in (known, f"{known}s")]
+        for text_name in TEXT_COLUMNS:
+            by_name = [name for name in free if _last(name) in (text_name, f"{text_name}s")]
             if len(by_name) == 1:
                 return families[by_name[0]]
             if by_name:
@@ -127,27 +127,27 @@ def _only(found: Sequence[Dataset], families: dict[str, list[Dataset]], ids: str
     return families[free[0]]
 
 
-def _ids(found: Sequence[Dataset], chosen: Sequence[Dataset], wanted: str, unit: Unit) -> str:
+def _ids(datasets: Sequence[Dataset], chosen: Sequence[Dataset], id_name: str, unit: Unit) -> str:
     """The name of the ids that stand beside every chosen dataset, with as many rows."""
-    there = {one.path: one for one in found if one.role in ("text", "integer")}
-    names = [wanted] if wanted else [form for name in ID_COLUMNS for form in (name, f"{name}s")]
+    by_path = {entry.path: entry for entry in datasets if entry.role in ("text", "integer")}
+    names = [id_name] if id_name else [form for name in ID_COLUMNS for form in (name, f"{name}s")]
     for name in names:
-        beside = [there.get(beside_of(one.path, name)) for one in chosen]
+        beside = [by_path.get(beside_of(entry.path, name)) for entry in chosen]
         if all(
-            ids is not None and ids.path != one.path and ids.rows == one.rows
-            for ids, one in zip(beside, chosen, strict=True)
+            ids is not None and ids.path != entry.path and ids.rows == entry.rows
+            for ids, entry in zip(beside, chosen, strict=True)
         ):
             return name
-    if wanted:
+    if id_name:
         raise SourceError(
-            f"{unit.source}: no ids {wanted!r} with as many rows beside {_shown(chosen)}; it has {_shown(found)}",
+            f"{unit.source}: no ids {id_name!r} with as many rows beside {_shown(chosen)}; it has {_shown(datasets)}",
             code="missing_column",
             next_step="check --id-column, or leave it away to have rows counted",
         )
-    others = {(one.path, one.rows): one for one in found if one.role not in ("text", "integer")}
+    unusable = {(entry.path, entry.rows): entry for entry in datasets if entry.role not in ("text", "integer")}
     for name in names:
-        for one in chosen:
-            if ids := others.get((beside_of(one.path, name), one.rows)):
+        for dataset in chosen:
+            if ids := unusable.get((beside_of(dataset.path, name), dataset.rows)):
                 raise SourceError(
                     f"{unit.source}: no keys can be made of {_shown([ids])}",
                     code="wrong_column_type",
@@ -167,11 +167,11 @@ def _last(path: str) -> str:
     return path.rpartition("/")[2].lower()
 
 
-def _shown(found: Sequence[Dataset]) -> str:
+def _shown(datasets: Sequence[Dataset]) -> str:
     """Paths by family with types, for a message."""
     families: dict[str, str] = {}
-    for one in found:
-        families.setdefault(one.family, one.type)
+    for dataset in datasets:
+        families.setdefault(dataset.family, dataset.type)
     listed = [f"{name} ({kind})" for name, kind in families.items()]
     return ", ".join(listed[:10]) + (f" and {len(listed) - 10} more" if len(listed) > 10 else "") if listed else "none"
 

@@ -58,10 +58,10 @@ class FilesSource(Source):
         Raises SourceError `missing_member` where there is none.
         """
         if options.caption_keys:
-            others: Counter[str] = Counter()
-            if next(walk_with(options.caption_keys, path, others), None) is None:
+            skipped: Counter[str] = Counter()
+            if next(walk_with(options.caption_keys, path, skipped), None) is None:
                 raise SourceError(
-                    f"{path}: no file ends in .{' or .'.join(options.caption_keys)}; found: {shown(others)}",
+                    f"{path}: no file ends in .{' or .'.join(options.caption_keys)}; found: {shown(skipped)}",
                     code="missing_member",
                     next_step="check --caption-key, or leave the folder out",
                 )
@@ -69,33 +69,33 @@ class FilesSource(Source):
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units that also fit into a hint, however long the names are."""
-        others: Counter[str] = Counter()
-        wanted = extensions_of(options.extensions)
+        skipped: Counter[str] = Counter()
+        extensions = extensions_of(options.extensions)
         empty = Unit(kind=self.kind, source=path, options=options.extensions)
-        files: Iterable[tuple[str, int]] = walk(path, others)
+        files: Iterable[tuple[str, int]] = walk(path, skipped)
         if is_url(path):
             files = list(files)
-            empty = replace(empty, options=(*_extensions_beside(files, wanted), *empty.options))
+            empty = replace(empty, options=(*_extensions_beside(files, extensions), *empty.options))
         unit = None
-        images = images_of(files, others, wanted)
+        images = images_of(files, skipped, extensions)
         for unit in cut(empty, images if is_url(path) else _inside(path, images), options.unit_samples):
             yield unit
         if unit is None:
             raise InputError(
-                f"{path}: no image in this folder or below it; found: {shown(others)}",
+                f"{path}: no image in this folder or below it; found: {shown(skipped)}",
                 code="empty_input",
-                next_step=f"image files end in .{', .'.join(wanted.images)}; others are named with --image-key",
+                next_step=f"image files end in .{', .'.join(extensions.images)}; others are named with --image-key",
             )
 
-    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
+    def read(self, unit: Unit, on_progress: Moved = unwatched) -> Iterator[Sample]:
         """One sample per planned file. Only storage that is away, or a missing folder, fails the unit."""
-        wanted, images = extensions_of(unit.options), NO_IMAGES not in unit.options
+        extensions, images = extensions_of(unit.options), NO_IMAGES not in unit.options
         if is_url(unit.source):
-            contents = _fetched_contents(unit, wanted, moved, images=images)
+            contents = _fetched_contents(unit, extensions, on_progress, images=images)
         else:
-            contents = repeat(_local_content(unit.source, moved, images=images))
+            contents = repeat(_local_content(unit.source, on_progress, images=images))
         for ordinal, ((relative, size), content) in enumerate(zip(unit.items, contents, strict=False)):
-            yield _sample(ordinal, relative, size, wanted, content)
+            yield _sample(ordinal, relative, size, extensions, content)
 
     def may_have_metadata(self, unit: Unit) -> bool:
         """True if a `.json` stands beside one of its images; beside the first ones, on this machine."""
@@ -105,8 +105,8 @@ class FilesSource(Source):
 
     def first_metadata(self, unit: Unit, most: int) -> Iterator[str]:
         """From the `.json` files beside the first images."""
-        wanted = extensions_of(unit.options)
-        names = [f"{wanted.stem(relative)}.json" for relative, _ in unit.items[:most]]
+        extensions = extensions_of(unit.options)
+        names = [f"{extensions.stem(relative)}.json" for relative, _ in unit.items[:most]]
         if is_url(unit.source):
             urls = [join(unit.source, name) for name in names]
             fetched = dict(zip(names, fetch_all(urls, [None] * len(urls), unwatched), strict=True))
@@ -153,7 +153,7 @@ def _inside(path: str, images: Iterator[tuple[str, int]]) -> Iterator[tuple[str,
     """The images of a local folder, InputError `outside_root` where all of the first are links out of it."""
     first, root = list(islice(images, _LINKS)), os.path.join(os.path.realpath(path), "")
     real = [os.path.realpath(os.path.join(path, name)) for name, _ in first]
-    if real and not any(one.startswith(root) for one in real):
+    if real and not any(target.startswith(root) for target in real):
         raise InputError(
             f"{path}: its images are links out of the folder, such as {first[0][0]} to {real[0]}",
             code="outside_root",
@@ -162,11 +162,11 @@ def _inside(path: str, images: Iterator[tuple[str, int]]) -> Iterator[tuple[str,
     return chain(first, images)
 
 
-def _extensions_beside(files: Iterable[tuple[str, int]], wanted: Extensions) -> tuple[tuple[str, str], ...]:
+def _extensions_beside(files: Iterable[tuple[str, int]], extensions: Extensions) -> tuple[tuple[str, str], ...]:
     """Option that lists the extensions of files beside images in a remote folder; trying each name would be slow."""
     names = [relative.lower() for relative, _ in files]
-    found = [extension for extension in wanted.beside if any(name.endswith(extension) for name in names)]
-    return (("beside", ",".join(sorted(found))),) if found else ()
+    present = [extension for extension in extensions.beside if any(name.endswith(extension) for name in names)]
+    return (("beside", ",".join(sorted(present))),) if present else ()
 
 
 _Content = Callable[[str, int | None], bytes | None]
@@ -183,10 +183,10 @@ def _parsed(name: str, data: bytes) -> dict[str, dict[str, Any]]:
     text = decode_file(data)
     try:
         if name.endswith(".csv"):
-            found = list(csv.DictReader(io.StringIO(text, newline=""), restkey="rest", strict=True))
+            rows = list(csv.DictReader(io.StringIO(text, newline=""), restkey="rest", strict=True))
         else:
-            found = [json_value(line) for line in text.split("\n") if line.strip()]
-        named = [row for row in found if "file_name" in row and json_text(row) and canonical_json(row).encode()]
+            rows = [json_value(line) for line in text.split("\n") if line.strip()]
+        named = [row for row in rows if "file_name" in row and json_text(row) and canonical_json(row).encode()]
         return {row.pop("file_name"): row for row in named}
     except (csv.Error, ValueError, RecursionError, TypeError, AttributeError) as error:
         raise SampleError("bad_metadata", f"{name}: a line is no row: {error!r}") from error
@@ -197,7 +197,7 @@ def _fields_of(relative: str, content: _Content) -> tuple[str | None, dict[str, 
     for file in metadata_files_of(relative):
         if (data := content(file, None)) is not None:
             fields = dict(_parsed(file, data).get(relative.removeprefix(file[: file.rfind("/") + 1]), {}))
-            name = next((one for one in TEXT_COLUMNS if isinstance(fields.get(one), str)), "")
+            name = next((column for column in TEXT_COLUMNS if isinstance(fields.get(column), str)), "")
             return fields.pop(name, None), fields
     return None, {}
 
@@ -210,14 +210,14 @@ def metadata_files_of(relative: str) -> Iterator[str]:
         yield from (folder + file for file in METADATA_FILES)
 
 
-def _sample(ordinal: int, relative: str, size: int, wanted: Extensions, content: _Content) -> Sample:
+def _sample(ordinal: int, relative: str, size: int, extensions: Extensions, content: _Content) -> Sample:
     """The sample of an image with what stands beside it, or the failure of the first of them."""
-    stem = wanted.stem(relative)
+    stem = extensions.stem(relative)
     image = text = metadata = error = None
     try:
         image = content(relative, size)
         text, fields = _fields_of(relative, content)
-        for extension in wanted.texts:
+        for extension in extensions.texts:
             if (data := content(f"{stem}.{extension}", None)) is not None:
                 text = decode_file(data)
                 break
@@ -230,7 +230,7 @@ def _sample(ordinal: int, relative: str, size: int, wanted: Extensions, content:
     return Sample(ordinal=ordinal, key=relative, image=image, text=text, metadata=metadata, error=error)
 
 
-def _local_content(folder: str, moved: Moved, *, images: bool = True) -> _Content:
+def _local_content(folder: str, on_progress: Moved, *, images: bool = True) -> _Content:
     with source_errors(folder):
         os.stat(folder)
     root = os.path.realpath(folder)
@@ -241,33 +241,33 @@ def _local_content(folder: str, moved: Moved, *, images: bool = True) -> _Conten
         if size is not None and not images:
             check_inside(root, name, size)
             return None
-        return whole(name) if name.endswith(METADATA_FILES) else read_inside(root, name, size, moved)
+        return cached(name) if name.endswith(METADATA_FILES) else read_inside(root, name, size, on_progress)
 
-    whole = lru_cache(maxsize=2)(partial(read_inside, root, size=None, moved=moved))  # one file for many images
+    cached = lru_cache(maxsize=2)(partial(read_inside, root, size=None, on_progress=on_progress))  # for many images
     return content
 
 
-def _fetched_contents(unit: Unit, wanted: Extensions, moved: Moved, *, images: bool) -> Iterator[_Content]:
+def _fetched_contents(unit: Unit, extensions: Extensions, on_progress: Moved, *, images: bool) -> Iterator[_Content]:
     """The content of each image of a remote folder and of the files beside it, fetched several at a time.
 
     Without `images` nothing tells whether an image has changed.
     """
-    there = dict(unit.options).get("beside", "").split(",")
-    beside = [extension for extension in wanted.beside if extension in there]
+    present = dict(unit.options).get("beside", "").split(",")
+    beside = [extension for extension in extensions.beside if extension in present]
     groups = [
-        [*[(relative, size)] * images, *((wanted.stem(relative) + extension, None) for extension in beside)]
+        [*[(relative, size)] * images, *((extensions.stem(relative) + extension, None) for extension in beside)]
         for relative, size in unit.items
     ]
     files: list[tuple[str, int | None]] = [file for group in groups for file in group]
-    fetched = fetch_all([join(unit.source, name) for name, _ in files], [size for _, size in files], moved)
+    fetched = fetch_all([join(unit.source, name) for name, _ in files], [size for _, size in files], on_progress)
     for group in groups:
         yield partial(_fetched_content, unit.source, {name: next(fetched) for name, _ in group})
 
 
 def _fetched_content(
-    folder: str, found: Mapping[str, bytes | SourceError], name: str, size: int | None
+    folder: str, contents: Mapping[str, bytes | SourceError], name: str, size: int | None
 ) -> bytes | None:
-    data = found.get(name)
+    data = contents.get(name)
     if size is not None and size > SAMPLE_MAX_BYTES:
         raise SampleError("too_large", f"{join(folder, name)} has {size} bytes, more than {SAMPLE_MAX_BYTES}")
     if isinstance(data, SourceError):
@@ -279,55 +279,55 @@ def _fetched_content(
     return data
 
 
-def walk_with(keys: tuple[str, ...], path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
+def walk_with(keys: tuple[str, ...], path: str, skipped: Counter[str]) -> Iterator[tuple[str, int]]:
     """(relative path, bytes) of every file below a folder with one of the extensions `keys`, sorted by relative path.
 
-    `others` counts the extensions of all other files. () as `keys` takes the known extensions of images.
+    `skipped` counts the extensions of all other files. () as `keys` takes the known extensions of images.
     """
-    return images_of(walk(path, others), others, Extensions(images=keys) if keys else ALL)
+    return images_of(walk(path, skipped), skipped, Extensions(images=keys) if keys else ALL)
 
 
 OUTPUT = "output folder of embq"
 """Reason under which `walk` and patterns count output folders that they leave out."""
 
 
-def walk(path: str, others: Counter[str], *, sizes: bool = True) -> Iterable[tuple[str, int]]:
+def walk(path: str, skipped: Counter[str], *, sizes: bool = True) -> Iterable[tuple[str, int]]:
     """(relative path, bytes) of every file, sorted; without `sizes`, local files have 0 and are not looked at.
 
-    `others` counts what is left out: names that begin with a dot, output folders of embq, linked folders.
+    `skipped` counts what is left out: names that begin with a dot, output folders of embq, linked folders.
     """
-    return _visible(listings.walk(path), others) if is_url(path) else _walk_local(path, others, sizes)
+    return _visible(listings.walk(path), skipped) if is_url(path) else _walk_local(path, skipped, sizes)
 
 
-def _visible(files: Sequence[tuple[str, int]], others: Counter[str]) -> Iterator[tuple[str, int]]:
+def _visible(files: Sequence[tuple[str, int]], skipped: Counter[str]) -> Iterator[tuple[str, int]]:
     """The files of a remote folder that `_walk_local` would give."""
     runs = {name.removesuffix("/run.json") for name, _ in files if name.endswith("/run.json")}
     manifests = {name.rpartition("/manifest/")[0] for name, _ in files if "/manifest/" in name}
     outputs = tuple(f"{folder}/" for folder in runs & manifests)
-    others.update({OUTPUT: len(outputs)} if outputs else {})
+    skipped.update({OUTPUT: len(outputs)} if outputs else {})
     for name, size in files:
         if name.startswith(".") or "/." in name:
-            others["hidden"] += 1
+            skipped["hidden"] += 1
         elif not name.startswith(outputs):
             yield name, size
 
 
-def images_of(files: Iterable[tuple[str, int]], others: Counter[str], wanted: Extensions) -> Iterator[tuple[str, int]]:
-    """Files with an extension of images; `others` counts the extensions of the rest."""
-    endings = tuple(f".{extension}" for extension in wanted.images)
+def images_of(files: Iterable[tuple[str, int]], skipped: Counter[str], chosen: Extensions) -> Iterator[tuple[str, int]]:
+    """Files with an extension of images; `skipped` counts the extensions of the rest."""
+    endings = tuple(f".{extension}" for extension in chosen.images)
     for relative, size in files:
         if relative.lower().endswith(endings):
             yield relative, size
         else:
-            others[os.path.splitext(relative)[1].lower() or "no extension"] += 1
+            skipped[os.path.splitext(relative)[1].lower() or "no extension"] += 1
 
 
-def shown(others: Counter[str]) -> str:
+def shown(skipped: Counter[str]) -> str:
     """The most frequent extensions, for a message."""
-    return ", ".join(f"{name} ({count:,})" for name, count in others.most_common(8)) or "nothing"
+    return ", ".join(f"{name} ({count:,})" for name, count in skipped.most_common(8)) or "nothing"
 
 
-def _walk_local(path: str, others: Counter[str], sizes: bool) -> Iterator[tuple[str, int]]:
+def _walk_local(path: str, skipped: Counter[str], sizes: bool) -> Iterator[tuple[str, int]]:
     """As `walk`. One folder's names are held at a time, not the tree's."""
     links: list[str] = []
     stack: list[tuple[str, os.DirEntry[str] | None]] = [("", None)]
@@ -342,20 +342,20 @@ def _walk_local(path: str, others: Counter[str], sizes: bool) -> Iterator[tuple[
         with source_errors(os.path.join(path, relative)), os.scandir(os.path.join(path, relative)) as entries:
             children = list(entries)
             if relative and sum(child.name in MARKS for child in children) == len(MARKS):
-                others[OUTPUT] += 1
+                skipped[OUTPUT] += 1
                 continue
             # A folder sorts by its name with the slash, so that the whole walk is in order of the full paths.
-            found = [
+            listed = [
                 (f"{relative}{child.name}{'/' if child.is_dir(follow_symlinks=False) else ''}", child)
                 for child in children
                 if not child.name.startswith(".")
             ]
-        if len(found) < len(children):
-            others["hidden"] += len(children) - len(found)
-        found.sort(key=lambda pair: pair[0], reverse=True)
-        stack.extend(found)
+        if len(listed) < len(children):
+            skipped["hidden"] += len(children) - len(listed)
+        listed.sort(key=lambda pair: pair[0], reverse=True)
+        stack.extend(listed)
     if links:
-        others["linked folder, not followed"] += len(links)
+        skipped["linked folder, not followed"] += len(links)
         if sizes:
             log.warning("linked_folders_skipped", path=path, folders=len(links), first=links[0])
 

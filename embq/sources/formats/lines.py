@@ -34,9 +34,9 @@ class LinesSource(Source):
         """Units of `unit_samples` lines, from one pass over the file."""
         return split_lines(Unit(kind=self.kind, source=path), options.unit_samples, options.unit_bytes)
 
-    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
+    def read(self, unit: Unit, on_progress: Moved = unwatched) -> Iterator[Sample]:
         """One sample per line."""
-        for ordinal, key, line in _keyed_lines(unit, moved):
+        for ordinal, key, line in _keyed_lines(unit, on_progress):
             text = error = None
             try:
                 text = _decode_line(line)
@@ -64,22 +64,22 @@ class JsonLinesSource(Source):
         """
         named = {"--text-column": options.text_column, "--id-column": options.id_column}
         try:
-            there, floats = _first_fields(path)
+            counts, floats = _first_fields(path)
         except SourceError:
             if any(named.values()):
                 raise
             return self.modalities
         for option, name in named.items():
-            if name and there and name not in there:
-                found = ", ".join(f"{field} ({count:,})" for field, count in there.most_common(20))
+            if name and counts and name not in counts:
+                summary = ", ".join(f"{field} ({count:,})" for field, count in counts.most_common(20))
                 raise SourceError(
-                    f"{path}: none of its first {_LOOK_LINES:,} lines has a field {name!r}; they have {found}",
+                    f"{path}: none of its first {_LOOK_LINES:,} lines has a field {name!r}; they have {summary}",
                     code="missing_column",
                     next_step=f"check {option}, or leave the file out",
                 )
         columns = _Columns.of(dict(options.columns))
-        identity = next((name for name in columns.ids if name in there), "")
-        if identity in floats and identity not in (columns.kept or ()):
+        identity = next((name for name in columns.ids if name in counts), "")
+        if identity in floats and identity not in (columns.metadata_names or ()):
             chosen_key([Column(name=identity, role="other", type="float")], {}, path)
         return self.modalities
 
@@ -88,16 +88,16 @@ class JsonLinesSource(Source):
         unit = Unit(kind=self.kind, source=path, options=options.columns)
         return split_lines(unit, options.unit_samples, options.unit_bytes)
 
-    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
+    def read(self, unit: Unit, on_progress: Moved = unwatched) -> Iterator[Sample]:
         """One sample per line."""
         columns = _Columns.of(dict(unit.options))
-        seen: set[str] = set()
-        for ordinal, key, line in _keyed_lines(unit, moved):
+        keys: set[str] = set()
+        for ordinal, key, line in _keyed_lines(unit, on_progress):
             sample = _parse(ordinal, key, line, columns)
-            if sample.key in seen and sample.error is None:
+            if sample.key in keys and sample.error is None:
                 message = f"line {unit.first + ordinal + 1} repeats the id of an earlier line"
                 sample = Sample(ordinal=ordinal, key=sample.key, error=("duplicate_key", message))
-            seen.add(sample.key)
+            keys.add(sample.key)
             yield sample
 
     def may_have_metadata(self, unit: Unit) -> bool:
@@ -120,31 +120,31 @@ def _first_fields(path: str) -> tuple[Counter[str], set[str]]:
 
     Lines that are no objects have none.
     """
-    there: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     floats: set[str] = set()
     try:
         with open_planned(Unit(kind="jsonl", source=path)) as (_, file):
-            left = _LOOK_BYTES
+            remaining = _LOOK_BYTES
             for number in range(_LOOK_LINES):
-                line = file.readline(left)
-                left -= len(line)
+                line = file.readline(remaining)
+                remaining -= len(line)
                 line = _without_mark(line, number)
-                if not line or left <= 0:
+                if not line or remaining <= 0:
                     break
                 with suppress(SampleError):
                     fields = parse_object(decode_text(line), "bad_json")
-                    there.update(fields.keys())
+                    counts.update(fields.keys())
                     floats.update(name for name, value in fields.items() if isinstance(value, float))
     except SourceError as error:
         if error.code not in COMPRESSION_CODES:
             raise
-    return there, floats
+    return counts, floats
 
 
-def _keyed_lines(unit: Unit, moved: Moved) -> Iterator[tuple[int, str, bytes | None]]:
+def _keyed_lines(unit: Unit, on_progress: Moved) -> Iterator[tuple[int, str, bytes | None]]:
     """(ordinal, key by line number, line) of each line."""
     name = name_of(unit)
-    with open_text(unit, moved) as file:
+    with open_text(unit, on_progress) as file:
         for ordinal, line in enumerate(read_lines(file, unit)):
             number = unit.first + ordinal
             yield ordinal, f"{name}:{number + 1}", None if line is None else _without_mark(line, number)
@@ -175,24 +175,24 @@ class _Columns(NamedTuple):
 
     Attributes:
         needs_id: a line without one is a failure.
-        kept: None for all that are left.
+        metadata_names: None for all that are left.
     """
 
     texts: Sequence[str]
     ids: Sequence[str]
     needs_id: bool
-    kept: frozenset[str] | None
+    metadata_names: frozenset[str] | None
 
     @classmethod
     def of(cls, named: Mapping[str, str]) -> _Columns:
         """Those that a unit's options name, or the usual ones."""
         text, identity = named.get("text_column", ""), named.get("id_column", "")
-        kept = frozenset(named.get("metadata_columns", ALL).split(","))
+        names = frozenset(named.get("metadata_columns", ALL).split(","))
         return cls(
             (text,) if text else TEXT_COLUMNS,
             (identity,) if identity else ID_COLUMNS,
             bool(identity),
-            None if ALL in kept else kept,
+            None if ALL in names else names,
         )
 
 
@@ -215,15 +215,15 @@ def _parse(ordinal: int, key: str, line: bytes | None, columns: _Columns) -> Sam
         identity, text = fields.get(id_name) if id_name else None, fields.get(text_name)
         if (isinstance(identity, str) and identity) or type(identity) is int:
             key = str(identity)
-        elif columns.needs_id or (isinstance(identity, float) and id_name not in (columns.kept or ())):
-            raise SampleError("missing_id", f"no string or integer in {id_name!r}; {_found(fields)}")
+        elif columns.needs_id or (isinstance(identity, float) and id_name not in (columns.metadata_names or ())):
+            raise SampleError("missing_id", f"no string or integer in {id_name!r}; {_line_fields(fields)}")
         else:
             id_name = ""  # not a key, so it stays among the metadata
         if not isinstance(text, str):
-            wanted = repr(text_name) if len(columns.texts) == 1 else f"any of {', '.join(columns.texts)}"
-            raise SampleError("missing_text", f"no string in {wanted}; {_found(fields)}")
-        if columns.kept is not None:
-            rest = {name: value for name, value in fields.items() if name in columns.kept}
+            expected = repr(text_name) if len(columns.texts) == 1 else f"any of {', '.join(columns.texts)}"
+            raise SampleError("missing_text", f"no string in {expected}; {_line_fields(fields)}")
+        if columns.metadata_names is not None:
+            rest = {name: value for name, value in fields.items() if name in columns.metadata_names}
         else:
             rest = fields
             rest.pop(text_name, None)
@@ -235,7 +235,7 @@ def _parse(ordinal: int, key: str, line: bytes | None, columns: _Columns) -> Sam
     return Sample(ordinal=ordinal, key=key, text=text, metadata=metadata, error=_problem_of(text))
 
 
-def _found(fields: dict[str, Any]) -> str:
+def _line_fields(fields: dict[str, Any]) -> str:
     """The line's fields with their types, for a message."""
     shown = [f"{name} ({type(value).__name__})" for name, value in list(fields.items())[:10]]
     return f"the line has {', '.join(shown) or 'no field'}{', ...' if len(fields) > 10 else ''}"

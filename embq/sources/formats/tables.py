@@ -66,11 +66,11 @@ class TableSource(Source):
 
         Raises SourceError where the columns cannot be chosen, or the file is damaged or cannot be read.
         """
-        unit = self._whole(path, options)
+        unit = self._unit_of_file(path, options)
         columns = _columns(inspect(unit))
         choice = choose(columns, unit.options, path)
-        if others := left_out(columns, unit.options, choice):
-            log.warning("columns_left_out", path=path, columns=shown(others))
+        if unused := left_out(columns, unit.options, choice):
+            log.warning("columns_left_out", path=path, columns=shown(unused))
         return choice.modalities
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
@@ -79,16 +79,16 @@ class TableSource(Source):
         A table that is damaged, or lacks a column, still gives its units: they fail, and the rest of the run goes on.
         Raises InputError `empty_input` where it has no row.
         """
-        whole = self._whole(path, options)
+        file_unit = self._unit_of_file(path, options)
         rows, groups = 0, []
         try:
-            found = inspect(whole)
-            if found["rows"] > FILE_UNITS_MAX * options.unit_samples:
+            summary = inspect(file_unit)
+            if summary["rows"] > FILE_UNITS_MAX * options.unit_samples:
                 raise beyond_units(path)
-            rows, groups = found["rows"], found["groups"]
-            choose(_columns(found), whole.options, path)
+            rows, groups = summary["rows"], summary["groups"]
+            choose(_columns(summary), file_unit.options, path)
         except SourceError as error:
-            failing = failing_unit(whole, error)
+            failing = failing_unit(file_unit, error)
             if error.code not in COLUMN_CODES:
                 yield failing
                 return
@@ -97,26 +97,26 @@ class TableSource(Source):
         sizes = _sizes(groups, options.unit_samples)
         for first in range(0, rows, options.unit_samples):
             samples = min(options.unit_samples, rows - first)
-            yield replace(whole, first=first, samples=samples, size=next(sizes, 0))
+            yield replace(file_unit, first=first, samples=samples, size=next(sizes, 0))
 
     def inspect(self, unit: Unit) -> dict[str, Any]:
         """Rows, groups and columns of a table as JSON-ready values; called in the reader process."""
         with self._opened(unit, unwatched) as table:
-            columns = [[one.name, one.role, one.type] for one in table.columns]
+            columns = [[column.name, column.role, column.type] for column in table.columns]
             return {"rows": table.rows, "groups": table.groups, "columns": columns}
 
-    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
+    def read(self, unit: Unit, on_progress: Moved = unwatched) -> Iterator[Sample]:
         """One sample per row."""
         refuse_unreadable(unit)
         if unit.samples is None:
-            with self._opened(unit, moved):
+            with self._opened(unit, on_progress):
                 pass
             raise readable_now(unit)
-        samples = RowSamples(unit, moved)
-        with _LAST.at(unit, unit.first, moved, lambda: _TableCursor(unit, self._opened)) as cursor:
+        samples = RowSamples(unit, on_progress)
+        with _LAST.at(unit, unit.first, on_progress, lambda: _TableCursor(unit, self._opened)) as cursor:
             yield from cursor.samples(unit.first, unit.samples, samples)
 
-    def alone(self, unit: Unit, ordinal: int) -> Unit:
+    def unit_of_sample(self, unit: Unit, ordinal: int) -> Unit:
         """The unit of one row."""
         return replace(unit, first=unit.first + ordinal, samples=1)
 
@@ -128,17 +128,17 @@ class TableSource(Source):
         """From the first rows; no other columns are read."""
         cursor = _TableCursor(unit, self._opened, metadata_only=True)
         with source_errors(unit.source), closing(cursor):
-            wanted = min(most, unit.samples or 0) if cursor.choice.metadata else 0
-            for sample in cursor.samples(unit.first, wanted, metadata_of(unit)):
+            count = min(most, unit.samples or 0) if cursor.choice.metadata else 0
+            for sample in cursor.samples(unit.first, count, metadata_of(unit)):
                 if sample.metadata is not None:
                     yield sample.metadata
 
-    def _whole(self, path: str, options: ReadOptions) -> Unit:
+    def _unit_of_file(self, path: str, options: ReadOptions) -> Unit:
         return Unit(kind=self.kind, source=path, etag=stat_file(path).version, options=options.columns)
 
     @contextmanager
-    def _opened(self, unit: Unit, moved: Moved) -> Iterator[Table]:
-        with open_unchanged(unit, "source_changed", moved) as file:
+    def _opened(self, unit: Unit, on_progress: Moved) -> Iterator[Table]:
+        with open_unchanged(unit, "source_changed", on_progress) as file:
             with table_errors(unit.source):
                 table = self._open(file, unit.source)
             yield table
@@ -146,29 +146,29 @@ class TableSource(Source):
 
 def _sizes(groups: Sequence[tuple[int, int]], most: int) -> Iterator[int]:
     """Approximate bytes of each `most` rows in turn; the rows of a group are taken to be equally long."""
-    size, left = 0.0, most
+    size, remaining = 0.0, most
     for rows, group_bytes in groups:
         # A damaged file may claim more than a manifest can hold.
         of_row = min(max(0, group_bytes), 1 << 50) / max(1, rows)
-        while rows >= left:
-            yield round(size + left * of_row)
-            rows, size, left = rows - left, 0.0, most
-        size, left = size + rows * of_row, left - rows
+        while rows >= remaining:
+            yield round(size + remaining * of_row)
+            rows, size, remaining = rows - remaining, 0.0, most
+        size, remaining = size + rows * of_row, remaining - rows
     yield round(size)
 
 
-def _columns(found: dict[str, Any]) -> list[Column]:
-    return [Column(name=name, role=role, type=type_) for name, role, type_ in found["columns"]]
+def _columns(summary: dict[str, Any]) -> list[Column]:
+    return [Column(name=name, role=role, type=type_) for name, role, type_ in summary["columns"]]
 
 
 class _TableCursor:
     """A place in a table, between two rows."""
 
     def __init__(self, unit: Unit, opened: Callable[[Unit, Moved], Any], *, metadata_only: bool = False) -> None:
-        self.moved: Moved = unwatched
+        self.on_progress: Moved = unwatched
         self._path = unit.source
         with ExitStack() as stack:
-            table: Table = stack.enter_context(opened(unit, lambda: self.moved()))
+            table: Table = stack.enter_context(opened(unit, lambda: self.on_progress()))
             choice = choose(table.columns, unit.options, unit.source)
             self.choice = choice.metadata_only if metadata_only else choice
             with table_errors(self._path):
@@ -177,15 +177,15 @@ class _TableCursor:
         self._rest: pa.RecordBatch | None = None
 
     def samples(self, first: int, rows: int, samples: RowSamples) -> Iterator[Sample]:
-        """The samples of the rows from `first` on; raises as `take`, also where a value cannot be converted."""
+        """The samples of the rows from `first` on; raises as `batches`, also where a value cannot be converted."""
         from embq.sources.formats.arrow_values import samples_of, values_of
 
-        for batch in self.take(first, rows):
+        for batch in self.batches(first, rows):
             with table_errors(self._path):
                 values = values_of(batch, self.choice)
             yield from samples_of(values, self.choice, samples)
 
-    def take(self, first: int, rows: int) -> Iterator[pa.RecordBatch]:
+    def batches(self, first: int, rows: int) -> Iterator[pa.RecordBatch]:
         """The rows from `first` on in pieces; SourceError `table_damaged` where the table has fewer."""
         stop = first + rows
         while self.position < stop:
@@ -214,14 +214,14 @@ _LAST: LastCursor[_TableCursor] = LastCursor()
 
 
 @contextmanager
-def table_errors(path: str, *more: type[Exception]) -> Iterator[None]:
+def table_errors(path: str, *errors: type[Exception]) -> Iterator[None]:
     """Translate errors of a library about the content of a file into SourceError `table_damaged`, or `too_large` where
     it asks for more memory than there is.
 
     Errors of the storage have a number, or a class of their own, and pass.
 
     Args:
-        more: further classes that the library raises at damage.
+        errors: further classes that the library raises at damage.
     """
     import pyarrow as pa
 
@@ -230,7 +230,7 @@ def table_errors(path: str, *more: type[Exception]) -> Iterator[None]:
     # A size that is damaged may be negative (SystemError), or ask for more memory than there is.
     except MemoryError as error:
         raise beyond_memory(path) from error
-    except (pa.ArrowException, ValueError, OverflowError, OSError, SystemError, *more) as error:
+    except (pa.ArrowException, ValueError, OverflowError, OSError, SystemError, *errors) as error:
         if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
             raise
         if "allocation failed" in str(error):  # message of HDF5

@@ -67,31 +67,31 @@ class TarSource(Source):
                 _warn_of_other_images(next(self.split(path, options)))
         return self.modalities
 
-    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
+    def read(self, unit: Unit, on_progress: Moved = unwatched) -> Iterator[Sample]:
         """The samples in order of their first member, after the whole shard has been checked.
 
         A shard that looks damaged is read once more: what was damaged may have been only the way to here.
         """
         try:
-            yield from self._read(unit, moved)
+            yield from self._read(unit, on_progress)
         except SourceError as error:
             if error.transient:
                 raise
             raise with_samples(error, unit.source) from error
 
-    def _read(self, unit: Unit, moved: Moved) -> Iterator[Sample]:
-        wanted = extensions_of(unit.options)
-        data, archive = _load(unit, moved)
+    def _read(self, unit: Unit, on_progress: Moved) -> Iterator[Sample]:
+        extensions = extensions_of(unit.options)
+        data, archive = _load(unit, on_progress)
         if archive.damage is not None:
             log.warning("shard_read_again", source=unit.source, code=archive.damage.code, why=archive.damage.message)
             damage = archive.damage
             del data, archive
-            data, archive = _load_again(unit, moved, damage)
+            data, archive = _load_again(unit, on_progress, damage)
         if archive.damage is not None:
-            yield from _kept(unit, data, archive, archive.damage, wanted)
+            yield from _sound(unit, data, archive, archive.damage, extensions)
             return
         members = archive.members
-        entries = group(members, wanted)
+        entries = group(members, extensions)
         if members and not entries:
             raise SourceError(
                 f"{unit.source}: none of its {len(members)} members has a key, as in key.jpg; "
@@ -101,7 +101,7 @@ class TarSource(Source):
             )
         images = view_of(data)
         for ordinal, entry in enumerate(entries):
-            yield _sample(ordinal, entry, data, images, wanted)
+            yield _sample(ordinal, entry, data, images, extensions)
         del images
         give_back(data)
 
@@ -121,19 +121,19 @@ class TarSource(Source):
 
 def _warn_of_other_images(unit: Unit) -> None:
     """Log where first keys of a shard have members that look like images and are none by webdataset's rule."""
-    wanted = extensions_of(unit.options)
+    accepted = extensions_of(unit.options)
     lost = [
-        [extension for extension in entry.parts if wanted.is_image(f".{extension}")]
-        for entry in group(parse_first_members(beginning(unit, LOOKED_AT_BYTES)), wanted)
-        if not entry.parts.keys() & set(wanted.images)
+        [extension for extension in entry.parts if accepted.is_image(f".{extension}")]
+        for entry in group(parse_first_members(beginning(unit, LOOKED_AT_BYTES)), accepted)
+        if not entry.parts.keys() & set(accepted.images)
     ]
-    if others := [extension for extensions in lost for extension in extensions]:
+    if unread := [extension for extensions in lost for extension in extensions]:
         log.warning(
             "images_not_taken",
             path=unit.source,
-            members=len(others),
+            members=len(unread),
             keys=sum(map(bool, lost)),
-            why=f"a key ends at the first dot, so these members end in {', '.join(sorted(set(others))[:4])}",
+            why=f"a key ends at the first dot, so these members end in {', '.join(sorted(set(unread))[:4])}",
             next="name their ending with --image-key, or write names without further dots",
         )
 
@@ -145,23 +145,23 @@ def _require(path: str, options: ReadOptions) -> None:
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
-                there = Counter(split_name(member.name)[1] for member in parse_members(data, path))
+                counts = Counter(split_name(member.name)[1] for member in parse_members(data, path))
             except SourceError:
                 return
-    there.pop("", None)
+    counts.pop("", None)
     for option, keys in (("--image-key", options.image_keys), ("--caption-key", options.caption_keys)):
-        if keys and there and not there.keys() & set(keys):
-            found = ", ".join(f"{extension} ({count:,})" for extension, count in there.most_common(8))
+        if keys and counts and not counts.keys() & set(keys):
+            summary = ", ".join(f"{extension} ({count:,})" for extension, count in counts.most_common(8))
             raise SourceError(
-                f"{path}: no member ends in {' or '.join(keys)}; there are {found}",
+                f"{path}: no member ends in {' or '.join(keys)}; there are {summary}",
                 code="missing_member",
                 next_step=f"check {option}, or leave the shard out",
             )
 
 
-def _load(unit: Unit, moved: Moved) -> tuple[Memory, Archive]:
+def _load(unit: Unit, on_progress: Moved) -> tuple[Memory, Archive]:
     """The shard and its members, as far as it is whole."""
-    data = load_unchanged(unit, "shard_changed", moved)
+    data = load_unchanged(unit, "shard_changed", on_progress)
     if len(data) != unit.stop:
         raise SourceError(
             f"{unit.source}: {len(data)} bytes could be read of {unit.stop}",
@@ -170,42 +170,42 @@ def _load(unit: Unit, moved: Moved) -> tuple[Memory, Archive]:
             transient=True,
         )
     try:
-        return _unpacked(data, unit.source, moved)
+        return _unpacked(data, unit.source, on_progress)
     except SourceError as damage:
         if damage.code != "source_damaged":
             raise
         return b"", Archive([], 0, copy(damage), None, False)  # a checksum says that something before it is wrong
 
 
-def unpacked(data: Memory, path: str, moved: Moved) -> tuple[Memory, list[Member]]:
+def unpacked(data: Memory, path: str, on_progress: Moved) -> tuple[Memory, list[Member]]:
     """A shard that is in memory, decompressed where it is compressed, and its members, all of them checked.
 
     Raises SourceError as `unpack` and `walk`, and `too_large` where all of it is more than a reader may hold.
     """
-    whole, archive = _unpacked(data, path, moved)
+    content, archive = _unpacked(data, path, on_progress)
     if archive.damage is not None:
         raise copy(archive.damage)
-    return whole, archive.members
+    return content, archive.members
 
 
-def _unpacked(data: Memory, path: str, moved: Moved) -> tuple[Memory, Archive]:
+def _unpacked(data: Memory, path: str, on_progress: Moved) -> tuple[Memory, Archive]:
     """As `unpacked`, up to where the shard is damaged."""
     most = decoded_bytes() - len(data)
-    whole, cut = unpack_to_cut(data, path, moved, most)
-    if whole is not data:
-        most -= len(whole)
-    archive = walk(whole, path, max(0, most) // MEMBER_BYTES)
-    return whole, archive if cut is None else archive._replace(damage=cut)
+    content, cut = unpack_to_cut(data, path, on_progress, most)
+    if content is not data:
+        most -= len(content)
+    archive = walk(content, path, max(0, most) // MEMBER_BYTES)
+    return content, archive if cut is None else archive._replace(damage=cut)
 
 
-def _load_again(unit: Unit, moved: Moved, damage: SourceError) -> tuple[Memory, Archive]:
+def _load_again(unit: Unit, on_progress: Moved, damage: SourceError) -> tuple[Memory, Archive]:
     """The shard as the storage has it, not this machine's memory.
 
     Raises SourceError `source_unreadable` where it is damaged otherwise than before: an error of the storage, not of
     the shard.
     """
     forget_cached(unit.source)
-    data, archive = _load(unit, moved)
+    data, archive = _load(unit, on_progress)
     if archive.damage is None or archive.damage.message == damage.message:
         return data, archive
     raise SourceError(
@@ -216,19 +216,19 @@ def _load_again(unit: Unit, moved: Moved, damage: SourceError) -> tuple[Memory, 
     ) from archive.damage
 
 
-def _kept(unit: Unit, data: Memory, archive: Archive, damage: SourceError, wanted: Extensions) -> Iterator[Sample]:
+def _sound(unit: Unit, data: Memory, archive: Archive, damage: SourceError, extensions: Extensions) -> Iterator[Sample]:
     """The samples of a damaged shard that ended before the damage, and a failure for the rest.
 
     Raises SourceError `damage` where there is none, or none is to be kept.
     """
-    entries = _ended(archive, wanted)
+    entries = _ended(archive, extensions)
     if not keeps_damaged(unit) or not entries:
         raise copy(damage)
     keys = {entry.key for entry in entries}
-    kept = SamplesDigest()
+    digest = SamplesDigest()
     for ordinal, entry in enumerate(entries):
-        sample = _sample(ordinal, entry, data, data, wanted)
-        kept.add(sample)
+        sample = _sample(ordinal, entry, data, data, extensions)
+        digest.add(sample)
         yield sample
     start = 0
     for member in archive.members:
@@ -240,15 +240,15 @@ def _kept(unit: Unit, data: Memory, archive: Archive, damage: SourceError, wante
     unread = "an unknown number of" if stop is None else f"{stop - start:,}"
     why = with_samples(damage, unit.source).message
     message = f"{why}; {len(entries):,} samples before byte {start} are kept, {unread} bytes are not read"
-    yield rest_of(unit, kept, message, start, stop)
+    yield rest_of(unit, digest, message, start, stop)
 
 
-def _ended(archive: Archive, wanted: Extensions) -> list[Entry]:
+def _ended(archive: Archive, extensions: Extensions) -> list[Entry]:
     """The samples in order, up to the first that may have had members at the damage or behind it.
 
     A sample has ended where the header of a member of another one follows, as for readers that group neighbours.
     """
-    entries = group(archive.members, wanted)
+    entries = group(archive.members, extensions)
     if archive.ended:
         return entries
     last = next((key for member in reversed(archive.members) if (key := split_name(member.name)[0])), "")
@@ -271,13 +271,13 @@ class Entry(NamedTuple):
     again: Member | None
 
 
-def group(members: list[Member], wanted: Extensions = ALL) -> list[Entry]:
+def group(members: list[Member], extensions: Extensions = ALL) -> list[Entry]:
     """The samples that `members` make.
 
     The first member of a key and extension wins. Every later image is an entry of its own, so that no image goes
     uncounted; so is every later text of a key that has no image. Other repetitions are ignored.
     """
-    images, texts = frozenset(wanted.images), frozenset(wanted.texts)
+    images, texts = frozenset(extensions.images), frozenset(extensions.texts)
     entries: list[Entry] = []
     texts_again = False
     by_key: dict[str, Entry] = {}
@@ -299,7 +299,7 @@ def group(members: list[Member], wanted: Extensions = ALL) -> list[Entry]:
             entries.append(Entry(key, entry.parts, member))
             texts_again = texts_again or extension in texts
     if texts_again:  # whether the key has an image is known only now
-        return [entry for entry in entries if not _is_second_caption(entry, wanted)]
+        return [entry for entry in entries if not _is_second_caption(entry, extensions)]
     return entries
 
 
@@ -326,24 +326,24 @@ def split_name(name: str) -> tuple[str, str]:
     return name[: len(name) - len(extension) - 1], extension.lower()
 
 
-def _is_second_caption(entry: Entry, wanted: Extensions) -> bool:
-    if entry.again is None or split_name(entry.again.name)[1] not in wanted.texts:
+def _is_second_caption(entry: Entry, extensions: Extensions) -> bool:
+    if entry.again is None or split_name(entry.again.name)[1] not in extensions.texts:
         return False
-    return any(extension in entry.parts for extension in wanted.images)
+    return any(extension in entry.parts for extension in extensions.images)
 
 
-def _sample(ordinal: int, entry: Entry, data: Memory, images: Memory | memoryview, wanted: Extensions) -> Sample:
+def _sample(ordinal: int, entry: Entry, data: Memory, images: Memory | memoryview, extensions: Extensions) -> Sample:
     key, parts, again = entry
     if again is not None:
         message = f"{again.name} occurs again at byte {again.at}; the first one is used"
         return Sample(ordinal=ordinal, key=key, error=("duplicate_key", message))
     image = text = metadata = error = None
     try:
-        for extension in wanted.images:
+        for extension in extensions.images:
             if extension in parts:
                 image = images[_place(parts[extension])]
                 break
-        for extension in wanted.texts:
+        for extension in extensions.texts:
             if extension in parts:
                 text = decode_file(_content(parts[extension], data))
                 break
@@ -351,8 +351,8 @@ def _sample(ordinal: int, entry: Entry, data: Memory, images: Memory | memoryvie
             metadata = decode_metadata(_content(parts["json"], data))
     except SampleError as problem:
         error = (problem.code, problem.message)
-    seen = tuple(parts) if image is None or text is None else ()
-    return Sample(ordinal=ordinal, key=key, image=image, text=text, metadata=metadata, error=error, parts=seen)
+    present = tuple(parts) if image is None or text is None else ()
+    return Sample(ordinal=ordinal, key=key, image=image, text=text, metadata=metadata, error=error, parts=present)
 
 
 def _content(member: Member, data: Memory) -> bytes:

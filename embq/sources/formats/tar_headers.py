@@ -135,7 +135,7 @@ def _walk(data: Memory, most: int = sys.maxsize) -> tuple[list[Member], int, _Da
     try:
         while True:
             if not shared and not pending:
-                at = plain.take(at, members, most)
+                at = plain.read(at, members, most)
             header = data[at : at + BLOCK]
             if header == _ZERO:
                 break
@@ -179,10 +179,10 @@ class _PlainMembers:
         self._library = library() if self._address is not None else None
         if self._library is not None:
             self._library.embq_members.restype = ctypes.c_int64
-            self._found = (ctypes.c_int64 * (3 * _AT_ONCE))()
+            self._numbers = (ctypes.c_int64 * (3 * _AT_ONCE))()
             self._names = ctypes.create_string_buffer(_NAME_BYTES * _AT_ONCE)
 
-    def take(self, at: int, members: list[Member], most: int) -> int:
+    def read(self, at: int, members: list[Member], most: int) -> int:
         """Append members from byte `at` on, `most` in all; gives the byte behind them."""
         if self._library is None:
             return at
@@ -190,9 +190,9 @@ class _PlainMembers:
         by = ctypes.byref
         while (room := min(_AT_ONCE, most - len(members))) > 0:
             count = self._library.embq_members(
-                self._address, size, by(after), ctypes.c_int64(room), self._found, self._names, by(used)
+                self._address, size, by(after), ctypes.c_int64(room), self._numbers, self._names, by(used)
             )
-            numbers = iter(self._found[: 3 * count])
+            numbers = iter(self._numbers[: 3 * count])
             names = ctypes.string_at(self._names, used.value).decode("utf-8", "surrogateescape").split("\0")
             members += map(Member._make, zip(names, numbers, numbers, numbers, repeat(True)))  # ends with the numbers
             if count < room:
@@ -296,11 +296,11 @@ def _pax_records(content: bytes) -> list[tuple[str, bytes]]:
 
 def _skip_sparse_map(data: Memory, start: int, header: bytes) -> int:
     """First byte of an old GNU sparse file's content, behind the blocks that continue its map."""
-    more = header[482]
-    while more:
+    continued = header[482]
+    while continued:
         if start + BLOCK > len(data):
             raise _DamageError("the shard ends inside a sparse map", "shard_truncated")
-        more = data[start + 504]
+        continued = data[start + 504]
         start += BLOCK
     return start
 

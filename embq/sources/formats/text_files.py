@@ -54,11 +54,11 @@ class TextCursor:
     """A place in a decompressed text; a file that can be read and sought forwards only."""
 
     def __init__(self, unit: Unit, compression: str) -> None:
-        self.moved: Moved = unwatched
+        self.on_progress: Moved = unwatched
         self.position = 0
         with ExitStack() as stack:
-            whole = replace(unit, start=0, stop=0)
-            file = stack.enter_context(open_unchanged(whole, "source_changed", lambda: self.moved()))
+            file_unit = replace(unit, start=0, stop=0)
+            file = stack.enter_context(open_unchanged(file_unit, "source_changed", lambda: self.on_progress()))
             self._text = stack.enter_context(io.BufferedReader(Members(file, compression, unit.source), OUTPUT_BYTES))
             self._stack = stack.pop_all()
 
@@ -93,14 +93,14 @@ _LAST: LastCursor[TextCursor] = LastCursor()
 
 
 @contextmanager
-def open_text(unit: Unit, moved: Moved) -> Iterator[Text]:
+def open_text(unit: Unit, on_progress: Moved) -> Iterator[Text]:
     """The unit's text, at its first byte or before its slice; the file is the version that was planned.
 
     Raises SourceError `source_changed`, `source_truncated`, `source_damaged`, or as `open_unchanged` does.
     """
     compression = dict(unit.options).get(OPTION, "")
     if not compression:
-        with open_unchanged(unit, "source_changed", moved) as file:
+        with open_unchanged(unit, "source_changed", on_progress) as file:
             yield file
     elif compression not in DECODERS:
         raise SourceError(
@@ -109,7 +109,7 @@ def open_text(unit: Unit, moved: Moved) -> Iterator[Text]:
             next_step="is this worker older than the run?",
         )
     else:
-        with _LAST.at(unit, unit.start, moved, lambda: TextCursor(unit, compression)) as cursor:
+        with _LAST.at(unit, unit.start, on_progress, lambda: TextCursor(unit, compression)) as cursor:
             yield cursor
 
 
@@ -220,20 +220,20 @@ def read_lines(file: Text, unit: Unit) -> Iterator[bytes | None]:
     if unit.samples is None:
         raise damage_of(file, unit)
     file.seek(unit.start)
-    left = unit.stop - unit.start
+    remaining = unit.stop - unit.start
     count = 0
-    while left > 0:
-        line = file.readline(min(left, SAMPLE_MAX_BYTES + 1))
+    while remaining > 0:
+        line = file.readline(min(remaining, SAMPLE_MAX_BYTES + 1))
         if not line:
             break
-        left -= len(line)
+        remaining -= len(line)
         count += 1
         if len(line) > SAMPLE_MAX_BYTES:
-            left -= _skip_line(file, line, left)
+            remaining -= _skip_line(file, line, remaining)
             yield None
         else:
             yield line.removesuffix(b"\n").removesuffix(b"\r")
-    if left or count != unit.samples:
+    if remaining or count != unit.samples:
         raise SourceError(
             f"{unit.source}: bytes {unit.start} to {unit.stop} hold {count} lines and not the planned {unit.samples}",
             code="source_changed",
@@ -241,11 +241,11 @@ def read_lines(file: Text, unit: Unit) -> Iterator[bytes | None]:
         )
 
 
-def _skip_line(file: Text, line: bytes, left: int) -> int:
+def _skip_line(file: Text, line: bytes, remaining: int) -> int:
     """Read to the end of a line that is too long without keeping it; the number of bytes skipped."""
     skipped = 0
-    while not line.endswith(b"\n") and skipped < left:
-        line = file.readline(min(left - skipped, 1 << 20))
+    while not line.endswith(b"\n") and skipped < remaining:
+        line = file.readline(min(remaining - skipped, 1 << 20))
         if not line:
             break
         skipped += len(line)
@@ -317,10 +317,10 @@ def _is_other(head: bytes) -> bool:
     Fewer bad lines fail alone: a file of English may have some, and all others would be lost with them. In other
     encodings of two bytes, such as GBK, one short line in 50 happens to be UTF-8 as well.
     """
-    *whole, last = head.split(b"\n")
-    bad = [not _is_utf8(line + b"\n") for line in whole if not line.isascii()]
+    *lines, last = head.split(b"\n")
+    bad = [not _is_utf8(line + b"\n") for line in lines if not line.isascii()]
     bad += [True] * (not _is_utf8(last))  # it may be cut
-    return sum(bad) > max(1, len(bad) // 2, (len(whole) + bool(last)) // 4)
+    return sum(bad) > max(1, len(bad) // 2, (len(lines) + bool(last)) // 4)
 
 
 def _is_utf8(head: bytes) -> bool:

@@ -56,20 +56,20 @@ def inspect(unit: Unit) -> Any:
     Raises what that raises, and SourceError `reader_died` where the process died or took too long, and `too_large`
     where it needed too much memory.
     """
-    return _LOOKS.look(unit)
+    return _LOOKS.query(unit)
 
 
 def first_metadata(unit: Unit, most: int, *, wait_s: float) -> list[str]:
     """The result of `Source.first_metadata`; SourceError `reader_died` also where none came within `wait_s`."""
-    found: list[str] = _LOOKS.look(unit, wait_s=wait_s, first_metadata=most)
-    return found
+    texts: list[str] = _LOOKS.query(unit, wait_s=wait_s, first_metadata=most)
+    return texts
 
 
-def read(unit: Unit, roots: Sequence[str], moved: Moved) -> Iterator[Sample]:
+def read(unit: Unit, roots: Sequence[str], on_progress: Moved) -> Iterator[Sample]:
     """The result of `embq.sources.unit_reader.read_here`; raises as `inspect` does."""
     process = _IDLE.pop() if _IDLE else Process(command(READ_IDLE_S))
     try:
-        yield from process.read(unit, roots, moved)
+        yield from process.read(unit, roots, on_progress)
     except EmbqError:
         _IDLE.append(process)
         raise
@@ -93,7 +93,7 @@ class Process(JsonChild):
         self._lock = threading.Lock()
         self._stopped = False
 
-    def look(self, unit: Unit, *, first_metadata: int = 0, wait_s: float | None = None) -> Any:
+    def query(self, unit: Unit, *, first_metadata: int = 0, wait_s: float | None = None) -> Any:
         """The result of `inspect`, or the metadata of so many samples.
 
         Args:
@@ -105,7 +105,7 @@ class Process(JsonChild):
         return json.loads(content)
 
     def read(
-        self, unit: Unit, roots: Sequence[str], moved: Moved, *, only: int | None = None, reach: Reach | None = None
+        self, unit: Unit, roots: Sequence[str], progress: Moved, *, only: int | None = None, reach: Reach | None = None
     ) -> Iterator[Sample]:
         """The samples of a unit. One iterator at a time; where it is not taken to its end, `kill` the process.
 
@@ -114,8 +114,8 @@ class Process(JsonChild):
             reach: hosts that may be read from; None for those of this process.
         """
         self._stopped = False
-        asked: dict[str, Any] = {"roots": list(roots), "only": only}
-        kind, content = self._first_frame(unit, asked, None, reach)
+        arguments: dict[str, Any] = {"roots": list(roots), "only": only}
+        kind, content = self._first_frame(unit, arguments, None, reach)
         while kind != END:
             if kind == SAMPLES:
                 try:
@@ -124,7 +124,7 @@ class Process(JsonChild):
                     self.kill()
                     raise died(unit, -signal.SIGABRT) from error
                 yield from samples
-            moved()
+            progress()
             kind, content = self._frame(unit)
 
     def stop(self) -> None:
@@ -134,11 +134,11 @@ class Process(JsonChild):
             process.kill()
 
     def _first_frame(
-        self, unit: Unit, asked: dict[str, Any], deadline: float | None, reach: Reach | None = None
+        self, unit: Unit, arguments: dict[str, Any], deadline: float | None, reach: Reach | None = None
     ) -> tuple[bytes, bytes]:
         """Send a request, and give the first frame of the answer."""
         limits = {"cpu_s": CPU_S, "memory_bytes": self._memory_bytes or decoded_bytes()}
-        request = {"unit": unit.describe(), **limits, "reach": (reach or current()).describe(), **asked}
+        request = {"unit": unit.describe(), **limits, "reach": (reach or current()).describe(), **arguments}
         for is_last in (False, True):
             self.send(request)
             process, answers = self._running()

@@ -67,14 +67,14 @@ def _answer(request: dict[str, Any], answers: int) -> None:
             if "roots" in request:
                 _send_samples(unit, request["roots"], request["only"], answers)
             else:
-                _send(answers, ANSWER, json.dumps(_look(unit, request["first_metadata"])).encode())
+                _send(answers, ANSWER, json.dumps(_response(unit, request["first_metadata"])).encode())
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - the parent raises it, a bug as RuntimeError
         _send(answers, ERROR, encode_error(error))
 
 
-def _look(unit: Unit, metadata_of: int) -> Any:
+def _response(unit: Unit, metadata_of: int) -> Any:
     if metadata_of:
         return metadata_here(unit, metadata_of)
     source: Any = source_for(unit.kind)
@@ -84,7 +84,7 @@ def _look(unit: Unit, metadata_of: int) -> Any:
 def _send_samples(unit: Unit, roots: Sequence[str], only: int | None, answers: int) -> None:
     sent_at = time.monotonic()
 
-    def moved() -> None:
+    def on_progress() -> None:
         nonlocal sent_at
         if time.monotonic() - sent_at > _FRAME_S:
             sent_at = time.monotonic()
@@ -92,7 +92,7 @@ def _send_samples(unit: Unit, roots: Sequence[str], only: int | None, answers: i
 
     waiting: list[Sample] = []
     size, began = 0, 0.0
-    for sample in read_here(unit, roots, moved=moved, only=only):
+    for sample in read_here(unit, roots, on_progress=on_progress, only=only):
         began = began if waiting else time.monotonic()
         waiting.append(sample)
         size += len(sample.image or b"") + len(sample.text or "") + len(sample.metadata or "")
@@ -107,9 +107,9 @@ def _send_samples(unit: Unit, roots: Sequence[str], only: int | None, answers: i
 def _send(answers: int, kind: bytes, content: bytes = b"") -> None:
     if len(content) > FRAME_MAX_BYTES:
         raise MemoryError
-    left = memoryview(FRAME.pack(kind, len(content)) + content)
-    while left:
-        left = left[os.write(answers, left) :]
+    rest = memoryview(FRAME.pack(kind, len(content)) + content)
+    while rest:
+        rest = rest[os.write(answers, rest) :]
 
 
 def _limit(unit: Unit, cpu_s: int, memory_bytes: int) -> None:

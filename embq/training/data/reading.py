@@ -37,7 +37,7 @@ def open_shard(url: str) -> BinaryIO:
     """
     if is_http(url):
         size = stat_file(url).size
-        ranges = RangesAhead(url, size, first=0, last=size, moved=unwatched)
+        ranges = RangesAhead(url, size, first=0, last=size, on_progress=unwatched)
         return io.BufferedReader(RangedFile(ranges, size), 1 << 20)
     with source_errors(url):
         return open(url, "rb")

@@ -180,7 +180,7 @@ class ReadStage:
         return count, None
 
     def _of_input(self, lease: LeasedUnit) -> Iterable[Sample]:
-        return read(lease.unit, self.roots, moved=self.meter.board.advance)
+        return read(lease.unit, self.roots, on_progress=self.meter.board.advance)
 
     def _submitted(self, lease: LeasedUnit, samples: Sequence[Sample], function: Map | None) -> Chunk:
         """Have samples prepared, once there is room for their encoded images."""

@@ -55,9 +55,9 @@ class MailboxSource(Source):
             stop = starts[first + len(mails)] if first + len(mails) < len(starts) else offset
             yield replace(unit, start=mails[0], stop=stop, first=first, samples=len(mails), etag=version)
 
-    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
+    def read(self, unit: Unit, on_progress: Moved = unwatched) -> Iterator[Sample]:
         """A sample per mail."""
-        with open_unchanged(unit, "source_changed", moved) as file:
+        with open_unchanged(unit, "source_changed", on_progress) as file:
             file.seek(unit.start)
             mail: list[bytes] = []
             ordinal = -1

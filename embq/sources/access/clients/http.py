@@ -53,8 +53,8 @@ class HttpClient(HTTPFileSystem):  # type: ignore[misc]
 
     async def _info(self, url: str, **options: Any) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = await super()._info(url, **options)
-            return found
+            info: dict[str, Any] = await super()._info(url, **options)
+            return info
         except FileNotFoundError as error:  # also where it could not be asked for
             if isinstance(error.__cause__, allowed_hosts.RefusedHost):
                 raise error.__cause__ from error
@@ -63,13 +63,13 @@ class HttpClient(HTTPFileSystem):  # type: ignore[misc]
 
 async def _bounded(answer: aiohttp.ClientResponse, most: int | None) -> bytes:
     """The body, of which at most `most` bytes and one more are read."""
-    found = bytearray()
+    body = bytearray()
     async for chunk in answer.content.iter_any():
-        found += chunk
-        if most is not None and len(found) > most:
+        body += chunk
+        if most is not None and len(body) > most:
             answer.close()
-            return bytes(found[: most + 1])
-    return bytes(found)
+            return bytes(body[: most + 1])
+    return bytes(body)
 
 
 class _Answer(aiohttp.ClientResponse):
@@ -88,9 +88,9 @@ class _Resolver(aiohttp.ThreadedResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        found = await super().resolve(host, port, family)
-        allowed_hosts.current().check_addresses(host, port, [each["host"] for each in found])
-        return found
+        results = await super().resolve(host, port, family)
+        allowed_hosts.current().check_addresses(host, port, [each["host"] for each in results])
+        return results
 
 
 async def _checked(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:

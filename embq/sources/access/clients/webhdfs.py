@@ -42,8 +42,8 @@ class WebHdfsClient(WebHDFS):  # type: ignore[misc]
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         """The bytes of a file from `start` up to `end`, by one request to the name node and one to a data node."""
-        wanted = {"offset": start or 0} | ({} if end is None else {"length": end - (start or 0)})
-        content: bytes = self._call("OPEN", path=path, **wanted).content
+        params = {"offset": start or 0} | ({} if end is None else {"length": end - (start or 0)})
+        content: bytes = self._call("OPEN", path=path, **params).content
         return content
 
 
@@ -61,13 +61,13 @@ class _Impatient(HTTPAdapter):
 
     def send(self, request: PreparedRequest, *args: Any, **options: Any) -> Response:
         answer = super().send(request, *args, **{**options, "timeout": self._timeouts, "stream": True})
-        found = bytearray()
+        body = bytearray()
         for chunk in answer.iter_content(CHUNK):
-            found += chunk
-            if len(found) > MOST_BYTES:
+            body += chunk
+            if len(body) > MOST_BYTES:
                 answer.close()
                 raise SourceError(f"{request.url}: more than {MOST_BYTES:,} bytes came", code="source_unreadable")
-        answer._content, answer._content_consumed = bytes(found), True
+        answer._content, answer._content_consumed = bytes(body), True
         return answer
 
 
@@ -79,9 +79,9 @@ class _Checked:
 
     def _new_conn(self) -> Any:
         name = self._dns_host
-        *others, last = allowed_hosts.current().resolve(name, self.port)
+        *earlier, last = allowed_hosts.current().resolve(name, self.port)
         try:
-            for address in others:
+            for address in earlier:
                 self._dns_host = address
                 with suppress(HTTPError):
                     return super()._new_conn()  # type: ignore[misc]
