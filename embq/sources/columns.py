@@ -46,7 +46,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenColumns:
-    """The columns that are taken from each row; "" where there is none.
+    """The columns that are taken from each row; "" if there is none.
 
     Attributes:
         text: column of the text or caption.
@@ -112,7 +112,7 @@ def choose(columns: Sequence[Column], named: Iterable[tuple[str, str]], path: st
 
 
 def _as_text(column: Column, options: Mapping[str, str]) -> Column:
-    """The column; as one of texts where it holds bytes and is called like texts, or named by the user.
+    """The column; as one of texts if it holds bytes and is called like texts, or named by the user.
 
     Hive, Impala and old versions of Spark write strings to parquet as bytes without an annotation.
     """
@@ -194,7 +194,7 @@ def _text(columns: Sequence[Column], options: Mapping[str, str], path: str, imag
 def chosen_key(
     columns: Sequence[Column], options: Mapping[str, str], path: str, text: str = "", taken: Sequence[str] = ()
 ) -> str:
-    """The column of keys; "" where rows are counted.
+    """The column of keys; "" if rows are counted.
 
     A column that is called like one of keys, and cannot hold any, is refused unless the user named it as something
     else (`taken`): its values would be lost.

@@ -118,7 +118,7 @@ def rest_of(unit: Unit, kept_digest: SamplesDigest, message: str, start: int, st
     Args:
         message: what is damaged, and where.
         start: first byte of what is not read, decompressed where the shard is compressed.
-        stop: byte behind the last of it; None where that cannot be told.
+        stop: byte behind the last of it; None if that is unknown.
     """
     key = f"{base_name(unit.source)}:bytes {start}-{'' if stop is None else stop}:{kept_digest.hexdigest()}"
     return Sample(ordinal=kept_digest.samples, key=key, error=("damaged_rest", message))

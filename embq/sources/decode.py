@@ -17,17 +17,17 @@ IMAGE_EXTENSIONS = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "
 """Lower-case extensions of images. Where a key has several, the first in this order is embedded."""
 
 _SMALL_JSON_CHARS, _VALUE_BYTES = 1 << 20, 120
-"""JSON up to this size is parsed without a look at it. A parsed value takes up to so many bytes: an empty object 64,
+"""JSON up to this size is parsed without a look at it. A parsed value takes up to this many bytes: an empty object 64,
 its place in a list or object 8 to 40, and both are there twice while they grow."""
 
 
 def decode_file(data: bytes) -> str:
-    """The content of a whole file or member as `decode_text` gives it, without a byte order mark at its start."""
+    """The content of a whole file or member as `decode_text` returns it, without a byte order mark at its start."""
     return decode_text(data.removeprefix(BOM_UTF8))
 
 
 def decode_text(data: bytes) -> str:
-    """`data` as strict UTF-8; SampleError `text_not_utf8` where it is none."""
+    """`data` as strict UTF-8; SampleError `text_not_utf8` if it is none."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -37,7 +37,7 @@ def decode_text(data: bytes) -> str:
 
 
 def parse_object(text: str, code: str) -> dict[str, Any]:
-    """The JSON object in `text`; SampleError with `code` where it is none. NaN and Infinity become null.
+    """The JSON object in `text`; SampleError with `code` if it is none. NaN and Infinity become null.
 
     A number beyond float64, such as 1e400, is an infinite float, which `compact_json` makes null as well.
     """
@@ -59,7 +59,7 @@ def parse_object(text: str, code: str) -> dict[str, Any]:
 def compact_json(fields: dict[str, Any], code: str) -> str:
     """`fields` as compact JSON that UTF-8 can hold: NaN and infinity, which JSON has not, are null.
 
-    SampleError with `code` where it cannot be written, as lists in lists beyond what Python can follow.
+    SampleError with `code` if it cannot be written, as lists in lists beyond what Python can follow.
     """
     try:
         try:
@@ -79,7 +79,7 @@ def _finite(value: Any) -> Any:
 
 
 def decode_metadata(data: bytes) -> str:
-    """A .json member or file as compact JSON text of one object; SampleError `bad_metadata` where it is none."""
+    """A .json member or file as compact JSON text of one object; SampleError `bad_metadata` if it is none."""
     if len(data) <= _SMALL_JSON_CHARS:
         with suppress(msgspec.MsgspecError, ValueError, RecursionError, OverflowError):
             value = msgspec.json.decode(data)

@@ -50,7 +50,7 @@ class Source(Protocol):
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """The units of one input, in a fixed order.
 
-        Raises InputError where the input is missing, empty, unreadable or of another kind.
+        Raises InputError if the input is missing, empty, unreadable or of another kind.
         """
         ...
 
@@ -58,14 +58,14 @@ class Source(Protocol):
         """The unit's samples with ordinals 0, 1, 2, ...
 
         Raises SourceError before or between samples where the unit as a whole cannot be trusted; the caller then
-        drops every sample already given. A sample that cannot be used is yielded with `error` set.
+        drops every sample already yielded. A sample that cannot be used is yielded with `error` set.
         """
         ...
 
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
         """The modalities of one input: a subset of `modalities` where its content decides.
 
-        Raises SourceError where the columns cannot be chosen, or the input is damaged or cannot be read.
+        Raises SourceError if the columns cannot be chosen, or the input is damaged or cannot be read.
         """
         return self.modalities
 
@@ -79,11 +79,11 @@ class Source(Protocol):
         return unit
 
     def may_have_metadata(self, unit: Unit) -> bool:
-        """True if `first_metadata` can give anything; cheap."""
+        """True if `first_metadata` can return anything; cheap."""
         return False
 
     def first_metadata(self, unit: Unit, most: int) -> Iterator[str]:
-        """Metadata of those of the unit's first `most` samples that have any, as `read` gives it.
+        """Metadata of those of the unit's first `most` samples that have any, as `read` returns it.
 
         Reads little, checks nothing that is not needed, and reads no image. Raises SourceError as `read` does.
         """

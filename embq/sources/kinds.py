@@ -72,7 +72,7 @@ NAMED = (*ROWS, "hdf5", "lines")
 
 
 def source_for(kind: str) -> Source:
-    """The source that reads units of `kind`; SourceError `unknown_kind` where there is none."""
+    """The source that reads units of `kind`; SourceError `unknown_kind` if there is none."""
     if kind in SOURCES:
         return SOURCES[kind]
     try:
@@ -100,7 +100,7 @@ def _of_plugin(plugin: Plugin) -> Source:
 
 
 def is_guarded(kind: str) -> bool:
-    """True where units are read in a reader process: kinds of plug-ins are."""
+    """True if units are read in a reader process: kinds of plug-ins are."""
     return kind in GUARDED or kind not in SOURCES
 
 
@@ -170,7 +170,7 @@ def detect(
         image_keys: extensions of images; () takes all known.
         listing: counts the images of a folder, and what is left out.
 
-    Raises InputError where the folder holds files of several kinds, or nothing to embed, or where a file's name tells
+    Raises InputError if the folder holds files of several kinds, or nothing to embed, or where a file's name tells
     no kind.
     """
     kind = only_kind or kind_of(path)

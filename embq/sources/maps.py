@@ -16,9 +16,9 @@ from embq.core.units import Sample, Unit
 from embq.sources.interface import SAMPLE_MAX_BYTES
 
 Map = Callable[[Sample], Sample]
-"""Gives the sample with another text or image, and the same ordinal, key and metadata.
+"""Returns the sample with another text or image, and the same ordinal, key and metadata.
 
-It is called from several threads at once, and gives the same result each time. It raises `embq.core.errors.SampleError`
+Called from several threads at once, it returns the same result each time. It raises `embq.core.errors.SampleError`
 for a sample that is to be a failure.
 """
 
@@ -27,7 +27,7 @@ OPTION = "map"
 
 
 def identity_of(name: str) -> str:
-    """Name, package and version of an enabled map, as a run records them, "" for ""; UsageError where there is none."""
+    """Name, package and version of an enabled map, as a run records them, "" for ""; UsageError if there is none."""
     if not name:
         return ""
     enabled = plugins.enabled(plugins.MAPS)
@@ -43,7 +43,7 @@ def identity_of(name: str) -> str:
 def map_of(unit: Unit) -> Map | None:
     """The map of a unit's samples, None for none.
 
-    Raises SourceError `map_unavailable` where it is not enabled here, of another version, or cannot be imported.
+    Raises SourceError `map_unavailable` if it is not enabled here, of another version, or cannot be imported.
     """
     identity = dict(unit.options).get(OPTION, "")
     if not identity:
@@ -71,7 +71,7 @@ def _loaded(plugin: Plugin) -> Map:
 
 
 def mapped(function: Map, sample: Sample) -> tuple[Sample, SampleError | None]:
-    """The sample after its map; the sample and why it has no embedding, where the map gives none."""
+    """The sample after its map; the sample and why it has no embedding, if the map returns none."""
     if isinstance(sample.image, memoryview):
         sample = replace(sample, image=bytes(sample.image))
     try:

@@ -34,7 +34,7 @@ class ReaderOption:
         kinds: kinds of input that use it; () for all.
         metavar: for `--help`.
         separator: between the values of a list in records and units; "" for a single value.
-        always_recorded: whether a run records it also where it is empty.
+        always_recorded: whether a run records it also if it is empty.
         choices: its values, the default first, which is recorded as ""; () for free text.
         name: the field of `ReadOptions`.
     """
@@ -156,7 +156,7 @@ class ReadOptions:
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any], **extra: Any) -> ReadOptions:
-        """From arguments of the command line by parameter name, with the map as `embq.sources.maps.identity_of` gives
+        """From arguments of the command line by parameter name, with the map as `embq.sources.maps.identity_of` returns
         it; `extra` are fields that no option declares."""
         declared: dict[str, Any] = {option.name: option.parse(arguments[option.parameter]) for option in DECLARED}
         return cls(**extra, **declared)
@@ -189,12 +189,12 @@ class ReadOptions:
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """The named columns, as a unit of rows carries them; () where none is named."""
+        """The named columns, as a unit of rows carries them; () if none is named."""
         return self._carried(COLUMNS)
 
     @property
     def extensions(self) -> tuple[tuple[str, str], ...]:
-        """The named extensions, as a unit of image files carries them; () where none is named."""
+        """The named extensions, as a unit of image files carries them; () if none is named."""
         return self._carried(EXTENSIONS)
 
     @property
@@ -236,7 +236,7 @@ KINDS = {"lines", *(kind for option in DECLARED for kind in option.kinds)}
 
 
 def format_of(kind: str) -> str:
-    """A kind as --input-format names it: with clip-retrieval's words where it has one."""
+    """A kind as --input-format names it: with clip-retrieval's words if it has one."""
     return {"tar": "webdataset", "lines": "text"}.get(kind, kind)
 
 

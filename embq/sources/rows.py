@@ -186,7 +186,7 @@ def without_images(unit: Unit) -> Unit:
 
 
 def _text(choice: ChosenColumns, text: bytes | None) -> str | None:
-    """The text, which may only be missing where there are images."""
+    """The text, which may only be missing if there are images."""
     if text is None:
         if choice.text and not choice.image:
             raise SampleError("missing_text", f"no text in {choice.text!r}: the value is null")

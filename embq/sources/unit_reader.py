@@ -26,7 +26,7 @@ from embq.sources.rows import within, without_images
 from embq.sources.unusable import may_be_opened
 
 METADATA_CHARS = 1_000_000
-"""Most metadata that a look at one unit gives."""
+"""Most metadata that a look at one unit returns."""
 
 
 def read(unit: Unit, roots: Sequence[str], *, on_progress: Moved = unwatched, images: bool = True) -> Iterator[Sample]:
@@ -97,7 +97,7 @@ def first_metadata(unit: Unit, most: int, *, wait_s: float) -> list[str]:
 
     Formats whose parser can crash, and files behind URLs, which may keep silent, are looked at by the reader process.
 
-    Raises SourceError as `read` does, and `reader_died` where the reader process gave no answer within `wait_s`.
+    Raises SourceError as `read` does, and `reader_died` if the reader process sent no answer within `wait_s`.
     """
     if is_guarded(unit.kind) or is_url(unit.source):
         return client.first_metadata(unit, most, wait_s=wait_s)

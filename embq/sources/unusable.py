@@ -70,7 +70,7 @@ def died(unit: Unit, status: int | None = None) -> SourceError:
     """The error for a file that ended its reader process.
 
     Args:
-        status: exit status of the process; None where it happened while the run was planned.
+        status: exit status of the process; None if it happened while the run was planned.
     """
     if status is None:
         how = "when the run was planned, it ended the library that reads it"

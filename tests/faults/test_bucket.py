@@ -79,8 +79,8 @@ def test_parts_of_workers_that_are_killed_are_once_in_the_bucket(s3: str, cluste
         {"at": at, "when": when, "count": 3, "do": "kill", "marker": str(tmp_path / f"m{n}"), **more}
         for n, (at, when, more) in enumerate(
             [
-                (f"{in_store}.take", "before", {"match": "_staging", "times": 2}),
-                (f"{in_store}.take", "after", {"match": "_staging", "times": 2}),
+                (f"{in_store}.upload", "before", {"match": "_staging", "times": 2}),
+                (f"{in_store}.upload", "after", {"match": "_staging", "times": 2}),
                 (f"{in_store}.copy", "before", {}),
                 (f"{in_store}.copy", "after", {}),
                 ("embq.writer.staging:drop_ref", "before", {}),

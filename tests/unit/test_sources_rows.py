@@ -374,8 +374,8 @@ def test_units_of_older_runs_keep_their_keys_and_planning_again_or_a_retry_adds_
 ) -> None:
     path = write_batches(tmp_path / "t.h5", {f"batches/{n}": {"text": [f"{n}", "", f"{n}!"]} for n in range(2)})
     with monkeypatch.context() as before:
-        whole = Hdf5Source._whole
-        before.setattr(Hdf5Source, "_whole", lambda *given: without_dataset_keys(whole(*given)))
+        whole = Hdf5Source._unit_of_file
+        before.setattr(Hdf5Source, "_unit_of_file", lambda *given: without_dataset_keys(whole(*given)))
         old = build(tmp_path / "old", [path], unit_samples=4)
     new = build(tmp_path / "new", [path], unit_samples=4)
     for root, keys in (

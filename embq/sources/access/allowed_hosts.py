@@ -86,7 +86,7 @@ class Reach:
                 )
 
     def resolve(self, host: str, port: int) -> list[str]:
-        """The addresses of a host, all of which may be connected to; OSError where it has none."""
+        """The addresses of a host, all of which may be connected to; OSError if it has none."""
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
         self.check_addresses(host, port, addresses)
@@ -94,7 +94,7 @@ class Reach:
 
 
 def endpoint(url: str) -> tuple[str, int | None]:
-    """Host, in lower case, and port of a URL; SourceError where it names none."""
+    """Host, in lower case, and port of a URL; SourceError if it names none."""
     try:
         parts = urlsplit(url)
         return (parts.hostname or "").rstrip("."), parts.port or _PORTS.get(parts.scheme.lower())

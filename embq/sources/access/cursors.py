@@ -50,7 +50,7 @@ class LastCursor(Generic[C]):
         """A cursor at or before `start`; it is kept where the block ends well.
 
         The unit's source must be the version that was planned, before and after; SourceError `source_changed`, or as
-        `source_errors` gives it.
+        `source_errors` raises it.
         """
         require_same(unit, stat_file(unit.source).version, "source_changed")
         key = (unit.kind, unit.source, unit.etag, unit.options)

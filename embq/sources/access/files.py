@@ -22,7 +22,7 @@ from embq.sources.access import listings, ranged_reads, read_ahead, urls
 from embq.sources.interface import FILE_UNITS_MAX, SAMPLE_MAX_BYTES, FileStatus, Memory, Moved
 
 PIECE_BYTES = 1 << 20
-"""Size of a read: storage that gives 25 kB/s still moves within a worker's time for one step."""
+"""Size of a read: storage that delivers 25 kB/s still moves within a worker's time for one step."""
 
 
 def etag(status: os.stat_result) -> str:
@@ -83,7 +83,7 @@ def beyond_units(path: str) -> SourceError:
 
 
 def stat_file(path: str) -> FileStatus:
-    """The status of a regular file; SourceError where it is missing, denied or something else."""
+    """The status of a regular file; SourceError if it is missing, denied or something else."""
     if is_url(path):
         return listings.stat(path)
     with source_errors(path):
@@ -93,7 +93,7 @@ def stat_file(path: str) -> FileStatus:
 
 
 def exists(path: str) -> bool:
-    """True if anything has that name, a broken link included; SourceError where the storage does not answer."""
+    """True if anything has that name, a broken link included; SourceError if the storage does not answer."""
     if not is_url(path):
         return os.path.lexists(path)
     try:
@@ -106,7 +106,7 @@ def exists(path: str) -> bool:
 
 
 def is_folder(path: str) -> bool:
-    """True if a path or URL names a folder; SourceError where there is nothing of that name."""
+    """True if a path or URL names a folder; SourceError if there is nothing of that name."""
     if is_url(path):
         return listings.is_folder(path)
     with source_errors(path):
@@ -114,7 +114,7 @@ def is_folder(path: str) -> bool:
 
 
 def list_names(path: str) -> list[str]:
-    """The names in a folder, sorted; SourceError where it cannot be listed."""
+    """The names in a folder, sorted; SourceError if it cannot be listed."""
     if is_url(path):
         return [name for name, _ in listings.list_folder(path)]
     with source_errors(path):
@@ -182,7 +182,7 @@ def read_all(file: WatchedFile, expected: int) -> bytes:
 
 
 def load(file: WatchedFile, size: int) -> Memory:
-    """The first `size` bytes of a file, or all where it is shorter, in pieces.
+    """The first `size` bytes of a file, or all if it is shorter, in pieces.
 
     Each piece is read into its final place, in fresh large pages: more than twice as fast as `read`.
     """
@@ -208,7 +208,7 @@ SPARE_BYTES, SPARE_SHARE = 512 << 20, 8
 
 
 def _memory(size: int) -> _FileMemory:
-    """Memory for a file; that of one before, where it was given back and nothing is a view of it."""
+    """Memory for a file; that of one before, if it was given back and nothing is a view of it."""
     for _ in range(SPARES):
         try:
             memory = _spare.pop(0)
@@ -245,7 +245,7 @@ def open_unchanged(unit: Unit, code: str, on_progress: Moved) -> Iterator[io.Buf
     """The unit's file, open for reading, which must be the version that was planned before and after the block.
 
     Args:
-        code: of the error where it is another version.
+        code: of the error if it is another version.
         on_progress: called for each piece that comes in.
 
     Raises SourceError with `code` where the file differs from `unit.etag`, else as `source_errors` does.
@@ -353,7 +353,7 @@ def check_inside(root: str, relative: str, size: int | None) -> tuple[str, int]:
     """Real path and size of a plain file under `root`, which must have `size` bytes where that is known.
 
     Raises SampleError `outside_root`, `source_missing`, `source_denied`, `source_changed`, `unsupported_member` or
-    `too_large`; SourceError where the storage fails.
+    `too_large`; SourceError if the storage fails.
     """
     path = os.path.join(root, relative)
     real = os.path.realpath(path)

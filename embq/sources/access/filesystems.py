@@ -24,7 +24,7 @@ CONNECT_S, ANSWER_S = 10, 20
 def filesystem(url: str) -> Any:
     """The file system of a URL, the same one for all threads of this process.
 
-    Raises SourceError `shard_scheme_denied` or `source_denied`; ImportError where a package is missing.
+    Raises SourceError `shard_scheme_denied` or `source_denied`; ImportError if a package is missing.
     """
     check_url(url)
     return _connect(scheme_of(url), host_of(url) if names_host(url) else "")
@@ -71,7 +71,7 @@ def _connect(scheme: str, host: str) -> Any:
 
 
 def _connected(scheme: str, host: str) -> dict[str, Any]:
-    """Options that keep the client of a host to an address that may be connected to; RefusedHost where it has others.
+    """Options that keep the client of a host to an address that may be connected to; RefusedHost if it has others.
 
     libhdfs connects by itself, to hosts that Hadoop's configuration of this machine may know by other names.
     """

@@ -31,7 +31,7 @@ metadata as well, a generation does not."""
 
 
 def stat(url: str) -> FileStatus:
-    """The file's status, asked for now, unless within `cached_listings`; SourceError where there is no such file."""
+    """The file's status, asked for now, unless within `cached_listings`; SourceError if there is no such file."""
     cache = _CACHE.get()
     return _stat_now(url) if cache is None else cache.stat(url)
 
@@ -84,7 +84,7 @@ def _walk_now(url: str) -> list[tuple[str, int]]:
 
 
 def statuses_below(url: str) -> list[tuple[str, FileStatus]]:
-    """(path relative to the folder, status) of every file below it, sorted by path; none where there is no folder.
+    """(path relative to the folder, status) of every file below it, sorted by path; none if there is no folder.
 
     Over http a page tells names alone: sizes are 0 and versions "".
     """

@@ -52,7 +52,7 @@ def with_retries(url: str, request: Callable[[], T]) -> T:
 
 
 def load(url: str, size: int, on_progress: Moved = unwatched) -> Memory:
-    """All `size` bytes of a file, by parallel requests; SourceError where other bytes came."""
+    """All `size` bytes of a file, by parallel requests; SourceError if other bytes came."""
     if size == 0:
         return b""
     if host_of(url) in _WITHOUT_RANGES:
@@ -203,7 +203,7 @@ def _pool() -> ThreadPoolExecutor:
 def fetch_all(urls: list[str], sizes: list[int | None], on_progress: Moved) -> Iterator[bytes | SourceError]:
     """The content of many small files in order, several at a time; an error in the place of one that cannot be read.
 
-    Raises SourceError where the storage does not answer: that concerns all of them.
+    Raises SourceError if the storage does not answer: that concerns all of them.
 
     Args:
         sizes: bytes of each, more than which are not fetched; None fetches a file of any size up to a sample's limit.

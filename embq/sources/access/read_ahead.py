@@ -1,6 +1,6 @@
 """Fetches whole files of units to come while an earlier unit is embedded.
 
-Only a shortcut: where it fails, the reader asks the storage itself. A fetched file is used only if it still is the
+Only a shortcut: if it fails, the reader asks the storage itself. A fetched file is used only if it still is the
 planned version when its turn comes.
 """
 
@@ -52,7 +52,7 @@ class ReadAhead:
         return sum(fetch.size for fetch in self._begun.values())
 
     def begin(self, unit: Unit, is_wanted: Callable[[], bool]) -> bool:
-        """Fetch the file of a unit that is its whole file, if there is room; False where there is none.
+        """Fetch the file of a unit that is its whole file, if there is room; False if there is none.
 
         Args:
             is_wanted: asked for each piece that comes in; once it is False, the rest is not asked for.
@@ -70,7 +70,7 @@ class ReadAhead:
         return True
 
     def pop(self, unit: Unit, on_progress: Moved) -> Memory | None:
-        """The unit's file, waited for if it is on its way; None where the caller has to read it.
+        """The unit's file, waited for if it is on its way; None if the caller has to read it.
 
         Args:
             on_progress: called whenever bytes have come in.
@@ -135,7 +135,7 @@ class _Fetch:
         self._abandoned = True
 
     def run(self) -> Memory | None:
-        """The file; None where it is not the planned one, cannot be read, or is not wanted any more."""
+        """The file; None if it is not the planned one, cannot be read, or is not wanted any more."""
         try:
             if not self.is_wanted():
                 return None

@@ -135,7 +135,7 @@ def _walk(file: io.BufferedIOBase, path: str) -> tuple[list[_Message], bool]:
 def _footer_batches(file: io.BufferedIOBase, path: str) -> tuple[list[_Message], bool]:
     """The record batches of a file in the order of its footer, and whether there are dictionaries.
 
-    Raises SourceError `table_damaged` where there is no footer, or it does not match the file: a batch that is
+    Raises SourceError `table_damaged` if there is no footer, or it does not match the file: a batch that is
     none, two that overlap, or one that is left out.
     """
     try:
@@ -161,7 +161,7 @@ def _footer_batches(file: io.BufferedIOBase, path: str) -> tuple[list[_Message],
 
 
 def _refuse_left_out(file: io.BufferedIOBase, start: int, stop: int, path: str) -> None:
-    """Raise SourceError where a batch stands between two offsets: the footer has lost it.
+    """Raise SourceError if a batch stands between two offsets: the footer has lost it.
 
     Else there are the schema, which polars writes without a prefix, the end marker and padding.
     """
@@ -180,7 +180,7 @@ def _refuse_left_out(file: io.BufferedIOBase, start: int, stop: int, path: str) 
 
 
 def _message(file: io.BufferedIOBase, at: int, stop: int, path: str) -> _Message:
-    """The message at an offset; SourceError `table_damaged` where there is none that ends before `stop`."""
+    """The message at an offset; SourceError `table_damaged` if there is none that ends before `stop`."""
     file.seek(at)
     prefix = file.read(4)
     start = at + 4
@@ -239,7 +239,7 @@ def saved_files(path: str, names: list[str]) -> list[str] | None:
         path: the folder.
         names: what it holds.
 
-    Raises InputError where files of its own list are missing.
+    Raises InputError if files of its own list are missing.
     """
     if DICTIONARY in names:
         splits = _listed(path, DICTIONARY, "splits")

@@ -32,7 +32,7 @@ class Values(NamedTuple):
 
 
 def values_of(batch: pa.RecordBatch, choice: ChosenColumns) -> Values:
-    """The values of the columns that were chosen; raises what pyarrow raises where it cannot convert one."""
+    """The values of the columns that were chosen; raises what pyarrow raises if it cannot convert one."""
     nothing: list[bytes | None] = [None] * batch.num_rows
     images, links = nothing, nothing
     if choice.is_link:
@@ -169,7 +169,7 @@ def _bytes_of(column: pa.Array) -> list[bytes | None]:
 
 
 def _images_of(column: pa.Array) -> tuple[list[bytes | None], list[bytes | None]]:
-    """The bytes, and where there are none the paths, of a column of bytes or of structs {bytes, path}."""
+    """The bytes, and if there are none the paths, of a column of bytes or of structs {bytes, path}."""
     column = _plain(column)
     if not pa.types.is_struct(column.type):
         return _bytes_of(column), [None] * len(column)

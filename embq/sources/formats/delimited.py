@@ -1,6 +1,6 @@
 """Kind "csv": .csv and .tsv files with a header, quoted as in RFC 4180, as units of consecutive rows.
 
-A row that does not fit the header is a failure of its own. A blank line is no row, except where there is only one
+A row that does not fit the header is a failure of its own. A blank line is no row, except if there is only one
 column. Fields are split before they are decoded, so that one that is not UTF-8 harms no other.
 """
 
@@ -48,14 +48,14 @@ class DelimitedSource(Source):
     modalities: tuple[str, ...] = ("image", "text")
 
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
-        """The modalities that the samples of this file can have, from its header; SourceError where it has none."""
+        """The modalities that the samples of this file can have, from its header; SourceError if it has none."""
         with open_planned(Unit(kind=self.kind, source=path, options=options.columns)) as (unit, text):
             return _choice(read_header(text, unit)[0], unit).modalities
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units of `unit_samples` rows, from one pass over the file. Columns that are missing make its units fail.
 
-        A file without a header, compressed and damaged, or with a quote that nothing closes, gives one unit that fails.
+        A file without a header, compressed and damaged, or with an unclosed quote, becomes one unit that fails.
         """
         unit = Unit(kind=self.kind, source=path, options=options.columns)
         first = 0
@@ -112,7 +112,7 @@ class DelimitedSource(Source):
             )
 
     def unit_of_sample(self, unit: Unit, ordinal: int) -> Unit:
-        """The unit of one row, which is found by reading those before it; the unit where it has fewer."""
+        """The unit of one row, which is found by reading those before it; the unit if it has fewer."""
         names, delimiter = _header_of(unit)
         with open_text(unit, unwatched) as text:
             text.seek(unit.start)
@@ -198,7 +198,7 @@ def _samples(samples: RowSamples, choice: ChosenColumns, names: list[str], rows:
 
 
 def _field(row: dict[str, bytes], name: str) -> bytes | None:
-    """The field of a column; None where there is no such column, which is not the one without a name."""
+    """The field of a column; None if there is no such column, which is not the one without a name."""
     return row.get(name) if name else None
 
 

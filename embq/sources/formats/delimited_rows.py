@@ -27,7 +27,7 @@ FIELD_MAX_BYTES = 2 * SAMPLE_MAX_BYTES
 COLUMNS_MAX = 10_000
 
 _MANY_FIELDS, _FIELD_BYTES = 1 << 20, 150
-"""A line up to this size is split without a look at it. A field of few bytes takes so many in each of two forms."""
+"""A line up to this size is split without a look at it. A field of few bytes takes that many in each of two forms."""
 
 LINES_MAX = 100_000
 """Most lines of a row: more than a book has in a field, and what a quote that nothing closes soon takes."""
@@ -88,7 +88,7 @@ def read_header(text: Text, unit: Unit) -> tuple[list[str], str, int]:
 
 
 def _checked(named: str) -> str:
-    """The delimiter that a user or a file names; UsageError where fields cannot be separated by it."""
+    """The delimiter that a user or a file names; UsageError if fields cannot be separated by it."""
     delimiter = "\t" if named in ("tab", "\\t") else named
     if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0 ':
         raise UsageError(
@@ -98,7 +98,7 @@ def _checked(named: str) -> str:
 
 
 def _delimiter_in(header: str, unit: Unit) -> str:
-    """The delimiter of a file that names none. Raises SourceError where its header and first rows allow several."""
+    """The delimiter of a file that names none. Raises SourceError if its header and first rows allow several."""
     if _is_tabbed(unit.source):
         return "\t"
     bare = _QUOTED.sub("", header)
@@ -136,7 +136,7 @@ def require_enclosing(unit: Unit, start: int) -> None:
 
 def _misfits(unit: Unit, start: int) -> int:
     """Number of the rows in `QUOTED_BYTES` from `start` on that do not fit the header, or with a field that does not
-    fit the meaning of quotes: one over lines and delimiters where they enclose, an enclosed one where they do not."""
+    fit the meaning of quotes: one over lines and delimiters if they enclose, an enclosed one if they do not."""
     count, bare = 0, _quoting(unit) == csv.QUOTE_NONE
     try:
         with open_planned(unit) as (_, text):

@@ -47,7 +47,7 @@ class Hdf5Source(Source):
     modalities: tuple[str, ...] = ("text",)
 
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
-        """Texts; SourceError where it is not clear which, or the file is damaged or cannot be read."""
+        """Texts; SourceError if it is not clear which, or the file is damaged or cannot be read."""
         unit = self._unit_of_file(path, options)
         choose(_datasets(inspect(unit)), unit)
         return self.modalities
@@ -55,7 +55,7 @@ class Hdf5Source(Source):
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units that also fit into a hint, however long the paths are.
 
-        A file that is damaged, or lacks the dataset, gives one unit that fails, and the rest of the run goes on.
+        A file that is damaged, or lacks the dataset, becomes one unit that fails, and the rest of the run goes on.
         """
         unit = self._unit_of_file(path, options)
         try:
@@ -194,7 +194,7 @@ def _datasets(listed: list[list[Any]]) -> list[Dataset]:
 
 
 def _dataset(file: Any, path: str, unit: Unit) -> Any:
-    """A dataset of this very file; SourceError `source_changed` where there is none."""
+    """A dataset of this very file; SourceError `source_changed` if there is none."""
     h5py = _h5py()
     with _file_errors(unit.source):
         node: Any = file

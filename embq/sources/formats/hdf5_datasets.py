@@ -42,7 +42,7 @@ class Dataset:
 
 
 def choose(datasets: Sequence[Dataset], unit: Unit) -> tuple[list[Dataset], str]:
-    """The datasets of texts in order, and the name of the ids beside them, "" where there are none.
+    """The datasets of texts in order, and the name of the ids beside them, "" if there are none.
 
     Raises SourceError `missing_column`, `ambiguous_column` or `wrong_column_type`.
     """
@@ -64,7 +64,7 @@ def choose(datasets: Sequence[Dataset], unit: Unit) -> tuple[list[Dataset], str]
 
 
 def _refuse_unread(unread: Sequence[Dataset], chosen: Sequence[Dataset], unit: Unit) -> None:
-    """Raise SourceError where something that is not read is a chosen dataset, belongs to them or leads to one."""
+    """Raise SourceError if something that is not read is a chosen dataset, belongs to them or leads to one."""
     families = {f"{entry.family}/" for entry in chosen}
     for dataset in unread:
         if any(family.startswith(f"{dataset.family}/") for family in families):
@@ -76,7 +76,7 @@ def _refuse_unread(unread: Sequence[Dataset], chosen: Sequence[Dataset], unit: U
 
 
 def _refuse_gaps(datasets: Sequence[Dataset], chosen: Sequence[Dataset], unit: Unit) -> None:
-    """Raise SourceError where one of several batches has other datasets and not the chosen one: texts would be lost."""
+    """Raise SourceError if one of several batches has other datasets and not the chosen one: texts would be lost."""
     batches = {entry.family.rpartition("/")[0] for entry in chosen if entry.family != entry.path}
     groups = {entry.path.rpartition("/")[0] for entry in chosen}
     for dataset in datasets:

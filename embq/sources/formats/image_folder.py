@@ -55,7 +55,7 @@ class FilesSource(Source):
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
         """Images and captions. Where the user named the extensions of captions, there must be a file with one.
 
-        Raises SourceError `missing_member` where there is none.
+        Raises SourceError `missing_member` if there is none.
         """
         if options.caption_keys:
             skipped: Counter[str] = Counter()
@@ -170,8 +170,8 @@ def _extensions_beside(files: Iterable[tuple[str, int]], extensions: Extensions)
 
 
 _Content = Callable[[str, int | None], bytes | None]
-"""Content of a file of the folder by name and planned size. A file that was not planned has no size; None where it is
-missing. Raises SampleError where the file cannot be used, SourceError where the storage is away."""
+"""Content of a file of the folder by name and planned size. A file that was not planned has no size; None if it is
+missing. Raises SampleError if the file cannot be used, SourceError if the storage is away."""
 
 
 @lru_cache(maxsize=2)

@@ -59,7 +59,7 @@ class JsonLinesSource(Source):
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
         """Texts. A field that the user named must be in one of the first lines.
 
-        Raises SourceError `missing_column` where it is in none of them, `wrong_column_type` where ids are floats.
+        Raises SourceError `missing_column` if it is in none of them, `wrong_column_type` if ids are floats.
         A damaged file fails when it is read.
         """
         named = {"--text-column": options.text_column, "--id-column": options.id_column}

@@ -64,7 +64,7 @@ class TableSource(Source):
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
         """The modalities that the samples of this table can have, from its schema alone.
 
-        Raises SourceError where the columns cannot be chosen, or the file is damaged or cannot be read.
+        Raises SourceError if the columns cannot be chosen, or the file is damaged or cannot be read.
         """
         unit = self._unit_of_file(path, options)
         columns = _columns(inspect(unit))
@@ -76,8 +76,8 @@ class TableSource(Source):
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units from the table's own counts; no row is read.
 
-        A table that is damaged, or lacks a column, still gives its units: they fail, and the rest of the run goes on.
-        Raises InputError `empty_input` where it has no row.
+        A table that is damaged, or lacks a column, is still split into units: they fail, and the rest of the run goes on.
+        Raises InputError `empty_input` if it has no row.
         """
         file_unit = self._unit_of_file(path, options)
         rows, groups = 0, []

@@ -58,7 +58,7 @@ class TarSource(Source):
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
         """Images and captions. Where the user named their extensions, a plain local shard must have one of each.
 
-        Raises SourceError `missing_member` where it has none; other shards are not looked into.
+        Raises SourceError `missing_member` if it has none; other shards are not looked into.
         """
         if (options.image_keys or options.caption_keys) and not is_url(path) and path.lower().endswith(SUFFIX):
             _require(path, options)
@@ -178,7 +178,7 @@ def _load(unit: Unit, on_progress: Moved) -> tuple[Memory, Archive]:
 
 
 def unpacked(data: Memory, path: str, on_progress: Moved) -> tuple[Memory, list[Member]]:
-    """A shard that is in memory, decompressed where it is compressed, and its members, all of them checked.
+    """A shard that is in memory, decompressed if it is compressed, and its members, all of them checked.
 
     Raises SourceError as `unpack` and `walk`, and `too_large` where all of it is more than a reader may hold.
     """
@@ -201,7 +201,7 @@ def _unpacked(data: Memory, path: str, on_progress: Moved) -> tuple[Memory, Arch
 def _load_again(unit: Unit, on_progress: Moved, damage: SourceError) -> tuple[Memory, Archive]:
     """The shard as the storage has it, not this machine's memory.
 
-    Raises SourceError `source_unreadable` where it is damaged otherwise than before: an error of the storage, not of
+    Raises SourceError `source_unreadable` if it is damaged otherwise than before: an error of the storage, not of
     the shard.
     """
     forget_cached(unit.source)
@@ -219,7 +219,7 @@ def _load_again(unit: Unit, on_progress: Moved, damage: SourceError) -> tuple[Me
 def _sound(unit: Unit, data: Memory, archive: Archive, damage: SourceError, extensions: Extensions) -> Iterator[Sample]:
     """The samples of a damaged shard that ended before the damage, and a failure for the rest.
 
-    Raises SourceError `damage` where there is none, or none is to be kept.
+    Raises SourceError `damage` if there is none, or none is to be kept.
     """
     entries = _ended(archive, extensions)
     if not keeps_damaged(unit) or not entries:
@@ -310,7 +310,7 @@ _NO_SAMPLE = re.compile(r"__[^/.]*__(?:[./]|$)|(?:.*/)?\._", re.DOTALL)
 def split_name(name: str) -> tuple[str, str]:
     """Key and lower-case extension by webdataset's rule: they meet at the first dot behind the last slash.
 
-    ("", "") where there is no key: no dot, nothing before it, or a member that is no part of a sample.
+    ("", "") if there is no key: no dot, nothing before it, or a member that is no part of a sample.
     """
     if _NO_SAMPLE.match(name):
         return "", ""

@@ -183,7 +183,7 @@ class _PlainMembers:
             self._names = ctypes.create_string_buffer(_NAME_BYTES * _AT_ONCE)
 
     def read(self, at: int, members: list[Member], most: int) -> int:
-        """Append members from byte `at` on, `most` in all; gives the byte behind them."""
+        """Append members from byte `at` on, `most` in all; returns the byte behind them."""
         if self._library is None:
             return at
         size, after, used = ctypes.c_int64(len(self._data)), ctypes.c_int64(at), ctypes.c_int64()

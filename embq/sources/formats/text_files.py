@@ -136,9 +136,9 @@ def split_lines(unit: Unit, most: int, most_bytes: int = 0) -> Iterator[Unit]:
     """A unit that names kind, source and options, cut into units of `most` lines each. The last one may have fewer, and
     so may one that reaches `most_bytes` before (0: none does).
 
-    A compressed file that is damaged gives one unit without `samples`, which fails.
+    A compressed file that is damaged becomes one unit without `samples`, which fails.
 
-    Raises InputError where the file is missing, empty, or changes while it is being planned.
+    Raises InputError if the file is missing, empty, or changes while it is being planned.
     """
     path = unit.source
     first = 0
@@ -163,7 +163,7 @@ def split_lines(unit: Unit, most: int, most_bytes: int = 0) -> Iterator[Unit]:
 def whole_first(unit: Unit, cuts: Iterator[Cut]) -> Iterable[Cut]:
     """The cuts (start, stop, samples) of a unit's file, after all of it has been read.
 
-    Nothing of a file that turns out to be damaged may stand in the manifest: where it is compressed, or has quotes,
+    Nothing of a file that turns out to be damaged may stand in the manifest: if it is compressed, or has quotes,
     only its end tells whether what came out of it was right. Held until then are 24 bytes for each cut.
     """
     flat = array("q")
@@ -288,7 +288,7 @@ def refuse_encoding(path: str, head: bytes) -> None:
     """Raise SourceError for a file that is not UTF-8 by how it begins, so that it fails once and not by line.
 
     Args:
-        head: its first bytes, at least `_START_BYTES` where it has so many.
+        head: its first bytes, at least `_START_BYTES` if it is not shorter.
     """
     start = head[:_START_BYTES]
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

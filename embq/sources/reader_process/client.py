@@ -60,7 +60,7 @@ def inspect(unit: Unit) -> Any:
 
 
 def first_metadata(unit: Unit, most: int, *, wait_s: float) -> list[str]:
-    """The result of `Source.first_metadata`; SourceError `reader_died` also where none came within `wait_s`."""
+    """The result of `Source.first_metadata`; SourceError `reader_died` also if none came within `wait_s`."""
     texts: list[str] = _LOOKS.query(unit, wait_s=wait_s, first_metadata=most)
     return texts
 
@@ -94,7 +94,7 @@ class Process(JsonChild):
         self._stopped = False
 
     def query(self, unit: Unit, *, first_metadata: int = 0, wait_s: float | None = None) -> Any:
-        """The result of `inspect`, or the metadata of so many samples.
+        """The result of `inspect`, or the metadata of `first_metadata` samples.
 
         Args:
             wait_s: longest wait for the answer; None waits as long as it takes.
@@ -107,7 +107,7 @@ class Process(JsonChild):
     def read(
         self, unit: Unit, roots: Sequence[str], progress: Moved, *, only: int | None = None, reach: Reach | None = None
     ) -> Iterator[Sample]:
-        """The samples of a unit. One iterator at a time; where it is not taken to its end, `kill` the process.
+        """The samples of a unit. One iterator at a time; if it is not taken to its end, `kill` the process.
 
         Args:
             only: see `embq.sources.unit_reader.read_here`.

@@ -35,7 +35,7 @@ def encode_samples(samples: list[Sample]) -> bytes:
 
 
 def decode_samples(content: bytes) -> list[Sample]:
-    """The samples of a `SAMPLES` frame; msgspec.DecodeError where it holds anything else."""
+    """The samples of a `SAMPLES` frame; msgspec.DecodeError if it holds anything else."""
     try:
         return [
             Sample(

@@ -55,7 +55,7 @@ class HttpClient(HTTPFileSystem):  # type: ignore[misc]
         try:
             info: dict[str, Any] = await super()._info(url, **options)
             return info
-        except FileNotFoundError as error:  # also where it could not be asked for
+        except FileNotFoundError as error:  # also if it could not be asked for
             if isinstance(error.__cause__, allowed_hosts.RefusedHost):
                 raise error.__cause__ from error
             raise
