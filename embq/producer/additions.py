@@ -63,8 +63,8 @@ class FirstNames:
             self._first.append(name)
 
     def __str__(self) -> str:
-        more = self.count - len(self._first)
-        return ", ".join(self._first) + (f" and {more:,} more" if more else "")
+        rest = self.count - len(self._first)
+        return ", ".join(self._first) + (f" and {rest:,} more" if rest else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +79,15 @@ class Differences:
     changed: FirstNames = field(default_factory=FirstNames)
     vanished: FirstNames = field(default_factory=FirstNames)
 
-    def refuse_changed(self, output: Place, there: RunInfo, asked: PlanRecord) -> None:
-        """InputError `input_changed` where inputs differ from those that the run `there` was planned for."""
+    def refuse_changed(self, output: Place, existing_run: RunInfo, requested: PlanRecord) -> None:
+        """InputError `input_changed` where inputs differ from those that the run `existing_run` was planned for."""
         if not self.changed.count:
             return
-        wanted = dict(asked.options)
+        options = dict(requested.options)
         differing = [
-            f"{name}: {value or 'none'} there, {wanted[name] or 'none'} asked for"
-            for name, value in there.options
-            if name not in SELECTED and wanted.get(name, value) != value
+            f"{name}: {value or 'none'} there, {options[name] or 'none'} asked for"
+            for name, value in existing_run.options
+            if name not in SELECTED and options.get(name, value) != value
         ]
         raise InputError(
             f"inputs are not what was planned for {output}: {self.changed}"
@@ -99,7 +99,7 @@ class Differences:
         )
 
     def warnings(self) -> tuple[str, ...]:
-        """One line on inputs that are missing; () where none is."""
+        """One line on inputs that are missing; () if none is."""
         if not self.vanished.count:
             return ()
         return (
@@ -128,16 +128,16 @@ class Additions:
         self._firsts: Counter[str] = Counter()  # folder -> files of it in the manifest
         self._new_places: set[bytes] = set()
         self._new_versions: set[bytes] = set()
-        self._left: set[bytes] = set()  # in the manifest, and not in the plan so far
-        for u, known in self._known():
-            if known is None:
+        self._unmatched: set[bytes] = set()  # in the manifest, and not in the plan so far
+        for u, identity in self._identities():
+            if identity is None:
                 unit = manifest.unit(u)
                 self._firsts[unit.source] += len(unit.items)
-                self._left.update(_item(unit, path, size) for path, size in self._items(unit))
+                self._unmatched.update(_item(unit, path, size) for path, size in self._items(unit))
             else:
-                self._left.add(known)
+                self._unmatched.add(identity)
 
-    def _known(self) -> Iterator[tuple[int, bytes | None]]:
+    def _identities(self) -> Iterator[tuple[int, bytes | None]]:
         """(index, identity) of each unit of the inputs; None for units of a folder, whose files have identities."""
         for u, (unit_id, kind) in enumerate(self._manifest.ids()):
             again = self._manifest.unit(u).retry if self._manifest.is_retry(u) else None
@@ -174,9 +174,9 @@ class Additions:
         parts = source.split("/") if first.kind in NAMED else []
         names = ["", *("/".join(parts[at:]) for at in range(1, len(parts) - 1))]
         candidates = chain([first], (with_name(first, name) for name in names))
-        found = next((one for one in candidates if self._identity(one) in self._left), first)
-        yield found
-        yield from (with_name(unit, dict(found.options).get(FILE_NAME, "")) for unit in units)
+        match = next((candidate for candidate in candidates if self._identity(candidate) in self._unmatched), first)
+        yield match
+        yield from (with_name(unit, dict(match.options).get(FILE_NAME, "")) for unit in units)
 
     def _identity(self, unit: Unit) -> bytes:
         return _place(unit) if self._retried.get(unit.source) == unit.etag else bytes.fromhex(unit.unit_id)
@@ -184,8 +184,8 @@ class Additions:
     def _new_units(self, source: str, units: Iterable[Unit]) -> Iterator[Unit]:
         for unit in units:
             exact = self._identity(unit)
-            if exact in self._left:
-                self._left.remove(exact)
+            if exact in self._unmatched:
+                self._unmatched.remove(exact)
                 continue
             self._new_places.add(_digest(source))
             self._new_versions.add(_digest(source, unit.etag))
@@ -195,8 +195,8 @@ class Additions:
         for unit in units:
             for path, size in unit.items:
                 exact = _item(unit, path, size)
-                if exact in self._left:
-                    self._left.remove(exact)
+                if exact in self._unmatched:
+                    self._unmatched.remove(exact)
                 else:
                     self._new_places.add(_digest(source, path))
                     yield path, size
@@ -210,48 +210,48 @@ class Additions:
             named_again: generations whose inputs the plan has as well; only they can have vanished.
             vanished: inputs that planning found missing, which are not looked up again.
 
-        Raises SourceError where the storage does not answer.
+        Raises SourceError if the storage does not answer.
         """
-        found = Differences(vanished=FirstNames(vanished))
-        if self._left:
+        differences = Differences(vanished=FirstNames(vanished))
+        if self._unmatched:
             with cached_listings():
-                self._look_at_rest(found, named_again, frozenset(vanished))
-        return found
+                self._look_at_rest(differences, named_again, frozenset(vanished))
+        return differences
 
-    def _look_at_rest(self, found: Differences, named_again: Collection[int], vanished: Collection[str]) -> None:
+    def _look_at_rest(self, differences: Differences, named_again: Collection[int], vanished: Collection[str]) -> None:
         ends = [generation.first for generation in self._manifest.generations] + [len(self._manifest)]
-        seen: set[bytes] = set()
-        for u, known in self._known():
+        places: set[bytes] = set()
+        for u, identity in self._identities():
             named = next(number for number, end in enumerate(ends) if u < end) in named_again
-            if known is None:
+            if identity is None:
                 unit = self._manifest.unit(u)
-                self._look_at_items(unit, found, named=named and unit.source not in vanished)
-            elif known in self._left:
+                self._look_at_items(unit, differences, named=named and unit.source not in vanished)
+            elif identity in self._unmatched:
                 unit = self._manifest.unit(u)
                 place = _digest(unit.source)
-                if place not in seen:
-                    seen.add(place)
-                    self._look_at_source(unit, found, named=named and unit.source not in vanished)
+                if place not in places:
+                    places.add(place)
+                    self._look_at_source(unit, differences, named=named and unit.source not in vanished)
 
-    def _look_at_source(self, unit: Unit, found: Differences, *, named: bool) -> None:
+    def _look_at_source(self, unit: Unit, differences: Differences, *, named: bool) -> None:
         if _digest(unit.source) in self._new_places:
             same = _digest(unit.source, unit.etag) in self._new_versions
             how = "the same file, cut into other units" if same else f"planned as version {unit.etag}, another one now"
-            found.changed.add(f"{unit.source} ({how})")
+            differences.changed.add(f"{unit.source} ({how})")
         elif named and not exists(unit.source):
-            found.vanished.add(unit.source)
+            differences.vanished.add(unit.source)
 
-    def _look_at_items(self, unit: Unit, found: Differences, *, named: bool) -> None:
+    def _look_at_items(self, unit: Unit, differences: Differences, *, named: bool) -> None:
         for path, size in self._items(unit):
-            if _item(unit, path, size) not in self._left:
+            if _item(unit, path, size) not in self._unmatched:
                 continue
             if _digest(unit.source, path) in self._new_places:
-                found.changed.add(f"{unit.source}/{path} (planned with {size} bytes, {_NOW})")
+                differences.changed.add(f"{unit.source}/{path} (planned with {size} bytes, {_NOW})")
             elif named and not exists(join(unit.source, path)):
-                found.vanished.add(f"{unit.source}/{path}")
+                differences.vanished.add(f"{unit.source}/{path}")
 
 
-_EXTENSIONS = {one.name for one in EXTENSIONS}
+_EXTENSIONS = {option.name for option in EXTENSIONS}
 _NOW = "another size now, or read by other --image-key or --caption-key"
 
 
@@ -293,8 +293,8 @@ def planning_lock(layout: Layout) -> Iterator[None]:
 
 def append_generation(
     layout: Layout,
-    there: RunInfo,
-    asked: PlanRecord,
+    existing_run: RunInfo,
+    requested: PlanRecord,
     units: Iterable[Unit],
     *,
     check: Callable[[ManifestSummary], None],
@@ -302,12 +302,12 @@ def append_generation(
     """Add units to a run as one more generation, if there are any. Call it under `planning_lock`.
 
     Args:
-        there: the run as it is now.
+        existing_run: the run as it is now.
         check: called when all units are written and before they count. Where it raises, nothing is added.
     """
     if isinstance(layout.root, Path):  # under the lock, so they are of plans that were killed
-        _drop_unnamed(layout, there)
-    number = len(there.added) + 1
+        _drop_unnamed(layout, existing_run)
+    number = len(existing_run.added) + 1
     # Unique, so that no other plan can write to a segment that a generation names.
     segments = SegmentWriter(layout, f"{PREFIX}{number:04d}-{secrets.token_hex(4)}-")
     try:
@@ -316,29 +316,29 @@ def append_generation(
         if summary.units:
             generation = Generation(
                 number=number,
-                run=there.run,
-                first=there.units,
+                run=existing_run.run,
+                first=existing_run.units,
                 units=summary.units,
-                samples=summary.samples if asked.inputs else 0,
+                samples=summary.samples if requested.inputs else 0,
                 digest=summary.digest,
                 segments=tuple(segments.names),
-                inputs=asked.inputs,
-                options=asked.options,
-                version=asked.version,
+                inputs=requested.inputs,
+                options=requested.options,
+                version=requested.version,
                 created=utc_now(),
             )
             append(layout.manifest, generation, temporary=layout.temporary)
     except AwayError:
         raise  # the record may still arrive; `embq gc` removes segments that no record names
     except BaseException:
-        _drop_unnamed(layout, there, segments.prefix)
+        _drop_unnamed(layout, existing_run, segments.prefix)
         raise
     return summary
 
 
-def _drop_unnamed(layout: Layout, there: RunInfo, prefix: str = "") -> None:
+def _drop_unnamed(layout: Layout, existing_run: RunInfo, prefix: str = "") -> None:
     """Remove segments that no record names and whose names begin with `prefix`."""
-    for leftover in leftovers(layout.manifest, there.segments):
+    for leftover in leftovers(layout.manifest, existing_run.segments):
         if leftover.name.startswith(prefix):
             drop(leftover)
 

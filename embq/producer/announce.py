@@ -27,12 +27,12 @@ def hand_over(client: redis.Redis, info: RunInfo, output: Place, wishes: Mapping
     Args:
         wishes: changes of its control record, see `embq.core.run.control`.
 
-    Raises UsageError where its inputs, which would travel through the broker, hold a secret.
+    Raises UsageError if its inputs, which would travel through the broker, hold a secret.
     """
     refuse_secrets(info.inputs)
     broker = Layout(output).broker
-    with kept_off(broker) as alone:
-        if not alone:
+    with kept_off(broker) as exclusive:
+        if not exclusive:
             raise in_use(broker)
         announce(client, info, output)
         if wishes:

@@ -68,7 +68,7 @@ class Planned:
         info: the run as it is now.
         new: whether it was made now.
         added: units that were added now to a run that was there before.
-        samples: number of their samples, or None where only reading tells.
+        samples: number of their samples, or None if only reading tells.
         warnings: about the inputs, one line each.
         listing: as in the plan.
     """
@@ -85,7 +85,7 @@ def prepare(request: Request, *, relocate: Callable[[Unit], Unit] | None = None)
     """Plan a run and write it to its output folder, or add what the run in that folder lacks of the inputs.
 
     Args:
-        relocate: gives each unit as workers will find it, where its files are sent elsewhere.
+        relocate: returns each unit as workers will find it, if its files are sent elsewhere.
 
     Raises InputError for inputs that cannot be used, or have changed since they were planned, and where the folder
     holds another run or foreign files. Then nothing of the run is changed.
@@ -108,24 +108,24 @@ def prepare(request: Request, *, relocate: Callable[[Unit], Unit] | None = None)
         if not layout.run_json.exists():
             info = _make(layout, request, config, planned)
             return Planned(info=info, new=True, warnings=planned.warnings, listing=planned.listing)
-        there = load_run(layout.root)
-        _refuse_other_run(request.output, there, model=config, rows=request.rows, format_=request.format)
-        planned = replace(planned, warnings=(*planned.warnings, *_kept_defaults(request.workers, there.workers)))
-        return _extend(layout, there, request.record, planned)
+        existing_run = load_run(layout.root)
+        _refuse_other_run(request.output, existing_run, model=config, rows=request.rows, format_=request.format)
+        planned = replace(planned, warnings=(*planned.warnings, *_kept_defaults(request.workers, existing_run.workers)))
+        return _extend(layout, existing_run, request.record, planned)
 
 
-def _kept_defaults(asked: WorkerDefaults, kept: WorkerDefaults) -> Iterator[str]:
+def _kept_defaults(requested: WorkerDefaults, recorded: WorkerDefaults) -> Iterator[str]:
     """A warning for each default for workers that is asked for and is not that of the run."""
     for name, option in (("batch_size", "--batch-size"), ("prepare_threads", "--threads")):
-        wanted, own = getattr(asked, name), getattr(kept, name)
-        if wanted not in (0, own):
+        value, own = getattr(requested, name), getattr(recorded, name)
+        if value not in (0, own):
             yield (
-                f"{option} {wanted} has no effect: the run keeps {own or 'no value'}, with which it was made; "
+                f"{option} {value} has no effect: the run keeps {own or 'no value'}, with which it was made; "
                 f"give {option} to `embq worker`"
             )
 
 
-def add_uploaded(root: Path, arrived: Path, ready: Callable[[], None], moved: Callable[[], None]) -> AddedUnits:
+def add_uploaded(root: Path, arrived: Path, ready: Callable[[], None], on_progress: Callable[[], None]) -> AddedUnits:
     """Add to a run the units that it lacks of another one, which was planned elsewhere and uploaded.
 
     Call it under `planning_lock`.
@@ -135,22 +135,22 @@ def add_uploaded(root: Path, arrived: Path, ready: Callable[[], None], moved: Ca
         arrived: folder that holds the `run.json` and the manifest of the other one.
         ready: moves the uploaded inputs into place; called when it is certain that units will be added, before they
             are. Idempotent.
-        moved: called for each unit, as progress.
+        on_progress: called for each unit, as progress.
 
-    Raises InputError where the two are of another model, or inputs have changed. Then nothing is changed.
+    Raises InputError if the two are of another model, or inputs have changed. Then nothing is changed.
     """
-    there, other = load_run(root), load_run(arrived)
-    _refuse_other_run(root, there, model=other.model, rows=other.rows, format_=other.format)
-    asked = PlanRecord(inputs=other.inputs, options=other.options, version=other.version)
+    existing_run, other = load_run(root), load_run(arrived)
+    _refuse_other_run(root, existing_run, model=other.model, rows=other.rows, format_=other.format)
+    requested = PlanRecord(inputs=other.inputs, options=other.options, version=other.version)
 
     def units() -> Iterator[Unit]:
         for unit in Manifest(Layout(arrived)):
-            moved()
+            on_progress()
             yield unit
 
     plan = Plan(units=units(), modalities=other.model.modalities, warnings=())
     # Only the machine that planned can see whether an input is gone.
-    added = _extend(Layout(root), there, asked, plan, ready=ready, look_for_vanished=False)
+    added = _extend(Layout(root), existing_run, requested, plan, ready=ready, look_for_vanished=False)
     return AddedUnits(units=added.info.units, samples=added.samples, added=added.added)
 
 
@@ -167,7 +167,7 @@ def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
         request.modalities,
         as_held=request.as_held,
         selection=request.selection,
-        known=_known_sources(layout),
+        was_planned=_known_sources(layout),
     )
     config = config_of(
         models,
@@ -184,18 +184,18 @@ def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
         )
     check_rows(request.rows, config)
     if layout.run_json.exists():
-        there = load_run(layout.root)
-        _refuse_other_run(request.output, there, model=config, rows=request.rows, format_=request.format)
+        existing_run = load_run(layout.root)
+        _refuse_other_run(request.output, existing_run, model=config, rows=request.rows, format_=request.format)
     else:
         refuse_foreign_files(layout)
     return layout, planned, config
 
 
-def additions_to(layout: Layout, request: Request, planned: Plan, there: RunInfo) -> Iterator[Unit]:
+def additions_to(layout: Layout, request: Request, planned: Plan, existing_run: RunInfo) -> Iterator[Unit]:
     """The units that would be added to a run; InputError, at the end, where inputs have changed."""
     additions = Additions(Manifest(layout))
     yield from additions.of(planned.units, request.options.unit_samples)
-    additions.differences(()).refuse_changed(request.output, there, request.record)
+    additions.differences(()).refuse_changed(request.output, existing_run, request.record)
 
 
 def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) -> RunInfo:
@@ -230,8 +230,8 @@ def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) 
 
 def _extend(
     layout: Layout,
-    there: RunInfo,
-    asked: PlanRecord,
+    run: RunInfo,
+    record: PlanRecord,
     planned: Plan,
     *,
     ready: Callable[[], None] = lambda: None,
@@ -239,34 +239,34 @@ def _extend(
 ) -> Planned:
     """Add the units that the run lacks as one more generation."""
     additions = Additions(Manifest(layout))
-    found: list[Differences] = []
+    diffs: list[Differences] = []
 
     def check(summary: ManifestSummary) -> None:
-        found.append(additions.differences(_named_again(there, asked) if look_for_vanished else (), planned.vanished))
-        found[0].refuse_changed(layout.root, there, asked)
+        diffs.append(additions.differences(_named_again(run, record) if look_for_vanished else (), planned.vanished))
+        diffs[0].refuse_changed(layout.root, run, record)
         if summary.units:
             ready()
 
-    units = additions.of(planned.units, int(dict(asked.options)["unit_samples"]))
-    summary = append_generation(layout, there, asked, units, check=check)
+    units = additions.of(planned.units, int(dict(record.options)["unit_samples"]))
+    summary = append_generation(layout, run, record, units, check=check)
     return Planned(
         info=load_run(layout.root),
         new=False,
         added=summary.units,
         samples=summary.samples,
-        warnings=(*planned.warnings, *found[0].warnings()),
+        warnings=(*planned.warnings, *diffs[0].warnings()),
         listing=planned.listing,
     )
 
 
-def _named_again(there: RunInfo, asked: PlanRecord) -> set[int]:
+def _named_again(run: RunInfo, requested: PlanRecord) -> set[int]:
     """The generations whose inputs are all asked for again, with the same selection."""
-    recorded = [(there.inputs, there.options), *((one.inputs, one.options) for one in there.added)]
-    selection = {pair for pair in asked.options if pair[0] in SELECTED}
+    recorded = [(run.inputs, run.options), *((generation.inputs, generation.options) for generation in run.added)]
+    selection = {pair for pair in requested.options if pair[0] in SELECTED}
     return {
         number
         for number, (inputs, options) in enumerate(recorded)
-        if set(inputs) <= set(asked.inputs) and {pair for pair in options if pair[0] in SELECTED} == selection
+        if set(inputs) <= set(requested.inputs) and {pair for pair in options if pair[0] in SELECTED} == selection
     }
 
 
@@ -280,10 +280,10 @@ def _known_sources(layout: Layout) -> Callable[[str], bool]:
     return lambda path: path in sources()
 
 
-def _refuse_other_run(output: Place, there: RunInfo, *, model: ModelConfig, rows: RowSpec, format_: str) -> None:
-    """InputError where the run in a folder is of another model, or stores something else."""
-    model = model if model.modalities else there.model  # all inputs have vanished, so nothing was planned
-    old, new = there.identity(), replace(there, model=model, rows=rows, format=format_).identity()
+def _refuse_other_run(output: Place, existing_run: RunInfo, *, model: ModelConfig, rows: RowSpec, format_: str) -> None:
+    """InputError if the run in a folder is of another model, or stores something else."""
+    model = model if model.modalities else existing_run.model  # all inputs have vanished, so nothing was planned
+    old, new = existing_run.identity(), replace(existing_run, model=model, rows=rows, format=format_).identity()
     differences = [
         f"{name}: {old.get(name, 'none')} there, {new.get(name, 'none')} asked for"
         for name in {**old, **new}
@@ -291,7 +291,7 @@ def _refuse_other_run(output: Place, there: RunInfo, *, model: ModelConfig, rows
     ]
     if not differences:
         return
-    begun = CommitLog(Layout(place(output))).replay(there.units).count > 0
+    begun = CommitLog(Layout(place(output))).replay(existing_run.units).count > 0
     raise InputError(
         f"{output} holds another run: " + "; ".join(differences),
         next_step=f"choose another --output, or go on with the run that is there: {command_line('resume', output)}"

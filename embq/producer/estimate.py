@@ -34,25 +34,25 @@ class Estimate:
     """Size of a run.
 
     Attributes:
-        run: id of the run in the output folder, "" where there is none. With a run, all but `there` is about what
+        run: id of the run in the output folder, "" if there is none. With a run, all but `existing_units` is about what
             would be added to it.
-        there: units of that run.
+        existing_units: units of that run.
         config: the model, with the modalities that the inputs have.
         stored: the stored form of its vectors.
         kinds: kind of input -> units.
         bytes: of the inputs.
-        rows: samples; None where no unit could be read to find out.
+        rows: samples; None if no unit could be read to find out.
         exact: whether the samples were counted and not estimated.
         looked_at: units that were read for the estimate.
         columns: the columns of metadata.
-        documents: texts that are cut into chunks, each of which is a row; None where none are cut, or only reading
+        documents: texts that are cut into chunks, each of which is a row; None if none are cut, or only reading
             tells how many there are.
         warnings: about the inputs, one line each.
         listing: as in the plan.
     """
 
     run: str
-    there: int
+    existing_units: int
     config: ModelConfig
     stored: RowSpec
     kinds: dict[str, int]
@@ -74,7 +74,7 @@ class Estimate:
         """Bytes of all vectors of `dims` numbers a row, by the dtype in which they are stored; {} without `rows`."""
         return {} if self.rows is None else {dtype: self.rows * dims * NUMBER_BITS[dtype] // 8 for dtype in DTYPES}
 
-    def kept(self, dims: int) -> int:
+    def stored_dims(self, dims: int) -> int:
         """Stored numbers of a row whose vectors have one length and `dims` numbers together."""
         count = len(self.config.outputs)
         return self.stored.kept_dim(dims // count) * count if count else dims
@@ -86,18 +86,18 @@ def estimate(request: Request) -> Estimate:
     Where only reading tells how many samples a unit has, a few units are read.
     """
     layout, planned, config = plan_of(request)
-    there = load_run(layout.root) if layout.run_json.exists() else None
-    if there is None:
+    existing_run = load_run(layout.root) if layout.run_json.exists() else None
+    if existing_run is None:
         columns, units = first_columns(planned.units)
     else:
-        columns, units = there.rows.columns, additions_to(layout, request, planned, there)
+        columns, units = existing_run.rows.columns, additions_to(layout, request, planned, existing_run)
     tally = _Tally(config.chunking)
     for unit in units:
         tally.add(unit)
     rows, looked_at = tally.estimated()
     return Estimate(
-        run=there.run if there is not None else "",
-        there=there.units if there is not None else 0,
+        run=existing_run.run if existing_run is not None else "",
+        existing_units=existing_run.units if existing_run is not None else 0,
         config=config,
         stored=request.rows,
         kinds=dict(tally.kinds),
@@ -146,22 +146,22 @@ class _Tally:
             self._chosen[at] = unit
 
     def estimated(self) -> tuple[int | None, int]:
-        """Rows, None where no unit could be read to find out; and the number of those that were read for it."""
+        """Rows, None if no unit could be read to find out; and the number of those that were read for it."""
         chunking = self._chunking
-        found, looked_at = _count(self._chosen, chunking)
+        counted_rows, looked_at = _count(self._chosen, chunking)
         rows: int | None = self.samples
         if self.unread and chunking is not None and self.counted:
             texts = sum(unit.samples or 0 for unit in looked_at)
-            rows = round(found / texts * self.samples) if texts else None
+            rows = round(counted_rows / texts * self.samples) if texts else None
         elif self._unread_bytes:  # files that could not be planned have none
             read_bytes = sum(map(_size, looked_at))
-            known = self.samples if chunking is None else 0
-            rows = known + round(found / read_bytes * self._unread_bytes) if read_bytes else None
+            known_rows = self.samples if chunking is None else 0
+            rows = known_rows + round(counted_rows / read_bytes * self._unread_bytes) if read_bytes else None
         return rows, len(looked_at)
 
 
 def known_dims(config: ModelConfig, rows: RowSpec) -> int | None:
-    """Stored numbers of all vectors of a row; None where only loading the model tells."""
+    """Stored numbers of all vectors of a row; None if only loading the model tells."""
     lengths = [vector_dim(ModelSpec.parse(output.spec)) for output in config.outputs]
     return None if None in lengths else sum(rows.kept_dim(length) for length in lengths if length is not None)
 

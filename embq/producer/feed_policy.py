@@ -26,21 +26,21 @@ class Window:
     """Measures how fast hints are taken, and allows `WINDOW_S` seconds of them."""
 
     def __init__(self) -> None:
-        self._left: int | None = None
+        self._waiting: int | None = None
         self._at = 0.0
         self._per_s = 0.0
 
     def size(self, waiting: int, *, workers: int, now: float) -> int:
         """Hints that may wait, where `waiting` do at `now` (monotonic seconds)."""
-        if self._left is not None:
-            taken = max(0, self._left - waiting)
+        if self._waiting is not None:
+            taken = max(0, self._waiting - waiting)
             self._per_s = max(taken / max(SHORTEST_S, now - self._at), self._per_s * DECAY)
-        self._left, self._at = waiting, now
+        self._waiting, self._at = waiting, now
         return min(MAX_HINTS, max(MIN_HINTS, HINTS_PER_WORKER * workers, int(self._per_s * WINDOW_S)))
 
     def pushed(self, count: int) -> None:
         """Note hints that were added since."""
-        self._left = (self._left or 0) + count
+        self._waiting = (self._waiting or 0) + count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +51,13 @@ class Claimant:
         run: run id.
         weight: its priority.
         cost: samples of each of its next units.
-        left: units that it can still be given, at most.
+        unhinted: units that it can still be given, at most.
     """
 
     run: str
     weight: int
     cost: float
-    left: int
+    unhinted: int
 
 
 class Shares:
@@ -70,7 +70,7 @@ class Shares:
         self._starts: deque[float] = deque()  # of the hints that wait
         self._times = VirtualTimes()
 
-    def look(self, waiting: int) -> None:
+    def observe(self, waiting: int) -> None:
         """Note that `waiting` hints are left in the queue: those before them have been taken.
 
         Hints that were given before, such as those of lost leases, stand in front of all others and are not known.
@@ -87,7 +87,7 @@ class Shares:
         """
         last = self._last
         by_run = {claimant.run: claimant for claimant in claimants}
-        left = {claimant.run: claimant.left for claimant in claimants}
+        remaining = {claimant.run: claimant.unhinted for claimant in claimants}
         heap = [(self._times.start(run), run) for run in by_run]
         heapq.heapify(heap)
         turns: list[str] = []
@@ -102,15 +102,15 @@ class Shares:
             else:
                 break
             turns.append(run)
-            left[run] -= 1
-            if left[run] > 0:
+            remaining[run] -= 1
+            if remaining[run] > 0:
                 heapq.heappush(heap, (start + by_run[run].cost / by_run[run].weight, run))
         return turns
 
     def give(self, given: Sequence[tuple[str, float]]) -> int:
         """Note the hints that are given, in their order: (run, samples divided by the run's weight) of each.
 
-        Gives how many of them belong before those that wait; the others follow at the end.
+        Returns how many of them belong before those that wait; the others follow at the end.
         """
         last = self._last
         starts = []

@@ -38,7 +38,7 @@ TICK_S = 0.2
 SWEEP_S = 60.0
 
 LOOKS = 20
-"""A look at all workers is followed by so many times as long without one, up to `SUM_S`."""
+"""A look at all workers is followed by this many times as long without one, up to `SUM_S`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class _Fed:
         return Control().with_changes(self.meta).priority
 
     @property
-    def left(self) -> int:
+    def unhinted(self) -> int:
         """Upper bound of the units that were never hinted; some of them may be done."""
         return max(0, int(self.meta.get("total", 0)) - int(self.meta.get("cursor", 0)))
 
     def samples(self) -> int:
-        """Samples of the next unit; the average so far where only reading it tells, and 0 where nothing is known."""
+        """Samples of the next unit; the average so far if only reading it tells, and 0 if nothing is known."""
         for hint in self.hints([int(self.meta.get("cursor", 0))]):
             if (planned := hint.unit.expected) is not None:
                 return max(1, planned)
@@ -77,14 +77,14 @@ class _Fed:
 
     def hints(self, units: Iterable[int]) -> list[Hint]:
         """Hints of units, without those that the manifest lacks or cannot give."""
-        found = []
+        unit_hints = []
         for u in units:
             try:
                 if u < len(self.manifest):
-                    found.append(Hint(run=self.id, gen=self.gen, u=u, unit=self.manifest.unit(u)))
+                    unit_hints.append(Hint(run=self.id, gen=self.gen, u=u, unit=self.manifest.unit(u)))
             except (EmbqError, OSError, pa.ArrowException) as error:
                 wire.skipped("unit of a manifest", f"{self.id}:{u}", error)
-        return found
+        return unit_hints
 
 
 class Feeder:
@@ -125,7 +125,7 @@ class Feeder:
         self._look_at = clock()
 
     def tick(self) -> int:
-        """One round over all runs; gives the number of hints pushed."""
+        """One round over all runs; returns the number of hints pushed."""
         self.outages.listen()
         self._loader.load_missing()
         records = [record for record in self._records() if self.only in ("", record.run)]
@@ -165,16 +165,16 @@ class Feeder:
         its writer rebuilds its queue.
         """
         with self.outages.answered():
-            known = active(self.client)
+            runs = active(self.client)
         for run, record in list(self._unfinished.items()):
-            if run in known:
+            if run in runs:
                 continue
             if register_again(self.client, record):
                 self.log.warning("run_announced_again", run=run)
-                known[run] = record
+                runs[run] = record
             else:
                 del self._unfinished[run]  # it is over
-        return list(known.values())
+        return list(runs.values())
 
     def _feed_queue(self, queue_key: str, runs: list[RunRecord]) -> int:
         queue = hints.hint_queue(self.client, queue_key)
@@ -186,11 +186,11 @@ class Feeder:
         unit_s = min((worker.unit_s for worker in idle if worker.unit_s is not None), default=0.0)
         most = window.size(waiting, workers=len(workers), now=self._clock())
         room = max(0, most - waiting)
-        shares.look(waiting)
+        shares.observe(waiting)
         fed = self._fed(runs)
         shares.forget([run.id for run in fed])
         costs = _costs(fed)
-        claimants = [Claimant(run=run.id, weight=run.weight, cost=costs[run.id], left=run.left) for run in fed]
+        claimants = [Claimant(run=run.id, weight=run.weight, cost=costs[run.id], unhinted=run.unhinted) for run in fed]
         # A new run gets its share in front of the hints that wait, so that it does not wait for all of them.
         turns = shares.turns(claimants, room=room, ahead=min(most, max(0, 2 * most - waiting)))
         fresh = Counter(turns)
@@ -240,9 +240,9 @@ class Feeder:
         return fed
 
     def _manifest(self, record: RunRecord, total: int) -> Manifest | None:
-        """The manifest of a run whose queue has `total` units; None where this machine cannot see them all."""
-        known = self._manifests.get(record.run)
-        if known is None or len(known) < total:
+        """The manifest of a run whose queue has `total` units; None if this machine cannot see them all."""
+        cached = self._manifests.get(record.run)
+        if cached is None or len(cached) < total:
             try:
                 self._outputs.check(record.output)
                 self._manifests[record.run] = Manifest(Layout(place(record.output)))
@@ -264,10 +264,10 @@ class Feeder:
 
 def _costs(fed: list[_Fed]) -> dict[str, float]:
     """Samples of one unit of each run; of a run of which nothing is known, the average of the others."""
-    known = {run.id: run.samples() for run in fed}
-    counted = [samples for samples in known.values() if samples]
+    by_run = {run.id: run.samples() for run in fed}
+    counted = [samples for samples in by_run.values() if samples]
     usual = sum(counted) / len(counted) if counted else 1.0
-    return {run: float(samples) if samples else usual for run, samples in known.items()}
+    return {run: float(samples) if samples else usual for run, samples in by_run.items()}
 
 
 def serve(

@@ -51,11 +51,11 @@ class InputScan:
         self._selection = selection
         self._pieces = _Pieces()
         self._paths = 0
-        self._seen: set[bytes] = set()
+        self._digests: set[bytes] = set()
         self._missing: list[str] = []
         self._repeated: list[str] = []
         self._empty: list[str] = []
-        self._refused: InputError | None = None  # of the first input that gives no sample
+        self._refused: InputError | None = None  # of the first input without a sample
 
     def add(self, path: str, folder: str = "") -> None:
         """Scan one path: a file, or the inputs in a folder.
@@ -67,9 +67,9 @@ class InputScan:
         self._paths += 1
         above = f"{(folder or path).rstrip('/')}/"
         try:
-            for kind, found in detect(path, self._options.kind, self._options.image_keys, self.listing):
-                below = found.removeprefix(above) if found.startswith(above) else ""
-                self._add_input(kind, found, below if "/" in below else "")
+            for kind, input_path in detect(path, self._options.kind, self._options.image_keys, self.listing):
+                below = input_path.removeprefix(above) if input_path.startswith(above) else ""
+                self._add_input(kind, input_path, below if "/" in below else "")
         except SourceError as error:
             if error.code != "source_missing":
                 raise
@@ -80,28 +80,28 @@ class InputScan:
             self.listing.left_out["--include and --exclude"] += 1
             return
         digest = hashlib.sha256(path.encode("utf-8", "surrogateescape")).digest()[:16]
-        if digest in self._seen:
+        if digest in self._digests:
             self._repeated.append(path)
             return
-        self._seen.add(digest)
+        self._digests.add(digest)
         self.listing.taken.update([kind] if kind != "files" else ())
-        some = False
+        has_pieces = False
         try:
             for piece in self._pieces_of(kind, path, name):
                 self._pieces.add(piece)
-                some = True
+                has_pieces = True
         except SourceError as error:
             if kind == "files" or error.code not in UNREADABLE_CODES:
                 raise
             self._pieces.add([kind, path, name])  # splitting it will fail its unit
-            some = True
-        if some:
+            has_pieces = True
+        if has_pieces:
             self._inspect(kind, path)
         else:
             self._empty.append(path)
 
     def _pieces_of(self, kind: str, path: str, name: str) -> Iterator[Any]:
-        """An input as it is kept until it is planned: its units, or what `split` takes; nothing where it is empty."""
+        """An input as it is kept until it is planned: its units, or what `split` takes; nothing if it is empty."""
         if kind == "tar" or (kind == "files" and is_url(path)):
             # Split now: a shard needs nothing but the status that finds it, and a remote folder was just listed.
             for unit in split(kind, path, self._options):
@@ -125,18 +125,18 @@ class InputScan:
     def units(self) -> Iterator[Unit]:
         """The units of all inputs, in order.
 
-        Raises InputError where no input gives a unit that can be read.
+        Raises InputError if no input has a unit that can be read.
         """
         held: list[Unit] = []
-        some = False
+        any_readable = False
         for piece in self._pieces:
             for unit, readable in self._units_of(piece):
                 held.append(unit)
-                some = some or readable
-                if some:
+                any_readable = any_readable or readable
+                if any_readable:
                     yield from held
                     held.clear()
-        if not some and self._refused is not None:
+        if not any_readable and self._refused is not None:
             raise self._refused
 
     def _units_of(self, piece: Any) -> Iterator[tuple[Unit, bool]]:
@@ -163,27 +163,27 @@ class InputScan:
         for unit in units:
             yield unit, True
 
-    def check(self, known: Callable[[str], bool]) -> list[str]:
+    def check(self, was_planned: Callable[[str], bool]) -> list[str]:
         """The missing inputs that were planned before.
 
-        Raises InputError where an unknown input is missing, or nothing is left to plan.
+        Raises InputError if an unknown input is missing, or nothing is left to plan.
         """
-        missing = [path for path in self._missing if not known(path)]
+        missing = [path for path in self._missing if not was_planned(path)]
         if missing:
             raise InputError(
-                f"{_some(missing)} not found ({len(missing):,} of {self._paths:,} inputs)",
+                f"{_listed(missing)} not found ({len(missing):,} of {self._paths:,} inputs)",
                 code="source_missing",
                 next_step="check the names, and that the disk is mounted on this machine",
             )
         if not self._pieces.count and not self._missing:
-            if left := self.listing.left_out["--include and --exclude"]:
+            if excluded := self.listing.left_out["--include and --exclude"]:
                 raise InputError(
-                    f"--include and --exclude leave none of {left:,} inputs",
+                    f"--include and --exclude leave none of {excluded:,} inputs",
                     code="empty_input",
                     next_step="a pattern is matched against the whole path, or against its end behind a slash",
                 )
             raise InputError(
-                f"{_some(self._empty)} empty: nothing is left to embed",
+                f"{_listed(self._empty)} empty: nothing is left to embed",
                 code="empty_input",
                 next_step="check how the files were made",
             )
@@ -197,9 +197,9 @@ class InputScan:
         """One line each on inputs that are left out."""
         lines = []
         if self._repeated:
-            lines.append(f"{_some(self._repeated)} named more than once, planned once")
+            lines.append(f"{_listed(self._repeated)} named more than once, planned once")
         if self._empty:
-            lines.append(f"{_some(self._empty)} empty, left out")
+            lines.append(f"{_listed(self._empty)} empty, left out")
         return tuple(lines)
 
 
@@ -235,7 +235,7 @@ class _Pieces:
         yield from map(json.loads, self._open)
 
 
-def _some(paths: Sequence[str]) -> str:
+def _listed(paths: Sequence[str]) -> str:
     """Up to three of `paths`, and how many more there are."""
-    more = f" and {len(paths) - 3:,} more" if len(paths) > 3 else ""
-    return ", ".join(paths[:3]) + more + (" is" if len(paths) == 1 else " are")
+    rest = f" and {len(paths) - 3:,} more" if len(paths) > 3 else ""
+    return ", ".join(paths[:3]) + rest + (" is" if len(paths) == 1 else " are")

@@ -34,20 +34,20 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSpec:
-    """A model of the command line: its name, "" where the run has only one, and its spec."""
+    """A model of the command line: its name, "" if the run has only one, and its spec."""
 
     name: str
     spec: ModelSpec
 
 
 def split_name(text: str) -> tuple[str | None, str]:
-    """(name, spec) of `[NAME=]SPEC`; None where there is no name."""
+    """(name, spec) of `[NAME=]SPEC`; None if there is no name."""
     # The space at the end of a prompt, which is behind a question mark, is part of it.
-    whole = text.lstrip() if "?" in text else text.strip()
-    head, equals, rest = whole.partition("=")
+    stripped = text.lstrip() if "?" in text else text.strip()
+    head, equals, rest = stripped.partition("=")
     # Names of a server may have a slash, as ids of the hub; a path may have an equals sign.
     is_name = bool(equals) and not set(":?") & set(head) and ("/" not in head or _is_spec(rest))
-    return (head, rest) if is_name else (None, whole)
+    return (head, rest) if is_name else (None, stripped)
 
 
 def _is_spec(spec: str) -> bool:
@@ -57,7 +57,7 @@ def _is_spec(spec: str) -> bool:
 
 
 def asked_models(texts: Sequence[str]) -> tuple[NamedSpec, ...]:
-    """The models of --model, each with a name where there are several.
+    """The models of --model, each with a name if there are several.
 
     Raises ModelError for a spec that is none, UsageError for a name that cannot be one, or that two would have.
     """
@@ -68,19 +68,19 @@ def asked_models(texts: Sequence[str]) -> tuple[NamedSpec, ...]:
                 f"the run has one model, and {name!r} is a name for one of several", next_step=f"-m {spec}"
             )
         return (NamedSpec(name="", spec=_located(ModelSpec.parse(spec))),)
-    asked = [_asked(*split_name(text)) for text in texts]
-    for name, count in Counter(model.name for model in asked).items():
+    models = [_named_spec(*split_name(text)) for text in texts]
+    for name, count in Counter(model.name for model in models).items():
         if count > 1:
-            specs = [str(model.spec) for model in asked if model.name == name]
+            specs = [str(model.spec) for model in models if model.name == name]
             raise UsageError(
                 f"{count} models would be called {name!r}",
                 next_step="give each a name: " + " ".join(f"--model name{n}={s}" for n, s in enumerate(specs, start=1)),
             )
-    return tuple(asked)
+    return tuple(models)
 
 
 def config_of(
-    asked: Sequence[NamedSpec],
+    models: Sequence[NamedSpec],
     *,
     modalities: tuple[str, ...],
     precision: str,
@@ -90,22 +90,22 @@ def config_of(
     """The config of a run.
 
     Args:
-        modalities: embedded of its samples; () where the inputs have vanished: then nothing is checked.
-        decode: how images become pixels; ignored where none are embedded.
+        modalities: embedded of its samples; () if the inputs have vanished: then nothing is checked.
+        decode: how images become pixels; ignored if none are embedded.
 
-    Raises ModelError where one of several models embeds none of `modalities`, or none of them embeds one of these, and
-    UsageError where several models are to cut texts.
+    Raises ModelError if one of several models embeds none of `modalities`, or none of them embeds one of these, and
+    UsageError if several models are to cut texts.
     """
     path = decode if "image" in modalities else REFERENCE
-    if len(asked) == 1:
-        spec = str(asked[0].spec)
+    if len(models) == 1:
+        spec = str(models[0].spec)
         return ModelConfig(spec=spec, modalities=modalities, precision=precision, chunking=chunking, decode=path)
     if chunking is not None:
         raise UsageError(
             "texts are cut by the tokens of one model, and several are asked for",
             next_step="leave out --chunk-tokens, or make a run of each model",
         )
-    members = [_member(model, modalities) for model in asked]
+    members = [_member(model, modalities) for model in models]
     config = ModelConfig.several(members, modalities=modalities, precision=precision, decode=path)
     for modality in modalities:
         if all(output.modality != modality for output in config.outputs):
@@ -129,7 +129,7 @@ def _located(spec: ModelSpec) -> ModelSpec:
     return replace(spec, name=absolute(spec.name, prefix) if named else spec.name, params=tuple(params))
 
 
-def _asked(name: str | None, text: str) -> NamedSpec:
+def _named_spec(name: str | None, text: str) -> NamedSpec:
     spec = _located(ModelSpec.parse(text))
     chosen = _short(spec) if name is None else name
     why = ""
@@ -172,7 +172,7 @@ LEAVE_THE_LENGTH = {"Transformer", "Pooling", "Normalize", "Dropout", "LayerNorm
 def check_rows(rows: RowSpec, config: ModelConfig) -> None:
     """Check that vectors of `config` can be stored as `rows`, as far as that is known before the model is loaded.
 
-    Raises UsageError where there is nothing to compare, InputError where vectors are too short or of a wrong length.
+    Raises UsageError if there is nothing to compare, InputError if vectors are too short or of a wrong length.
     """
     if rows.similarity and config.modalities and not config.compared:
         raise UsageError(
@@ -186,7 +186,7 @@ def check_rows(rows: RowSpec, config: ModelConfig) -> None:
 
 
 def vector_dim(spec: ModelSpec) -> int | None:
-    """Numbers of one vector of the model; None where only loading it tells."""
+    """Numbers of one vector of the model; None if only loading it tells."""
     match spec.family:
         case "stub":
             return int(spec.name)
@@ -202,7 +202,7 @@ def vector_dim(spec: ModelSpec) -> int | None:
 
 
 def _sentence(folder: Path) -> int | None:
-    """Length of a pooled vector; None where several poolings are chosen or a later module changes the length."""
+    """Length of a pooled vector; None if several poolings are chosen or a later module changes the length."""
     modules = _read(folder / "modules.json") or []
     names = {str(module.get("type", "")).rpartition(".")[2] for module in modules}
     pooling = _read(folder / "1_Pooling" / "config.json")
@@ -217,8 +217,8 @@ def _sentence(folder: Path) -> int | None:
 
 
 def _open_clip(name: str) -> int | None:
-    found = find_spec("open_clip")  # looks for the package and imports nothing of it
-    folders = found.submodule_search_locations if found is not None else None
+    spec = find_spec("open_clip")  # looks for the package and imports nothing of it
+    folders = spec.submodule_search_locations if spec is not None else None
     arch = name.split("/")[0]
     return _number(_read(Path(folders[0]) / "model_configs" / f"{arch}.json"), "embed_dim") if folders else None
 
@@ -263,17 +263,17 @@ def choose_precision(devices: Sequence[Device]) -> PrecisionChoice:
             reason=f"precision {PRECISIONS[-1]}: no usable device is registered; for GPUs with tensor cores start the "
             "workers first, or give --precision bf16",
         )
-    chosen = next((one for one in PRECISIONS if all(one in device.precisions for device in usable)), PRECISIONS[-1])
+    chosen = next((name for name in PRECISIONS if all(name in device.precisions for device in usable)), PRECISIONS[-1])
     better = PRECISIONS[: PRECISIONS.index(chosen)]
-    faster = next((one for one in better if any(one in device.precisions for device in usable)), "")
+    faster = next((precision for precision in better if any(precision in device.precisions for device in usable)), "")
     if not faster:
         reason = f"the fastest float type on every device ({_named(usable)}); --precision chooses another one"
     else:
         able = [device for device in usable if faster in device.precisions]
-        others = [device for device in usable if faster not in device.precisions]
+        unable = [device for device in usable if faster not in device.precisions]
         reason = (
             f"the fastest that all devices have in common; {faster} is faster on {_named(able)}, and not on "
-            f"{_named(others)}: --precision {faster} leaves out what cannot compute in it"
+            f"{_named(unable)}: --precision {faster} leaves out what cannot compute in it"
         )
     return PrecisionChoice(precision=chosen, reason=f"precision {chosen}: {reason}")
 
@@ -282,9 +282,9 @@ def registered_devices(client: redis.Redis) -> list[Device]:
     """The devices of all workers that would serve a new run, each once, without those that were given up."""
     return [
         device
-        for found in services(client)
-        if found.service.role == "worker" and not found.service.run
-        for device in {one.device: one for one in found.service.devices if one.state != "given_up"}.values()
+        for report in services(client)
+        if report.service.role == "worker" and not report.service.run
+        for device in {entry.device: entry for entry in report.service.devices if entry.state != "given_up"}.values()
     ]
 
 
@@ -292,5 +292,5 @@ def _named(devices: Sequence[Device]) -> str:
     """The devices, for people: those of one name are counted."""
     kinds = Counter(device.name or device.device for device in devices)
     shown = [f"{count} x {kind}" if count > 1 else kind for kind, count in kinds.most_common(SHOWN_DEVICES)]
-    more = len(kinds) - len(shown)
-    return ", ".join(shown) + (f" and {more} other kinds" if more else "")
+    rest = len(kinds) - len(shown)
+    return ", ".join(shown) + (f" and {rest} other kinds" if rest else "")

@@ -53,8 +53,8 @@ class Plan:
 
     Attributes:
         units: in the order of the inputs, an iterator. Folders are listed and lines counted while it is taken, so it
-            raises InputError where an input turns out to be unusable, or nothing is left of the inputs.
-        modalities: embedded of each row: ("image",), ("text",) or ("image", "text"); () where all inputs have vanished.
+            raises InputError if an input turns out to be unusable, or nothing is left of the inputs.
+        modalities: embedded of each row: ("image",), ("text",) or ("image", "text"); () if all inputs have vanished.
         listing: what is taken and what is left out, one line; "" for one file.
         warnings: one line each, about inputs that are left out.
         vanished: inputs that were planned before and are missing now.
@@ -74,18 +74,18 @@ def plan(
     *,
     as_held: bool = False,
     selection: Selection | None = None,
-    known: Callable[[str], bool] | None = None,
+    was_planned: Callable[[str], bool] | None = None,
 ) -> Plan:
     """The plan for `inputs`: paths, brace expressions, patterns and folders on this machine.
 
     Args:
         inputs: as the user gave them. A path that exists is taken as it is, whatever characters it has.
         options: how inputs split into units and samples.
-        modalities: to embed; () takes images where all inputs can have them, and texts where none can.
+        modalities: to embed; () takes images if all inputs can have them, and texts if none can.
         as_held: whether to embed only those of `modalities` that all inputs have, so no captions of folders of images
             alone.
         selection: the part of the inputs to take; None takes all.
-        known: whether an input was planned before; then it may be missing.
+        was_planned: whether an input was planned before; then it may be missing.
 
     Raises InputError for missing inputs, a pattern without match, a command or URL, inputs that are all empty, and
     inputs that do not go together; UsageError for options out of range. A shard is looked at once, and not opened.
@@ -99,10 +99,10 @@ def plan(
     with cached_listings():
         for path, folder in _expand(inputs, scan.listing.left_out):
             scan.add(path, folder)
-    vanished = scan.check(known or (lambda _: False))
+    vanished = scan.check(was_planned or (lambda _: False))
     units = scan.units()
     if as_held:
-        modalities = [one for one in modalities if all(one in held for held in _held(scan, options))]
+        modalities = [modality for modality in modalities if all(modality in held for held in _held(scan, options))]
     return Plan(
         units=units if chosen.all else _some_left(chosen.narrow(units, options.unit_samples), chosen),
         modalities=_choose_modalities(scan.kinds, scan.held, modalities) if scan.kinds else (),
@@ -112,7 +112,7 @@ def plan(
     )
 
 
-def _expand(inputs: Sequence[str], left: Counter[str]) -> Iterator[tuple[str, str]]:
+def _expand(inputs: Sequence[str], skipped: Counter[str]) -> Iterator[tuple[str, str]]:
     """(absolute path or URL, folder before the first special character) of each input, in order.
 
     Links stay as they are, for the user to recognise. The folder is "" for an input without special characters.
@@ -127,24 +127,24 @@ def _expand(inputs: Sequence[str], left: Counter[str]) -> Iterator[tuple[str, st
         try:
             patterns = braceexpand(text) if "{" in text else iter([text])
             for pattern in patterns:
-                yield from ((path, folder) for path in _matches(pattern, left))
+                yield from ((path, folder) for path in _matches(pattern, skipped))
         except ValueError as error:  # its UnbalancedBracesError, or a range such as {a..5}
             raise InputError(
                 f"{text!r}: these braces cannot be expanded", next_step="for example 'shards/{00000..00099}.tar'"
             ) from error
 
 
-def _matches(pattern: str, left: Counter[str]) -> Iterator[str]:
+def _matches(pattern: str, skipped: Counter[str]) -> Iterator[str]:
     if not has_magic(pattern):
         yield absolute(pattern)
         return
-    found, holds_run = match(pattern), cache(lambda folder: all(exists(join(folder, name)) for name in MARKS))
-    matches = [path for path in found if not _is_output(path, pattern, holds_run)]
-    if len(matches) < len(found):
-        left[OUTPUT] += len(found) - len(matches)
+    paths, holds_run = match(pattern), cache(lambda folder: all(exists(join(folder, name)) for name in MARKS))
+    matches = [path for path in paths if not _is_output(path, pattern, holds_run)]
+    if len(matches) < len(paths):
+        skipped[OUTPUT] += len(paths) - len(matches)
     if not matches:
         raise InputError(
-            f"{pattern!r}: no file matches" + (" outside of output folders of embq" if found else ""),
+            f"{pattern!r}: no file matches" + (" outside of output folders of embq" if paths else ""),
             next_step="check the pattern: list the folder with the storage's own tool",
         )
     yield from map(absolute, matches)
@@ -167,9 +167,9 @@ def _some_left(units: Iterator[Unit], selection: Selection) -> Iterator[Unit]:
     for unit in units:
         yield unit
     if unit is None:
-        asked = ", ".join(f"--{name} {value}" for name, value in selection.recorded())
+        options = ", ".join(f"--{name} {value}" for name, value in selection.recorded())
         raise InputError(
-            f"nothing is left of the inputs after {asked}",
+            f"nothing is left of the inputs after {options}",
             code="empty_input",
             next_step="take more of them; `--dry-run` shows what is left",
         )
@@ -186,37 +186,37 @@ def _held(scan: InputScan, options: ReadOptions) -> Iterator[tuple[str, ...]]:
 
 
 def _choose_modalities(
-    kinds: Mapping[str, str], held: Mapping[str, Sequence[str]], wanted: Sequence[str]
+    kinds: Mapping[str, str], held: Mapping[str, Sequence[str]], modalities: Sequence[str]
 ) -> tuple[str, ...]:
-    """`wanted` if every kind can have it, else what the kinds have in common.
+    """`modalities` if every kind can have it, else what the kinds have in common.
 
     Args:
         kinds: kind -> an example of it.
         held: kind -> what that example can have.
     """
-    if unknown := set(wanted) - set(MODALITIES):
+    if unknown := set(modalities) - set(MODALITIES):
         raise UsageError(f"unknown modality {', '.join(sorted(unknown))}", next_step=f"known: {', '.join(MODALITIES)}")
     with_images = [path for kind, path in kinds.items() if "image" in held[kind]]
     texts_only = [path for kind, path in kinds.items() if "image" not in held[kind]]
     images_only = [path for kind, path in kinds.items() if "text" not in held[kind]]
-    if "image" in wanted and texts_only:
+    if "image" in modalities and texts_only:
         raise InputError(
             f"{texts_only[0]} holds texts only, and images are to be embedded",
             next_step="leave it out, or choose --modality text",
         )
-    if "text" in wanted and images_only:
+    if "text" in modalities and images_only:
         raise InputError(
             f"{images_only[0]} holds images and no column that is known to hold texts",
             next_step="name the column with --text-column, or choose --modality image",
         )
-    if not wanted and with_images and texts_only:
+    if not modalities and with_images and texts_only:
         raise InputError(
             f"{with_images[0]} holds images and {texts_only[0]} texts only",
             next_step="choose --modality text to embed captions and texts, or run them separately",
         )
-    if not wanted:
+    if not modalities:
         return ("image",) if with_images else ("text",)
-    return tuple(modality for modality in MODALITIES if modality in wanted)
+    return tuple(modality for modality in MODALITIES if modality in modalities)
 
 
 def first_columns(units: Iterator[Unit]) -> tuple[tuple[Column, ...], Iterator[Unit]]:

@@ -57,35 +57,35 @@ class RetryResult:
     """Result of a retry.
 
     Attributes:
-        info: the run as it is now, with the retry units where they were added.
+        info: the run as it is now, with the retry units if they were added.
         units: retry units.
-        samples, whole: retried failures by code: of single samples, and of whole units.
+        samples, whole_units: retried failures by code: of single samples, and of whole units.
         under_way: failures that an earlier retry covers, which is not done yet.
         chunks: failures of single chunks of texts, which are left out.
-        gone: missing files, whose failures are left out.
+        missing: missing files, whose failures are left out.
     """
 
     info: RunInfo
     units: int = 0
     samples: Counter[str] = field(default_factory=Counter)
-    whole: Counter[str] = field(default_factory=Counter)
+    whole_units: Counter[str] = field(default_factory=Counter)
     under_way: int = 0
     chunks: int = 0
-    gone: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
     @property
     def failures(self) -> int:
         """Number of retried failures."""
-        return self.samples.total() + self.whole.total()
+        return self.samples.total() + self.whole_units.total()
 
 
 def preview(root: Place, chosen: FailureFilter) -> RetryResult:
     """The result that `retry` would have; raises as it does. Writes nothing."""
     with cached_listings():
         planning = _Planning(Layout(root), chosen)
-        planning.found.units = sum(1 for _ in planning.units())
+        planning.result.units = sum(1 for _ in planning.units())
         planning.check()
-    return planning.found
+    return planning.result
 
 
 def retry(root: Place, chosen: FailureFilter, *, version: str, expected: int | None = None) -> RetryResult:
@@ -97,29 +97,29 @@ def retry(root: Place, chosen: FailureFilter, *, version: str, expected: int | N
         version: embq version, for the record.
         expected: number of failures that a user has agreed to; None for any.
 
-    Raises InputError where a source cannot be cut into the planned units any more, or every source is gone;
+    Raises InputError if a source cannot be cut into the planned units any more, or every source is gone;
     UsageError for a unit that the run does not have; TryLaterError for a run that rests; InputError, code
-    `count_changed`, where there are not `expected` failures. Then nothing is changed.
+    `count_changed`, if there are not `expected` failures. Then nothing is changed.
     """
     layout = Layout(root)
     load_run(root)
     layout.make()
     with planning_lock(layout), cached_listings():
         planning = _Planning(layout, chosen)
-        asked = PlanRecord(inputs=(), options=(), version=version)
+        record = PlanRecord(inputs=(), options=(), version=version)
 
         def check(_: ManifestSummary) -> None:
             planning.check()
-            if expected is not None and planning.found.failures != expected:
+            if expected is not None and planning.result.failures != expected:
                 raise InputError(
-                    f"{planning.found.failures:,} failures are there to retry, and not {expected:,}; nothing was added",
+                    f"{planning.result.failures:,} failures are there to retry, not {expected:,}; nothing was added",
                     next_step="look at them again, and agree to their number",
                     code="count_changed",
                 )
 
-        summary = append_generation(layout, planning.info, asked, planning.units(), check=check)
-        planning.found.units, planning.found.info = summary.units, load_run(root)
-    return planning.found
+        summary = append_generation(layout, planning.info, record, planning.units(), check=check)
+        planning.result.units, planning.result.info = summary.units, load_run(root)
+    return planning.result
 
 
 def _refuse_resting(layout: Layout, info: RunInfo) -> None:
@@ -137,7 +137,7 @@ class _Planning:
     def __init__(self, layout: Layout, chosen: FailureFilter) -> None:
         self.info = load_run(layout.root)
         _refuse_resting(layout, self.info)
-        self.found = RetryResult(info=self.info)
+        self.result = RetryResult(info=self.info)
         self._root = layout.root
         self._chosen = chosen
         self._manifest = Manifest(layout)
@@ -159,17 +159,17 @@ class _Planning:
                     number += 1
 
     def check(self) -> None:
-        """Raise InputError where sources changed so that failed samples have no place in them any more."""
-        self.found.gone = tuple(self._sources.gone)
+        """Raise InputError if sources changed so that failed samples have no place in them any more."""
+        self.result.missing = tuple(self._sources.missing)
         if self._sources.changed:
             raise InputError(
                 f"not mended but changed: {FirstNames(self._sources.changed)}; nothing was added",
                 next_step="mend them so that each sample keeps its place, or choose others with --code or --unit",
                 code="input_changed",
             )
-        if self.found.gone and not self.found.failures:
+        if self.result.missing and not self.result.failures:
             raise InputError(
-                f"not there any more: {FirstNames(self.found.gone)}; nothing was added",
+                f"not there any more: {FirstNames(self.result.missing)}; nothing was added",
                 next_step="put them back, and give the command again",
                 code="source_missing",
             )
@@ -180,7 +180,7 @@ class _Planning:
         if self._chosen.units:
             failures = failures.filter(pc.is_in(failures["unit_id"], pa.array(self._chosen.units)))
         under_way = covered_by(self._retries, failures)
-        self.found.under_way += int(under_way.sum())
+        self.result.under_way += int(under_way.sum())
         return failures.filter(pa.array(~under_way))
 
     def _units_of(self, commit: Commit, u: int, failures: pa.Table, number: int) -> Iterator[Unit]:
@@ -193,43 +193,43 @@ class _Planning:
             replaces=1,
         )
         if failures["ordinal"].null_count:
-            found = self._sources.whole(u, unit)
-            if found:
-                self.found.whole[failures["code"][0].as_py()] += 1
-            for first, one in enumerate(found):
+            units = self._sources.current_units(u, unit)
+            if units:
+                self.result.whole_units[failures["code"][0].as_py()] += 1
+            for first, planned in enumerate(units):
                 # The first takes the place of the failure, the others are units that could not be planned before.
-                alone = replace(again, unit=number + first, attempts=0, replaces=0)
-                yield replace(one, retry=alone if first else again)
+                separate = replace(again, unit=number + first, attempts=0, replaces=0)
+                yield replace(planned, retry=separate if first else again)
             return
         samples = self._samples(unit, commit, u)
         failures, rest = _without_rest(unit, commit, u, failures)
         for failure in rest:
-            for one in self._sources.whole(u, unit):
-                self.found.samples[failure["code"]] += 1
+            for planned in self._sources.current_units(u, unit):
+                self.result.samples[failure["code"]] += 1
                 only = f"{failure['ordinal']}+"
-                yield replace(one, retry=replace(again, only=only, keys=digest_in(failure["key"])))
+                yield replace(planned, retry=replace(again, only=only, keys=digest_in(failure["key"])))
                 number += 1
         named, placed = self._apart(unit, failures)
         for rows, by_key in ((named, True), (placed, False)):
             yield from self._narrowed(u, unit, replace(again, samples=samples), rows, by_key=by_key)
 
     def _samples(self, unit: Unit, commit: Commit, u: int) -> int | None:
-        """Samples of the unit that was planned first, where they are known."""
+        """Samples of the unit that was planned first, if they are known."""
         if keeps_damaged(unit):  # a mended shard has more
             return None
         if unit.retry is not None and unit.retry.only:
             return unit.retry.samples
         if unit.samples is not None or self.info.model.chunking is not None:
             return unit.samples
-        return next(one.rows + one.failures for one in commit.units if one.u == u)
+        return next(recorded.rows + recorded.failures for recorded in commit.units if recorded.u == u)
 
     def _apart(self, unit: Unit, failures: pa.Table) -> tuple[list[Row], list[Row]]:
         """The samples that keep their key when the file is repaired, and those identified by their place alone."""
         rows = sorted(zip(*(failures[name].to_pylist() for name in ("ordinal", "key", "code")), strict=True))
         if self.info.model.chunking is not None:
-            whole = [(ordinal, key[:-1], code) for ordinal, key, code in rows if key.endswith("#")]
-            self.found.chunks += len(rows) - len(whole)
-            rows = whole
+            uncut = [(ordinal, key[:-1], code) for ordinal, key, code in rows if key.endswith("#")]
+            self.result.chunks += len(rows) - len(uncut)
+            rows = uncut
         name = name_of(unit)
         places = list(islice(row_names(unit), rows[-1][0] + 1)) if rows and unit.kind != "tar" else []
         named = [
@@ -237,30 +237,30 @@ class _Planning:
             for row in rows
             if unit.kind == "tar" or (row[1] != f"{name}:{places[row[0]]}" and row[2] not in UNNAMED_CODES)
         ]
-        kept = set(named)
-        return named, [row for row in rows if row not in kept]
+        named_rows = set(named)
+        return named, [row for row in rows if row not in named_rows]
 
     def _narrowed(self, u: int, unit: Unit, again: Retry, rows: list[Row], *, by_key: bool) -> Iterator[Unit]:
         """Units for single samples, as many as it takes to describe them; `by_key` where their keys are compared."""
         if not rows:
             return
         if unit.kind == "files":
-            there, found = self._sources.files(unit, [ordinal for ordinal, _, _ in rows])
-            rows = [row for row in rows if row[0] in set(there)]
+            ordinals, files_unit = self._sources.files(unit, [ordinal for ordinal, _, _ in rows])
+            rows = [row for row in rows if row[0] in set(ordinals)]
             if rows:
-                self.found.samples.update(code for _, _, code in rows)
-                yield replace(found, retry=replace(again, replaces=len(rows), only=to_ranges(there)))
+                self.result.samples.update(code for _, _, code in rows)
+                yield replace(files_unit, retry=replace(again, replaces=len(rows), only=to_ranges(ordinals)))
             return
-        for one in self._sources.whole(u, unit)[:1]:
-            self.found.samples.update(code for _, _, code in rows)
-            for some in _cut(one, rows):
+        for planned in self._sources.current_units(u, unit)[:1]:
+            self.result.samples.update(code for _, _, code in rows)
+            for group in _cut(planned, rows):
                 yield replace(
-                    one,
+                    planned,
                     retry=replace(
                         again,
-                        replaces=len(some),
-                        only=to_ranges(ordinal for ordinal, _, _ in some),
-                        keys=key_digest([key for _, key, _ in some]) if by_key else "",
+                        replaces=len(group),
+                        only=to_ranges(ordinal for ordinal, _, _ in group),
+                        keys=key_digest([key for _, key, _ in group]) if by_key else "",
                     ),
                 )
 
@@ -272,7 +272,7 @@ def _without_rest(unit: Unit, commit: Commit, u: int, failures: pa.Table) -> tup
     """
     rest = pc.equal(failures["code"], DAMAGED_REST)
     if unit.retry is not None and unit.retry.is_rest:
-        (of_unit,) = (one for one in commit.units if one.u == u)
+        (of_unit,) = (recorded for recorded in commit.units if recorded.u == u)
         if (of_unit.rows, of_unit.failures) == (0, 1) and digest_in(failures["key"][0].as_py()) == unit.retry.keys:
             return failures.slice(0, 0), failures.to_pylist()
     return failures.filter(pc.invert(rest)), failures.filter(rest).to_pylist()
@@ -281,13 +281,13 @@ def _without_rest(unit: Unit, commit: Commit, u: int, failures: pa.Table) -> tup
 def _cut(unit: Unit, rows: list[Row]) -> Iterator[list[Row]]:
     """The samples in groups whose ordinals fit into the unit's description."""
     room = max(RANGES_MIN_BYTES, UNIT_SPEC_MAX_BYTES - 1_000 - len(json.dumps(unit.describe())))
-    some: list[Row] = []
+    group: list[Row] = []
     length = 0
     for row in rows:
         length += len(str(row[0])) + 1
-        if some and length > room:
-            yield some
-            some, length = [], len(str(row[0])) + 1
-        some.append(row)
-    if some:
-        yield some
+        if group and length > room:
+            yield group
+            group, length = [], len(str(row[0])) + 1
+        group.append(row)
+    if group:
+        yield group

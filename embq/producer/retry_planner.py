@@ -25,13 +25,13 @@ class SourceCheck:
     """Compares planned units with their sources as they are now; each file is looked up once.
 
     Attributes:
-        gone: files that are missing or may not be read, each once.
+        missing: files that are missing or may not be read, each once.
         changed: sources that cannot be cut into the planned units any more, with the reason.
     """
 
     info: RunInfo
     manifest: Manifest
-    gone: dict[str, None] = field(default_factory=dict)
+    missing: dict[str, None] = field(default_factory=dict)
     changed: dict[str, None] = field(default_factory=dict)
     _versions: dict[str, tuple[int, str] | None] = field(default_factory=dict)
     _planned: dict[str, list[Unit]] = field(default_factory=dict)
@@ -44,19 +44,19 @@ class SourceCheck:
             ordinals: of the files, in the unit that was planned first.
         """
         held = dict(zip(unit.selected or range(len(unit.items)), unit.items, strict=True))
-        there: list[int] = []
+        existing: list[int] = []
         items: list[tuple[str, int]] = []
         for ordinal in ordinals:
             path, _ = held[ordinal]
             if (status := self._stat(join(unit.source, path))) is not None:
-                there.append(ordinal)
+                existing.append(ordinal)
                 items.append((path, status[0]))
-        return there, replace(unit, items=tuple(items), samples=len(items), retry=None)
+        return existing, replace(unit, items=tuple(items), samples=len(items), retry=None)
 
-    def whole(self, u: int, unit: Unit) -> list[Unit]:
+    def current_units(self, u: int, unit: Unit) -> list[Unit]:
         """The unit as its source is now; several units where the source could not be cut when it was planned.
 
-        Empty where it is missing, or cannot be cut in this way any more.
+        Empty if it is missing, or cannot be cut in this way any more.
         """
         if unit.kind == "files":
             return self._folder(unit)
@@ -68,12 +68,12 @@ class SourceCheck:
             return [replace(planned, stop=size, etag=version)]
         if version == unit.etag and unit.samples is not None:
             return [planned]
-        found = self._plan(u, unit)
+        units = self._plan(u, unit)
         if KEYS_BY_DATASET not in unit.options:
-            found = [without_dataset_keys(one) for one in found]
+            units = [without_dataset_keys(part) for part in units]
         if unit.samples is None:
-            return found
-        same = [one for one in found if (one.first, one.samples) == (unit.first, unit.samples)]
+            return units
+        same = [part for part in units if (part.first, part.samples) == (unit.first, unit.samples)]
         if not same:
             last = unit.first + unit.samples
             self.changed[f"{unit.source} (samples {unit.first + 1:,} to {last:,} are no unit of it any more)"] = None
@@ -83,7 +83,7 @@ class SourceCheck:
         """All files of a folder's unit; missing ones fail again, unless all are missing."""
         statuses = [self._stat(join(unit.source, path), note=False) for path, _ in unit.items]
         if not any(statuses):
-            self.gone[unit.source] = None
+            self.missing[unit.source] = None
             return []
         sizes = [status[0] if status else size for status, (_, size) in zip(statuses, unit.items, strict=True)]
         items = tuple((path, size) for (path, _), size in zip(unit.items, sizes, strict=True))
@@ -99,7 +99,7 @@ class SourceCheck:
                     raise
                 self._versions[path] = None
         if note and self._versions[path] is None:
-            self.gone[path] = None
+            self.missing[path] = None
         return self._versions[path]
 
     def _plan(self, u: int, unit: Unit) -> list[Unit]:
@@ -110,10 +110,10 @@ class SourceCheck:
                 options = options.for_chunks()
             try:
                 planned = split(unit.kind, unit.source, options)
-                self._planned[unit.source] = [_as_found(one, unit) for one in planned]
+                self._planned[unit.source] = [_as_found(part, unit) for part in planned]
             except InputError as error:
                 if error.code in GONE_CODES:
-                    self.gone[unit.source] = None
+                    self.missing[unit.source] = None
                 else:
                     self.changed[f"{unit.source} ({error.message})"] = None
                 self._planned[unit.source] = []
@@ -123,11 +123,11 @@ class SourceCheck:
         """The options that unit `u`, or the one that it retries, was planned with."""
         while (retry := self.manifest.unit(u).retry) is not None:
             u = retry.failed
-        later = [one for one in self.info.added if one.first <= u]
+        later = [generation for generation in self.info.added if generation.first <= u]
         return later[-1].options if later else self.info.options
 
 
 def _as_found(planned: Unit, unit: Unit) -> Unit:
     """A unit with what the folders of the file gave to `unit`; the file may have been sent to another place since."""
-    kept = (pair for pair in planned.options if pair[0] not in BY_FOLDER)
-    return replace(planned, options=tuple(sorted((*kept, *(pair for pair in unit.options if pair[0] in BY_FOLDER)))))
+    own = (pair for pair in planned.options if pair[0] not in BY_FOLDER)
+    return replace(planned, options=tuple(sorted((*own, *(pair for pair in unit.options if pair[0] in BY_FOLDER)))))

@@ -45,16 +45,16 @@ class Selection:
 
     def recorded(self) -> tuple[tuple[str, str], ...]:
         """The fields that leave anything out, as the run records them."""
-        kept = []
+        fields = []
         if self.exclude:
-            kept.append(("exclude", json.dumps(self.exclude)))
+            fields.append(("exclude", json.dumps(self.exclude)))
         if self.include:
-            kept.append(("include", json.dumps(self.include)))
+            fields.append(("include", json.dumps(self.include)))
         if self.limit:
-            kept.append(("limit", str(self.limit)))
+            fields.append(("limit", str(self.limit)))
         if self.sample < 1:
-            kept.append(("sample", repr(self.sample)))
-        return tuple(kept)
+            fields.append(("sample", repr(self.sample)))
+        return tuple(fields)
 
     @property
     def all(self) -> bool:
@@ -90,14 +90,14 @@ class Selection:
                 yield from group
 
     def _first(self, units: Iterator[Unit]) -> Iterator[Unit]:
-        left = self.limit
+        remaining = self.limit
         for unit in units:
-            if unit.items and len(unit.items) > left:
-                yield replace(unit, items=unit.items[:left], samples=left)
+            if unit.items and len(unit.items) > remaining:
+                yield replace(unit, items=unit.items[:remaining], samples=remaining)
                 return
             yield unit
-            left -= 1 if unit.samples is None else unit.samples
-            if left <= 0:
+            remaining -= 1 if unit.samples is None else unit.samples
+            if remaining <= 0:
                 return
 
     def _hit(self, source: str, place: str) -> bool:

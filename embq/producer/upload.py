@@ -77,9 +77,9 @@ def _plain(source: str) -> str:
 
 
 def _with_beside(unit: Unit, relative: str) -> Iterator[str]:
-    wanted = extensions_of(unit.options)
-    stem = wanted.stem(relative)
-    for name in (relative, *(f"{stem}{extension}" for extension in wanted.beside), *metadata_files_of(relative)):
+    extensions = extensions_of(unit.options)
+    stem = extensions.stem(relative)
+    for name in (relative, *(f"{stem}{extension}" for extension in extensions.beside), *metadata_files_of(relative)):
         path = os.path.join(unit.source, name)
         if os.path.isfile(path):
             yield path
@@ -99,10 +99,10 @@ def plan_upload(
 ) -> PlannedUpload:
     """The upload of a run that was planned into the folder `planned` of this machine.
 
-    Its id follows from its destination, so planning it again gives the same upload. The oldest inputs come first: where
+    Its id follows from its destination, so planning it again returns the same upload. The oldest inputs come first: where
     more is sent to a run, the writer has those already.
 
-    Raises SourceError where one of the files cannot be read: it cannot be sent.
+    Raises SourceError if one of the files cannot be read: it cannot be sent.
     """
     layout = Layout(planned)
     info = load_run(planned)
@@ -137,12 +137,12 @@ class UploadResult:
     """Result of an upload.
 
     Attributes:
-        end: the writer's verdict; None where it has not taken all of it yet.
-        kept: whether the broker has the rest on its disk; None where it cannot tell.
+        end: the writer's verdict; None if it has not taken all of it yet.
+        on_disk: whether the broker has the rest on its disk; None if it cannot tell.
     """
 
     end: Outcome | None
-    kept: bool | None
+    on_disk: bool | None
 
 
 def deliver(client: redis.Redis, parcel: PlannedUpload, report: Callable[[int, int, str], None]) -> UploadResult:
@@ -152,14 +152,14 @@ def deliver(client: redis.Redis, parcel: PlannedUpload, report: Callable[[int, i
         client: a patient client, which waits for a broker that is away.
         report: called with (bytes taken, bytes in all, what it waits for) as progress.
 
-    Raises InputError where the writer refuses it, with the writer's code. With a server that cannot tell
+    Raises InputError if the writer refuses it, with the writer's code. With a server that cannot tell
     what it has on disk, only the writer's verdict ends this.
     """
     upload = parcel.upload
     uploads.announce(client, upload)
     pieces = Pieces(upload.files)
     sent = 0
-    kept: bool | None = False
+    on_disk: bool | None = False
     kept_since = 0.0
     began, attended = time.monotonic(), False
     while True:
@@ -168,7 +168,7 @@ def deliver(client: redis.Redis, parcel: PlannedUpload, report: Callable[[int, i
             uploads.drop_pieces(client, upload.name)
             if state.end == "refused":
                 raise _refusal(state, parcel)
-            return UploadResult(end=state, kept=kept)
+            return UploadResult(end=state, on_disk=on_disk)
         if pieces.count > FEW_PIECES and not attended and time.monotonic() - began < LISTEN_S:
             attended = uploads.has_writer(client, upload.name)
             time.sleep(LOOK_S)
@@ -181,15 +181,15 @@ def deliver(client: redis.Redis, parcel: PlannedUpload, report: Callable[[int, i
         elif taken < sent and _lost(client, upload.name, taken):
             sent = taken
         if sent < pieces.count:
-            kept = False
+            on_disk = False
         while sent < min(pieces.count, taken + WINDOW):
             uploads.send(client, upload.name, sent, _read(parcel, pieces, sent))
             sent += 1
         report(pieces.bytes_before(taken), pieces.bytes_before(pieces.count), state.why)
-        if sent == pieces.count and kept is False:
-            kept, kept_since = _on_disk(client, upload.name), time.monotonic()
-        elif kept and time.monotonic() - kept_since > ACCEPT_S:
-            return UploadResult(end=None, kept=kept)
+        if sent == pieces.count and on_disk is False:
+            on_disk, kept_since = _on_disk(client, upload.name), time.monotonic()
+        elif on_disk and time.monotonic() - kept_since > ACCEPT_S:
+            return UploadResult(end=None, on_disk=on_disk)
         time.sleep(LOOK_S)
 
 
@@ -223,14 +223,14 @@ def _forgotten(client: redis.Redis, upload: Upload) -> bool:
 
 
 def _on_disk(client: redis.Redis, name: str) -> bool | None:
-    """True if the broker's append-only file holds all that was written so far; None where the server cannot tell."""
+    """True if the broker's append-only file holds all that was written so far; None if the server cannot tell."""
     # The server speaks for the writes of this connection, and of all before them. Where an answer is lost, both are
     # sent again: on a new connection without a write of its own it would vouch for nothing.
-    with client.pipeline(transaction=False) as one:
+    with client.pipeline(transaction=False) as pipe:
         try:
-            uploads.mark_sent(one, name)
-            one.execute_command("WAITAOF", 1, 0, FSYNC_MS)  # type: ignore[no-untyped-call]
-            _, (local, _) = one.execute()
+            uploads.mark_sent(pipe, name)
+            pipe.execute_command("WAITAOF", 1, 0, FSYNC_MS)  # type: ignore[no-untyped-call]
+            _, (local, _) = pipe.execute()
         except redis.ResponseError:
             return None
         except redis.RedisError as error:
@@ -239,7 +239,7 @@ def _on_disk(client: redis.Redis, name: str) -> bool | None:
 
 
 def _read(parcel: PlannedUpload, pieces: Pieces, number: int) -> bytes:
-    """One piece, read from its file; InputError where that has changed."""
+    """One piece, read from its file; InputError if that has changed."""
     index, offset = pieces.place(number)
     file = parcel.upload.files[index]
     with open(parcel.paths[file.path], "rb") as source:

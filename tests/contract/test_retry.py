@@ -289,7 +289,7 @@ def test_a_shard_that_was_cut_is_read_as_a_whole_once_it_was_copied_again(tmp_pa
     out = made(tmp_path, path)
     assert account(out) == (0, 1, 1)
 
-    assert again(out).whole == {"shard_truncated": 1}
+    assert again(out).whole_units == {"shard_truncated": 1}
     go_on(out)
     assert account(out) == (0, 1, 1), "it was not mended"
     assert [row["attempt"] for row in standing(out)] == [2]
@@ -320,7 +320,7 @@ def test_a_table_that_could_not_be_cut_into_units_becomes_the_units_that_it_woul
     path.write_bytes(content)
     planned = again(out)
     go_on(out)
-    assert (planned.units, planned.whole) == (4, {"table_damaged": 1})
+    assert (planned.units, planned.whole_units) == (4, {"table_damaged": 1})
     assert account(out) == (2 * SAMPLES - 1, 1, 0)
     assert_verified(out)
 
@@ -341,7 +341,7 @@ def test_a_folder_that_was_away_is_done_as_a_whole(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"not there any more: .*photos; nothing was added"):
         again(out)
     (tmp_path / "elsewhere").rename(source)
-    assert again(out).whole == {"source_missing": 4}
+    assert again(out).whole_units == {"source_missing": 4}
     go_on(out)
     assert account(out) == (6, 4, 0)
     assert_verified(out)
@@ -391,7 +391,7 @@ def test_files_that_are_gone_are_named_and_the_others_are_retried(tmp_path: Path
     folder(tmp_path, frozenset())
     (tmp_path / "photos/p4.png").unlink()
     planned = again(out)
-    assert planned.gone == (str(tmp_path / "photos/p4.png"),)
+    assert planned.missing == (str(tmp_path / "photos/p4.png"),)
     go_on(out)
     assert account(out) == (9, 1, 0)
     assert [(row["key"], row["attempt"]) for row in standing(out)] == [("p4.png", 1)]

@@ -20,9 +20,9 @@ class Line:
 
     def feed(self, size: int, *active: str, ahead: int = 0, only_given: int | None = None) -> list[str]:
         """Fill the line up to `size`; gives the hints that came to stand before the others."""
-        self.shares.look(len(self.waiting))
+        self.shares.observe(len(self.waiting))
         claimants = [
-            Claimant(run=run, weight=self.runs[run][0], cost=self.runs[run][1], left=1_000_000) for run in active
+            Claimant(run=run, weight=self.runs[run][0], cost=self.runs[run][1], unhinted=1_000_000) for run in active
         ]
         turns = self.shares.turns(claimants, room=size - len(self.waiting), ahead=ahead)[:only_given]
         front = self.shares.give([(run, self.runs[run][1] / self.runs[run][0]) for run in turns])

@@ -29,7 +29,7 @@ def to_json(found: Estimate, cost: Cost | None) -> dict[str, Any]:
         "schema": 1,
         "dry_run": True,
         "run": found.run or None,
-        "units_there": found.there,
+        "units_there": found.existing_units,
         "precision": found.config.precision,
         "units": found.units,
         "kinds": found.kinds,
@@ -63,7 +63,7 @@ def lines(found: Estimate, cost: Cost | None) -> list[str]:
     """The same for people."""
     said = to_json(found, cost)
     kinds = ", ".join(f"{count:,} of kind {kind}" for kind, count in sorted(found.kinds.items())) or "none"
-    rows = [("units", kinds + (f", to be added to {found.there:,} of run {found.run}" if found.run else ""))]
+    rows = [("units", kinds + (f", to be added to {found.existing_units:,} of run {found.run}" if found.run else ""))]
     rows.append(("input", size_text(found.bytes) + (f"; {found.listing}" if found.listing else "")))
     if found.rows is None:
         rows.append(("rows", "not known: only reading tells, and none of the units that were tried can be read"))
@@ -123,7 +123,7 @@ def _not_measured(found: Estimate, cost: Cost) -> str:
 def _dims(found: Estimate, cost: Cost | None) -> int | None:
     dims = known_dims(found.config, found.stored)
     if dims is None and cost is not None and cost.rates:
-        return found.kept(cost.rates[0].dims)
+        return found.stored_dims(cost.rates[0].dims)
     return dims
 
 

@@ -122,7 +122,7 @@ def notes(retried: RetryResult) -> list[str]:
     from embq.producer.additions import FirstNames
 
     counts = [(count, printable(code), "sample") for code, count in retried.samples.items()]
-    counts += [(count, printable(code), "whole unit") for code, count in retried.whole.items()]
+    counts += [(count, printable(code), "whole unit") for code, count in retried.whole_units.items()]
     width = max((len(code) for _, code, _ in counts), default=0)
     lines = [f"{count:>12,}  {code:<{width}}  {_plural(count, what)}" for count, code, what in sorted(counts)[::-1]]
     if retried.failures:
@@ -132,8 +132,8 @@ def notes(retried: RetryResult) -> list[str]:
         lines.append("nothing to retry" + (" that is not under way" if retried.under_way else ""))
     if retried.under_way:
         lines.append(f"under way already: {retried.under_way:,} {_plural(retried.under_way, 'failure')}")
-    if retried.gone:
-        lines.append(f"left out, not there any more: {printable(str(FirstNames(retried.gone)))}")
+    if retried.missing:
+        lines.append(f"left out, not there any more: {printable(str(FirstNames(retried.missing)))}")
     if retried.chunks:
         lines.append(
             f"left out: {retried.chunks:,} {_plural(retried.chunks, 'failure')} of single chunks, whose texts have "
@@ -154,8 +154,8 @@ def to_json(retried: RetryResult) -> dict[str, Any]:
         "failures": retried.failures,
         "units": retried.units,
         "samples": dict(sorted(retried.samples.items())),
-        "whole_units": dict(sorted(retried.whole.items())),
+        "whole_units": dict(sorted(retried.whole_units.items())),
         "under_way": retried.under_way,
         "chunks_left_out": retried.chunks,
-        "gone": list(retried.gone),
+        "gone": list(retried.missing),
     }

@@ -76,7 +76,7 @@ class TableSource(Source):
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units from the table's own counts; no row is read.
 
-        A table that is damaged, or lacks a column, is still split into units: they fail, and the rest of the run goes on.
+        A table that is damaged, or lacks a column, still has its units: they fail, and the rest of the run goes on.
         Raises InputError `empty_input` if it has no row.
         """
         file_unit = self._unit_of_file(path, options)

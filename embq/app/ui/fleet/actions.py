@@ -156,11 +156,11 @@ def _handed(retried: RetryResult, root: Place, found: tuple[RunRecord, Any] | No
 
 
 def _preview(run: str, form: Mapping[str, str], found: RetryResult) -> Notice:
-    lines = [f"{count:,} {code}" for code, count in (found.samples + found.whole).most_common(12)]
+    lines = [f"{count:,} {code}" for code, count in (found.samples + found.whole_units).most_common(12)]
     if found.under_way:
         lines.append(f"{found.under_way:,} are under way already")
-    if found.gone:
-        lines.append(f"{len(found.gone):,} files are not there any more; their failures are left out")
+    if found.missing:
+        lines.append(f"{len(found.missing):,} files are not there any more; their failures are left out")
     if found.chunks:
         lines.append(f"{found.chunks:,} failures of single chunks are left out; make a new run of these texts")
     if not found.failures:
