@@ -99,7 +99,7 @@ def plan_upload(
 ) -> PlannedUpload:
     """The upload of a run that was planned into the folder `planned` of this machine.
 
-    Its id follows from its destination, so planning it again returns the same upload. The oldest inputs come first: where
+    Its id follows from its destination, so another plan returns the same upload. The oldest inputs come first: where
     more is sent to a run, the writer has those already.
 
     Raises SourceError if one of the files cannot be read: it cannot be sent.

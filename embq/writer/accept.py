@@ -43,7 +43,7 @@ class Accepted:
         u: unit index.
         unit_id: unit id, checked against the manifest.
         token: attempt that made it.
-        rows: rows without id and unit_id; none where a part has them.
+        rows: rows without id and unit_id; none if a part has them.
         part: the file of its rows, where the worker has written them, without its final name.
         widths: lengths of its vectors by column, of a part.
         failures: its failures.
@@ -51,8 +51,8 @@ class Accepted:
         staged: name of its staging file, or "".
         bytes: its size.
         truncated: texts of which only the beginning was embedded.
-        tokens: what its samples cost the device; 0 where the worker does not say.
-        retry: what it does again, where it is a retry.
+        tokens: what its samples cost the device; 0 if the worker does not say.
+        retry: what it does again, if it is a retry.
     """
 
     entry: str
@@ -167,7 +167,7 @@ class Acceptor:
         self._decoder = ResultDecoder(schema)
 
     def accept(self, entry: Entry) -> Accepted:
-        """The result in a stream entry; Rejected where it cannot be trusted."""
+        """The result in a stream entry; Rejected if it cannot be trusted."""
         try:
             return self._accept(entry)
         except MalformedError as error:
@@ -212,14 +212,14 @@ class Acceptor:
     def _given_up(self, entry: Entry, u: int, unit_id: str, retry: Retry | None) -> Accepted:
         """The failure that the broker has published for a unit after its last attempt."""
         header = read_fields(_GivenUp, entry)
-        whole = Failure(
+        unit_failure = Failure(
             ordinal=None,
             key="",
             code=header.code or "crash",
             message=header.message,
             attempt=header.attempts + (0 if retry is None else retry.attempts),
         )
-        failures = pa.Table.from_batches([failure_batch([whole])])
+        failures = pa.Table.from_batches([failure_batch([unit_failure])])
         return Accepted(
             entry=entry.receipt,
             u=u,
@@ -227,7 +227,7 @@ class Acceptor:
             token=QUARANTINE,
             rows=pa.table({}),
             failures=self._by_sample(failures, retry),
-            quarantined=whole.code if retry is None or not retry.only else "",
+            quarantined=unit_failure.code if retry is None or not retry.only else "",
             staged="",
             bytes=0,
             retry=retry,
@@ -244,15 +244,15 @@ class Acceptor:
         """The failures; one that stands for all samples of a retry as one of each, so that each key keeps its own."""
         if retry is None or not retry.only or not failures["ordinal"].null_count:
             return failures
-        (whole,) = failures.to_pylist()
+        (unit_failure,) = failures.to_pylist()
         keys = failed_keys(record_failures(self.layout.root, retry.record), retry)
         each = [
             Failure(
                 ordinal=ordinal,
                 key=keys[ordinal],
-                code=whole["code"],
-                message=whole["message"],
-                attempt=whole["attempt"],
+                code=unit_failure["code"],
+                message=unit_failure["message"],
+                attempt=unit_failure["attempt"],
             )
             for ordinal in retry.ordinals
         ]
@@ -267,9 +267,9 @@ class Acceptor:
         try:
             if ref.endswith(PART_SUFFIX):
                 return self._look_into(header, self._decoder.decode_failures(data))
-            whole = self._read(header) if ref else data
-            result = self._decoder.decode(whole)
-            return _Decoded(result, result.rows.schema, len(whole))
+            content = self._read(header) if ref else data
+            result = self._decoder.decode(content)
+            return _Decoded(result, result.rows.schema, len(content))
         except OutsideError as error:
             raise Rejected("bad_result", error.message) from error
         except AwayError:
@@ -277,8 +277,8 @@ class Acceptor:
         except OutputError as error:
             raise Rejected(error.code, error.message) from error
         except OSError as error:
-            gone = isinstance(error, FileNotFoundError)
-            raise Rejected("lost_result", f"staging file {ref} is gone: {error.strerror}", may_come=gone) from error
+            missing = isinstance(error, FileNotFoundError)
+            raise Rejected("lost_result", f"staging file {ref} is gone: {error.strerror}", may_come=missing) from error
 
     def _read(self, header: _Published) -> memoryview:
         """The bytes of a staging file with an encoded result."""
@@ -321,7 +321,7 @@ class Acceptor:
 
     def _check_counts(self, result: Result, unit: Unit, u: int, header: _Published) -> None:
         """Each ordinal exactly once, as a row or as a failure, and as many as were announced and planned."""
-        wanted = unit.selected
+        selected = unit.selected
         rows, failures = result.rows.num_rows, result.failures.num_rows
         if (rows, failures) != (header.rows, header.failures):
             raise Rejected("wrong_count", f"unit {u} has {rows} rows and {failures} failures, not what it announced")
@@ -333,15 +333,15 @@ class Acceptor:
             return
         if "chunk" in result.rows.column_names:
             _check_rest(result, unit, u)
-            _check_chunks(result, u, wanted, unit.expected, unit.first_ordinal)
+            _check_chunks(result, u, selected, unit.expected, unit.first_ordinal)
             return
         if failures:
             _check_rest(result, unit, u)
         if unit.expected not in (None, rows + failures):
             raise Rejected("wrong_count", f"unit {u} has {unit.expected} samples, the result {rows + failures}")
-        seen = np.concatenate([result.rows["ordinal"].to_numpy(), result.failures["ordinal"].to_numpy()])
-        every = np.arange(rows + failures) + unit.first_ordinal if wanted is None else wanted
-        if not np.array_equal(seen, every) and not np.array_equal(np.sort(seen), every):
+        ordinals = np.concatenate([result.rows["ordinal"].to_numpy(), result.failures["ordinal"].to_numpy()])
+        every = np.arange(rows + failures) + unit.first_ordinal if selected is None else selected
+        if not np.array_equal(ordinals, every) and not np.array_equal(np.sort(ordinals), every):
             raise Rejected("wrong_count", f"unit {u}: its ordinals are not each there once")
 
 
@@ -358,7 +358,7 @@ def _are_plain(failures: pa.Table) -> bool:
 
 
 def _check_rest(result: Result, unit: Unit, u: int) -> None:
-    """A failure for the rest of a shard is the last of it: its retry gives all samples from that ordinal on."""
+    """A failure for the rest of a shard is the last of it: its retry returns all samples from that ordinal on."""
     rest = pc.equal(result.failures["code"], DAMAGED_REST)
     if not pc.any(rest).as_py():
         return
@@ -373,7 +373,7 @@ def _check_rest(result: Result, unit: Unit, u: int) -> None:
         raise Rejected("wrong_count", f"unit {u}: samples behind the damage of its shard, or no damage was to be kept")
 
 
-def _check_chunks(result: Result, u: int, wanted: Sequence[int] | None, expected: int | None, start: int) -> None:
+def _check_chunks(result: Result, u: int, selected: Sequence[int] | None, expected: int | None, start: int) -> None:
     """Each text of the unit once, as many as are expected where that is known: as a failure, or as its chunks, each of
     which is a row or a failure.
 
@@ -384,7 +384,7 @@ def _check_chunks(result: Result, u: int, wanted: Sequence[int] | None, expected
     failed = failures["ordinal"].to_numpy()
     texts, first, chunks = np.unique(ordinals, return_index=True, return_counts=True)
     every = np.union1d(texts, failed)
-    if not np.array_equal(every, np.arange(len(every)) + start if wanted is None else wanted):
+    if not np.array_equal(every, np.arange(len(every)) + start if selected is None else selected):
         raise Rejected("wrong_count", f"unit {u}: a text has neither rows nor a failure")
     if expected not in (None, len(every)):
         raise Rejected("wrong_count", f"unit {u} has {expected} texts, the result {len(every)}")

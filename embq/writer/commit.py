@@ -85,7 +85,7 @@ class Buffer:
         age_limit = min(MAX_AGE_S, max(MIN_AGE_S, (now - self._began) * 0.1))
         return self.rows >= self.part_rows or self.bytes >= MAX_BYTES or now - self._oldest >= age_limit
 
-    def take(self) -> list[Accepted]:
+    def drain(self) -> list[Accepted]:
         """All results, leaving the buffer empty."""
         results, self.results = self.results, []
         self.units, self.entries, self.rows, self.bytes = set(), set(), 0, 0
@@ -112,14 +112,14 @@ class Committer:
         writer: str,
         version: str,
         swept: int = 0,
-        moved: Callable[[], None] = lambda: None,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.layout = layout
         self.info = info
         self.log = log
         self.state = state
         self._swept = swept
-        self._moved = moved
+        self._on_progress = on_progress
         self.writer = writer
         self.version = version
         self.epoch = 0
@@ -165,8 +165,8 @@ class Committer:
             raise output_error(error, self.layout.root) from error
 
     def _epochs(self) -> list[int]:
-        found = (re.fullmatch(r"epoch-([0-9]{1,18})", name) for name in names_in(self.layout.writer))
-        return [int(match[1]) for match in found if match is not None]
+        matches = (re.fullmatch(r"epoch-([0-9]{1,18})", name) for name in names_in(self.layout.writer))
+        return [int(match[1]) for match in matches if match is not None]
 
     def sweep(self) -> None:
         """Remove what no record names, once the log ends with our fence or is closed. Staging files stay: live workers
@@ -194,7 +194,7 @@ class Committer:
                     upload.abort()
 
     def commit(self, results: Sequence[Accepted]) -> Commit:
-        """Commit the results by one record; TryLaterError where a later writer has taken over.
+        """Commit the results by one record; TryLaterError if a later writer has taken over.
 
         Parts that workers have written come first, then the rows of all other results as one part.
         """
@@ -245,7 +245,7 @@ class Committer:
 
     @contextmanager
     def _unless_taken_over(self, files: Sequence[CommittedFile]) -> Iterator[None]:
-        """Drop `files` and raise TryLaterError where the failure of a commit means that a later writer is at work.
+        """Drop `files` and raise TryLaterError if the failure of a commit means that a later writer is at work.
 
         The later one has taken our number, or swept our temporary file. A failure after our own record has its name
         is not of that kind: the record stands, and so must its files.
@@ -326,7 +326,7 @@ class Committer:
             path = self.layout.parts / name
             try:
                 link(self.layout.staged_parts / part.path, path, self._name(first_id).unfinished(str(first_id)))
-                self._moved()
+                self._on_progress()
             except OSError as error:
                 raise output_error(error, path) from error
             yield replace(part, path=self.layout.relative(path), first_id=first_id)
@@ -356,7 +356,7 @@ class Committer:
         """Give a finished file its final name, durably; an orphan of that name from a dead writer is replaced."""
         path = self.layout.root / draft.file.path
         try:
-            publish(draft.temporary, path, self._moved)
+            publish(draft.temporary, path, self._on_progress)
         except OSError as error:
             raise output_error(error, path) from error
 

@@ -35,7 +35,7 @@ class LockKeeper:
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, beat: Callable[[], None] = lambda: None) -> None:
         self._clock = clock
         self._beat = beat
-        self._moved = clock()
+        self._progress_at = clock()
         self._held: dict[str, Ledger] = {}
         self._mutex = threading.Lock()
         self._stopped = threading.Event()
@@ -60,14 +60,14 @@ class LockKeeper:
         with self._mutex:
             self._held.pop(writer, None)
 
-    def moved(self) -> None:
+    def note_progress(self) -> None:
         """Note that the writer has completed a step."""
-        self._moved = self._clock()
+        self._progress_at = self._clock()
         self._beat()
 
     def renew(self) -> None:
         """Renew every lock that this process still holds."""
-        if self._clock() - self._moved > WEDGED_S:
+        if self._clock() - self._progress_at > WEDGED_S:
             return
         for writer in list(self._held):
             with self._mutex:
@@ -102,8 +102,8 @@ class RunLock:
         self._clock = clock
         self._renewed = 0.0
 
-    def take(self, *, takeover: bool, patience_s: float) -> None:
-        """Take the lock, after a wait for a holder that may be dead; TryLaterError where that one is alive."""
+    def acquire(self, *, takeover: bool, patience_s: float) -> None:
+        """Take the lock, after a wait for a holder that may be dead; TryLaterError if that one is alive."""
         deadline = self._clock() + patience_s
         while holder := self._ledger.lock_writer(self._owner, ttl_s=LOCK_TTL_S, takeover=takeover):
             if self._clock() >= deadline:
@@ -117,7 +117,7 @@ class RunLock:
         self._renewed = self._clock()
 
     def renew(self) -> None:
-        """Renew the lock where that is due; TryLaterError where another writer has taken the run over."""
+        """Renew the lock where that is due; TryLaterError if another writer has taken the run over."""
         now = self._clock()
         if now - self._renewed > RENEW_S:
             self._renewed = now

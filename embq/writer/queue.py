@@ -34,18 +34,18 @@ class RunQueue:
         self._rebuilds = 0
 
     def adopt(self) -> bool:
-        """Continue with the queue in the broker; False where it does not fit the commit log."""
+        """Continue with the queue in the broker; False if it does not fit the commit log."""
         gen = self._ledger.gen()
         state = self._committer.state
         if not gen:
             return False
-        there = self._ledger.done_bits().ljust(len(state.done), b"\0")
-        if len(there) > len(state.done) or any(a & ~b for a, b in zip(there, state.done, strict=True)):
+        queue_bits = self._ledger.done_bits().ljust(len(state.done), b"\0")
+        if len(queue_bits) > len(state.done) or any(a & ~b for a, b in zip(queue_bits, state.done, strict=True)):
             return False
         self._committer.generation = gen
         missing = [
             8 * i + bit
-            for i, (a, b) in enumerate(zip(there, state.done, strict=True))
+            for i, (a, b) in enumerate(zip(queue_bits, state.done, strict=True))
             if a != b
             for bit in range(8)
             if (b & ~a) & (0x80 >> bit)
@@ -72,10 +72,10 @@ class RunQueue:
         self._log.info("queue_built", run=self._record.run, gen=gen, done=state.count)
 
     def grow(self, total: int) -> None:
-        """Raise the number of units to `total`, where it is lower."""
+        """Raise the number of units to `total`, if it is lower."""
         self._ledger.grow(self._committer.generation, total)
 
-    def tell(self, *, is_over: bool) -> None:
+    def set_over(self, *, is_over: bool) -> None:
         """Tell whether all units are written and the log is closed: then no service looks at the run any more."""
         if is_over:
             end(self._ledger.client, self._record.run, self._committer.state.count)
@@ -106,15 +106,15 @@ class RunQueue:
 
     def repair(self, total: int, fingerprint: str, control: Control) -> None:
         """Restore the run's counters and settings where another user has overwritten them."""
-        known: dict[str, int | str] = {"fingerprint": fingerprint} if fingerprint else {}
+        optional: dict[str, int | str] = {"fingerprint": fingerprint} if fingerprint else {}
         if is_over(self._ledger.client, self._record.run) and self._committer.state.count < total:
-            known["state"] = control.state  # the broker does not hand out units of a run that is done
+            optional["state"] = control.state  # the broker does not hand out units of a run that is done
         settings: dict[str, int | str] = {
             "v": VERSION,
             "total": total,
             "limit_bytes": LIMIT_BYTES,
             "limit_entries": LIMIT_ENTRIES,
-            **known,
+            **optional,
         }
         if not self._committer.state.closed:
             go_on(self._ledger.client, self._record.run)
@@ -139,5 +139,5 @@ class RunQueue:
     def _counters(self) -> dict[str, int]:
         state = self._committer.state
         names = ("rows", "failures", "quarantined", "truncated", "tokens", "n")
-        left = self._workload.tokens_left
-        return {name: getattr(state, name) for name in names} | ({} if left is None else {"tokens_left": left})
+        estimate = self._workload.tokens_left
+        return {name: getattr(state, name) for name in names} | ({} if estimate is None else {"tokens_left": estimate})

@@ -34,7 +34,7 @@ from embq.writer.token_estimate import TokenEstimate
 
 READ_BYTES = 8 * 1024 * 1024
 """Payload aimed at per read of the stream; bounds what the writer holds beside its buffer. The client copies what it
-reads together several times, which costs least where it is little and its memory is used again."""
+reads together several times, which costs least if it is little and its memory is used again."""
 
 COMMIT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Bounds for the seconds of a commit: from a small part on a local disk to a large one on a slow store."""
@@ -64,7 +64,7 @@ class RunWriter:
         keeper: renews the lock where one step takes long; None leaves that to `step`.
         counts: counters to add to.
 
-    Raises TryLaterError where another writer holds the run.
+    Raises TryLaterError if another writer holds the run.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RunWriter:
         self._keeper = keeper
         self.counts = counts or Counts()
         self._lock = RunLock(self.ledger, self.id, output=self.layout.root, keeper=keeper, clock=clock)
-        self._lock.take(takeover=takeover, patience_s=patience_s)
+        self._lock.acquire(takeover=takeover, patience_s=patience_s)
         try:
             self._open(version=version, rebuild=rebuild)
         except BaseException:
@@ -103,9 +103,9 @@ class RunWriter:
         self.layout.make()
         self.manifest = Manifest(self.layout)
         log = CommitLog(self.layout)
-        kept = checkpoint.load(self.layout, self.info.units)
-        swept = kept.n
-        state = log.replay(self.info.units, start=kept)
+        saved = checkpoint.load(self.layout, self.info.units)
+        swept = saved.n
+        state = log.replay(self.info.units, start=saved)
         self.committer = Committer(
             self.layout,
             self.info,
@@ -114,7 +114,7 @@ class RunWriter:
             writer=self.id,
             version=version,
             swept=swept,
-            moved=self._keeper.moved if self._keeper is not None else lambda: None,
+            on_progress=self._keeper.note_progress if self._keeper is not None else lambda: None,
         )
         # Units may have been added between the two looks at the folder.
         state.grow(len(self.manifest))
@@ -135,7 +135,7 @@ class RunWriter:
             self.workload.remember(self.manifest, log, state)
         self.queue = RunQueue(self.ledger, self.record, self.committer, self.workload, nonce=self.id)
         self.inbox = Inbox(self.ledger.results, self._clock)
-        self._reconciled = self._asked = self._clock()
+        self._reconciled = self._requests_at = self._clock()
         if rebuild:
             staging.sweep(self.layout, unfinished=True)
         staging.leave_nonce(self.layout, self.id)
@@ -146,7 +146,7 @@ class RunWriter:
         self.queue.grow(len(self.manifest))
         self.ledger.restore(self.control)
         # The last writer may have been killed before it said so, and the broker may come from before that.
-        self.queue.tell(is_over=self.finished)
+        self.queue.set_over(is_over=self.finished)
         self.log.info(
             "run_opened", run=self.record.run, epoch=self.committer.epoch, units=len(self.manifest), done=state.count
         )
@@ -172,7 +172,7 @@ class RunWriter:
     # --- the queue and the log agree ---
 
     def _adopt(self) -> bool:
-        """Continue with the queue in the broker; False where it does not fit the commit log."""
+        """Continue with the queue in the broker; False if it does not fit the commit log."""
         if not self.queue.adopt():
             return False
         self.inbox.read_again()
@@ -180,7 +180,7 @@ class RunWriter:
 
     def _rebuild(self) -> None:
         state = self.committer.state
-        self.buffer.take()
+        self.buffer.drain()
         self.acceptor.fingerprint, self.acceptor.widths = state.fingerprint, state.widths
         self.queue.rebuild(len(self.manifest), self.control)
         self._late.clear()
@@ -189,8 +189,8 @@ class RunWriter:
     def _housekeep(self) -> None:
         self._lock.renew()
         now = self._clock()
-        if now - self._asked > ASKED_S:
-            self._asked = now
+        if now - self._requests_at > ASKED_S:
+            self._requests_at = now
             self._note_requests()
         if now - self._reconciled > RECONCILE_S:
             self._reconciled = now
@@ -218,25 +218,25 @@ class RunWriter:
         self.finished = False
         self.workload.count(self.manifest, self.committer.state)
         self.queue.grow(len(self.manifest))
-        self.queue.tell(is_over=False)
+        self.queue.set_over(is_over=False)
         self.log.info("run_grew", run=self.record.run, units=len(self.manifest), done=self.committer.state.count)
 
     # --- results ---
 
     def step(self) -> int:
-        """Read and take what is there, commit what is due; gives the number of results read."""
+        """Read and take what is there, commit what is due; returns the number of results read."""
         self._housekeep()
         entries = [*self._late_entries(), *self.inbox.read()]
-        sent, others = self.ledger.sent(entries, len(self.manifest))
-        if others:
-            self.queue.mark([(entry.receipt, None) for entry in others])
+        sent, invalid = self.ledger.sent(entries, len(self.manifest))
+        if invalid:
+            self.queue.mark([(entry.receipt, None) for entry in invalid])
         for entry, sender, published in sent:
-            self._take(entry, sender, published=published)
+            self._accept(entry, sender, published=published)
         if self.buffer.is_due() or self._nothing_else_outstanding():
             self.flush()
         return len(entries)
 
-    def _take(self, entry: Entry, sender: Sender, *, published: bool) -> None:
+    def _accept(self, entry: Entry, sender: Sender, *, published: bool) -> None:
         u, unit_id = sender.u, self.manifest.unit_id(sender.u)
         until, _ = self._late.pop(entry.id, (self._clock() + LATE_S, entry))
         if self.committer.state.is_done(u):
@@ -285,8 +285,8 @@ class RunWriter:
         return not self.finished and self.committer.state.count + len(self.buffer.units) == len(self.manifest)
 
     def flush(self) -> None:
-        """Commit what is buffered, then close the log where nothing is left."""
-        results = [result for result in self.buffer.take() if not self._has_lost_part(result)]
+        """Commit what is buffered, then close the log if nothing is left."""
+        results = [result for result in self.buffer.drain() if not self._has_lost_part(result)]
         if results:
             self.committer.fingerprint = self.acceptor.fingerprint
             began = time.monotonic()
@@ -307,7 +307,7 @@ class RunWriter:
             self.committer.close(self.queue.timing())
             self.finished = True
             staging.sweep(self.layout, unfinished=False)
-            self.queue.tell(is_over=True)
+            self.queue.set_over(is_over=True)
             self.log.info("run_closed", run=self.record.run, **state.totals())
 
     def _has_lost_part(self, result: Accepted) -> bool:
@@ -334,7 +334,7 @@ class Inbox:
     """Results of one run in order of delivery; those delivered before and not acknowledged come first.
 
     Attributes:
-        has_more: whether more results may wait: the last read gave as many as it asked for.
+        has_more: whether more results may wait: the last read returned as many as it asked for.
     """
 
     def __init__(self, stream: ResultStream, clock: Callable[[], float]) -> None:
@@ -347,7 +347,7 @@ class Inbox:
         self._delivered_after: str | None = "0"
 
     def read(self) -> list[Entry]:
-        """The next results; empty where there are none now."""
+        """The next results; empty if there are none now."""
         # Nobody but a hostile worker makes the stream so large that what is read at once could be too much to hold.
         if (now := self._clock()) - self._looked > OVERFULL_S:
             self._looked, self._is_overfull = now, self._stream.is_overfull()
@@ -356,16 +356,16 @@ class Inbox:
             # What was delivered to us before a restart comes first, to its end.
             delivered = self._stream.read(self._delivered_after, count=count, block_ms=None)
             if delivered:
-                entries = self._whole(delivered)
+                entries = self._readable(delivered)
                 self._delivered_after = entries[-1].id if entries else self._delivered_after
                 self.has_more = True
                 return entries
             self._delivered_after = None
         entries = self._stream.read(">", count=count, block_ms=None)
         self.has_more = len(entries) == count
-        if len(whole := self._whole(entries)) < len(entries):
+        if len(readable := self._readable(entries)) < len(entries):
             self._delivered_after, self.has_more = "0", True
-            return whole
+            return readable
         size = sum(len(value) for entry in entries for value in entry.fields.values())
         if size > READ_BYTES:
             self._count = max(1, READ_BYTES * len(entries) // size)
@@ -373,7 +373,7 @@ class Inbox:
             self._count = min(512, self._count * 2)
         return entries
 
-    def _whole(self, entries: list[Entry]) -> list[Entry]:
+    def _readable(self, entries: list[Entry]) -> list[Entry]:
         """The entries up to the first of several that was too large beside the others: from there on each is read by
         itself."""
         if len(entries) == 1 or all(entry.is_whole for entry in entries):

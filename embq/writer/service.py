@@ -62,10 +62,10 @@ class WriterService:
         self._keeper = LockKeeper(beat=beat)
         self._outputs = outputs
         self._outside: set[str] = set()
-        self._known: frozenset[str] = frozenset()
+        self._active: frozenset[str] = frozenset()
         self._receiver: Receiver | None = None
         if add is not None and not only:
-            self._receiver = Receiver(client, add, self._keeper.moved, outputs)
+            self._receiver = Receiver(client, add, self._keeper.note_progress, outputs)
         self._restore_at = float("-inf")
         self._opened: set[str] = set()
         self._cancelled: set[str] = set()
@@ -81,7 +81,7 @@ class WriterService:
         self._keeper.start()
         try:
             while not stopped():
-                self._keeper.moved()
+                self._keeper.note_progress()
                 if time.monotonic() - looked > LOOK_S:
                     looked = time.monotonic()
                     loader.load_missing()
@@ -105,11 +105,11 @@ class WriterService:
 
     def refused(self) -> int:
         """Runs that the broker knows, that could not be written when they were last tried, or may not be."""
-        return len(({*list(self._retry_at), *list(self._outside)} & self._known) - {*list(self.runs)})
+        return len(({*list(self._retry_at), *list(self._outside)} & self._active) - {*list(self.runs)})
 
     def _attend(self, run: str, writer: RunWriter, action: Callable[[], object]) -> None:
         """Do something for one run; a run that fails, is finished or was cancelled is let go."""
-        self._keeper.moved()
+        self._keeper.note_progress()
         try:
             action()
             if writer.cancelled:
@@ -134,13 +134,13 @@ class WriterService:
             self._restore_at = now + RESTORE_S
             restore_active(self.client)
         records = active(self.client)
-        self._known = frozenset(records)
+        self._active = frozenset(records)
         for record in records.values():
-            wanted = self.only in ("", record.run)
+            is_due = self.only in ("", record.run)
             if record.run in self._cancelled:
-                wanted = wanted and bool(Ledger(self.client, record.run, scripts={}).requested())
-            wanted = wanted and record.run not in self.runs and self._retry_at.get(record.run, now) <= now
-            if wanted and self._may_write(record):
+                is_due = is_due and bool(Ledger(self.client, record.run, scripts={}).requested())
+            is_due = is_due and record.run not in self.runs and self._retry_at.get(record.run, now) <= now
+            if is_due and self._may_write(record):
                 self._open(record)
 
     def _may_write(self, record: RunRecord) -> bool:
@@ -158,7 +158,7 @@ class WriterService:
     def _open(self, record: RunRecord) -> None:
         # Both concern earlier writers. A later one that takes the run over may keep it.
         first = record.run not in self._opened
-        self._keeper.moved()
+        self._keeper.note_progress()
         try:
             self.runs[record.run] = RunWriter(
                 self.client,

@@ -36,7 +36,7 @@ def is_staged(ref: str, unit_id: str) -> bool:
 
 
 def drop_staged(layout: Layout, entry: Entry, unit_id: str) -> None:
-    """Remove the file of a result of the unit that will not be taken, where it names one."""
+    """Remove the file of a result of the unit that will not be taken, if it names one."""
     ref = entry.fields.get("ref", b"").decode("utf-8", "replace")
     if is_staged(ref, unit_id):
         drop_ref(layout, ref)

@@ -15,7 +15,7 @@ from embq.core.run.manifest import Manifest
 from embq.core.run.unit_sizes import UnitSize
 
 DOUBT, DOUBT_TOKENS = 0.5, 5.0
-"""Tokens are in proportion to bytes, give or take this share and so many tokens a sample, whichever is less, before the
+"""Tokens are in proportion to bytes, give or take this share and this many tokens a sample, whichever is less, before the
 units that are done say something else. How fast they do depends on how well their tokens follow from their bytes. What
 a sample costs beside its bytes is little, and long texts hardly tell it: a line through them that goes on to short
 ones could end anywhere."""
@@ -30,16 +30,16 @@ class TokenEstimate:
     """The units of a run that are not committed.
 
     Attributes:
-        left: kind of input -> what they hold together.
+        remaining: kind of input -> what they hold together.
     """
 
     def __init__(self) -> None:
         self._fits: dict[str, _Fit] = {}
-        self.left: dict[str, UnitSize] = {}
+        self.remaining: dict[str, UnitSize] = {}
 
     def count(self, manifest: Manifest, state: LogState) -> None:
         """Take what is left from the manifest, also when it has grown."""
-        self.left = manifest.sizes_left(bytes(state.done))
+        self.remaining = manifest.sizes_left(bytes(state.done))
 
     def remember(self, manifest: Manifest, log: CommitLog, state: LogState) -> None:
         """Learn from the last records of a run that was begun before."""
@@ -48,8 +48,8 @@ class TokenEstimate:
                 self.learn(manifest.unit_size(unit.u), unit.tokens)
 
     def committed(self, extent: UnitSize, tokens: int) -> None:
-        """A unit is done, and had so many tokens; 0 where that is not known."""
-        self.left[extent.kind] -= extent
+        """A unit is done, and had `tokens` tokens; 0 if that is not known."""
+        self.remaining[extent.kind] -= extent
         self.learn(extent, tokens)
 
     def learn(self, extent: UnitSize, tokens: int) -> None:
@@ -67,7 +67,7 @@ class TokenEstimate:
         return round(
             sum(
                 self._fits[kind].tokens_of(extent) if kind in self._fits else of_each * extent.samples
-                for kind, extent in self.left.items()
+                for kind, extent in self.remaining.items()
             )
         )
 
@@ -109,8 +109,8 @@ class _Fit:
             return 0.0
         explained = min(1.0, together**2 / spread / varies)
         # A unit of which planning knows no samples counts as one, and may have any number.
-        known = self.samples > self._examples
-        doubt = min(DOUBT, DOUBT_TOKENS * self.samples / self.tokens) if known else DOUBT
+        is_counted = self.samples > self._examples
+        doubt = min(DOUBT, DOUBT_TOKENS * self.samples / self.tokens) if is_counted else DOUBT
         noise = (1.0 - explained) * varies / (self._examples - 2) / (doubt * in_proportion) ** 2
         # Texts of as many tokens differ in bytes as well, which flattens a line of least squares. The one in the middle
         # between those of both directions is steeper; where the two hardly go together, it would be too steep.

@@ -30,7 +30,7 @@ class UploadAssembly:
         root: the output folder.
         folder: what has arrived of it.
         taken: pieces that are durable here; -1 until that was looked at.
-        there: indexes of the files that the output folder has already.
+        present: indexes of the files that the output folder has already.
     """
 
     upload: Upload
@@ -40,11 +40,11 @@ class UploadAssembly:
     folder: Path
     pieces: Pieces
     taken: int = -1
-    there: frozenset[int] = frozenset()
+    present: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, name: str, upload: Upload) -> UploadAssembly:
-        """The upload that was announced as `name`; InputError where it is none."""
+        """The upload that was announced as `name`; InputError if it is none."""
         record = RunRecord.from_json(upload.record)
         if record is None or (record.run, record.output) != (upload.run, upload.output):
             raise InputError("the run that was uploaded is not the one that was announced", code="bad_upload")
@@ -64,45 +64,45 @@ class UploadAssembly:
         """Indexes of the inputs that were sent by value."""
         return [index for index, file in enumerate(self.upload.files) if _is_input(file)]
 
-    def look(self, taken: int, moved: Callable[[], None]) -> None:
+    def scan(self, taken: int, on_progress: Callable[[], None]) -> None:
         """Find out which pieces and files exist, where `taken` pieces were taken before; raises as `compare` does."""
         self.folder.mkdir(exist_ok=True)
-        self.compare(moved)
+        self.compare(on_progress)
         self.taken = self._durable(taken)
 
-    def compare(self, moved: Callable[[], None]) -> None:
+    def compare(self, on_progress: Callable[[], None]) -> None:
         """Find the files that the folder has as they were sent, also those that a writer had named when it died.
 
-        Raises InputError where an input of the run that is there is another one now.
+        Raises InputError if an input of the run that is there is another one now.
         """
         grows = self.grows
-        found, changed = set(), []
+        present, changed = set(), []
         for index, file in enumerate(self.upload.files):
             path = below(self.root, file.path)
             if (grows and not _is_input(file)) or not path.exists():
                 continue
-            moved()
+            on_progress()
             status = path.stat()
             same = status.st_size == file.bytes
             if same and status.st_mtime_ns != file.mtime_ns:
                 same = file_sha256(path) == file.sha256
             if same:
-                found.add(index)
+                present.add(index)
             elif grows:
                 changed.append(str(path))
         if changed:
-            more = f" and {len(changed) - 3:,} more" if len(changed) > 3 else ""
+            rest = f" and {len(changed) - 3:,} more" if len(changed) > 3 else ""
             raise InputError(
-                f"inputs are not what was sent first: {', '.join(changed[:3])}{more}; nothing was added",
+                f"inputs are not what was sent first: {', '.join(changed[:3])}{rest}; nothing was added",
                 code="input_changed",
             )
-        self.there = frozenset(found)
+        self.present = frozenset(present)
 
-    def take(self, piece: Callable[[int], bytes | None]) -> int:
-        """Write the next pieces that have come, durably; gives their number.
+    def write_pieces(self, piece: Callable[[int], bytes | None]) -> int:
+        """Write the next pieces that have come, durably; returns their number.
 
         Args:
-            piece: gives the piece of a number; None where it has not come.
+            piece: returns the piece of a number; None if it has not come.
         """
         touched: set[Path] = set()
         taken = self.taken
@@ -128,11 +128,11 @@ class UploadAssembly:
         count, self.taken = taken - self.taken, taken
         return count
 
-    def check(self, moved: Callable[[], None]) -> None:
-        """Each file arrived as it was sent; InputError where one did not."""
+    def check(self, on_progress: Callable[[], None]) -> None:
+        """Each file arrived as it was sent; InputError if one did not."""
         for index, file in enumerate(self.upload.files):
-            moved()
-            if index in self.there:
+            on_progress()
+            if index in self.present:
                 continue
             path = self._arrived(index)
             if not file.bytes and not path.exists():
@@ -140,16 +140,16 @@ class UploadAssembly:
             if path.stat().st_size != file.bytes or file_sha256(path) != file.sha256:
                 raise InputError(f"{file.path} did not arrive as it was sent", code="bad_upload")
 
-    def place(self, indexes: Iterable[int], moved: Callable[[], None]) -> None:
+    def place(self, indexes: Iterable[int], on_progress: Callable[[], None]) -> None:
         """Give arrived files their names, in order; those that have them already are left alone."""
         for index in indexes:
-            moved()
+            on_progress()
             _name(self._arrived(index), self.upload.files[index], self.root)
 
     def linked_plan(self) -> Path:
         """A folder that holds the plan under its names, while the output folder does not.
 
-        Raises InputError where it is not the plan of the run that was announced.
+        Raises InputError if it is not the plan of the run that was announced.
         """
         plan = self.folder / "plan"
         (plan / "manifest").mkdir(parents=True, exist_ok=True)
@@ -160,8 +160,8 @@ class UploadAssembly:
             info, units = load_run(plan), len(Manifest(Layout(plan)))
         except OutputError as error:
             raise InputError(f"the plan that came cannot be read: {error.message}", code="bad_upload") from error
-        announced, found = self.record, (info.run, info.model, info.rows, info.units, units)
-        if found != (announced.run, announced.model, announced.rows, announced.units, announced.units):
+        announced, planned = self.record, (info.run, info.model, info.rows, info.units, units)
+        if planned != (announced.run, announced.model, announced.rows, announced.units, announced.units):
             raise InputError("the plan that was uploaded is not that of the run that was announced", code="bad_upload")
         return plan
 
@@ -174,14 +174,14 @@ class UploadAssembly:
         """The number of the next piece from `number` on of a file that is not there yet."""
         while number < self.pieces.count:
             index, _ = self.pieces.place(number)
-            if index not in self.there:
+            if index not in self.present:
                 break
             number = self.pieces.starts[index] + self.upload.files[index].pieces
         return number
 
     def _arrived(self, index: int) -> Path:
-        """Path of an arrived file: its number, or its name where it exists already."""
-        return below(self.root, self.upload.files[index].path) if index in self.there else self.folder / str(index)
+        """Path of an arrived file: its number, or its name if it exists already."""
+        return below(self.root, self.upload.files[index].path) if index in self.present else self.folder / str(index)
 
     def _durable(self, taken: int) -> int:
         """Number of pieces that are durable, of `taken`: the folder may have lost some."""
@@ -200,12 +200,12 @@ def _is_input(file: UploadFile) -> bool:
 def _name(path: Path, file: UploadFile, root: Path) -> None:
     """Give an arrived file its name, durably, folders included."""
     target = below(root, file.path)
-    made = [folder for folder in [target.parent, *target.parent.parents] if not folder.exists()]
+    new_folders = [folder for folder in [target.parent, *target.parent.parents] if not folder.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     if file.mtime_ns and path != target:
         os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
     if path != target:
         os.rename(path, target)
     fsync_folder(target.parent)
-    for folder in made:
+    for folder in new_folders:
         fsync_folder(folder.parent)

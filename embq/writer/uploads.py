@@ -43,28 +43,28 @@ class Receiver:
         outputs: where uploads may go.
     """
 
-    def __init__(self, client: redis.Redis, add: Add, moved: Callable[[], None], outputs: Outputs = ANYWHERE) -> None:
+    def __init__(self, client: redis.Redis, add: Add, on_step: Callable[[], None], outputs: Outputs = ANYWHERE) -> None:
         self.client = client
         self._outputs = outputs
         self._add = add
-        self._moved = moved
+        self._on_step = on_step
         self.log = Events("writer")
-        self._known: dict[str, UploadAssembly | None] = {}
+        self._arrivals: dict[str, UploadAssembly | None] = {}
         self._retry_at: dict[str, float] = {}
 
     def step(self) -> int:
-        """Take the pieces that have arrived; gives the number of pieces and of uploads that ended."""
+        """Take the pieces that have arrived; returns the number of pieces and of uploads that ended."""
         names = uploads.names(self.client)
-        self._known = {name: arrival for name, arrival in self._known.items() if name in names}
-        moved = 0
+        self._arrivals = {name: arrival for name, arrival in self._arrivals.items() if name in names}
+        count = 0
         for name in names:
             if self._retry_at.get(name, 0.0) > time.monotonic():
                 continue
             try:
-                if name not in self._known:
-                    self._known[name] = self._arrival(name, uploads.announced(self.client, name))
-                arrival = self._known[name]
-                moved += 0 if arrival is None else self._attend(name, arrival)
+                if name not in self._arrivals:
+                    self._arrivals[name] = self._arrival(name, uploads.announced(self.client, name))
+                arrival = self._arrivals[name]
+                count += 0 if arrival is None else self._attend(name, arrival)
             except (OutputError, OSError) as error:
                 self._wait(name, error)
             except InputError as error:
@@ -74,7 +74,7 @@ class Receiver:
             except Exception as error:  # noqa: BLE001 - boundary of one upload: the others go on
                 self.log.bug("bug", upload=name)
                 self._refuse(name, "bug", f"the writer cannot take it: {type(error).__name__}; see its log")
-        return moved
+        return count
 
     def _arrival(self, name: str, upload: Upload | None) -> UploadAssembly | None:
         """The upload that was announced under a name; None for one of another version."""
@@ -86,22 +86,22 @@ class Receiver:
     def _attend(self, name: str, arrival: UploadAssembly) -> int:
         layout = arrival.layout
         if arrival.grows:
-            there = load_run(layout.root)
-            if there.run == arrival.upload.run:
-                return self._accept(name, arrival, AddedUnits(units=there.units, samples=0, added=0))
+            existing = load_run(layout.root)
+            if existing.run == arrival.upload.run:
+                return self._accept(name, arrival, AddedUnits(units=existing.units, samples=0, added=0))
             record = arrival.record
-            if (record.model, record.rows.identity()) != (there.model, there.rows.identity()):
-                raise InputError(f"{layout.root} holds another run, {there.run}, of another model", code="other_run")
+            if (record.model, record.rows.identity()) != (existing.model, existing.rows.identity()):
+                raise InputError(f"{layout.root} holds another run, {existing.run}, of another model", code="other_run")
         taken = min(uploads.state(self.client, name).taken, arrival.pieces.count)
         if arrival.taken != taken or not uploads.has_writer(self.client, name):
             if not arrival.grows:
                 refuse_foreign_files(layout)
             layout.make()
-            arrival.look(taken, self._moved)
+            arrival.scan(taken, self._on_step)
             uploads.confirm_pieces(self.client, name, arrival.taken)
-        before = arrival.taken
-        count = arrival.take(lambda number: uploads.piece(self.client, name, number))
-        if arrival.taken != before:
+        already_taken = arrival.taken
+        count = arrival.write_pieces(lambda number: uploads.piece(self.client, name, number))
+        if arrival.taken != already_taken:
             uploads.confirm_pieces(self.client, name, arrival.taken)
         if arrival.taken == arrival.pieces.count:
             return count + self._finish(name, arrival)
@@ -114,8 +114,8 @@ class Receiver:
                 self._retry_at[name] = time.monotonic() + BUSY_S
                 uploads.set_reason(self.client, name, "another plan is being made for this output")
                 return 0
-            arrival.compare(self._moved)
-            arrival.check(self._moved)
+            arrival.compare(self._on_step)
+            arrival.check(self._on_step)
             grown = self._grow(arrival) if arrival.grows else self._make(name, arrival)
         return self._accept(name, arrival, grown)
 
@@ -123,14 +123,14 @@ class Receiver:
         """Give each file its name; run.json, which commits the run, comes last."""
         arrival.linked_plan()
         save_control(arrival.layout, Control(priority=self._priority(name) or PRIORITY))
-        arrival.place(range(len(arrival.upload.files)), self._moved)
+        arrival.place(range(len(arrival.upload.files)), self._on_step)
         info = load_run(arrival.layout.root)
         return AddedUnits(units=info.units, samples=info.samples, added=None)
 
     def _grow(self, arrival: UploadAssembly) -> AddedUnits:
         """Add the units that the run lacks, once their inputs have their names; other inputs stay as they are."""
         plan = arrival.linked_plan()
-        return self._add(arrival.root, plan, lambda: arrival.place(arrival.inputs, self._moved), self._moved)
+        return self._add(arrival.root, plan, lambda: arrival.place(arrival.inputs, self._on_step), self._on_step)
 
     def _priority(self, name: str) -> int | None:
         """Priority as last requested: it may change while the upload is under way."""
@@ -141,11 +141,11 @@ class Receiver:
         upload, layout = arrival.upload, arrival.layout
         info = load_run(layout.root)
         priority = self._priority(name)
-        with kept_off(layout.broker) as alone:
+        with kept_off(layout.broker) as exclusive:
             # An `embq run` that is at work on it takes the new units up itself.
-            if alone:
+            if exclusive:
                 if priority is not None and grown.added is not None:
-                    self._ask(info.run, layout, {"priority": str(priority)})
+                    self._request(info.run, layout, {"priority": str(priority)})
                 register(self.client, replace(arrival.record, run=info.run, rows=info.rows, units=info.units))
         end = Outcome(end="accepted", run=info.run, added=grown.added, units=info.units, samples=grown.samples)
         uploads.finish(self.client, name, upload.run, end)
@@ -153,7 +153,7 @@ class Receiver:
         self.log.info("upload_accepted", run=info.run, output=upload.output, files=len(upload.files), units=info.units)
         return 1
 
-    def _ask(self, run: str, layout: Layout, requests: dict[str, str]) -> None:
+    def _request(self, run: str, layout: Layout, requests: dict[str, str]) -> None:
         """Request changes of an existing run; those of a finished run, which has no writer, are written here."""
         if is_over(self.client, run):
             save_control(layout, load_control(layout).with_changes(requests))
@@ -169,7 +169,7 @@ class Receiver:
         self.log.error("upload_waits", upload=name, why=error.message, next=error.next_step, retry_s=RETRY_S)
 
     def _refuse(self, name: str, code: str, why: str) -> None:
-        arrival = self._known.get(name)
+        arrival = self._arrivals.get(name)
         run = arrival.upload.run if arrival is not None else name
         uploads.finish(self.client, name, run, Outcome(end="refused", code=code, why=why))
         if arrival is not None:

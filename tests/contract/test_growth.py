@@ -109,7 +109,7 @@ def test_units_added_between_the_last_commit_and_the_close_are_not_left_out(run:
         run.work_one(u)
     while run.ledger.meta()["done"] != "8" and writer.committer.state.count + len(writer.buffer.units) < 8:
         for entry, sender, published in writer.ledger.sent(writer.inbox.read(), 8)[0]:
-            writer._take(entry, sender, published=published)
+            writer._accept(entry, sender, published=published)
     add(run, 2)
     writer.flush()
     assert not writer.finished

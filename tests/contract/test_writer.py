@@ -802,7 +802,7 @@ def test_the_lock_of_a_writer_that_is_stuck_is_not_kept(run: RunCase) -> None:
     wait_until(lambda: lock_of(run)[0] == "")
     keeper.renew()
     assert lock_of(run)[0] == ""
-    keeper.moved()
+    keeper.note_progress()
     keeper.renew()
     assert lock_of(run)[0] != ""
 

@@ -48,7 +48,7 @@ def test_a_commit_that_sends_a_part_for_long_keeps_the_writer_well(clock: FakeCl
     health = Health(stands_s=WEDGED_S, clock=clock)
     keeper = LockKeeper(clock, beat=health.beat)
     for _ in range(10):
-        keeper.moved()
+        keeper.note_progress()
         clock.advance(WEDGED_S)
         assert health.complaint() == ""
     clock.advance(1)
