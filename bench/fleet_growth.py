@@ -118,7 +118,7 @@ def operations(folder: Path, count: int, times: int) -> dict[str, dict[str, floa
             "tick": cost(client, tick, 5 * max(5, times // 5)),
             "report": cost(client, lambda: WORKER_REPORTS.report(client, report, scripts=scripts), times),
             "beat": cost(client, lambda: case.ledger.beat(gen, held, lease_s=LEASE_S), times),
-            "idle_look": cost(client, scheduler._look, times),
+            "idle_look": cost(client, scheduler._survey, times),
             "service_round": cost(client, lambda: reporter._report(client), times),
         }
 

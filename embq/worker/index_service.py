@@ -117,8 +117,8 @@ class IndexService:
             if self._unit is not None:
                 self._attend(self._unit)
             else:
-                with receiver.receive(1) as found:
-                    for hint in found:
+                with receiver.receive(1) as received:
+                    for hint in received:
                         self._claim(hint)
             if self._unit is not None:
                 self._turns.busy()
@@ -206,7 +206,7 @@ class IndexService:
 
     def _beat(self, unit: _InHand) -> None:
         board, settings, lease = self.context.board, self.context.settings, unit.lease
-        if self._child.moved():
+        if self._child.has_progressed():
             board.advance()
         now = time.monotonic()
         if now - self._beat_at < settings.beat_s or board.stuck(settings.stall_s):
@@ -331,7 +331,7 @@ class IndexChild(JsonChild):
         self.command.remove("--gpu")
         return True
 
-    def moved(self) -> bool:
+    def has_progressed(self) -> bool:
         """Whether it has computed, read or written anything since the last call, or waits for storage.
 
         Elsewhere than on Linux it counts as moving as long as it lives.
@@ -342,5 +342,5 @@ class IndexChild(JsonChild):
         except OSError:
             return True
         fields = stat.rpartition(")")[2].split()
-        before, self._activity = self._activity, (self.pid, " ".join([*fields[11:13], *io.split()]))
-        return fields[0] == "D" or before != self._activity
+        previous, self._activity = self._activity, (self.pid, " ".join([*fields[11:13], *io.split()]))
+        return fields[0] == "D" or previous != self._activity

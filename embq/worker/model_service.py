@@ -203,14 +203,14 @@ class ModelService:
                 self._release_late(drain_s)
             self.pipeline.drain(drain_s, at_once=lambda: stopped.count > 1)
             return
-        moved = time.monotonic()
+        progress_at = time.monotonic()
 
         def gave_up() -> bool:
             # Results for which there is no room, say, because the writer of a run is gone: the others need not wait.
-            nonlocal moved
+            nonlocal progress_at
             if any(step.stage != PULSE for step in self.context.board.in_hand()):
-                moved = time.monotonic()
-            return stopped.longer_than(drain_s) or time.monotonic() - moved > drain_s
+                progress_at = time.monotonic()
+            return stopped.longer_than(drain_s) or time.monotonic() - progress_at > drain_s
 
         # A unit may take longer than a slice and `drain_s` together: cut off each time, it would never be done.
         self.pipeline.drain(float("inf"), at_once=gave_up)

@@ -56,7 +56,7 @@ def run(options: WorkerOptions, settings: Settings, stopped: StopFlag, report: R
             report=report,
             locality=locality,
         )
-        PATHS.without, PATHS.tell = frozenset(options.without), report.paths
+        PATHS.without, PATHS.report = frozenset(options.without), report.paths
         _serve(context)
 
 

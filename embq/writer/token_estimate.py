@@ -15,7 +15,7 @@ from embq.core.run.manifest import Manifest
 from embq.core.run.unit_sizes import UnitSize
 
 DOUBT, DOUBT_TOKENS = 0.5, 5.0
-"""Tokens are in proportion to bytes, give or take this share and this many tokens a sample, whichever is less, before the
+"""Tokens are in proportion to bytes, give or take this share and this many tokens a sample, whichever is less, until
 units that are done say something else. How fast they do depends on how well their tokens follow from their bytes. What
 a sample costs beside its bytes is little, and long texts hardly tell it: a line through them that goes on to short
 ones could end anywhere."""

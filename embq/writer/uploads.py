@@ -39,7 +39,7 @@ class Receiver:
 
     Args:
         add: adds to a run that is there.
-        moved: called on progress.
+        on_step: called on progress.
         outputs: where uploads may go.
     """
 

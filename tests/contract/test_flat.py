@@ -417,7 +417,7 @@ def test_a_kernel_that_breaks_the_device_ends_the_process(
 
     monkeypatch.setattr(embedder, "_padded", checked)
     told: list[object] = []
-    paths.tell = told.append
+    paths.report = told.append
     with pytest.raises(DeviceError, match="illegal memory access") as caught:
         embedder.flatten(breaks)
     assert caught.value.exit_code == Exit.DEVICE == 71

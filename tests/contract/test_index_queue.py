@@ -95,7 +95,7 @@ def test_an_index_and_a_model_take_turns(own_client: redis.Redis, waiting: Index
 def test_between_two_stages_workers_stay_and_nobody_comes(own_client: redis.Redis, build: IndexBuild) -> None:
     announce(own_client, IndexStage(build=build, stage="add", run=RUN))
     chooser = scheduler(own_client)
-    assert chooser.wanted(build)
+    assert chooser.is_needed(build)
     assert looked(chooser) is None
 
 

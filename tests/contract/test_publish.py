@@ -296,8 +296,8 @@ def test_vectors_are_stored_as_the_run_asks_from_the_device_to_the_part(
     samples = [sample(0, ordinal) for ordinal in range(3)]
     prepared: Future[object] = Future()
     prepared.set_result((samples, range(3)))
-    embed.take(Chunk(work, samples, prepared))
-    embed.take(EndOfUnit(work, samples=3))
+    embed.add(Chunk(work, samples, prepared))
+    embed.add(EndOfUnit(work, samples=3))
     embed.flush()
     writer.drain()
     (path,) = run.layout.parts.iterdir()

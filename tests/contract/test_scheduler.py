@@ -126,7 +126,7 @@ def test_the_model_of_a_run_that_rests_has_no_claim(own_client: redis.Redis, mak
     mine.ledger.request({"state": state})
     other.ledger.request({"state": "running"})
     other.feeder().tick()
-    assert chooser.wanted(mine.record.model), "without contention it stays loaded"
+    assert chooser.is_needed(mine.record.model), "without contention it stays loaded"
     assert at_the_end(chooser, turn, idle=True) == other.record.model
 
 

@@ -188,7 +188,7 @@ def test_every_piece_that_names_a_device_uses_no_other(kind: str) -> None:
         assert dict(arrived)["text"][:, 0].tolist() == list(range(0, 200_000, 2))
         slabs, uploader = SlabPool(2, 2, device), Uploader(device)
         for mark in range(5):
-            rows = slabs.take(ROWS // 2 + 1)
+            rows = slabs.rows(ROWS // 2 + 1)
             together(rows).fill(mark)
             numbers = uploader.send(rows, torch.Tensor.float)
             del rows

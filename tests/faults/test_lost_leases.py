@@ -36,9 +36,9 @@ def test_a_unit_whose_lease_is_lost_is_let_go_of_and_not_handed_on(moment: str) 
         samples = [Sample(ordinal=n, key=str(n), text=f"{n}") for n in range(3)]
         prepared: Future[Any] = Future()
         prepared.set_result((samples, embedder.prepare(samples)))
-        stage.take(Chunk(work, samples, prepared))
+        stage.add(Chunk(work, samples, prepared))
         work.lost = work.lost or (work is lost and moment == "before its end")
-        stage.take(EndOfUnit(work, 3))
+        stage.add(EndOfUnit(work, 3))
     lost.lost = True
     stage.flush()
 

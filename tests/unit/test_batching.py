@@ -209,8 +209,8 @@ def give(stage: EmbedStage, work: LeasedUnit, lengths: Sequence[int]) -> None:
     samples = [Sample(ordinal=number, key=str(number), text="t") for number in range(len(lengths))]
     prepared: Future[Any] = Future()
     prepared.set_result((samples, [(sample.ordinal, lengths[sample.ordinal]) for sample in samples]))
-    stage.take(Chunk(work, samples, prepared))
-    stage.take(EndOfUnit(work, len(samples)))
+    stage.add(Chunk(work, samples, prepared))
+    stage.add(EndOfUnit(work, len(samples)))
 
 
 def rows_of(work: LeasedUnit) -> dict[int, float]:
@@ -256,8 +256,8 @@ def test_the_next_window_comes_together_pass_by_pass(stages: SimpleNamespace) ->
     first, *coming = [*chunks, EndOfUnit(work, 14, SourceError("cut", code="shard_truncated"))]
     left: list[int] = []
     stage = stage_of(stages, Small())
-    stage.more = lambda: coming.pop(0) if can_wait(coming[0]) else None
-    stage.take(first)
+    stage.next_item = lambda: coming.pop(0) if can_wait(coming[0]) else None
+    stage.add(first)
     assert left == [9, 7, 5, 3, 1, 1]
     assert len(coming) == 1, "what drops samples in hand has to wait"
     assert len(stage.batcher) == 2
@@ -314,9 +314,9 @@ def test_a_unit_that_breaks_while_its_rows_are_under_way_ends_as_one_failure(sta
     samples = [Sample(ordinal=n, key=str(n), text="t") for n in range(3)]
     prepared: Future[Any] = Future()
     prepared.set_result((samples, [(sample.ordinal, 10) for sample in samples]))
-    stage.take(Chunk(work, samples, prepared))
+    stage.add(Chunk(work, samples, prepared))
     assert stage.has_waiting
-    stage.take(EndOfUnit(work, 3, SourceError("cut", code="shard_truncated")))
+    stage.add(EndOfUnit(work, 3, SourceError("cut", code="shard_truncated")))
     stage.flush()
     assert [(failure.ordinal, failure.code) for failure in work.failures] == [(None, "shard_truncated")]
     assert (work.samples, work.vectors) == ([], {})

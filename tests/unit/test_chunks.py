@@ -94,7 +94,7 @@ class Harness:
     def drive(self, work: LeasedUnit) -> None:
         self.read.run(work)
         for item in self.handed:
-            self.embed.take(item)
+            self.embed.add(item)
         self.handed.clear()
         self.embed.flush()
 

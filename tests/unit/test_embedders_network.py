@@ -143,8 +143,8 @@ def test_a_row_that_is_not_finite_is_computed_once_more_before_it_is_a_failure(
     samples = [Sample(ordinal=n, key=str(n), text=line) for n, line in enumerate(lines)]
     ready: Future[object] = Future()
     ready.set_result((samples, prepared(embedder, *lines)))
-    stage.take(Chunk(work, samples, ready))
-    stage.take(EndOfUnit(work, samples=3))
+    stage.add(Chunk(work, samples, ready))
+    stage.add(EndOfUnit(work, samples=3))
     stage.flush()
     assert [(failure.ordinal, failure.code) for failure in work.failures] == [(1, "non_finite")]
     assert sorted(sample.ordinal for sample in work.samples) == [0, 2]

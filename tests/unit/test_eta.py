@@ -30,7 +30,7 @@ def unit_of(lengths: Iterable[int]) -> tuple[UnitSize, int]:
 def workload(units: list[tuple[UnitSize, int]]) -> TokenEstimate:
     made = TokenEstimate()
     for extent, _ in units:
-        made.left[extent.kind] = made.left.get(extent.kind, UnitSize(extent.kind, 0, 0)) + extent
+        made.remaining[extent.kind] = made.remaining.get(extent.kind, UnitSize(extent.kind, 0, 0)) + extent
     return made
 
 

@@ -73,8 +73,8 @@ def give(stage: EmbedStage, work: Any, ready: Sequence[tuple[Sample, Any]]) -> N
     for start in range(0, len(ready), 20):
         prepared: Future[Any] = Future()
         prepared.set_result(tuple(zip(*ready[start : start + 20], strict=True)))
-        stage.take(Chunk(work, [sample for sample, _ in ready[start : start + 20]], prepared))
-    stage.take(EndOfUnit(work, len(ready)))
+        stage.add(Chunk(work, [sample for sample, _ in ready[start : start + 20]], prepared))
+    stage.add(EndOfUnit(work, len(ready)))
 
 
 @pytest.fixture(scope="module")

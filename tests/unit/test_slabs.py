@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 def filled(slabs: SlabPool, *values: int) -> list[Row]:
     """A row for each value, all of it that value."""
-    rows = [slabs.take(1)[0] for _ in values]
+    rows = [slabs.rows(1)[0] for _ in values]
     for row, value in zip(rows, values, strict=True):
         row.array.fill(value)
     return rows
@@ -39,7 +39,7 @@ def test_the_rows_of_one_thread_are_one_run_and_no_copy_is_made_of_it() -> None:
     batch = gathered(rows)
     assert values(batch) == list(range(10))
     assert batch.data_ptr() == rows[0].slab.memory.data_ptr()
-    assert slabs.made == 1
+    assert slabs.allocated == 1
 
 
 def test_a_batch_over_several_slabs_and_with_gaps_is_in_order() -> None:
@@ -55,7 +55,7 @@ def test_a_batch_over_several_slabs_and_with_gaps_is_in_order() -> None:
 def test_the_rows_of_a_chunk_lie_next_to_each_other_and_a_row_that_is_left_out_makes_two_runs() -> None:
     slabs = SlabPool(2, 2, CPU)
     for count in (5, 20, 20, ROWS):
-        rows = slabs.take(count)
+        rows = slabs.rows(count)
         together(rows)[:] = np.arange(count)[:, None, None, None]
         assert [len(piece) for piece in runs(rows)] == [count]
         assert values(gathered(rows)) == list(range(count))
@@ -72,11 +72,11 @@ def test_memory_is_used_again_once_the_last_of_its_rows_is_gone_and_not_before()
     for _ in range(3 * ROWS):
         filled(slabs, 99)
     assert int(last.pixels[0, 0, 0]) == 7, "one row keeps all of its slab"
-    assert slabs.made == 2
+    assert slabs.allocated == 2
     del last
     pointers = {row.slab.memory.data_ptr() for row in filled(slabs, *[1] * 2 * ROWS)}
     assert memory.data_ptr() in pointers
-    assert slabs.made == 2
+    assert slabs.allocated == 2
 
 
 def test_what_an_error_still_refers_to_is_kept_and_comes_back_with_it() -> None:
@@ -91,12 +91,12 @@ def test_what_an_error_still_refers_to_is_kept_and_comes_back_with_it() -> None:
     except RuntimeError as error:
         kept = error
     filled(slabs, *[1] * ROWS)
-    assert slabs.made == 2
+    assert slabs.allocated == 2
     assert kept.__traceback__ is not None
     del kept
     gc.collect()
     filled(slabs, *[1] * 2 * ROWS)
-    assert slabs.made == 2
+    assert slabs.allocated == 2
 
 
 def test_threads_fill_slabs_of_their_own_and_a_slow_reader_finds_its_rows_as_they_were() -> None:
@@ -124,7 +124,7 @@ def test_threads_fill_slabs_of_their_own_and_a_slow_reader_finds_its_rows_as_the
     for worker in workers:
         worker.join()
     # In flight, waiting, in hand of each thread, each over two slabs at most.
-    assert slabs.made <= 2 * (4 + 2 + threads)
+    assert slabs.allocated <= 2 * (4 + 2 + threads)
 
 
 def test_memory_that_is_made_in_inference_mode_is_written_outside_of_it() -> None:
@@ -132,7 +132,7 @@ def test_memory_that_is_made_in_inference_mode_is_written_outside_of_it() -> Non
     with torch.inference_mode():
         filled(slabs, *range(ROWS))
     assert values(gathered(filled(slabs, 7, 8))) == [7, 8]
-    assert slabs.made == 1
+    assert slabs.allocated == 1
 
 
 def test_a_thread_that_ends_gives_its_slab_back() -> None:
@@ -141,7 +141,7 @@ def test_a_thread_that_ends_gives_its_slab_back() -> None:
         thread = threading.Thread(target=filled, args=(slabs, 1, 2, 3))
         thread.start()
         thread.join()
-    assert slabs.made == 1
+    assert slabs.allocated == 1
 
 
 def test_on_a_cpu_the_numbers_are_read_from_the_rows_themselves() -> None:
@@ -180,7 +180,7 @@ def test_no_row_is_written_before_it_is_copied_and_no_buffer_before_it_is_read()
         sent.append((marks, uploader.send(filled(slabs, *marks), read)))
     for marks, (low, high) in sent:
         assert low.tolist() == high.tolist() == marks
-    assert slabs.made * ROWS < sum(len(marks) for marks, _ in sent) / 2, "memory was used again"
+    assert slabs.allocated * ROWS < sum(len(marks) for marks, _ in sent) / 2, "memory was used again"
 
 
 @pytest.mark.gpu

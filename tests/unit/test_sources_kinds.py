@@ -65,17 +65,17 @@ def test_texts_beside_no_image_are_counted_and_captions_are_not(tmp_path: Path) 
     touch(tmp_path, "a.jpg", "a.txt", "b.jpg", "b.txt", "notes/1.txt", "notes/2.txt")
     listing = Listing()
     assert detect(str(tmp_path), listing=listing) == [("files", str(tmp_path))]
-    assert listing.left == {"texts beside no image": 2}
+    assert listing.left_out == {"texts beside no image": 2}
     # One image has two names before its extension, two have one caption, and four texts have no image.
     touch(tmp_path, "c.txt", "c.webp", "d.e.png", "d.e.txt", "b.png", "README.txt", "b.txt.gz", "d.txt", "a.jpg.txt")
     for wanted in ("", "files"):
         listing = Listing()
         assert detect(str(tmp_path), wanted, listing=listing) == [("files", str(tmp_path))]
-        assert (listing.taken, listing.left) == ({"files": 5}, {"texts beside no image": 6})
+        assert (listing.taken, listing.left_out) == ({"files": 5}, {"texts beside no image": 6})
     touch(tmp_path, "_x/a.txt", "_x/a.webp")  # the text comes first, and is left as one in such a folder
     listing = Listing()
     detect(str(tmp_path), listing=listing)
-    assert listing.left == {"texts beside no image": 6, "in a folder whose name begins with _": 1}
+    assert listing.left_out == {"texts beside no image": 6, "in a folder whose name begins with _": 1}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_folder_with_several_kinds_names_the_option_that_chooses(
     listing = Listing()
     kind = kind_of(names[0]) or "files"
     assert {found for found, _ in detect(str(tmp_path), kind, listing=listing)} == {kind}
-    assert sum(listing.left.values()) == 1
+    assert sum(listing.left_out.values()) == 1
 
 
 def test_a_wanted_kind_stands_above_names(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def drive(stages: SimpleNamespace, *works: LeasedUnit) -> None:
     for work in works:
         stages.read.run(work)
     for item in stages.handed:
-        stages.embed.take(item)
+        stages.embed.add(item)
     stages.handed.clear()
     stages.embed.flush()
 
@@ -145,8 +145,8 @@ def test_no_more_encoded_images_are_read_than_decoders_have_room_for(stages: Sim
 
 def test_an_image_that_is_larger_than_the_room_passes_alone() -> None:
     encoded = EncodedAhead(100)
-    encoded.take(1000)
-    waits = threading.Thread(target=encoded.take, args=(1,))
+    encoded.acquire(1000)
+    waits = threading.Thread(target=encoded.acquire, args=(1,))
     waits.start()
     assert encoded.held_bytes == 1000
     encoded.give_back(1000)
@@ -335,7 +335,7 @@ def test_the_last_attempt_goes_sample_by_sample_and_leaves_out_what_ended_a_work
             return real(batch)
 
         monkeypatch.setattr(embedder, stage, seen)
-    stages.read.hand_on = stages.embed.take  # the reader waits for each sample to be dealt with
+    stages.read.hand_on = stages.embed.add  # the reader waits for each sample to be dealt with
     stages.read.run(work)
     assert stages.finished == [work]
     assert [sample.text for sample in work.samples] == ["one", "three", "four"]

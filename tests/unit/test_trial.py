@@ -121,7 +121,7 @@ def test_each_variant_is_announced_before_it_is_tried_and_again_where_it_is_not_
     clock: FakeClock, paths: OptionalPaths
 ) -> None:
     told: list[object] = []
-    paths.tell = told.append
+    paths.report = told.append
 
     def make(encode: Encode) -> Encode:
         told.append("made")

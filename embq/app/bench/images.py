@@ -27,7 +27,7 @@ from embq.worker.embedders.device.hardware import device_name
 from embq.worker.embedders.device.tuning import tune
 from embq.worker.embedders.device.warm_up import warm_up
 from embq.worker.embedders.registry import load
-from embq.worker.supervisor.devices import alone
+from embq.worker.supervisor.devices import isolated_device
 
 UNIT_SAMPLES = 100
 """Unit size for folders and tables, small so that samples come from many places."""
@@ -144,7 +144,7 @@ def measure(options: ImageBenchOptions, say: Callable[[str], None], poll: Poll) 
     config, units = _planned(options)
     threads, seconds = options.threads or cores(), options.seconds
     say(f"loading {config.spec} on {options.device}")
-    in_torch, environment = alone(options.device, Settings.from_environment().cuda_visible)
+    in_torch, environment = isolated_device(options.device, Settings.from_environment().cuda_visible)
     change_environment(environment)
     embedder = load(config, in_torch)
     if options.batch_size:

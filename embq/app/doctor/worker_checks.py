@@ -33,7 +33,7 @@ from embq.core.settings import Settings, model_cache
 from embq.core.storage.paths import place
 from embq.core.units import Unit
 from embq.worker.embedders.device.hardware import simulated_speed
-from embq.worker.supervisor.devices import alone, find_devices, why_no_gpu
+from embq.worker.supervisor.devices import find_devices, isolated_device, why_no_gpu
 from embq.worker.supervisor.machine import room
 
 MOST_RUNS = 20
@@ -149,7 +149,7 @@ def _files(model: ModelConfig) -> Iterator[Check]:
 
 
 def _model(record: RunRecord, meta: dict[str, str], device: str, cuda_visible: str | None) -> Iterator[Check]:
-    in_torch, environment = alone(device, cuda_visible)
+    in_torch, environment = isolated_device(device, cuda_visible)
     answer = child(*PROBE, "run_model", record.to_json(), in_torch, timeout_s=MODEL_TIMEOUT_S, **environment)
     if meta["fingerprint"] and answer["fingerprint"] != meta["fingerprint"]:
         detail = f"{record.model.spec} is another model here than the one that run {record.run} was begun with"

@@ -156,7 +156,7 @@ def _supervise(fleet: Fleet, *, asked: str, idle_exit_s: float) -> None:
         supervisor = Supervisor(service.client, fleet, service.health.beat, idle_exit_s=idle_exit_s)
         service.health.also = supervisor.complaint
         metrics = (WorkerMetrics(supervisor, service.client), GpuMetrics())
-        with service.reported(*metrics, refresh=Machine(supervisor, settings.cuda_visible).look):
+        with service.reported(*metrics, refresh=Machine(supervisor, settings.cuda_visible).refreshed):
             supervisor.serve(service.stopped)
 
 

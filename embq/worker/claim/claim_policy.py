@@ -51,23 +51,23 @@ STEPS, EXACT_S = 50, 1e-5
 """Steps of the bisection at most, and the seconds to which its result is exact: each step takes 4 us of CPU."""
 
 
-def makespan(left: int, workers: Sequence[WorkerSpeed], *, since_s: float = 0.0) -> float:
-    """Seconds until `left` unclaimed units can be done, where each goes to the worker that finishes it first.
+def makespan(unclaimed: int, workers: Sequence[WorkerSpeed], *, since_s: float = 0.0) -> float:
+    """Seconds until `unclaimed` units can be done, where each goes to the worker that finishes it first.
 
     The earliest time by which the workers, of which there is one at least, get so many further units done.
 
     Args:
         since_s: that have passed since the workers were looked at.
     """
-    ahead_s, unit_s, count = np.array([(one.ahead_s, one.unit_s, one.workers) for one in workers]).T
+    ahead_s, unit_s, count = np.array([(worker.ahead_s, worker.unit_s, worker.workers) for worker in workers]).T
     ahead_s = np.maximum(0.0, ahead_s - since_s)
-    low, high = 0.0, float(np.min(ahead_s + left * unit_s))
+    low, high = 0.0, float(np.min(ahead_s + unclaimed * unit_s))
     for _ in range(STEPS):
         if high - low <= EXACT_S:
             break
         middle = (low + high) / 2
         units = np.maximum(0.0, np.floor((middle - ahead_s) / unit_s + ROUNDING))
-        if float(count @ units) >= left:
+        if float(count @ units) >= unclaimed:
             high = middle
         else:
             low = middle
@@ -114,11 +114,11 @@ class ClaimPolicy:
         self.embedder = embedder
         self.from_far = False
         self.enough = False
-        self.left = 0
+        self.unclaimed = 0
         self._clock = clock
         self._most_s = SORTED_AHEAD_S if embedder.window > embedder.batch_size else AHEAD_S
         self._queue = hints.hint_queue(client, model.queue_key)
-        self._others: list[WorkerSpeed] = []
+        self._peers: list[WorkerSpeed] = []
         self._look_at = 0.0
         self._looked_at = 0.0
         self._due_at: float | None = None
@@ -133,7 +133,7 @@ class ClaimPolicy:
     @property
     def tail(self) -> bool:
         """Whether no unclaimed unit is left."""
-        return not self.left
+        return not self.unclaimed
 
     def room(self) -> int:
         """Units to claim now; 0 where this worker holds enough, or the others finish what is left before it would."""
@@ -161,7 +161,7 @@ class ClaimPolicy:
         self._due_at = None
         if is_fetched:
             return 1
-        wanted_s = min(self._most_s, max(LEAST_AHEAD_S, end_s / 2 if self._others else end_s))
+        wanted_s = min(self._most_s, max(LEAST_AHEAD_S, end_s / 2 if self._peers else end_s))
         if held and ahead_s >= wanted_s:
             self.enough = True
             return 0
@@ -185,7 +185,7 @@ class ClaimPolicy:
         """Note a unit that was claimed, and whether its file is fetched before it is read."""
         self.throughput.unit_claimed(unit)
         self.from_far = from_far
-        self.left = max(0, self.left - 1)
+        self.unclaimed = max(0, self.unclaimed - 1)
 
     def describe(self) -> dict[str, Any]:
         """Fields of the report, which the producer sums up: seconds of work in hand, and seconds per unit."""
@@ -211,22 +211,22 @@ class ClaimPolicy:
                 # Of the one run that it serves: hints that wait for others are not left to do.
                 pipe.zcard(run_key(self.run, "hinted")) if self.run else pipe.llen(self._queue.key)
                 (seconds, micros), speeds, waiting = pipe.execute()
-            self.left = waiting + units_unclaimed(self.client, self.runs())
-            self._others = other_speeds(speeds, seconds * 1000 + micros // 1000, self.name)
+            self.unclaimed = waiting + units_unclaimed(self.client, self.runs())
+            self._peers = other_speeds(speeds, seconds * 1000 + micros // 1000, self.name)
             self._looked_at = now
         since_s = now - self._looked_at
         # Own work in hand is as of now.
         own = replace(own, ahead_s=own.ahead_s + since_s)
-        end_s = makespan(max(1, self.left), [own, *self._others], since_s=since_s)
+        end_s = makespan(max(1, self.unclaimed), [own, *self._peers], since_s=since_s)
         if since_s == 0.0:
-            least_s = LOOK_LEAST_S if self.left else LOOK_IDLE_S
+            least_s = LOOK_LEAST_S if self.unclaimed else LOOK_IDLE_S
             self._look_at = now + min(LOOK_MOST_S, max(least_s, end_s / LOOKS))
         return end_s
 
     def _patience(self, own_s: float, *, idle: bool) -> int:
         """0 while units are left to others; 1 where they are there still when this one would have been done as well."""
         now = self._clock()
-        if not self.left:
+        if not self.unclaimed:
             self._due_at = None
             return 0
         if self._due_at is None:

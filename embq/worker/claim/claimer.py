@@ -100,18 +100,18 @@ class Claimer:
         Raises ConfigError where a run was begun with other weights, preprocessing or precision.
         """
         self.receiver.beat()
-        wanted = 0 if self.context.locality.rests else self.policy.room()
+        room = 0 if self.context.locality.rests else self.policy.room()
         self.meter.times.enough(self.policy.enough)
-        if not wanted:
+        if not room:
             time.sleep(self.policy.rest_s)
             return
         with self.receiver.receive(
-            wanted,
+            room,
             lambda hints: self.policy.fits([hint.unit for hint in hints]),
             run=self.context.options.run,
-        ) as found:
+        ) as received:
             full = self.full_runs()
-            for hint in found:
+            for hint in received:
                 if hint.run in full:
                     Ledger(self.client, hint.run, scripts=self._scripts).hint_again(hint.u)
                 elif (unit := self._claim(hint)) is not None:

@@ -129,7 +129,7 @@ class Heartbeat(threading.Thread):
         fields = {
             **self.describe(),
             **self.meter.report(now),
-            **self._bottleneck.look(),
+            **self._bottleneck.report(),
             "held": len(held),
             "runs": self._runs(held),
             "unit": oldest.unit_id if oldest else "",

@@ -52,9 +52,9 @@ class InputLocality:
         self._roots = roots
         self._run = run
         self._clock = clock
-        self._seen: set[tuple[str, str]] = set()
-        self._left: dict[str, tuple[float, str]] = {}
-        self._told: set[str] = set()
+        self._local_places: set[tuple[str, str]] = set()
+        self._aside: dict[str, tuple[float, str]] = {}
+        self._warned: set[str] = set()
         self._rest_s = 0.0
         self._rests_until = float("-inf")
 
@@ -64,22 +64,22 @@ class InputLocality:
         One input of a folder that was here once stands for the others: what is missing of them is missing everywhere.
         """
         place = (run, os.path.dirname(unit.source))
-        if self._run or place in self._seen:
+        if self._run or place in self._local_places:
             return False
         if is_here(unit, self._roots):
-            self._seen.add(place)
+            self._local_places.add(place)
             self._rest_s = 0.0
             return False
-        others = self._others(run, model)
-        if not others:
+        hosts = self._other_hosts(run, model)
+        if not hosts:
             return False
         now = self._clock()
-        self._left[run] = (now + ASIDE_S, unit.source)
+        self._aside[run] = (now + ASIDE_S, unit.source)
         self._rest_s = min(LONGEST_REST_S, max(FIRST_REST_S, 2 * self._rest_s))
         self._rests_until = now + self._rest_s
-        if run not in self._told:
-            self._told.add(run)
-            _log.warning("inputs_not_here", run=run, source=unit.source, left_to=",".join(others))
+        if run not in self._warned:
+            self._warned.add(run)
+            _log.warning("inputs_not_here", run=run, source=unit.source, left_to=",".join(hosts))
         return True
 
     @property
@@ -89,13 +89,13 @@ class InputLocality:
 
     def is_aside(self, run: str) -> bool:
         """Whether units of a run were left to others of late."""
-        return run in self._left and self._clock() < self._left[run][0]
+        return run in self._aside and self._clock() < self._aside[run][0]
 
     def unseen(self) -> dict[str, str]:
         """The runs of which units were left to others of late -> an input that is not here; for the worker's report."""
-        return {run: source for run, (_, source) in list(self._left.items()) if self.is_aside(run)}
+        return {run: source for run, (_, source) in list(self._aside.items()) if self.is_aside(run)}
 
-    def _others(self, run: str, model: str) -> list[str]:
+    def _other_hosts(self, run: str, model: str) -> list[str]:
         """Machines with workers that may serve a run, and have not reported that its inputs are missing."""
         blind = {worker.get("host") for worker in live_workers(self._client) if run in worker.get("unseen", ())}
         hosts = {

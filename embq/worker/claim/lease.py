@@ -177,9 +177,9 @@ class LeasedUnit(Lease):
     def _count(self, samples: Sequence[Sample]) -> None:
         for sample in samples:
             if sample.passage is not None:
-                left = self._chunks_left.pop(sample.ordinal, sample.passage.count) - 1
-                if left:
-                    self._chunks_left[sample.ordinal] = left
+                remaining = self._chunks_left.pop(sample.ordinal, sample.passage.count) - 1
+                if remaining:
+                    self._chunks_left[sample.ordinal] = remaining
                     continue
             self.handled += 1
 

@@ -106,11 +106,11 @@ class Scheduler:
     def wait(self, stopped: Callable[[], bool]) -> Turn | None:
         """The first turn of a process that has no model loaded; None when stopped, or when the only run is over."""
         while not stopped():
-            look = self._look()
-            if self.run in look.done:
+            survey = self._survey()
+            if self.run in survey.done:
                 return None
             # Without hints yet, a model may be loaded already while the producer is at it.
-            weights = look.waiting or look.running
+            weights = survey.waiting or survey.running
             if weights and (turn := self._choose(weights)):
                 return turn
             time.sleep(POLL_S)
@@ -127,7 +127,7 @@ class Scheduler:
         """
         if self.run:
             return None
-        waiting = self._look().waiting
+        waiting = self._survey().waiting
         if not waiting or (idle and turn.model in waiting):
             return None
         return self._choose(waiting, turn, spent_s)
@@ -153,12 +153,12 @@ class Scheduler:
             self._refused_runs.add(run)
             log.error("run_refused", run=run, code=error.code, why=error.message, next=error.next_step)
 
-    def wanted(self, model: Work) -> bool:
+    def is_needed(self, model: Work) -> bool:
         """Whether any run that we may serve is not over yet and needs the model, now or when it is resumed.
 
         Of a build: whether it has a conductor.
         """
-        return model in self._look().unfinished
+        return model in self._survey().unfinished
 
     def defaults_of(self, model: ModelConfig) -> WorkerDefaults:
         """What the runs of a model ask of their workers, the most where they differ."""
@@ -195,7 +195,7 @@ class Scheduler:
             ):
                 return result
 
-    def _look(self) -> _Look:
+    def _survey(self) -> _Look:
         records = [record for record in active(self.client).values() if self.run in ("", record.run)]
         served: list[tuple[str, Work]] = [(record.run, record.model) for record in records]
         served += [(stage.run, stage.build) for stage in self._stages()]
@@ -219,28 +219,28 @@ class Scheduler:
             answers = pipe.execute()
         count = len(served)
         hints_of = dict(zip(keys, answers[3 * count :], strict=True))
-        look = _Look()
+        survey = _Look()
         if self.run and not records and is_over(self.client, self.run):
-            look.done.add(self.run)
+            survey.done.add(self.run)
         for (run, work), values, hinted, results in zip(
             served, answers[: 3 * count : 3], answers[1 : 3 * count : 3], answers[2 : 3 * count : 3], strict=True
         ):
             backlog = Backlog.of(run, values)
             if isinstance(work, IndexBuild):
-                look.unfinished.add(work)
+                survey.unfinished.add(work)
             elif backlog.state == RunState.DONE:
-                look.done.add(run)
+                survey.done.add(run)
             elif backlog.state:
-                look.unfinished.add(work)
+                survey.unfinished.add(work)
             refused = run in self._refused_runs or self.is_aside(run)
             if backlog.state != RunState.RUNNING or refused:
                 continue
             weight = backlog.priority
             if not isinstance(work, IndexBuild):  # of which nothing is gained by being there before its units are
-                look.running[work] += weight
+                survey.running[work] += weight
             if hints_of[work.queue_key] and _has_work(backlog, hinted, results):
-                look.waiting[work] += weight
-        return look
+                survey.waiting[work] += weight
+        return survey
 
     def _stages(self) -> list[IndexStage]:
         if self.can_index is None:
@@ -302,7 +302,7 @@ class TurnClock:
         if time.monotonic() < self._idle_at:
             return
         self._idle_at = time.monotonic() + IDLE_S
-        self._no_work_left = not self._scheduler.wanted(self._turn.model)
+        self._no_work_left = not self._scheduler.is_needed(self._turn.model)
         if not self._no_work_left:
             self._look_for_another(idle=True)
 

@@ -87,11 +87,11 @@ class Splitter(Protocol):
         """All that decides where a text is cut, beside the model itself, as JSON-ready values."""
         ...
 
-    def spans(self, text: str, moved: Moved) -> list[tuple[int, int]]:
+    def spans(self, text: str, on_progress: Moved) -> list[tuple[int, int]]:
         """(start, end) of each chunk in characters, in order; none begins or ends with white space, nothing else is
         left out.
 
-        Called from several threads at once. Calls `moved` whenever it got on. Raises SampleError `too_many_chunks`
+        Called from several threads at once. Calls `on_progress` as it gets on. Raises SampleError `too_many_chunks`
         for a text beyond `MAX_CHUNKS`, `chunk_too_long` where one character makes more tokens than a chunk may have.
         """
         ...
@@ -227,6 +227,6 @@ class VariedEmbedder(Embedder, Protocol):
 class HasChunks(Embedder, Protocol):
     """A model whose samples are chunks of texts."""
 
-    def chunks(self, sample: Sample, moved: Moved) -> list[Sample]:
+    def chunks(self, sample: Sample, on_progress: Moved) -> list[Sample]:
         """The chunks of a text, at least one; SampleError where it cannot be embedded."""
         ...

@@ -67,10 +67,10 @@ def _random_model(spec: ModelSpec, arch: str, seed: int) -> tuple[Any, Any, Any]
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would seed the CUDA devices too.
         torch.default_generator.manual_seed(seed)
-        made: tuple[Any, Any, Any] = open_clip.create_model_and_transforms(
+        created: tuple[Any, Any, Any] = open_clip.create_model_and_transforms(
             arch, pretrained=None, pretrained_image=False, pretrained_text=False
         )
-    return made
+    return created
 
 
 def _check_tag(spec: ModelSpec, arch: str, tag: str) -> None:

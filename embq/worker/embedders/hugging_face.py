@@ -29,16 +29,16 @@ def own_modality(spec: ModelSpec) -> str:
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedder | VisionEmbedder:
     """The model of an `hf:` spec; ModelError where it cannot be loaded here."""
     check_modalities(config, *EMBEDS[spec.family])
-    asked = ", ".join(config.modalities)
+    modality = ", ".join(config.modalities)
     if len(config.modalities) > 1:
         raise ModelError(
             f"{spec} embeds images or texts, and the run both",
             next_step="add --modality image or --modality text, or use an open_clip model, which has both",
         )
-    if choice(spec, "embeds", asked, EMBEDS[spec.family]) != asked:
-        raise ModelError(f"{spec}: the run embeds {asked}s", next_step="leave out embeds=, or add --modality")
+    if choice(spec, "embeds", modality, EMBEDS[spec.family]) != modality:
+        raise ModelError(f"{spec}: the run embeds {modality}s", next_step="leave out embeds=, or add --modality")
     # Imported here, because each needs packages of its own.
-    if asked == "image":
+    if modality == "image":
         from embq.worker.embedders.image.vision import load as load_images
 
         return load_images(spec, config, device)

@@ -46,8 +46,8 @@ def model_source(spec: ModelSpec) -> str:
 
 def _snapshot(spec: ModelSpec) -> Path:
     """The folder of the hub's cache with the files that a model is loaded from; raises as the hub's client does."""
-    *others, last = repositories(spec)
-    for repository in others:
+    *candidates, last = repositories(spec)
+    for repository in candidates:
         try:
             return _fetched(repository, spec)
         except (OSError, ValueError):
@@ -58,9 +58,9 @@ def _snapshot(spec: ModelSpec) -> Path:
 def _fetched(repository: str, spec: ModelSpec) -> Path:
     folder = Path(snapshot_download(repository, allow_patterns=list(SMALL_FILES)))
     check_settings(folder, spec, spec.family)
-    wanted = [*SMALL_FILES, *weights_of(folder, spec, spec.family)]
+    patterns = [*SMALL_FILES, *weights_of(folder, spec, spec.family)]
     # Of the same commit, whose name the folder has.
-    return Path(snapshot_download(repository, revision=folder.name, allow_patterns=wanted))
+    return Path(snapshot_download(repository, revision=folder.name, allow_patterns=patterns))
 
 
 @contextmanager
@@ -77,8 +77,8 @@ def translated_model_errors(spec: ModelSpec, *, from_hub: bool) -> Iterator[None
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
-        if isinstance(error, Exception) and (told := device_error(error)) is not None:
-            raise told from error
+        if isinstance(error, Exception) and (problem := device_error(error)) is not None:
+            raise problem from error
         reason = first_line(error)
         if "trust_remote_code" in str(error):
             raise ModelError(
@@ -87,14 +87,14 @@ def translated_model_errors(spec: ModelSpec, *, from_hub: bool) -> Iterator[None
             ) from error
         if from_hub:
             offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
-            mend = (
+            remedy = (
                 "unset HF_HUB_OFFLINE, so that it is downloaded once"
                 if constants.HF_HUB_OFFLINE
                 else "check the id and the way to the hub (HTTPS_PROXY, HF_ENDPOINT; HF_TOKEN for a gated model)"
             )
             raise ModelError(
                 f"{spec} is not a folder here and cannot be had from the model hub{offline}: {reason}",
-                next_step=f"{mend}; or copy the cache (HF_HOME) of another machine, or name a folder",
+                next_step=f"{remedy}; or copy the cache (HF_HOME) of another machine, or name a folder",
             ) from error
         raise ModelError(
             f"{spec} cannot be loaded: {reason}",
@@ -147,7 +147,7 @@ def read_model(kind: Any, source: str | Path, **where: Any) -> tuple[Any, Mappin
 
     transformers does not log that account here: of a model without its head it reads like a fault.
     """
-    told = logging.get_verbosity()
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         with no_progress_bars():
@@ -156,7 +156,7 @@ def read_model(kind: Any, source: str | Path, **where: Any) -> tuple[Any, Mappin
                 source, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **where
             )
     finally:
-        logging.set_verbosity(told)
+        logging.set_verbosity(verbosity)
     return model.eval(), account
 
 

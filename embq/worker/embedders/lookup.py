@@ -129,22 +129,22 @@ def check_open_clip(spec: ModelSpec, architectures: Collection[str], tags: Colle
         )
 
 
-def check_architecture(spec: ModelSpec, arch: str, known: Collection[str]) -> None:
+def check_architecture(spec: ModelSpec, arch: str, archs: Collection[str]) -> None:
     """ModelError, with near matches, for an architecture that open_clip lacks."""
-    if arch not in known:
-        raise ModelError(f"{spec}: open_clip has no architecture {arch!r}", next_step=_near(arch, known))
+    if arch not in archs:
+        raise ModelError(f"{spec}: open_clip has no architecture {arch!r}", next_step=_near(arch, archs))
 
 
-def _near(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=4, cutoff=0.4) or sorted(known)[:4]
+def _near(name: str, names: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=4, cutoff=0.4) or sorted(names)[:4]
     return f"near matches: {', '.join(near)}"
 
 
 def _open_clip_folder() -> Path:
-    found = find_spec("open_clip")  # imports nothing of it
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec("open_clip")  # imports nothing of it
+    if spec is None or not spec.submodule_search_locations:
         raise ImportError("open_clip is not installed", name="open_clip")
-    return Path(found.submodule_search_locations[0])
+    return Path(spec.submodule_search_locations[0])
 
 
 def open_clip_architectures() -> set[str]:
@@ -159,7 +159,7 @@ def open_clip_weights() -> Mapping[str, Mapping[str, str]]:
     They are read from its source, because importing it imports torch, which takes seconds.
     """
     tables: dict[str, ast.Call] = {}
-    found: dict[str, dict[str, str]] = {}
+    weights: dict[str, dict[str, str]] = {}
     for node in ast.parse((_open_clip_folder() / "pretrained.py").read_text(encoding="utf-8")).body:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as table):
@@ -168,13 +168,13 @@ def open_clip_weights() -> Mapping[str, Mapping[str, str]]:
                 for key, value in zip(keys, values, strict=True):
                     call = tables.get(value.id) if isinstance(value, ast.Name) else value
                     if isinstance(key, ast.Constant) and isinstance(call, ast.Call):
-                        found |= _weights(str(key.value), call)
-    return found
+                        weights |= _weights(str(key.value), call)
+    return weights
 
 
 def _weights(arch: str, table: ast.Call) -> dict[str, dict[str, str]]:
     """Entries of an architecture, and of its variant with QuickGELU, from `dict(TAG=_pcfg(hf_hub="..."), ...)`."""
-    calls = {one.arg: one.value for one in table.keywords if one.arg and isinstance(one.value, ast.Call)}
+    calls = {item.arg: item.value for item in table.keywords if item.arg and isinstance(item.value, ast.Call)}
     repositories = {tag: _literal(call, "hf_hub", "") for tag, call in calls.items()}
     gelu = {tag: repositories[tag] for tag, call in calls.items() if _literal(call, "quick_gelu", False)}
     return {arch: repositories} | ({f"{arch}-quickgelu": gelu} if gelu else {})
@@ -182,7 +182,7 @@ def _weights(arch: str, table: ast.Call) -> dict[str, dict[str, str]]:
 
 def _literal(call: ast.Call, name: str, default: Any) -> Any:
     """A constant argument of a call in the source."""
-    return next((ast.literal_eval(one.value) for one in call.keywords if one.arg == name), default)
+    return next((ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg == name), default)
 
 
 def _at_hub(spec: ModelSpec, repositories: list[str]) -> ModelLocation:

@@ -275,10 +275,10 @@ def _front_matter(readme: Path) -> str:
     """The lines between `---` at the beginning of a model card: its tags."""
     try:
         with readme.open("rb") as file:
-            before, front, _ = file.read(MOST_CARD_BYTES).decode("utf-8", "replace").split("---", 2)
+            head, front, _ = file.read(MOST_CARD_BYTES).decode("utf-8", "replace").split("---", 2)
     except (OSError, ValueError):  # there is no card, or it has no such lines
         return ""
-    return "" if before.strip() else front
+    return "" if head.strip() else front
 
 
 def _modules(files: ModelFiles, family: str) -> list[tuple[str, str]]:

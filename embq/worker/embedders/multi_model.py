@@ -71,12 +71,12 @@ class MultiModelEmbedder:
         """
         looking = [_images_of(member) for member in self._members]
         rows = iter(image_rows(samples, [images for images in looking if images is not None]))
-        found: list[Sequence[Prepared | SampleError]] = []
+        columns: list[Sequence[Prepared | SampleError]] = []
         for member, images in zip(self._members, looking, strict=True):
-            found.append(member.embedder.prepare(samples) if images is None else _with(member, samples, next(rows)))
+            columns.append(member.embedder.prepare(samples) if images is None else _with(member, samples, next(rows)))
         return [
             self._ready(answers) if sample.error is None else SampleError(*sample.error)
-            for sample, answers in zip(samples, zip(*found, strict=True), strict=True)
+            for sample, answers in zip(samples, zip(*columns, strict=True), strict=True)
         ]
 
     def length(self, prepared: Ready) -> int:
@@ -85,15 +85,15 @@ class MultiModelEmbedder:
 
     def embed(self, batch: Sequence[Ready]) -> Mapping[str, np.ndarray]:
         """The vectors of one model after the other."""
-        found = [member.embedder.embed(_of(member, batch)) for member in self._members]
-        if under_way := [of_model for of_model in found if isinstance(of_model, PendingVectors)]:
+        vectors = [member.embedder.embed(_of(member, batch)) for member in self._members]
+        if under_way := [of_model for of_model in vectors if isinstance(of_model, PendingVectors)]:
             return PendingVectors(
                 self.dims,
-                lambda: self._named(found),
-                ahead=min(one.ahead for one in under_way),
-                is_over=lambda: all(one.is_over() for one in under_way),
+                lambda: self._named(vectors),
+                ahead=min(pending.ahead for pending in under_way),
+                is_over=lambda: all(pending.is_over() for pending in under_way),
             )
-        return self._named(found)
+        return self._named(vectors)
 
     def embed_in_fp32(self, batch: Sequence[Ready]) -> Mapping[str, np.ndarray]:
         """The vectors of each model in fp32."""
@@ -111,10 +111,10 @@ class MultiModelEmbedder:
             if isinstance(member.embedder, HasVariants):
                 member.embedder.choose_variant(compile_s=compile_s)
 
-    def _named(self, found: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    def _named(self, vectors: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         return {
             output.name: of_model[modality]
-            for member, of_model in zip(self._members, found, strict=True)
+            for member, of_model in zip(self._members, vectors, strict=True)
             for modality, output in member.named.outputs.items()
         }
 

@@ -32,7 +32,7 @@ def load(config: ModelConfig, device: str) -> Embedder:
     """
     if config.precision not in PRECISIONS:
         raise ModelError(f"unknown precision {config.precision!r}", next_step=f"use one of {', '.join(PRECISIONS)}")
-    embedder = _several(config, device) if config.members else _one(config, device)
+    embedder = _several(config, device) if config.members else _single(config, device)
     if config.chunking is None:
         return embedder
     if config.chunking.late:
@@ -43,7 +43,7 @@ def load(config: ModelConfig, device: str) -> Embedder:
     return ChunkingEmbedder(embedder, config.chunking)
 
 
-def _one(config: ModelConfig, device: str) -> ChunkableEmbedder:
+def _single(config: ModelConfig, device: str) -> ChunkableEmbedder:
     spec = ModelSpec.parse(config.spec)
     if config.precision == "int8" and spec.family not in INT8_FAMILIES:
         raise ModelError(
@@ -67,13 +67,13 @@ def _one(config: ModelConfig, device: str) -> ChunkableEmbedder:
 def _several(config: ModelConfig, device: str) -> ChunkableEmbedder:
     loaded = []
     for named in config.members:
-        alone = ModelConfig(
+        member_config = ModelConfig(
             spec=named.spec,
             modalities=named.modalities,
             precision=config.precision,
             decode=config.decode if "image" in named.modalities else REFERENCE,
         )
-        loaded.append((named, _one(alone, device)))
+        loaded.append((named, _single(member_config, device)))
     # Here, because it imports Pillow, which a single stub does without.
     from embq.worker.embedders.multi_model import Member, MultiModelEmbedder
 

@@ -81,17 +81,17 @@ def prepare_texts(
 ) -> list[T | SampleError]:
     """`rows` of the texts of all samples that have one, in one call; every other sample gets its SampleError."""
     texts = prepare_each(samples, text_of)
-    made = iter(rows([text for text in texts if isinstance(text, str)]))
-    return [next(made) if isinstance(text, str) else text for text in texts]
+    results = iter(rows([text for text in texts if isinstance(text, str)]))
+    return [next(results) if isinstance(text, str) else text for text in texts]
 
 
-def check_modalities(config: ModelConfig, *known: str) -> None:
+def check_modalities(config: ModelConfig, *supported: str) -> None:
     """Raise ModelError where the config asks for none, or for an embedding that this family cannot give."""
     if not config.modalities:
-        raise ModelError(f"{config.spec}: no modality asked for", next_step=f"use {' or '.join(known)}")
+        raise ModelError(f"{config.spec}: no modality asked for", next_step=f"use {' or '.join(supported)}")
     for modality in config.modalities:
-        if modality not in known:
+        if modality not in supported:
             raise ModelError(
-                f"{config.spec} embeds {' and '.join(known)}, not {modality}",
-                next_step=f"ask for {' or '.join(known)}, or use an open_clip model, which has both",
+                f"{config.spec} embeds {' and '.join(supported)}, not {modality}",
+                next_step=f"ask for {' or '.join(supported)}, or use an open_clip model, which has both",
             )

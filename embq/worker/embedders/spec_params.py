@@ -29,11 +29,11 @@ def milliseconds_as_s(spec: ModelSpec, name: str) -> float:
     return milliseconds / 1000
 
 
-def choice(spec: ModelSpec, name: str, default: str, known: tuple[str, ...]) -> str:
-    """A parameter that must be one of `known`; ModelError lists them where it is not."""
+def choice(spec: ModelSpec, name: str, default: str, choices: tuple[str, ...]) -> str:
+    """A parameter that must be one of `choices`; ModelError lists them where it is not."""
     text = spec.param(name, default)
-    if text not in known:
-        raise ModelError(f"{spec}: unknown {name} {text!r}", next_step=f"use {name}= one of {', '.join(known)}")
+    if text not in choices:
+        raise ModelError(f"{spec}: unknown {name} {text!r}", next_step=f"use {name}= one of {', '.join(choices)}")
     return text
 
 

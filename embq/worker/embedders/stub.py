@@ -42,7 +42,7 @@ class Ready(NamedTuple):
 
     digests: tuple[bytes, ...]
     words: int
-    seen: object = None
+    image: object = None
 
 
 WORD = re.compile(r"\S+")
@@ -78,7 +78,7 @@ class WordSplitter:
     def __init__(self, chunking: Chunking) -> None:
         self._words, self._overlap = chunking.tokens, chunking.overlap
 
-    def spans(self, text: str, moved: Moved) -> list[tuple[int, int]]:
+    def spans(self, text: str, on_progress: Moved) -> list[tuple[int, int]]:
         """See `embq.worker.embedders.base.Splitter`. The last window may be shorter, and never only repeats words."""
         spans: list[tuple[int, int]] = []
         window: deque[tuple[int, int]] = deque(maxlen=self._words)
@@ -90,7 +90,7 @@ class WordSplitter:
                 if len(spans) >= MAX_CHUNKS:
                     raise SampleError("too_many_chunks", f"the text has more than {MAX_CHUNKS:,} chunks")
                 if len(spans) % 1000 == 0:
-                    moved()
+                    on_progress()
             window.append(word.span())
             fresh += 1
         spans.append((window[-fresh][0], window[-1][1]))
@@ -126,10 +126,10 @@ class StubEmbedder:
         speed: float = 1.0,
         token_budget: int = 0,
         max_tokens: int = 0,
-        look: Look | None = None,
+        decode: Look | None = None,
         image_bytes: int = 0,
     ) -> None:
-        self._look = look or _encoded
+        self._decode = decode or _encoded
         self._modalities = config.modalities
         self._dim = dim
         self._max_tokens = max_tokens
@@ -149,9 +149,9 @@ class StubEmbedder:
 
     def prepare(self, samples: Sequence[Sample]) -> list[Ready | SampleError]:
         """One digest per modality of each sample; images are decoded only where the spec asks for it."""
-        seen = self._look(samples) if "image" in self._modalities else [None] * len(samples)
-        pairs = zip(samples, seen, strict=True)
-        return [ready for sample, one in pairs for ready in prepare_each([sample], partial(self._ready, seen=one))]
+        images = self._decode(samples) if "image" in self._modalities else [None] * len(samples)
+        pairs = zip(samples, images, strict=True)
+        return [ready for sample, image in pairs for ready in prepare_each([sample], partial(self._ready, image=image))]
 
     def length(self, prepared: Ready) -> int:
         """Its words."""
@@ -182,14 +182,14 @@ class StubEmbedder:
             for position, modality in enumerate(self._modalities)
         }
 
-    def _ready(self, sample: Sample, seen: object) -> Ready:
-        if isinstance(seen, SampleError):
-            raise seen
+    def _ready(self, sample: Sample, image: object) -> Ready:
+        if isinstance(image, SampleError):
+            raise image
         digests = tuple(
             stub_digest(image_of(sample) if modality == "image" else text_of(sample).encode(), self._dim)
             for modality in self._modalities
         )
-        return Ready(digests, len(text_of(sample).split()) if "text" in self._modalities else 1, seen)
+        return Ready(digests, len(text_of(sample).split()) if "text" in self._modalities else 1, image)
 
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> StubEmbedder:
@@ -208,7 +208,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> StubEmbedder:
         speed=simulated_speed(device) or 1.0,
         token_budget=whole_number(spec, "tokens", 0, least=0),
         max_tokens=whole_number(spec, "max_tokens", 0, least=0),
-        look=_looking(spec, config),
+        decode=_looking(spec, config),
         image_bytes=whole_number(spec, "pixels", 0, least=0) ** 2 * 3,
     )
 

@@ -24,20 +24,20 @@ CLEAR_LEAD = 0.1
 """By this part of the waiting another cause must be ahead: of two that are alike, one is named, and stays."""
 
 
-def verdict(causes: Mapping[str, float], before: str = "") -> str:
+def verdict(causes: Mapping[str, float], previous: str = "") -> str:
     """The bottleneck in one word: the device, unless it waits; else the cause of most waiting.
 
     Args:
         causes: what held it up -> its part of the time; they add up to 1. "device" is the time that it was at work.
-        before: the verdict until now, which stands in doubt.
+        previous: the verdict until now, which stands in doubt.
     """
-    others = {cause: share for cause, share in causes.items() if cause != "device" and share > 0.0}
-    waits = sum(others.values())
-    most = MOST_WAIT + (0.0 if not before else MARGIN if before == "device" else -MARGIN)
-    if waits < most or not others:
+    waiting = {cause: share for cause, share in causes.items() if cause != "device" and share > 0.0}
+    waits = sum(waiting.values())
+    most = MOST_WAIT + (0.0 if not previous else MARGIN if previous == "device" else -MARGIN)
+    if waits < most or not waiting:
         return "device"
-    first = max(others, key=lambda cause: others[cause])
-    return before if before in others and others[first] - others[before] < CLEAR_LEAD * waits else first
+    first = max(waiting, key=lambda cause: waiting[cause])
+    return previous if previous in waiting and waiting[first] - waiting[previous] < CLEAR_LEAD * waits else first
 
 
 def cores_needed(*, cores_used: float, device_per_s: float, comes_per_s: float) -> int:
@@ -71,7 +71,7 @@ class Bottleneck:
         self._looks: deque[tuple[float, Spent, int]] = deque()
         self._verdict = ""
 
-    def look(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Fields for the report of the worker, see the table of `limit_detail` in docs/reference/status.md."""
         now, spent, tokens = self._clock(), self._meter.times.spent(), self._meter.tokens
         self._looks.append((now, spent, tokens))
@@ -81,7 +81,7 @@ class Bottleneck:
         late = spent.since(first) if len(self._looks) > 1 else spent
         if len(self._looks) > 1 and late.seconds >= LEAST_S:
             self._verdict = verdict(self._shares(late), self._verdict)
-        whole = verdict(self._shares(spent)) if spent.seconds > 0.0 else ""
+        overall = verdict(self._shares(spent)) if spent.seconds > 0.0 else ""
         return {
             "limit": self._verdict,
             "attribution": {
@@ -94,7 +94,7 @@ class Bottleneck:
                     for stage, states in spent.stages.items()
                 },
                 "late": self._fields(late, self._verdict, tokens - tokens_first),
-                "whole": {"limit": whole, **self._fields(spent, whole, tokens)},
+                "whole": {"limit": overall, **self._fields(spent, overall, tokens)},
             },
         }
 

@@ -186,11 +186,11 @@ class Meter:
         """Counters and rate for the report of this worker, see `embq.core.queue.heartbeats.WorkerReport`."""
         self._reported = [(at, rows) for at, rows in self._reported if now - at <= WINDOW_S]
         self._reported.append((now, self.rows))
-        began, before = self._reported[0]
+        began, first_rows = self._reported[0]
         fields = {
             "rows": self.rows,
             "units": self.units,
-            "rows_per_s": round((self.rows - before) / (now - began), 2) if now > began else 0.0,
+            "rows_per_s": round((self.rows - first_rows) / (now - began), 2) if now > began else 0.0,
             "padding": round(1 - self.tokens / self.processed, 3) if self.processed else 0.0,
             "memory_full": self.memory_full,
             "recomputed": self.recomputed,
@@ -201,8 +201,8 @@ class Meter:
 
     def measured(self, now: float, *, busy: bool) -> float | None:
         """Rows per second of a time in which units were in hand, whenever one ends; waiting for work does not count."""
-        began, before = self._busy_from or (now, self.rows)
-        seconds, rows = now - began, self.rows - before
+        began, first_rows = self._busy_from or (now, self.rows)
+        seconds, rows = now - began, self.rows - first_rows
         if busy and 0.0 < seconds < MEASURE_S:
             return None
         self._busy_from = (now, self.rows) if busy else None
@@ -292,18 +292,18 @@ class Throughput:
 
     def ahead_s(self, held: Iterable[LeasedUnit]) -> float | None:
         """Seconds until the device has finished units; None if that is not known yet."""
-        left = 0.0
+        remaining = 0.0
         with self._lock:
             rate = self._recent.tokens_per_s
             for lease in held:
                 tokens = self._tokens_of(lease.extent, lease.planned)
                 if rate is None or tokens is None:
                     return None
-                left += lease.left_of(tokens)
-            if not left or rate is None or self._last_at is None:
+                remaining += lease.left_of(tokens)
+            if not remaining or rate is None or self._last_at is None:
                 return 0.0
             # The batch in hand is done in part.
-            return max(0.0, left / rate - min(self._clock() - self._last_at, self._last_s))
+            return max(0.0, remaining / rate - min(self._clock() - self._last_at, self._last_s))
 
     def outlook(self, held: Sequence[LeasedUnit]) -> dict[str, tuple[float, float]]:
         """Token -> seconds until a unit is finished, and its size in units of the usual size; empty where not known.
@@ -359,10 +359,10 @@ class RunSpeeds:
         """Count a batch: how many tokens it had, by run."""
         if not self._points:
             self._points.append(_Point(began, Counter()))
-        before = self._points[-1].tokens
+        total = self._points[-1].tokens
         if len(self._points) > 2 and ended - self._points[-2].ended < BIN_S:
             self._points.pop()
-        self._points.append(_Point(ended, before + Counter(tokens)))
+        self._points.append(_Point(ended, total + Counter(tokens)))
         while len(self._points) > LEAST_BATCHES + 1 and self._points[1].ended <= ended - WINDOW_S:
             self._points.popleft()
 
@@ -396,4 +396,4 @@ class RunSpeeds:
 
     def _largest(self) -> int:
         pairs = zip(self._points, list(self._points)[1:], strict=False)
-        return max(after.tokens.total() - before.tokens.total() for before, after in pairs)
+        return max(after.tokens.total() - earlier.tokens.total() for earlier, after in pairs)

@@ -38,15 +38,15 @@ class Spent:
     stages: Mapping[Stage, Mapping[State, float]]
     causes: Mapping[Cause, float]
 
-    def since(self, before: Spent) -> Spent:
-        """The part of it that was spent after `before`."""
+    def since(self, start: Spent) -> Spent:
+        """The part of it that was spent after `start`."""
         return Spent(
-            seconds=self.seconds - before.seconds,
+            seconds=self.seconds - start.seconds,
             stages={
-                stage: {state: spent - before.stages[stage][state] for state, spent in states.items()}
+                stage: {state: spent - start.stages[stage][state] for state, spent in states.items()}
                 for stage, states in self.stages.items()
             },
-            causes={cause: spent - before.causes[cause] for cause, spent in self.causes.items()},
+            causes={cause: spent - start.causes[cause] for cause, spent in self.causes.items()},
         )
 
     def shares(self, stage: Stage) -> dict[State, float]:
@@ -123,11 +123,11 @@ class StageTimes:
     @contextmanager
     def at(self, stage: Stage, state: State) -> Iterator[None]:
         """A stage of one thread is in a state; afterwards in the one before."""
-        before = self._turn(stage, state)
+        previous = self._turn(stage, state)
         try:
             yield
         finally:
-            self._turn(stage, before)
+            self._turn(stage, previous)
 
     def enough(self, enough: bool) -> None:
         """Whether no unit is claimed for now because there is enough in hand."""
@@ -168,8 +168,8 @@ class StageTimes:
     def _turn(self, stage: Stage, state: State) -> State:
         with self._lock:
             self._count()
-            before, self._states[stage] = self._states[stage], state
-            return before
+            previous, self._states[stage] = self._states[stage], state
+            return previous
 
     def _count(self) -> None:
         """Note the time since the last change for what went on in it; every chunk of samples changes it ten times."""

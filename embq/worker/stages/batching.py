@@ -60,18 +60,18 @@ class Batch:
         """Samples in another order, or some of them."""
         if len(places) < 2:  # of one place, `itemgetter` gives no tuple
             return self.part(places[0], places[0] + 1) if places else Batch()
-        take = itemgetter(*places)
-        return Batch(take(self.leases), take(self.samples), take(self.prepared), take(self.tokens))
+        pick = itemgetter(*places)
+        return Batch(pick(self.leases), pick(self.samples), pick(self.prepared), pick(self.tokens))
 
     @cached_property
     def by_unit(self) -> dict[LeasedUnit, Sequence[int]]:
         """Places of the samples of each unit, ascending."""
         if self.leases and self.leases.count(self.leases[0]) == len(self):  # as most of the time
             return {self.leases[0]: range(len(self))}
-        found: dict[LeasedUnit, list[int]] = {}
+        by_lease: dict[LeasedUnit, list[int]] = {}
         for place, lease in enumerate(self.leases):
-            found.setdefault(lease, []).append(place)
-        return dict(found)
+            by_lease.setdefault(lease, []).append(place)
+        return dict(by_lease)
 
 
 def joined(batches: Sequence[Batch]) -> Batch:

@@ -46,7 +46,7 @@ class EmbedStage:
 
     Args:
         hand_on: takes each complete unit.
-        more: gives the next item in order, if there is one for which `can_wait` holds.
+        next_item: gives the next item in order, if there is one for which `can_wait` holds.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class EmbedStage:
         meter: Meter,
         *,
         hand_on: Callable[[LeasedUnit], None],
-        more: Callable[[], Chunk | EndOfUnit | None] = lambda: None,
+        next_item: Callable[[], Chunk | EndOfUnit | None] = lambda: None,
     ) -> None:
         self.embedder = embedder
         self.meter = meter
         self.hand_on = hand_on
-        self.more = more
+        self.next_item = next_item
         self.log = Events("worker")
         self.batcher = Batcher(embedder, meter.throughput, threads=meter.times.threads)
         self._in_flight: list[InFlight] = []
@@ -80,7 +80,7 @@ class EmbedStage:
                 vectors.over_at = time.monotonic()
         return "busy" if any(vectors.over_at is None for vectors in under_way) else "starved"
 
-    def take(self, item: Chunk | EndOfUnit) -> None:
+    def add(self, item: Chunk | EndOfUnit) -> None:
         """Take the next item in order; embeds whenever there is a window."""
         self._gather(item)
         while self.batcher.is_full:
@@ -96,7 +96,7 @@ class EmbedStage:
         which took up to ten times as long then, for want of the interpreter's lock; later they would all be idle.
         """
         count = len(self.batcher) + embedded
-        while len(self.batcher) < count and (item := self.more()) is not None:
+        while len(self.batcher) < count and (item := self.next_item()) is not None:
             self._gather(item)
 
     def _gather(self, item: Chunk | EndOfUnit) -> None:
@@ -109,8 +109,8 @@ class EmbedStage:
         for place in sorted(failed):
             item.lease.add_failure(samples[place], answers[place].code, answers[place].message)
         if failed:
-            kept = [place for place in range(len(samples)) if place not in failed]
-            samples, answers = [samples[place] for place in kept], [answers[place] for place in kept]
+            good = [place for place in range(len(samples)) if place not in failed]
+            samples, answers = [samples[place] for place in good], [answers[place] for place in good]
         item.lease.truncated += sum(isinstance(prepared, Truncated) for prepared in answers)
         tokens = [self.embedder.length(prepared) for prepared in answers]
         self.batcher.add(Batch([item.lease] * len(samples), samples, answers, tokens))
@@ -141,8 +141,8 @@ class EmbedStage:
     def _passes(self) -> Iterator[int]:
         """Embed the next window; gives the number of samples of each pass that was begun."""
         for batch in self.batcher.batches():
-            if kept := self._still_ours(batch):
-                self._embed(kept)
+            if owned := self._still_ours(batch):
+                self._embed(owned)
             yield len(batch)
 
     def _still_ours(self, batch: Batch) -> Batch:
@@ -243,8 +243,8 @@ class EmbedStage:
         for output, block in again.items():
             mended[output][places] = block
         self.meter.recomputed += len(places)
-        left = sum(not all(np.isfinite(block[place]).all() for block in mended.values()) for place in places)
-        self.log.warning("recomputed_in_fp32", samples=len(places), still_not_finite=left)
+        unfixed = sum(not all(np.isfinite(block[place]).all() for block in mended.values()) for place in places)
+        self.log.warning("recomputed_in_fp32", samples=len(places), still_not_finite=unfixed)
         return mended
 
     def _cost(self, batch: Batch) -> int:
@@ -257,10 +257,10 @@ class EmbedStage:
                 self._make_smaller(batch, vectors)
                 continue
             for lease, places in batch.by_unit.items():
-                whole = len(places) == len(batch)
-                own = batch if whole else batch.chosen(places)
+                entire = len(places) == len(batch)
+                own = batch if entire else batch.chosen(places)
                 lease.tokens += sum(own.tokens)
-                store(lease, own.samples, {name: block if whole else block[places] for name, block in vectors.items()})
+                store(lease, own.samples, {name: block if entire else block[places] for name, block in vectors.items()})
                 self._finish_if_complete(lease)
 
     def _finish_if_complete(self, lease: LeasedUnit) -> None:
@@ -280,14 +280,14 @@ def can_wait(item: Chunk | EndOfUnit) -> bool:
 
 def _parts(batches: Iterable[Batch]) -> list[Part]:
     """The samples of batches by unit: from the first to the last ordinal of each."""
-    found: dict[LeasedUnit, Part] = {}
+    parts: dict[LeasedUnit, Part] = {}
     for batch in batches:
         for lease, places in batch.by_unit.items():
             ordinals = [batch.samples[place].ordinal for place in places]
-            if lease in found:
-                ordinals += found[lease][1:]
-            found[lease] = Part(lease, min(ordinals), max(ordinals))
-    return list(found.values())
+            if lease in parts:
+                ordinals += parts[lease][1:]
+            parts[lease] = Part(lease, min(ordinals), max(ordinals))
+    return list(parts.values())
 
 
 def store(lease: LeasedUnit, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:
@@ -298,21 +298,21 @@ def store(lease: LeasedUnit, samples: Sequence[Sample], vectors: dict[str, np.nd
         vectors: output -> float32 (len(samples), d).
     """
     rows, model = lease.record.rows, lease.record.model
-    made = [(output, *stored(block, rows)) for output, block in vectors.items()]
+    columns = [(output, *stored(block, rows)) for output, block in vectors.items()]
     for column, (image, text) in model.compared.items() if rows.similarity else ():
-        made.append((column, *similarities(vectors[image], vectors[text])))
+        columns.append((column, *similarities(vectors[image], vectors[text])))
     faults: dict[int, Fault] = {}  # of each sample the first
-    for name, _, wrong in made:
+    for name, _, wrong in columns:
         faults = (_named(wrong, name) if model.members else wrong) | faults
-    kept = {name: values for name, values, _ in made}
+    by_name = {name: values for name, values, _ in columns}
     if faults:
         for i, fault in sorted(faults.items()):
             lease.add_failure(samples[i], fault.code, fault.message)
         good = [i for i in range(len(samples)) if i not in faults]
         samples = [samples[i] for i in good]
-        kept = {name: block[good] for name, block in kept.items()}
+        by_name = {name: block[good] for name, block in by_name.items()}
     if samples:
-        lease.add_rows(samples, kept)
+        lease.add_rows(samples, by_name)
 
 
 def _named(faults: Mapping[int, Fault], name: str) -> dict[int, Fault]:

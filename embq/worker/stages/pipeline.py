@@ -73,8 +73,8 @@ class BoundedQueue(Generic[Item]):
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while not self._waiting:
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._changed.wait(left):
+                remaining = deadline - time.monotonic()
+                if remaining <= 0 or not self._changed.wait(remaining):
                     return None
             return self._first()
 
@@ -127,7 +127,7 @@ class Pipeline:
             hand_on=self._put_chunk,
             upcoming=self._units.waiting,
         )
-        self.embed = EmbedStage(embedder, meter, hand_on=self._put_result, more=self._next_chunk)
+        self.embed = EmbedStage(embedder, meter, hand_on=self._put_result, next_item=self._next_chunk)
         self._publish = publish
         self._threads = [
             threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
@@ -220,16 +220,16 @@ class Pipeline:
                 continue
             if isinstance(item, Chunk) and self.embed.has_waiting and not item.prepared.done():
                 self._linger(item)
-            self.embed.take(item)
+            self.embed.add(item)
 
     def _linger(self, item: Chunk) -> None:
         """Wait for samples that are being prepared, but not for long: then the device gets what there is."""
         deadline = time.monotonic() + PREPARING_S
-        while (left := deadline - time.monotonic()) > 0:
+        while (remaining := deadline - time.monotonic()) > 0:
             state = self.embed.waiting_state
             with self._times.at("embed", state):
                 # In small steps while the device is at work, because it may be through with it meanwhile.
-                if futures.wait([item.prepared], LINGER_S if state == "busy" else left).done:
+                if futures.wait([item.prepared], LINGER_S if state == "busy" else remaining).done:
                     return
         self.embed.flush()
 

@@ -187,8 +187,8 @@ class PublishStage(Publisher):
 
     def _make_room(self) -> None:
         """Give back the oldest units while more is set aside than there is memory for, but for the last one."""
-        while len(waiting := [one for full in self._full.values() for one in full.waiting]) > 1:
-            if sum(one.bytes for one in waiting) <= ASIDE_BYTES:
+        while len(waiting := [unit for full in self._full.values() for unit in full.waiting]) > 1:
+            if sum(unit.bytes for unit in waiting) <= ASIDE_BYTES:
                 return
             run, full = next(iter(self._full.items()))
             given_up = full.waiting.popleft()
@@ -341,14 +341,14 @@ class PublishStage(Publisher):
         """
         end = 0
 
-        def moved() -> None:
+        def on_progress() -> None:
             nonlocal end
             if synced and raw.tell() - end >= SYNC_BYTES:
                 end = raw.tell()
                 _sync(raw)
             self.meter.board.advance()
 
-        file = HashingFile(raw, moved)
+        file = HashingFile(raw, on_progress)
         if result.part is None:
             for start in range(0, len(result.data), PIECE_BYTES):
                 file.write(memoryview(result.data)[start : start + PIECE_BYTES])
@@ -376,10 +376,10 @@ def shares_storage(folder: Place, nonce: str) -> bool:
         nonce: what the writer has left there, as the broker knows it; "" where there is no writer.
     """
     try:
-        there = read_bytes(folder.parent, f"{folder.name}/.shared", most_bytes=1_000).decode()
+        stored = read_bytes(folder.parent, f"{folder.name}/.shared", most_bytes=1_000).decode()
     except (OSError, EmbqError, UnicodeDecodeError):
         return False
-    return bool(nonce) and there == nonce and (isinstance(folder, ObjectPath) or os.access(folder, os.W_OK))
+    return bool(nonce) and stored == nonce and (isinstance(folder, ObjectPath) or os.access(folder, os.W_OK))
 
 
 def _place(sample: Sample) -> tuple[int, int]:

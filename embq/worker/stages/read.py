@@ -186,7 +186,7 @@ class ReadStage:
         """Have samples prepared, once there is room for their encoded images."""
         size = sum(len(sample.image or b"") for sample in samples)
         with self.meter.times.at("read", "blocked"):
-            self.encoded.take(size)
+            self.encoded.acquire(size)
         self.meter.times.submitted()
         # Before a thread begins with the samples, and takes their images out.
         chunk = Chunk(lease, samples, Future(), self.text_factor, self.image_bytes)
@@ -206,8 +206,8 @@ class ReadStage:
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         with self.meter.times.at("read", "busy"):
-            while (left := end - time.monotonic()) > 0:
-                time.sleep(min(1.0, left))
+            while (remaining := end - time.monotonic()) > 0:
+                time.sleep(min(1.0, remaining))
 
     def _next_chunk(self, lease: LeasedUnit, samples: Iterator[Sample], size: int) -> list[Sample]:
         with self.meter.stage("read", [Part(lease)]):
@@ -245,8 +245,8 @@ class ReadStage:
                 group, wrong = samples[start : start + CHUNK_SAMPLES], errors[start : start + CHUNK_SAMPLES]
                 if any(wrong):
                     usable = [sample for sample, error in zip(group, wrong, strict=True) if error is None]
-                    made = iter(self.embedder.prepare(usable) if usable else [])
-                    answers += [next(made) if error is None else error for error in wrong]
+                    ready = iter(self.embedder.prepare(usable) if usable else [])
+                    answers += [next(ready) if error is None else error for error in wrong]
                 else:
                     answers += self.embedder.prepare(group)
                 self.meter.board.advance()
@@ -301,7 +301,7 @@ class EncodedAhead:
         with self._changed:
             return self._held
 
-    def take(self, size: int) -> None:
+    def acquire(self, size: int) -> None:
         """Wait until there is room for so many bytes, and take it."""
         with self._changed:
             self._changed.wait_for(lambda: not self._held or self._held + size <= self._most_bytes)

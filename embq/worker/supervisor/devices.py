@@ -49,13 +49,13 @@ class Gpu:
 
 def shown(gpu: Gpu) -> dict[str, str]:
     """Environment variables with which a process sees this device and no other."""
-    alone = {"CUDA_VISIBLE_DEVICES": gpu.visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    environment = {"CUDA_VISIBLE_DEVICES": gpu.visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if "HIP_VISIBLE_DEVICES" in child_environment():  # ROCm looks at it first
-        alone["HIP_VISIBLE_DEVICES"] = gpu.visible
-    return alone
+        environment["HIP_VISIBLE_DEVICES"] = gpu.visible
+    return environment
 
 
-def alone(device: str, cuda_visible: str | None) -> tuple[str, dict[str, str]]:
+def isolated_device(device: str, cuda_visible: str | None) -> tuple[str, dict[str, str]]:
     """(what torch calls a device of this machine in a process that sees no other, what that process's environment
     needs for it)."""
     gpus = {f"cuda:{gpu.number}": gpu for gpu in find_gpus(cuda_visible)} if device.startswith("cuda") else {}
@@ -82,18 +82,18 @@ def find_gpus(cuda_visible: str | None) -> tuple[Gpu, ...]:
     return tuple(replace(gpu, number=number) for number, gpu in enumerate(chosen))
 
 
-def find_devices(wanted: str, cuda_visible: str | None) -> tuple[str, ...]:
+def find_devices(option: str, cuda_visible: str | None) -> tuple[str, ...]:
     """The devices that `--devices` names: "cuda" is every CUDA device, "auto" the same, or the CPU where there is none.
 
     Nothing is initialised on a device here: a CUDA context in the supervisor would outlive every worker.
 
     Args:
-        wanted: "auto", "cuda" or a list of devices.
+        option: "auto", "cuda" or a list of devices.
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
 
     Raises NoDeviceError where a CUDA device is asked for that is not there, UsageError where a name is unknown.
     """
-    requested = ["cuda"] if wanted == "auto" else [part.strip() for part in wanted.split(",") if part.strip()]
+    requested = ["cuda"] if option == "auto" else [part.strip() for part in option.split(",") if part.strip()]
     for name in requested:
         if not re.fullmatch(r"cpu|cuda(:\d+)?", name) and not simulated_speed(name):
             raise UsageError(f"unknown device {name!r}", next_step=DEVICES_NEXT)
@@ -102,7 +102,7 @@ def find_devices(wanted: str, cuda_visible: str | None) -> tuple[str, ...]:
     if not any(name.startswith("cuda") for name in requested):
         return tuple(requested)
     gpus = {f"cuda:{gpu.number}": gpu for gpu in find_gpus(cuda_visible)}
-    if wanted == "auto":
+    if option == "auto":
         return tuple(gpus) or ("cpu",)
     names: list[str] = []
     for name in requested:
@@ -264,13 +264,13 @@ def _output_of(program: str, **shown: str) -> list[Any]:
 
 def no_gpu(cuda_visible: str | None) -> NoDeviceError:
     """The error where a CUDA device is asked for and there is none."""
-    why, mend = why_no_gpu(cuda_visible)
+    why, remedy = why_no_gpu(cuda_visible)
     cpu = (
         "add COMPOSE_FILE=docker-compose.yml:deploy/docker-compose.cpu.yml to .env, and `docker compose up -d`"
         if _in_container()
         else "--devices cpu"
     )
-    return NoDeviceError(f"there is no CUDA device here: {why}", next_step=f"{mend}; for the CPU: {cpu}")
+    return NoDeviceError(f"there is no CUDA device here: {why}", next_step=f"{remedy}; for the CPU: {cpu}")
 
 
 def why_no_gpu(cuda_visible: str | None, *, driver: Path = DRIVER, root: Path = Path("/")) -> tuple[str, str]:

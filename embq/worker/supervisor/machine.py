@@ -31,7 +31,7 @@ class Machine:
         self._devices: dict[str, Device] = {}
         self._packages = model_packages()
 
-    def look(self, service: Service) -> Service:
+    def refreshed(self, service: Service) -> Service:
         """`service` as it is now."""
         if not self._devices:
             self._devices = described({slot.device for slot in self._supervisor.slots}, self._cuda_visible)

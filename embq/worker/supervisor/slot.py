@@ -212,11 +212,11 @@ class Slot:
         now = time.monotonic()
         self._faults = [(at, units) for at, units in self._faults if now - at < DEVICE_FAULTS_S]
         self._faults.append((now, {span.u for span in self.in_hand()}))
-        seen: set[int] = set()
+        earlier: set[int] = set()
         different = 0
         for _, units in self._faults:
-            different += not units & seen
-            seen |= units
+            different += not units & earlier
+            earlier |= units
         return different >= DEVICE_FAULTS
 
     def count_death(self, status: int) -> None:
@@ -244,14 +244,14 @@ def _child_env(fleet: Fleet, device: str, gpu: Gpu | None = None) -> dict[str, s
     that each starts a thread per core."""
     share = max(1, cores() // max(1, len(fleet.real_devices)))
     memory = KEPT_MEMORY if device == "cpu" else {}
-    alone = shown(gpu) if gpu is not None else {}
+    gpu_env = shown(gpu) if gpu is not None else {}
     return memory | child_environment(
         # By environment, because a password does not belong on a command line.
         EMBQ_BROKER_URL=fleet.settings.broker_url,
         OMP_NUM_THREADS=fleet.settings.omp_threads or str(share),
         # The threads that prepare tokenise side by side; each with a pool of its own would be too many.
         TOKENIZERS_PARALLELISM="false",
-        **alone,
+        **gpu_env,
     )
 
 

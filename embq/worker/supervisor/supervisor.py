@@ -146,8 +146,8 @@ class Supervisor:
         elif broken:
             self._give_up(slot, Exit.UNAVAILABLE, "it failed with one unit after the other", DEVICE_NEXT)
         elif slot.idle_deaths >= IDLE_DEATHS:
-            before = "a unit was finished" if slot.ready else "its model was ready"
-            self._give_up(slot, status, f"its process has died {IDLE_DEATHS} times in a row before {before}")
+            milestone = "a unit was finished" if slot.ready else "its model was ready"
+            self._give_up(slot, status, f"its process has died {IDLE_DEATHS} times in a row before {milestone}")
         else:
             slot.start_at = time.monotonic() + RESTART_PAUSE_S * slot.idle_deaths
 

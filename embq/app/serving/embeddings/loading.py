@@ -17,7 +17,7 @@ from embq.worker.embedders.device.capability import check_device
 from embq.worker.embedders.device.tuning import tune
 from embq.worker.embedders.device.warm_up import warm_up
 from embq.worker.embedders.registry import load
-from embq.worker.supervisor.devices import alone, find_devices
+from embq.worker.supervisor.devices import find_devices, isolated_device
 from embq.worker.supervisor.machine import described
 
 CPU_PASS_TOKENS = 384
@@ -97,7 +97,7 @@ def load_models(asked: Sequence[str], *, precision: str, device: str, settings: 
         )
     if precision == "auto":
         precision = choose_precision(list(described(devices[:1], visible).values())).precision
-    place, shown = alone(devices[0], visible)
+    place, shown = isolated_device(devices[0], visible)
     # Before torch is imported, which reads them then; as of a worker process.
     change_environment(
         {"OMP_NUM_THREADS": settings.omp_threads or str(cores()), "TOKENIZERS_PARALLELISM": "false", **shown}

@@ -99,7 +99,7 @@ def speeds_of_sizes(
 
 def _speeds(
     speed: Callable[[int], float],
-    one: int,
+    sample_size: int,
     usual: int,
     factors: Sequence[float],
     clock: Callable[[], float],
@@ -112,27 +112,27 @@ def _speeds(
 
     Args:
         speed: measures `passes` passes of a size: tokens or images per second.
-        one: size of one sample.
+        sample_size: size of one sample.
         most: largest size to try.
         may_halve: whether a usual size for which there is no room is halved. If not, no other size is tried then: there
             may be no room for now only, and passes are made smaller and larger later (`embq.worker.stages.batching`).
     """
     began = clock()
-    alone = speed(one)
-    is_in_doubt = passes * usual / alone > SLOWER_ALONE * PROBE_S
-    if is_in_doubt and passes * FEW * one / alone <= PROBE_S:
+    base_speed = speed(sample_size)
+    is_in_doubt = passes * usual / base_speed > SLOWER_ALONE * PROBE_S
+    if is_in_doubt and passes * FEW * sample_size / base_speed <= PROBE_S:
         with suppress(DeviceFullError):
-            alone = speed(FEW * one)
-    if passes * usual / alone > SLOWER_ALONE * PROBE_S:
-        return {usual: alone}
+            base_speed = speed(FEW * sample_size)
+    if passes * usual / base_speed > SLOWER_ALONE * PROBE_S:
+        return {usual: base_speed}
     speeds: dict[int, float] = {}
     while not speeds:
         try:
             speeds[usual] = speed(usual)
         except DeviceFullError:
             if not may_halve:
-                return {usual: alone}
-            if usual == one:
+                return {usual: base_speed}
+            if usual == sample_size:
                 raise
             usual = most = usual // 2
     for size in (int(usual * factor) for factor in factors):
@@ -161,12 +161,12 @@ def _steady_speed(embedder: Embedder, samples: Sequence[Prepared], count: int, *
     batch = [samples[place % len(samples)] for place in range(count)]
     dict(embedder.embed(batch))  # what happens once is not timed
     began = clock()
-    before = embedder.embed(batch)
+    pending = embedder.embed(batch)
     for _ in range(ROUNDS - 1):
         after = embedder.embed(batch)
-        dict(before)
-        before = after
-    dict(before)
+        dict(pending)
+        pending = after
+    dict(pending)
     return ROUNDS * count / max(clock() - began, 1e-9)
 
 

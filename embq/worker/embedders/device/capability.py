@@ -36,16 +36,16 @@ def check_device(device: str) -> None:
             f"torch {torch.__version__} is a build for CPUs",
             next_step="install the build of torch for this GPU, or use --devices cpu",
         )
-    seen = torch.cuda.device_count()
-    if seen == 0:
+    count = torch.cuda.device_count()
+    if count == 0:
         raise DeviceError(
             f"torch {torch.__version__} does not see the device",
             next_step="look for it with nvidia-smi and in dmesg: a card that fell off the bus may be back after a "
             "restart of the machine; a driver that is too old for this torch has to be updated",
         )
-    if seen > 1:
+    if count > 1:
         raise ConfigError(
-            f"torch {torch.__version__} sees {seen} devices, where CUDA_VISIBLE_DEVICES shows it one",
+            f"torch {torch.__version__} sees {count} devices, where CUDA_VISIBLE_DEVICES shows it one",
             next_step="see that nothing in this process's environment sets another, such as GPU_DEVICE_ORDINAL",
         )
     try:
@@ -55,14 +55,14 @@ def check_device(device: str) -> None:
     if torch.version.hip is None:
         capability = (properties.major, properties.minor)
         what, runs = f"compute capability {capability[0]}.{capability[1]}", serves(archs, capability)
-        mend = next(mend for least, mend in BUILDS if capability >= least)
+        remedy = next(remedy for least, remedy in BUILDS if capability >= least)
     else:
         architecture = properties.gcnArchName.partition(":")[0]
         what, runs = f"architecture {architecture}", any(arch == architecture or "generic" in arch for arch in archs)
-        mend = "install a torch for it, or set HSA_OVERRIDE_GFX_VERSION as its maker says"
+        remedy = "install a torch for it, or set HSA_OVERRIDE_GFX_VERSION as its maker says"
     if archs and not runs:
         code = f"torch {torch.__version__} has code for {', '.join(archs)} only"
-        raise ConfigError(f"{properties.name} has {what}, and {code}", next_step=f"{mend}; {OTHERS}")
+        raise ConfigError(f"{properties.name} has {what}, and {code}", next_step=f"{remedy}; {OTHERS}")
 
 
 def serves(archs: Sequence[str], capability: tuple[int, int]) -> bool:

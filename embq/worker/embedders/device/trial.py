@@ -68,8 +68,8 @@ class AccuracyCheck:
     def __init__(self, usual: torch.Tensor, exact: torch.Tensor) -> None:
         self._exact = exact
         errors = _errors(usual, exact)
-        self._kept = errors.isfinite()
-        self._usual = errors[self._kept]
+        self._finite = errors.isfinite()
+        self._usual = errors[self._finite]
 
     def ratio(self, vectors: torch.Tensor) -> float:
         """Error of a variant with these vectors, as a multiple of the usual variant's error, see `RATIO`."""
@@ -85,7 +85,7 @@ class AccuracyCheck:
         return f"its error is {ratio:.2g} times that of the usual way, and {worst:.2g} times in the worst sample"
 
     def _kept_errors(self, vectors: torch.Tensor) -> torch.Tensor:
-        return _errors(vectors, self._exact)[self._kept]
+        return _errors(vectors, self._exact)[self._finite]
 
 
 def _errors(vectors: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:

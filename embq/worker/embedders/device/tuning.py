@@ -65,28 +65,28 @@ class OptionalPaths:
 
     Attributes:
         without: paths that must not be tried.
-        tell: called with the names of all paths that are on trial or in use, whenever these change.
+        report: called with the names of all paths that are on trial or in use, whenever these change.
     """
 
     def __init__(self) -> None:
         self.without: frozenset[str] = frozenset()
-        self.tell: Callable[[Collection[str]], None] = lambda _: None
+        self.report: Callable[[Collection[str]], None] = lambda _: None
         self._used: set[str] = set()
 
     def clear(self) -> None:
         """Forget the paths of a model that is not loaded any more."""
         self._used.clear()
-        self.tell(())
+        self.report(())
 
     def try_out(self, name: str) -> None:
         """Report that a path is tried from now on."""
-        self.tell(sorted({*self._used, name}))
+        self.report(sorted({*self._used, name}))
 
     def settle(self, name: str, *, is_taken: bool) -> None:
         """Report whether a path that was tried is used from now on. Not to be called if it broke the device."""
         if is_taken:
             self._used.add(name)
-        self.tell(sorted(self._used))
+        self.report(sorted(self._used))
 
 
 PATHS = OptionalPaths()

@@ -109,7 +109,7 @@ class _Reader:
         self._data = data
         self._at, self._stop = within
 
-    def take(self, length: int) -> int:
+    def read_int(self, length: int) -> int:
         value = self.take_bytes(length)
         return int.from_bytes(value, "big")
 
@@ -137,31 +137,31 @@ def _item_types(data: bytes, meta: Range) -> Iterator[tuple[int, bytes]]:
         entries = Range(box.start + (6 if data[box.start] == 0 else 8), box.stop)
         for entry in _inside(data, entries, b"infe"):
             reader = _Reader(data, entry)
-            version = reader.take(4) >> 24
-            item = reader.take(4 if version > 2 else 2)
-            reader.take(2)
+            version = reader.read_int(4) >> 24
+            item = reader.read_int(4 if version > 2 else 2)
+            reader.read_int(2)
             yield item, reader.take_bytes(4)
 
 
 def _locations(reader: _Reader) -> Iterator[tuple[int, bool, list[tuple[int, int]]]]:
     """(item, whether it is in the box `idat`, (offset, length) of each of its extents)."""
-    version = reader.take(4) >> 24
-    sizes = reader.take(2)
+    version = reader.read_int(4) >> 24
+    sizes = reader.read_int(2)
     offset_bytes, length_bytes, base_bytes = sizes >> 12, sizes >> 8 & 15, sizes >> 4 & 15
     index_bytes = sizes & 15 if version else 0
-    for _ in range(reader.take(4 if version > 1 else 2)):
-        item = reader.take(4 if version > 1 else 2)
-        method = reader.take(2) & 15 if version else 0
-        reader.take(2)
-        base = reader.take(base_bytes)
+    for _ in range(reader.read_int(4 if version > 1 else 2)):
+        item = reader.read_int(4 if version > 1 else 2)
+        method = reader.read_int(2) & 15 if version else 0
+        reader.read_int(2)
+        base = reader.read_int(base_bytes)
         extents = []
-        count = reader.take(2)
+        count = reader.read_int(2)
         if count > 1 and not index_bytes + offset_bytes + length_bytes:
             raise ValueError("the parts of a picture of the AVIF are all the same")
         for _ in range(count):
-            reader.take(index_bytes)
-            offset = reader.take(offset_bytes)
-            extents.append((base + offset, reader.take(length_bytes)))
+            reader.read_int(index_bytes)
+            offset = reader.read_int(offset_bytes)
+            extents.append((base + offset, reader.read_int(length_bytes)))
         yield item, method == 1, extents
 
 
@@ -187,17 +187,17 @@ def _samples(data: bytes) -> Iterator[bytes]:
 
 def _first(reader: _Reader, length: int) -> int:
     """Entries of a list that begins with their number."""
-    reader.take(4)
-    if not reader.take(4):
+    reader.read_int(4)
+    if not reader.read_int(4):
         raise ValueError("a track of the AVIF is empty")
-    return reader.take(length)
+    return reader.read_int(length)
 
 
 def _first_size(reader: _Reader) -> int:
     """Size in bytes of the first sample of a track; 0 where it has none."""
-    reader.take(4)
-    size, count = reader.take(4), reader.take(4)
-    return size if size or not count else reader.take(4)
+    reader.read_int(4)
+    size, count = reader.read_int(4), reader.read_int(4)
+    return size if size or not count else reader.read_int(4)
 
 
 # --- AV1 ---
@@ -237,53 +237,53 @@ class _Bits:
     """Whole numbers of so many bits, one after the other; ValueError behind the end."""
 
     def __init__(self, data: bytes) -> None:
-        self._value, self._left = int.from_bytes(data, "big"), 8 * len(data)
+        self._value, self._remaining = int.from_bytes(data, "big"), 8 * len(data)
 
-    def take(self, bits: int) -> int:
-        self._left -= bits
-        if self._left < 0:
+    def read_bits(self, bits: int) -> int:
+        self._remaining -= bits
+        if self._remaining < 0:
             raise ValueError("a sequence header of the AVIF is cut")
-        return self._value >> self._left & ((1 << bits) - 1)
+        return self._value >> self._remaining & ((1 << bits) - 1)
 
 
 def _sequence_size(bits: _Bits) -> tuple[int, int]:
     """The largest frame that a sequence header allows: AV1 specification 5.5.1."""
-    bits.take(3 + 1)  # seq_profile, still_picture
-    reduced = bits.take(1)
+    bits.read_bits(3 + 1)  # seq_profile, still_picture
+    reduced = bits.read_bits(1)
     if reduced:
-        bits.take(5)  # seq_level_idx
+        bits.read_bits(5)  # seq_level_idx
     else:
         _skip_operating_points(bits)
-    width_bits, height_bits = bits.take(4) + 1, bits.take(4) + 1
-    width, height = bits.take(width_bits) + 1, bits.take(height_bits) + 1
+    width_bits, height_bits = bits.read_bits(4) + 1, bits.read_bits(4) + 1
+    width, height = bits.read_bits(width_bits) + 1, bits.read_bits(height_bits) + 1
     # Only in a reduced header no frame may say another size; decoders do not hold it to be the smaller one.
     return (width, height) if reduced else (1 << width_bits, 1 << height_bits)
 
 
 def _skip_operating_points(bits: _Bits) -> None:
     decoder_model, delay_bits = 0, 0
-    if bits.take(1):  # timing_info
-        bits.take(32 + 32)
-        if bits.take(1):  # equal_picture_interval
+    if bits.read_bits(1):  # timing_info
+        bits.read_bits(32 + 32)
+        if bits.read_bits(1):  # equal_picture_interval
             _skip_uvlc(bits)
-        decoder_model = bits.take(1)
+        decoder_model = bits.read_bits(1)
         if decoder_model:
-            delay_bits = bits.take(5) + 1
-            bits.take(32 + 5 + 5)
-    display_delay = bits.take(1)
-    for _ in range(bits.take(5) + 1):
-        bits.take(12)  # operating_point_idc
-        if bits.take(5) > 7:  # seq_level_idx
-            bits.take(1)
-        if decoder_model and bits.take(1):
-            bits.take(2 * delay_bits + 1)
-        if display_delay and bits.take(1):
-            bits.take(4)
+            delay_bits = bits.read_bits(5) + 1
+            bits.read_bits(32 + 5 + 5)
+    display_delay = bits.read_bits(1)
+    for _ in range(bits.read_bits(5) + 1):
+        bits.read_bits(12)  # operating_point_idc
+        if bits.read_bits(5) > 7:  # seq_level_idx
+            bits.read_bits(1)
+        if decoder_model and bits.read_bits(1):
+            bits.read_bits(2 * delay_bits + 1)
+        if display_delay and bits.read_bits(1):
+            bits.read_bits(4)
 
 
 def _skip_uvlc(bits: _Bits) -> None:
     zeros = 0
-    while not bits.take(1):
+    while not bits.read_bits(1):
         zeros += 1
     if zeros < 32:
-        bits.take(zeros)
+        bits.read_bits(zeros)

@@ -74,19 +74,19 @@ class SlabPool:
 
     Attributes:
         row_bytes: of one image.
-        made: slabs so far; each is used again and again.
+        allocated: slabs so far; each is used again and again.
     """
 
     def __init__(self, height: int, width: int, device: torch.device) -> None:
         self.row_bytes = height * width * 3
-        self.made = 0
+        self.allocated = 0
         self._shape = (ROWS, height, width, 3)
         self._device = device
         self._free: deque[torch.Tensor] = deque()
         self._making = threading.Lock()
         self._mine = threading.local()
 
-    def take(self, count: int) -> list[Row]:
+    def rows(self, count: int) -> list[Row]:
         """The calling thread's next rows, at most `ROWS`, which lie next to each other.
 
         Raises DeviceError or DeviceFullError where no memory can be page-locked.
@@ -106,7 +106,7 @@ class SlabPool:
             with using(self._device), torch.inference_mode(False):
                 memory = torch.empty(self._shape, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
             with self._making:
-                self.made += 1
+                self.allocated += 1
         return Slab(memory, self._free)
 
 

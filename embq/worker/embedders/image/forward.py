@@ -69,14 +69,14 @@ class ImageForward:
         ways.append(Variant("graph", lambda encode: Graph(encode, batch, self._tower), takes_tie=True))
         with torch.cuda.device(batch.device):
             exact = self._in_fp32(batch[places(len(batch))])
-            found = fastest(self._plain, ways, batch, exact=exact, wait=torch.cuda.synchronize)
-        if found.encode != self._plain:
-            self._fast, self._suits = found.encode, (len(batch), batch.dtype)
-        tried = " ".join(f"{name}:{round(speed)}" for name, speed in found.rows_per_s.items())
-        refused = {"refused": "; ".join(f"{name}: {why}" for name, why in found.refused.items())}
+            choice = fastest(self._plain, ways, batch, exact=exact, wait=torch.cuda.synchronize)
+        if choice.encode != self._plain:
+            self._fast, self._suits = choice.encode, (len(batch), batch.dtype)
+        tried = " ".join(f"{name}:{round(speed)}" for name, speed in choice.rows_per_s.items())
+        refused = {"refused": "; ".join(f"{name}: {why}" for name, why in choice.refused.items())}
         log.info(
-            "image_path", model=model, path=found.path, rows=len(batch), rows_per_s=tried,
-            **(refused if found.refused else {}),
+            "image_path", model=model, path=choice.path, rows=len(batch), rows_per_s=tried,
+            **(refused if choice.refused else {}),
         )  # fmt: skip
 
     def try_with(self, images: ImageBatcher, dtype: torch.dtype, *, rows: int, compile_s: float, model: str) -> None:
@@ -171,13 +171,13 @@ def compiled(encode: Encode, batch: torch.Tensor, limit_s: float) -> Encode:
 
     What takes too long cannot be stopped, and goes on in a thread that nobody waits for.
     """
-    made: Encode = torch.compile(encode, dynamic=False)
+    encoder: Encode = torch.compile(encode, dynamic=False)
     failed: list[Exception] = []
 
     def first() -> None:
         try:
             with using(batch.device), torch.inference_mode():
-                made(batch)
+                encoder(batch)
         except Exception as error:  # noqa: BLE001 - thread boundary: raised again by whoever waits
             failed.append(error)
 
@@ -188,4 +188,4 @@ def compiled(encode: Encode, batch: torch.Tensor, limit_s: float) -> Encode:
         raise failed[0]
     if thread.is_alive():
         raise TimeoutError(f"longer than {limit_s:g} s")
-    return made
+    return encoder

@@ -96,14 +96,14 @@ def without_texts(data: bytes) -> bytes:
 
     They change no pixel, and Pillow refuses the image where they are large (`PngImagePlugin.MAX_TEXT_CHUNK`).
     """
-    kept, begun, at = [], 0, len(_PNG)
+    pieces, begun, at = [], 0, len(_PNG)
     while data.startswith(_PNG) and (name := data[at + 4 : at + 8]) not in (b"", b"IEND"):
         end = at + 12 + int.from_bytes(data[at : at + 4], "big")
         if name in _UNUSED_CHUNKS and end <= len(data):
-            kept.append(data[begun:at])
+            pieces.append(data[begun:at])
             begun = end
         at = end
-    return b"".join([*kept, data[begun:]]) if kept else data
+    return b"".join([*pieces, data[begun:]]) if pieces else data
 
 
 def damaged(data: bytes, error: Exception, *, ends_early: bool = False) -> SampleError:

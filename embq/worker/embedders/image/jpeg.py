@@ -53,7 +53,7 @@ def frame_of(data: bytes) -> Frame | None:
     """The first frame of a JPEG; None where the data ends before it. What stands between two markers is skipped."""
     frame, is_clean = None, True
     at = 2
-    while (found := _MARKER.search(data, at)) and (start := found.start()) + 10 <= len(data):
+    while (match := _MARKER.search(data, at)) and (start := match.start()) + 10 <= len(data):
         # libjpeg goes on to the next marker, where others may not.
         is_clean = is_clean and not data[at:start].strip(b"\xff")
         if frame is not None and not is_clean:

@@ -69,8 +69,8 @@ class Native:
         count = len(images)
         if len(fits) > FITS_MAX:
             first = self.prepare(images, fits[:FITS_MAX], rows[:FITS_MAX], fast=fast)
-            others = self.prepare(images, fits[FITS_MAX:], rows[FITS_MAX:], fast=fast)
-            return list(map(max, first, others))
+            rest = self.prepare(images, fits[FITS_MAX:], rows[FITS_MAX:], fast=fast)
+            return list(map(max, first, rest))
         statuses = (ctypes.c_int32 * count)()
         addresses, sizes = self.buffers(images)
         to = _pointers(fits, rows)

@@ -88,7 +88,7 @@ class NvJpeg:
             state.images = len(images)
             status = self._library.nvjpegDecodeBatchedInitialize(self._handle, state.handle, len(images), 1, RGB)
         if not status:
-            pointers = (ctypes.c_void_p(one.ctypes.data) for one in (addresses, sizes, images))
+            pointers = (ctypes.c_void_p(array.ctypes.data) for array in (addresses, sizes, images))
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
             status = self._library.nvjpegDecodeBatched(self._handle, state.handle, *pointers, stream)
         if status:
@@ -101,9 +101,9 @@ def _library() -> Any:
     version = str(torch.version.cuda).partition(".")[0]
     patterns = ("torchvision.libs/libnvjpeg*", "nvidia/cu13/lib/libnvjpeg*", "nvidia/nvjpeg/lib/libnvjpeg*")
     brought = [path for pattern in patterns for path in Path(torch.__file__).parents[1].glob(pattern)]
-    found = [str(path) for path in brought if f".so.{version}" in path.name]
+    libraries = [str(path) for path in brought if f".so.{version}" in path.name]
     try:
-        return ctypes.CDLL((found or [f"libnvjpeg.so.{version}"])[0])
+        return ctypes.CDLL((libraries or [f"libnvjpeg.so.{version}"])[0])
     except OSError as error:
         wheel = "nvidia-nvjpeg" if version == "13" else f"nvidia-nvjpeg-cu{version}"
         raise ModelError(f"--decode gpu needs nvJPEG: {error}", next_step=f"pip install {wheel}") from error

@@ -55,11 +55,11 @@ class Pixels:
 
     def of(self, data: bytes | None) -> np.ndarray:
         """The pixels of one encoded image: uint8 of shape `shape`. Raises SampleError as `by_pillow` does."""
-        made = np.empty((1, *self.shape), np.uint8)
-        (found,) = prepared([Sample(ordinal=0, key="", image=data)], [self], [made])
-        if found[0] is not None:
-            raise found.pop() or AssertionError  # and this frame does not refer to the error, which refers to it
-        pixels: np.ndarray = made[0]
+        rows = np.empty((1, *self.shape), np.uint8)
+        (errors,) = prepared([Sample(ordinal=0, key="", image=data)], [self], [rows])
+        if errors[0] is not None:
+            raise errors.pop() or AssertionError  # and this frame does not refer to the error, which refers to it
+        pixels: np.ndarray = rows[0]
         return pixels
 
     def by_pillow(self, picture: Picture, row: np.ndarray) -> None:
@@ -89,8 +89,8 @@ def _resized(picture: Picture, fit: Fit) -> np.ndarray:
     if fit.pillow:
         return np.asarray(image.resize((width, height), RESAMPLING[fit.interpolation]).convert("RGB"))
     source = torch.from_numpy(picture.pixels())[None].permute(0, 3, 1, 2)
-    made = interpolate(source, size=(height, width), mode=fit.interpolation, antialias=True)[0]
-    pixels: np.ndarray = made.permute(1, 2, 0).numpy()
+    resized = interpolate(source, size=(height, width), mode=fit.interpolation, antialias=True)[0]
+    pixels: np.ndarray = resized.permute(1, 2, 0).numpy()
     return pixels
 
 

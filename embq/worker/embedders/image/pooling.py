@@ -25,17 +25,17 @@ class Pooling:
 
     Attributes:
         names: of `POOLINGS`; the vectors of several are put one after the other.
-        before: vectors that stand before those of the patches.
+        prefix: vectors that stand before those of the patches.
     """
 
     names: tuple[str, ...]
-    before: int
+    prefix: int
 
     def __call__(self, given: Any) -> torch.Tensor:
         """The vectors in float32, of shape (n, dim)."""
-        return torch.cat([self._one(name, given) for name in self.names], dim=1)
+        return torch.cat([self._vectors(name, given) for name in self.names], dim=1)
 
-    def _one(self, name: str, given: Any) -> torch.Tensor:
+    def _vectors(self, name: str, given: Any) -> torch.Tensor:
         if name == "projection":
             return _flat(given.image_embeds if hasattr(given, "image_embeds") else given.pooler_output)
         if name == "pooler":
@@ -44,7 +44,7 @@ class Pooling:
         if name == "cls":
             return states[:, 0]
         # Convolutions give (n, channels, height, width), transformers (n, tokens, channels).
-        patches = states.flatten(2).transpose(1, 2) if states.ndim == 4 else states[:, self.before :]
+        patches = states.flatten(2).transpose(1, 2) if states.ndim == 4 else states[:, self.prefix :]
         return patches.mean(dim=1) if name == "mean" else patches.amax(dim=1)
 
 
@@ -73,12 +73,12 @@ def asked_pooling(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def pooling_for(
-    spec: ModelSpec, model: Any, asked: tuple[str, ...], *, image: torch.Tensor, absent: Sequence[str]
+    spec: ModelSpec, model: Any, requested: tuple[str, ...], *, image: torch.Tensor, absent: Sequence[str]
 ) -> Pooling:
     """The pooling that is asked for, or the one that suits the model.
 
     Args:
-        asked: from `asked_pooling`.
+        requested: from `asked_pooling`.
         image: one that is normalised, to try it with: (1, 3, height, width).
         absent: names of weights that the checkpoint lacks.
 
@@ -86,25 +86,25 @@ def pooling_for(
     """
     with torch.inference_mode():
         given, again = given_by(model, image), given_by(model, image)
-    before = {name: weights for name, weights in model.named_parameters() if name.rpartition(".")[2] in BEFORE_PATCHES}
+    prefix = {name: weights for name, weights in model.named_parameters() if name.rpartition(".")[2] in BEFORE_PATCHES}
     has = {
         "projection": has_joint_space(type(model)) or hasattr(given, "image_embeds"),
         "pooler": getattr(given, "pooler_output", None) is not None,
-        "cls": any(name.endswith(BEFORE_PATCHES[:2]) for name in before),
+        "cls": any(name.endswith(BEFORE_PATCHES[:2]) for name in prefix),
         "mean": True,
         "max": True,
     }
     is_trained = not _is_of_bert(model) and not any(name.startswith("pooler.") for name in absent)
     fit = [name for name in POOLINGS if has[name] and (name != "pooler" or is_trained)]
-    names = asked or (fit[0],)
+    names = requested or (fit[0],)
     if lacking := [name for name in names if not has[name]]:
         raise ModelError(
             f"{spec}: its {type(model).__name__} gives nothing for pooling={lacking[0]}",
             next_step=f"use pooling= one of {', '.join(name for name in POOLINGS if has[name])}",
         )
     # Registers are several vectors in one parameter.
-    count = sum(weights.shape[-2] if name.endswith("register_tokens") else 1 for name, weights in before.items())
-    pooling = Pooling(names=names, before=count)
+    count = sum(weights.shape[-2] if name.endswith("register_tokens") else 1 for name, weights in prefix.items())
+    pooling = Pooling(names=names, prefix=count)
     if not torch.allclose(pooling(given), pooling(again), rtol=1e-4, atol=1e-6):
         raise ModelError(
             f"{spec}: its {type(model).__name__} gives an image another vector each time, as one that hides patches",

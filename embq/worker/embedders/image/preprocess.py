@@ -77,9 +77,9 @@ def placed(resized: Any, fit: Fit, row: Any) -> None:
         row[...] = resized[top : top + fit.height, left : left + fit.width]
         return
     row[...] = fit.fill
-    kept = resized[max(top, 0) : max(top, 0) + fit.height, max(left, 0) : max(left, 0) + fit.width]
+    crop = resized[max(top, 0) : max(top, 0) + fit.height, max(left, 0) : max(left, 0) + fit.width]
     down, right = max(-top, 0), max(-left, 0)
-    row[down : down + kept.shape[0], right : right + kept.shape[1]] = kept
+    row[down : down + crop.shape[0], right : right + crop.shape[1]] = crop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,10 +37,10 @@ def of_timm(processor: Any, model: str) -> Preprocess:
         )
 
     def literal(image: Image.Image) -> Image.Image:
-        made = image.convert("RGB")
+        result = image.convert("RGB")
         for step in steps[:-2]:
-            made = step(made)
-        return made
+            result = step(result)
+        return result
 
     mean, std = (np.broadcast_to(np.asarray(values, dtype=np.float64), 3) for values in (steps[-1].mean, steps[-1].std))
     return Preprocess(
@@ -54,13 +54,13 @@ def of_timm(processor: Any, model: str) -> Preprocess:
 def _timm_fit(steps: list[Any], config: Mapping[str, Any]) -> Fit:
     """The fit that the steps describe; for others than a resize and a cut a guess, which `difference` finds out."""
     _, height, width = config["input_size"]
-    asked = getattr(steps[0], "size", height)
-    sides = (asked, asked) if isinstance(asked, int) else tuple(asked)
+    target = getattr(steps[0], "size", height)
+    sides = (target, target) if isinstance(target, int) else tuple(target)
     interpolation = config.get("interpolation", "")
     return Fit(
         height=height,
         width=width,
-        mode="shortest" if isinstance(asked, int) else "squash",
+        mode="shortest" if isinstance(target, int) else "squash",
         interpolation=interpolation if interpolation in INTERPOLATIONS else "bicubic",
         edge=sides[0] if len(set(sides)) == 1 else 0,
     )
@@ -132,10 +132,10 @@ def _made_up() -> Iterator[Image.Image]:
 
 def _given(processor: Any, image: Image.Image, **options: bool) -> np.ndarray:
     """The array that the processor makes of an image, of shape (height, width, 3); ValueError for another shape."""
-    made = processor(images=image, return_tensors="pt", **options)["pixel_values"].numpy()
-    if made.ndim != 4 or made.shape[:2] != (1, 3):
-        raise ValueError(f"an array of shape {made.shape}")
-    array: np.ndarray = made[0].transpose(1, 2, 0)
+    output = processor(images=image, return_tensors="pt", **options)["pixel_values"].numpy()
+    if output.ndim != 4 or output.shape[:2] != (1, 3):
+        raise ValueError(f"an array of shape {output.shape}")
+    array: np.ndarray = output[0].transpose(1, 2, 0)
     return array
 
 
@@ -150,11 +150,11 @@ def _scaling(processor: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def _check(processor: Any, literal: Any, mean: np.ndarray, std: np.ndarray, model: str) -> tuple[int, int]:
     """Height and width of every image; ModelError where they differ, or `literal` and scaling are not all there is."""
-    found: set[tuple[int, int]] = set()
+    sizes: set[tuple[int, int]] = set()
     try:
         for image in _made_up():
             pixels = np.asarray(literal(image))
-            found.add((pixels.shape[0], pixels.shape[1]))
+            sizes.add((pixels.shape[0], pixels.shape[1]))
             numbers = _given(processor, image)
             # A step is what a processor may gain that resizes fractions, and not bytes.
             if np.abs((pixels / 255 - mean) / std - numbers).max() > 1 / 255 / std.min():
@@ -164,12 +164,12 @@ def _check(processor: Any, literal: Any, mean: np.ndarray, std: np.ndarray, mode
             f"{model}: images are prepared in a way that embq does not know ({type(processor).__name__}): {error}",
             next_step="use a model whose images have one size and three channels",
         ) from error
-    if len(found) > 1:
+    if len(sizes) > 1:
         raise ModelError(
-            f"{model}: its image processor gives images of several sizes, such as {sorted(found)[0]}",
+            f"{model}: its image processor gives images of several sizes, such as {sorted(sizes)[0]}",
             next_step="set size, or do_center_crop and crop_size, in its preprocessor_config.json",
         )
-    return found.pop()
+    return sizes.pop()
 
 
 def _fit(processor: Any, height: int, width: int) -> Fit:

@@ -66,25 +66,25 @@ def first_page(data: bytes) -> Page:
     order = "<" if data[:2] == b"II" else ">"
     big = data[2:4] in (b"+\0", b"\0+")
     (at,) = _unpack(order + "Q", data, 8) if big else _unpack(order + "I", data, 4)
-    said: dict[int, int] = {}
-    values, seen, folders = 0, {at}, [at]
+    tags: dict[int, int] = {}
+    values, visited, folders = 0, {at}, [at]
     while folders:
         folder = folders.pop()
         for tag, kind, count, value in _entries(data, folder, order, big):
             values += 0 if kind in _BYTES else min(count, len(data) // _LENGTHS.get(kind, 1))
-            if tag in _FOLDERS and value is not None and value not in seen:
-                seen.add(value)
+            if tag in _FOLDERS and value is not None and value not in visited:
+                visited.add(value)
                 folders.append(value)
             if folder == at and tag in _SIZES:
-                if value is None or tag in said:
+                if value is None or tag in tags:
                     # Pillow takes the last of two, and libtiff, which decodes, the first.
                     raise ValueError(f"tag {tag} of the TIFF has no value, or two")
-                said[tag] = value
-    if WIDTH not in said or HEIGHT not in said:
+                tags[tag] = value
+    if WIDTH not in tags or HEIGHT not in tags:
         raise ValueError("the TIFF does not say its size")
-    size = (said[WIDTH], said[HEIGHT])
-    tile = (said.get(TILE_WIDTH, 1), said.get(TILE_HEIGHT, 1))
-    return Page(size, tile, said.get(COMPRESSION, 1), values)
+    size = (tags[WIDTH], tags[HEIGHT])
+    tile = (tags.get(TILE_WIDTH, 1), tags.get(TILE_HEIGHT, 1))
+    return Page(size, tile, tags.get(COMPRESSION, 1), values)
 
 
 def ends_behind(tags: Mapping[int, Any], length: int) -> bool:

@@ -44,19 +44,19 @@ class ImageBatcher:
         self._uploader = Uploader(device)
         self.row_bytes = self._slabs.row_bytes
 
-    def take(self, count: int) -> list[Row]:
+    def rows(self, count: int) -> list[Row]:
         """Rows for the images of a chunk; see `embq.worker.embedders.image.buffer_pool.SlabPool`."""
-        return self._slabs.take(count)
+        return self._slabs.rows(count)
 
     def black(self) -> Row:
         """A black image, as an example."""
-        (row,) = self.take(1)
+        (row,) = self.rows(1)
         row.array.fill(0)
         return row
 
     def noise(self) -> Row:
         """An image of which no two pixels are alike, as an example."""
-        (row,) = self.take(1)
+        (row,) = self.rows(1)
         row.pixels.random_()
         return row
 
@@ -70,14 +70,14 @@ def image_rows(samples: Sequence[Sample], models: Sequence[ImageBatcher]) -> lis
 
     A sample that cannot be prepared for a model has its error there, and for all models behind that.
     """
-    made: list[list[Row | SampleError]] = [[] for _ in models]
+    results: list[list[Row | SampleError]] = [[] for _ in models]
     for start in range(0, len(samples), ROWS):
         chunk = samples[start : start + ROWS]
-        rows = [model.take(len(chunk)) for model in models]
+        rows = [model.rows(len(chunk)) for model in models]
         answers = prepared(chunk, [model.pixels for model in models], [together(of_model) for of_model in rows])
-        for found, of_model, errors in zip(made, rows, answers, strict=True):
-            found += [row if error is None else error for row, error in zip(of_model, errors, strict=True)]
-    return made
+        for result, of_model, errors in zip(results, rows, answers, strict=True):
+            result += [row if error is None else error for row, error in zip(of_model, errors, strict=True)]
+    return results
 
 
 def with_images(

@@ -139,7 +139,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> VisionEmbedder:
             next_step="add --modality text where it is a model of texts, or use an open_clip model",
         )
     spec.check_params("embeds", "pooling", "normalize", "batch_size")
-    asked = asked_pooling(spec)
+    requested = asked_pooling(spec)
     to_unit_length = unit_length(spec, "false")
     if config.precision == "int8":
         raise ModelError(f"{spec}: only models of texts are computed in int8", next_step="use fp32 or bf16")
@@ -149,13 +149,13 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> VisionEmbedder:
     source = model_source(spec)
     where = {"local_files_only": True, "trust_remote_code": False}
     with translated_model_errors(spec, from_hub=False):
-        model, absent = _model(spec, kind, source, asked, **where)
+        model, absent = _model(spec, kind, source, requested, **where)
         processor: Any = AutoImageProcessor.from_pretrained(source, **where)  # type: ignore[no-untyped-call]
     preprocess = of_image_processor(processor, str(spec))
     with translated_model_errors(spec, from_hub=False):
         size = (1, 3, preprocess.fit.height, preprocess.fit.width)
         noise = torch.randn(size, generator=torch.Generator().manual_seed(0))
-        pooling = pooling_for(spec, model, asked, image=noise, absent=absent)
+        pooling = pooling_for(spec, model, requested, image=noise, absent=absent)
     if missing := [name for name in absent if is_read(name, pooling)]:
         raise lacks_weights(spec, missing)
     decode = _decode(spec, preprocess, config.decode)
@@ -174,19 +174,19 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> VisionEmbedder:
     )
 
 
-def _model(spec: ModelSpec, kind: Any, source: str, asked: Sequence[str], **where: bool) -> tuple[Any, list[str]]:
+def _model(spec: ModelSpec, kind: Any, source: str, requested: Sequence[str], **where: bool) -> tuple[Any, list[str]]:
     """The part of the model that reads images, in float32, and the names of weights that the checkpoint lacks.
 
     Args:
         kind: its class, from `vision_class`.
-        asked: from `asked_pooling`.
+        requested: from `asked_pooling`.
     """
-    model, found = read_model(kind, source, **where)
+    model, account = read_model(kind, source, **where)
     # What the checkpoint lacks, transformers has made up.
-    absent = sorted(str(name) for name in {*found["missing_keys"], *found["mismatched_keys"]})
+    absent = sorted(str(name) for name in {*account["missing_keys"], *account["mismatched_keys"]})
     if not has_joint_space(kind):
         return model, absent
-    if asked and asked != ("projection",):
+    if requested and requested != ("projection",):
         tower = getattr(model, "vision_model", None)
         if tower is None:
             raise ModelError(f"{spec}: no pooling but the projection is known", next_step="leave pooling out")
@@ -209,8 +209,8 @@ def _class_of(config: Any) -> Any:
     if named.endswith("VisionModelWithProjection"):
         return getattr(transformers, named)
     # Some configs have several classes; the first is the model without a head.
-    found = MODEL_MAPPING.get(type(config), None)
-    kind = found[0] if isinstance(found, (list, tuple)) else found
+    match = MODEL_MAPPING.get(type(config), None)
+    kind = match[0] if isinstance(match, (list, tuple)) else match
     reads = getattr(kind, "main_input_name", "") == "pixel_values" and not hasattr(config, "text_config")
     decodes = bool(getattr(config, "is_encoder_decoder", False))
     return kind if (reads or has_joint_space(kind)) and not decodes else None
@@ -221,12 +221,12 @@ def is_read(weights: str, pooling: Pooling) -> bool:
     return MASK not in weights and ("pooler" in pooling.names or not weights.startswith("pooler."))
 
 
-def _decode(spec: ModelSpec, preprocess: Preprocess, asked: str) -> str:
+def _decode(spec: ModelSpec, preprocess: Preprocess, requested: str) -> str:
     """The path that is taken: the one that is asked for where its pixels are those of the image processor."""
-    if asked == REFERENCE:
-        return asked
+    if requested == REFERENCE:
+        return requested
     steps = difference(preprocess)
     if steps <= SAME:
-        return asked
-    log.warning("decode_by_reference", model=spec, asked=asked, steps_of_255=steps)
+        return requested
+    log.warning("decode_by_reference", model=spec, asked=requested, steps_of_255=steps)
     return REFERENCE

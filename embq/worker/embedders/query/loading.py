@@ -92,21 +92,21 @@ def open_query_model(
     here = query_spec(relocated_spec(ModelSpec.parse(output.spec), spec), prompt_name, prompt)
     if not rows.members:
         return _opened(rows, here, modality, on_load, noted)
-    found: QueryModel | None = None
+    query_model: QueryModel | None = None
     fingerprints = []
     for named in rows.members:
         decode = rows.decode if "image" in named.modalities else REFERENCE
-        alone = ModelConfig(spec=named.spec, modalities=named.modalities, precision=rows.precision, decode=decode)
+        config = ModelConfig(spec=named.spec, modalities=named.modalities, precision=rows.precision, decode=decode)
         is_asked = output in named.outputs.values()
-        wanted = modality if is_asked else named.modalities[0]
+        member_modality = modality if is_asked else named.modalities[0]
         member = here if is_asked else ModelSpec.parse(named.spec)
-        model, fingerprint = _opened(alone, member, wanted, on_load, noted)
-        found = model if is_asked else found
+        model, fingerprint = _opened(config, member, member_modality, on_load, noted)
+        query_model = model if is_asked else query_model
         fingerprints.append([named.name, fingerprint])
-    assert found is not None
+    assert query_model is not None
     from embq.worker.embedders.multi_model import EMBEDDER_VERSION
 
-    return found, content_hash([EMBEDDER_VERSION, *fingerprints])
+    return query_model, content_hash([EMBEDDER_VERSION, *fingerprints])
 
 
 def check_modality(output: Output, modality: str) -> None:
@@ -126,15 +126,15 @@ def relocated_spec(spec: ModelSpec, here: str | None) -> ModelSpec:
     """The spec of a model that is elsewhere on this machine, with the parameters of before; those of `here` win."""
     if here is None:
         return spec
-    moved = ModelSpec.parse(here)
-    return replace(moved, params=tuple(sorted({**dict(spec.params), **dict(moved.params)}.items())))
+    local = ModelSpec.parse(here)
+    return replace(local, params=tuple(sorted({**dict(spec.params), **dict(local.params)}.items())))
 
 
 def query_spec(spec: ModelSpec, prompt_name: str | None, prompt: str | None) -> ModelSpec:
     """The spec of a model for queries: that of the rows, with the query's prompt; ModelError as `with_prompt`."""
-    said = dict(spec.params)
+    params = dict(spec.params)
     if prompt_name is None and prompt is None:
-        if said.get("prompt_name") != "document":
+        if params.get("prompt_name") != "document":
             return spec
         prompt_name = QUERY_OF_DOCUMENT
     return spec.without_prompt().with_prompt(prompt_name, prompt)
@@ -156,9 +156,9 @@ def _opened(
     try:
         light = LightSentence(folder, spec)
         note = note_path(folder, rows, spec)
-        known = read_note(note) if noted else None
-        if known is not None:
-            return light, known
+        verified = read_note(note) if noted else None
+        if verified is not None:
+            return light, verified
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, ModelError):
         light = None  # the library names what is wrong with the folder, if anything
     model, fingerprint = _loaded(rows, spec, modality, on_load)

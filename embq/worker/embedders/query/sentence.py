@@ -74,8 +74,8 @@ class Bert:
         weights -= weights.max(axis=2, keepdims=True)
         np.exp(weights, out=weights)
         weights /= weights.sum(axis=2, keepdims=True)
-        seen = (weights @ value).transpose(1, 0, 2).reshape(states.shape)
-        attended = self._linear(f"{name}.attention.output.dense", seen) + states
+        context = (weights @ value).transpose(1, 0, 2).reshape(states.shape)
+        attended = self._linear(f"{name}.attention.output.dense", context) + states
         attended = self._normed(f"{name}.attention.output.LayerNorm", attended)
         inner = gelu(self._linear(f"{name}.intermediate.dense", attended))
         return self._normed(f"{name}.output.LayerNorm", self._linear(f"{name}.output.dense", inner) + attended)
@@ -153,8 +153,8 @@ class LightSentence:
         self._unit_length = kinds[-1] == "Normalize" and spec.param("normalize", "true") == "true"
         self._pooling = _pooling(_json(folder / paths[1] / "config.json"))
         self._bert = Bert(_json(folder / "config.json"), mapped_weights(folder / "model.safetensors"))
-        said = _json(folder / "config_sentence_transformers.json")
-        self._prompt = chosen(spec, said.get("prompts") or {}, said.get("default_prompt_name")).text
+        settings = _json(folder / "config_sentence_transformers.json")
+        self._prompt = chosen(spec, settings.get("prompts") or {}, settings.get("default_prompt_name")).text
         self._tokenizer = _tokenizer(folder / "tokenizer.json")
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(self._longest(folder, spec))
@@ -178,9 +178,9 @@ class LightSentence:
         raise SampleError("missing_member", "the model embeds texts only")
 
     def _longest(self, folder: Path, spec: ModelSpec) -> int:
-        told = _json(folder / "sentence_bert_config.json").get("max_seq_length")
-        told = told or _json(folder / "tokenizer_config.json").get("model_max_length") or self._bert.positions
-        return min(int(spec.param("max_length", str(int(told)))), self._bert.positions)
+        limit = _json(folder / "sentence_bert_config.json").get("max_seq_length")
+        limit = limit or _json(folder / "tokenizer_config.json").get("model_max_length") or self._bert.positions
+        return min(int(spec.param("max_length", str(int(limit)))), self._bert.positions)
 
 
 def _pooling(config: dict[str, Any]) -> str:

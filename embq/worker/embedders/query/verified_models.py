@@ -58,10 +58,10 @@ def note_path(folder: Path, rows: ModelConfig, spec: ModelSpec) -> Path:
     files = []
     for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
         if path.is_file():
-            told = path.stat()
+            status = path.stat()
             content = path.read_text("latin-1") if path.suffix in READ_WHOLE else ""
-            files.append([str(path.relative_to(folder)), told.st_size, told.st_mtime_ns, told.st_ino, content])
-    specs = [[pair for pair in one.params if pair[0] not in NOT_COUNTED] for one in (ModelSpec.parse(rows.spec), spec)]
+            files.append([str(path.relative_to(folder)), status.st_size, status.st_mtime_ns, status.st_ino, content])
+    specs = [[pair for pair in own.params if pair[0] not in NOT_COUNTED] for own in (ModelSpec.parse(rows.spec), spec)]
     described = {name: value for name, value in rows.describe().items() if name != "spec"}
     name = content_hash([NOTE_VERSION, str(folder.resolve()), files, described, specs])
     return cache_folder() / "models" / f"{name[:32]}.json"
@@ -92,6 +92,6 @@ def prove(light: LightSentence, embed: Callable[[str], np.ndarray], note: Path, 
             return False
     with suppress(OSError, OutputError):
         note.parent.mkdir(parents=True, exist_ok=True)
-        told = json.dumps({"fingerprint": fingerprint}).encode()
-        overwrite(note, told)
+        content = json.dumps({"fingerprint": fingerprint}).encode()
+        overwrite(note, content)
     return True

@@ -40,18 +40,18 @@ class WordIds:
         words = self._words
         ids: list[int] = []
         for word in (self._clean(text) if is_plain else self.tokenizer.clean_fn(text)).split(" "):
-            found = words.get(word)
-            ids += found if found is not None else self._learn(word)
+            cached = words.get(word)
+            ids += cached if cached is not None else self._learn(word)
         return ids
 
     def row(self, text: str) -> tuple[np.ndarray, bool]:
         """(the ids of a text as the tower reads them: int64 (context,), cut off or padded with zeros; whether cut)."""
         tokenizer = self.tokenizer
         row = np.zeros(tokenizer.context_length, np.int64)
-        found = self.of(text)
-        ids = [tokenizer.sot_token_id, *found[: len(row) - 2], tokenizer.eot_token_id]
+        tokens = self.of(text)
+        ids = [tokenizer.sot_token_id, *tokens[: len(row) - 2], tokenizer.eot_token_id]
         row[: len(ids)] = ids
-        return row, len(found) + 2 > len(row)
+        return row, len(tokens) + 2 > len(row)
 
     def _learn(self, word: str) -> tuple[int, ...]:
         tokenizer = self.tokenizer
@@ -60,7 +60,7 @@ class WordIds:
             for piece in tokenizer.pat.findall(word):
                 letters = "".join(tokenizer.byte_encoder[byte] for byte in piece.encode())
                 ids += (tokenizer.encoder[token] for token in tokenizer.bpe(letters).split(" "))
-            found = tuple(ids)
+            learned = tuple(ids)
             # Words of a billion captions, or a few of a megabyte, would fill the memory.
             is_long = len(word) > WORD_MAX_CHARS
             if is_long or len(tokenizer.cache) > WORD_CACHE_MAX:
@@ -68,8 +68,8 @@ class WordIds:
             if not is_long:
                 if len(self._words) >= WORD_CACHE_MAX:
                     self._words.clear()
-                self._words[word] = found
-        return found
+                self._words[word] = learned
+        return learned
 
 
 _WITHOUT_REPAIRS: dict[Callable[[str], str], Callable[[str], str]] = {

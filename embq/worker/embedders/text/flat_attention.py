@@ -80,7 +80,7 @@ def _kernel_of_torch(varlen_attn: Callable[..., Any]) -> Kernel:
     On Hopper and Blackwell, torch 2.14 prefers cuDNN for texts of more than 128 tokens, and 2.15 for all. cuDNN makes a
     plan for each shape, and each flat batch has another one. Up to 2.12 there is only the flash kernel.
     """
-    known = inspect.signature(varlen_attn).parameters
+    accepted = inspect.signature(varlen_attn).parameters
 
     def attend(
         query: torch.Tensor,
@@ -95,11 +95,11 @@ def _kernel_of_torch(varlen_attn: Callable[..., Any]) -> Kernel:
         if scale is not None and scale != query.shape[-1] ** -0.5:
             options["scale"] = scale
         if key.shape[1] != query.shape[1]:
-            if "enable_gqa" in known:
+            if "enable_gqa" in accepted:
                 options["enable_gqa"] = True
             else:
-                key, value = (whole.repeat_interleave(query.shape[1] // key.shape[1], 1) for whole in (key, value))
-        if "window_size" in known:
+                key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], 1) for tensor in (key, value))
+        if "window_size" in accepted:
             # 2.14 has no other way to keep cuDNN out, which knows no windows. One over the longest text is none to the
             # flash kernel, which takes it for -1.
             options["window_size"] = tuple(texts.longest if reach is None else reach for reach in window)
@@ -107,12 +107,12 @@ def _kernel_of_torch(varlen_attn: Callable[..., Any]) -> Kernel:
             options["is_causal"] = True
         elif window != EVERYWHERE:
             options["window_size"] = window
-        if missing := options.keys() - known:
+        if missing := options.keys() - accepted:
             raise NotImplementedError(f"this torch has no {' and '.join(sorted(missing))} in varlen_attn")
         starts, longest = texts.starts, texts.longest
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # which 2.15 heeds
-            made: torch.Tensor = varlen_attn(query, key, value, starts, starts, longest, longest, **options)
-        return made
+            output: torch.Tensor = varlen_attn(query, key, value, starts, starts, longest, longest, **options)
+        return output
 
     return attend
 
@@ -127,24 +127,24 @@ def attend_by_length(
     window: Window,
 ) -> torch.Tensor:
     """The kernel of CPUs: torch's usual attention, of neighbouring texts of one length at once. For any device."""
-    made = query.new_empty(*query.shape[:-1], value.shape[-1])
+    output = query.new_empty(*query.shape[:-1], value.shape[-1])
     is_grouped = key.shape[1] != query.shape[1]
     end = 0
     for length, alike in itertools.groupby(texts.lengths.tolist()):
         shape = (sum(1 for _ in alike), length)
         start, end = end, end + math.prod(shape)
-        q, k, v = (whole[start:end].view(*shape, *whole.shape[1:]).transpose(1, 2) for whole in (query, key, value))
+        q, k, v = (tensor[start:end].view(*shape, *tensor.shape[1:]).transpose(1, 2) for tensor in (query, key, value))
         near = None
         left, right = (length if reach is None else reach for reach in window)
         if left < length - 1 or 0 < right < length - 1:
             places = torch.arange(length, device=query.device)
             ahead = places - places[:, None]
             near = (ahead >= -left) & (ahead <= right)
-        found = scaled_dot_product_attention(
+        attended = scaled_dot_product_attention(
             q, k, v, attn_mask=near, is_causal=near is None and right == 0, scale=scale, enable_gqa=is_grouped
         )
-        made[start:end].view(*shape, *made.shape[1:]).copy_(found.transpose(1, 2))
-    return made
+        output[start:end].view(*shape, *output.shape[1:]).copy_(attended.transpose(1, 2))
+    return output
 
 
 class AttentionWithinTexts:
@@ -158,20 +158,20 @@ class AttentionWithinTexts:
         self._config = config
         self._lock = threading.Lock()
         self._inside = 0
-        self._before: Any = None
+        self._previous: Any = None
 
     def __enter__(self) -> None:
         with self._lock:
             if not self._inside:
                 AttentionInterface.register(NAME, _attend)
-                self._before, self._config._attn_implementation = self._config._attn_implementation, NAME
+                self._previous, self._config._attn_implementation = self._config._attn_implementation, NAME
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._inside -= 1
             if not self._inside:
-                self._config._attn_implementation = self._before
+                self._config._attn_implementation = self._previous
 
 
 def _attend(
@@ -188,13 +188,13 @@ def _attend(
     is_causal: bool | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    **others: Any,
+    **unused: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it, with tensors of shape (1, heads, tokens, dim of a head).
 
     The model hands `embq_texts` and `embq_kernel` down from its call; one that does not ends here with a TypeError.
     """
-    del others
+    del unused
     if attention_mask is not None:
         raise ValueError(f"a mask of shape {tuple(attention_mask.shape)} for a batch without padding")
     if softcap is not None or s_aux is not None:
@@ -202,10 +202,10 @@ def _attend(
     # transformers counts the token itself: its window reaches one less to each side.
     reach = None if sliding_window is None else sliding_window - 1
     looks_back = getattr(module, "is_causal", True) if is_causal is None else is_causal  # as `sdpa_attention_forward`
-    made = embq_kernel(
-        *(whole[0].transpose(0, 1) for whole in (query, key, value)),
+    output = embq_kernel(
+        *(tensor[0].transpose(0, 1) for tensor in (query, key, value)),
         texts=embq_texts,
         scale=scaling,
         window=(reach, 0 if looks_back else reach),
     )
-    return made.unsqueeze(0), None
+    return output.unsqueeze(0), None

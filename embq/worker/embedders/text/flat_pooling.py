@@ -74,9 +74,9 @@ def pooled(states: torch.Tensor, texts: FlatTexts, modes: Sequence[str], *, skip
     of_mode: dict[str, Callable[[], torch.Tensor]] = {
         "cls": tokens.first,
         "max": tokens.greatest,
-        "mean": lambda: tokens.weighted(tokens.kept, 1.0),
-        "mean_sqrt_len_tokens": lambda: tokens.weighted(tokens.kept, 0.5),
-        "weightedmean": lambda: tokens.weighted(tokens.kept * (tokens.places + 1), 1.0),
+        "mean": lambda: tokens.weighted(tokens.mask, 1.0),
+        "mean_sqrt_len_tokens": lambda: tokens.weighted(tokens.mask, 0.5),
+        "weightedmean": lambda: tokens.weighted(tokens.mask * (tokens.places + 1), 1.0),
         "lasttoken": tokens.last,
     }
     return torch.cat([of_mode[mode]() for mode in modes], dim=-1).to(states.dtype)
@@ -87,7 +87,7 @@ class PooledTokens:
 
     Attributes:
         places: of each token in its text, from 0; shape (tokens,).
-        kept: 1.0 where a token counts, 0.0 where it is skipped; shape (tokens,).
+        mask: 1.0 where a token counts, 0.0 where it is skipped; shape (tokens,).
     """
 
     def __init__(self, states: torch.Tensor, texts: FlatTexts, skipped: int) -> None:
@@ -95,7 +95,7 @@ class PooledTokens:
         self._starts = texts.starts.long()
         self._skipped = skipped
         self.places = texts.places()
-        self.kept = (self.places >= skipped).float()
+        self.mask = (self.places >= skipped).float()
 
     def first(self) -> torch.Tensor:
         """The first token that counts; the very first one where none does."""
@@ -105,11 +105,11 @@ class PooledTokens:
     def last(self) -> torch.Tensor:
         """The last token; zeros where it does not count."""
         at = self._starts[1:] - 1
-        return self._states[at] * self.kept[at, None]
+        return self._states[at] * self.mask[at, None]
 
     def greatest(self) -> torch.Tensor:
         """The greatest value of each dimension."""
-        return self._reduced(self._states.masked_fill(self.kept[:, None] == 0, -torch.inf), "max")
+        return self._reduced(self._states.masked_fill(self.mask[:, None] == 0, -torch.inf), "max")
 
     def weighted(self, weights: torch.Tensor, power: float) -> torch.Tensor:
         """The sum over tokens with weights, divided by a power of the sum of the weights."""

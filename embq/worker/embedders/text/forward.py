@@ -57,8 +57,8 @@ class FlatTrunk:
         features = {"input_ids": texts.ids, "position_ids": self._positions(texts), "token_type_ids": texts.types}
         row = {name: values[None] for name, values in features.items() if values is not None}
         with self._attention:
-            made = self._trunk(**row, embq_texts=texts, embq_kernel=self._kernel, return_dict=True)
-        states: torch.Tensor = made.last_hidden_state[0]
+            outputs = self._trunk(**row, embq_texts=texts, embq_kernel=self._kernel, return_dict=True)
+        states: torch.Tensor = outputs.last_hidden_state[0]
         return states
 
     def _positions(self, texts: FlatTexts) -> torch.Tensor:
@@ -69,8 +69,8 @@ class FlatTrunk:
         # RoBERTa counts the tokens that are not padding from there on, and a text may hold a padding token.
         counted = (texts.ids != padding).long()
         sums = counted.cumsum(0)
-        before = (sums - counted)[texts.starts[:-1].long()]
-        return (sums - texts.of_each(before)) * counted + padding
+        offsets = (sums - counted)[texts.starts[:-1].long()]
+        return (sums - texts.of_each(offsets)) * counted + padding
 
 
 def is_flattenable(trunk: Any) -> bool:
@@ -263,8 +263,8 @@ class TextEmbedder:
         path = FlatForward(trunk, head, kernel, self._device)
         is_exact = self._device.type == "cpu" and self._network.dtype == torch.float32
         longest = LONGEST_OF_FEW if self._device.type == "cpu" else LONGEST_PROBE
-        asked = probe_texts(FEW_PROBES if is_exact else PROBES, longest)
-        probes = [row for row in self._rows(asked) if isinstance(row, Mapping)]
+        texts = probe_texts(FEW_PROBES if is_exact else PROBES, longest)
+        probes = [row for row in self._rows(texts) if isinstance(row, Mapping)]
         try:
             exact = torch.from_numpy(self._network.embed_in_fp32(probes)["text"])
             with translated_device_errors(), torch.inference_mode():
@@ -298,8 +298,8 @@ class TextEmbedder:
         """Vectors of chunks, from those of their windows that no pass before has computed."""
         keeps = self._network.is_in_own_type
         windows = list(dict.fromkeys(chunk.window for chunk in batch))
-        made = {window: window.vectors for window in windows if keeps and window.vectors is not None}
-        if new := [window for window in windows if window not in made]:
+        by_window = {window: window.vectors for window in windows if keeps and window.vectors is not None}
+        if new := [window for window in windows if window not in by_window]:
             states, texts = self._states([window.row for window in new])
             places, lengths = places_of_chunks(new)
             starts = np.zeros(len(lengths) + 1, dtype=np.int32)
@@ -309,11 +309,11 @@ class TextEmbedder:
             vectors = self._late_head(
                 states[at], FlatTexts(ids=texts.ids[at], types=None, starts=begins, lengths=lengths)
             )
-            made |= zip(new, torch.split(vectors, [len(window.starts) for window in new]), strict=True)
+            by_window |= zip(new, torch.split(vectors, [len(window.starts) for window in new]), strict=True)
         if keeps:
-            for window, own in made.items():
+            for window, own in by_window.items():
                 window.vectors = own
-        return {"text": torch.stack([made[chunk.window][chunk.number] for chunk in batch])}
+        return {"text": torch.stack([by_window[chunk.window][chunk.number] for chunk in batch])}
 
     def _states(self, rows: Sequence[TokenRow]) -> tuple[torch.Tensor, FlatTexts]:
         """(last hidden states of all tokens, of shape (tokens, dim), their texts)."""
@@ -350,5 +350,5 @@ class TextEmbedder:
 def probe_texts(texts: int = PROBES, longest: int = LONGEST_PROBE) -> list[str]:
     """Texts of 1 to `longest` words, long ones beside short ones."""
     counts = np.geomspace(1, longest, texts).astype(int).tolist()
-    made = [" ".join(WORDS[(count + n) % len(WORDS)] for n in range(count)) for count in counts]
-    return made[::2] + made[1::2][::-1]
+    lines = [" ".join(WORDS[(count + n) % len(WORDS)] for n in range(count)) for count in counts]
+    return lines[::2] + lines[1::2][::-1]

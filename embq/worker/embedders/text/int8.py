@@ -81,10 +81,10 @@ class Int8Trunk(torch.nn.Module):
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         token_type_ids: torch.Tensor | None = None,
-        **others: Any,
+        **options: Any,
     ) -> BaseModelOutput:
         """ModelError where more is asked for than the last hidden states of token ids."""
-        if unknown := [name for name, value in others.items() if name != "return_dict" and value is not None]:
+        if unknown := [name for name, value in options.items() if name != "return_dict" and value is not None]:
             raise ModelError(
                 f"in int8 a model's trunk gives its last hidden states of token ids only, not with {unknown[0]}",
                 next_step="use fp32 or bf16",
@@ -131,9 +131,9 @@ def int8_trunk(trunk: Any, tokens: Tokens, prompt: str, model: str) -> Int8Trunk
     # plug-ins has no use for it. The options are read here, because torch has a number of threads for each thread.
     with ThreadPoolExecutor(1) as short_lived:
         compiled = short_lived.submit(_quantised, trunk, takes, batches, model, _runtime_options()).result()
-    made = Int8Trunk(compiled, trunk.config, takes)
-    check_cosines(trunk, made, batches, model)
-    return made
+    result = Int8Trunk(compiled, trunk.config, takes)
+    check_cosines(trunk, result, batches, model)
+    return result
 
 
 def _quantised(
@@ -172,16 +172,16 @@ def products_behind_attention(converted: Any) -> list[str]:
 
     None where attention is not one operation there, as in T5, where it has a bias of its own.
     """
-    found = []
+    names = []
     reached = [op for op in converted.get_ops() if op.get_type_name() == "ScaledDotProductAttention"]
     while reached:
         for reader in reached.pop().output(0).get_target_inputs():
             op = reader.get_node()
             if op.get_type_name() == "MatMul":
-                found.append(op.get_friendly_name())
+                names.append(op.get_friendly_name())
             elif op.get_type_name() in MOVES:
                 reached.append(op)
-    return found
+    return names
 
 
 def _refusals() -> tuple[type[Exception], ...]:
@@ -229,16 +229,16 @@ class _LastHiddenStates(torch.nn.Module):
         return cast(torch.Tensor, self._trunk(**given, return_dict=True).last_hidden_state)
 
 
-def check_cosines(trunk: Any, made: Int8Trunk, batches: Sequence[Batch], model: str) -> None:
+def check_cosines(trunk: Any, quantised: Int8Trunk, batches: Sequence[Batch], model: str) -> None:
     """Raise ModelError where the cosine of a text's vectors in int8 and in fp32 is below `LEAST_COSINE`, or is none."""
     least = 1.0
     with torch.inference_mode():
         for batch in batches:
             mask = batch["attention_mask"].unsqueeze(-1)
-            exact, rounded = ((one(**batch).last_hidden_state * mask).sum(1) for one in (trunk, made))
+            exact, rounded = ((module(**batch).last_hidden_state * mask).sum(1) for module in (trunk, quantised))
             # Not `min` of both, which loses a NaN.
-            found = float(cosine_similarity(exact, rounded).min())
-            least = found if not found >= least else least
+            cosine = float(cosine_similarity(exact, rounded).min())
+            least = cosine if not cosine >= least else least
     if not least >= LEAST_COSINE:
         raise ModelError(
             f"{model}: in int8 its vectors are too far from those in fp32 (cosine {least:.3f})",

@@ -100,22 +100,22 @@ class LateChunkingEmbedder(ChunkingEmbedder):
         super().__init__(embedder, chunking)
         self._windower = embedder.windower()
 
-    def chunks(self, sample: Sample, moved: Moved) -> list[Sample]:
+    def chunks(self, sample: Sample, on_progress: Moved) -> list[Sample]:
         """See `embq.worker.embedders.base.HasChunks`."""
-        whole = super().chunks(sample, moved)
-        spans = [(one.passage.start, one.passage.end) for one in whole if one.passage is not None]
-        late = self._windower.late_chunks(sample.text or "", spans, moved)
+        pieces = super().chunks(sample, on_progress)
+        spans = [(piece.passage.start, piece.passage.end) for piece in pieces if piece.passage is not None]
+        late = self._windower.late_chunks(sample.text or "", spans, on_progress)
         with no_panic():
             return [
                 LateSample(
-                    ordinal=one.ordinal,
-                    key=one.key,
-                    text=one.text,
-                    metadata=one.metadata,
-                    passage=one.passage,
+                    ordinal=piece.ordinal,
+                    key=piece.key,
+                    text=piece.text,
+                    metadata=piece.metadata,
+                    passage=piece.passage,
                     late=chunk,
                 )
-                for one, chunk in zip(whole, late, strict=True)
+                for piece, chunk in zip(pieces, late, strict=True)
             ]
 
     def prepare(self, samples: Sequence[Sample]) -> list[Prepared | SampleError]:
@@ -151,7 +151,7 @@ class Windower:
         self._longest = tokens.longest or MOST_TOKENS
 
     def late_chunks(
-        self, text: str, spans: Sequence[tuple[int, int]], moved: Moved
+        self, text: str, spans: Sequence[tuple[int, int]], on_progress: Moved
     ) -> Iterator[LateChunk | SampleError]:
         """One for each span of characters, in their order."""
         at = 0
@@ -165,7 +165,7 @@ class Windower:
             row_or_error = self._tokens.checked(row)
             yield from self._of_window(row_or_error, encoding, spans[at:stop], len(self._prompt) - begin)
             at = stop
-            moved()
+            on_progress()
 
     def _widest(self, text: str, spans: Sequence[tuple[int, int]], at: int) -> tuple[int, int, Any]:
         """The window that begins with chunk `at`: (first character, chunk behind its last one, its encoding)."""
@@ -200,14 +200,14 @@ class Windower:
             return
         offsets = np.array(encoding.offsets, dtype=np.int64)
         is_text = np.array(encoding.special_tokens_mask) == 0
-        found = [
+        token_places = [
             np.flatnonzero(is_text & (offsets[:, 1] > start + shift) & (offsets[:, 0] < end + shift))
             for start, end in spans
         ]
-        kept = [places for places in found if len(places)]
-        window = Window(row, [int(places[0]) for places in kept], [int(places[-1]) + 1 for places in kept])
+        filled = [places for places in token_places if len(places)]
+        window = Window(row, [int(places[0]) for places in filled], [int(places[-1]) + 1 for places in filled])
         number = 0
-        for places in found:
+        for places in token_places:
             if not len(places):
                 yield SampleError("empty_text", "the model's tokeniser finds no token in the chunk")
                 continue

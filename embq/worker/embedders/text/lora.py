@@ -65,15 +65,15 @@ def _factors(files: ModelFiles) -> Mapping[str, tuple[torch.Tensor, torch.Tensor
         tensors = load_file(files.folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise files.refused(WEIGHTS, f"cannot be read: {error}", "convert the adapter to safetensors") from error
-    found: dict[str, dict[str, torch.Tensor]] = {}
+    layers: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         match = FACTOR.fullmatch(name)
         if match is None or tensor.ndim != 2 or not tensor.numel() or not bool(tensor.isfinite().all()):
             raise files.refused(WEIGHTS, f"holds {shown(name)}, which is no factor of a layer", "merge it with PEFT")
-        found.setdefault(match[1], {})[match[2]] = tensor
-    if single := [name for name, factors in found.items() if len(factors) < 2]:
+        layers.setdefault(match[1], {})[match[2]] = tensor
+    if single := [name for name, factors in layers.items() if len(factors) < 2]:
         raise files.refused(WEIGHTS, f"has one factor of {single[0]}", "use the file as it was saved")
-    return {name: (factors["A"], factors["B"]) for name, factors in found.items()}
+    return {name: (factors["A"], factors["B"]) for name, factors in layers.items()}
 
 
 def _layer(layers: Mapping[str, Any], name: str, trunk: Any) -> Any:

@@ -50,17 +50,17 @@ def chosen(spec: ModelSpec, prompts: Mapping[str, str | None], default: str | No
     usual = prompts.get(default) or "" if default else ""
     if "prompt_name" not in given:
         return Prompt(text=usual)
-    asked = given["prompt_name"]
-    if asked in CANDIDATES:
-        name = next((name for name in CANDIDATES[asked] if name in prompts), None)
-        if name is not None and not prompts[name] and (others := sorted(one for one in prompts if prompts[one])):
+    requested = given["prompt_name"]
+    if requested in CANDIDATES:
+        name = next((name for name in CANDIDATES[requested] if name in prompts), None)
+        if name is not None and not prompts[name] and (alternatives := sorted(key for key in prompts if prompts[key])):
             # As sentence-transformers has it, which finds "document" without a text before "passage" with one.
-            log.warning("prompt_is_empty", model=spec, prompt=name, others=",".join(others))
-        return Prompt(text=usual if name is None else prompts[name] or "", task=asked)
-    if asked not in prompts:
-        known = ", ".join(sorted({*prompts, *CANDIDATES}))
+            log.warning("prompt_is_empty", model=spec, prompt=name, others=",".join(alternatives))
+        return Prompt(text=usual if name is None else prompts[name] or "", task=requested)
+    if requested not in prompts:
+        names = ", ".join(sorted({*prompts, *CANDIDATES}))
         raise ModelError(
-            f"{spec}: the model has no prompt {asked!r}",
-            next_step=f"use prompt_name= one of {known}, or give the text itself with prompt=",
+            f"{spec}: the model has no prompt {requested!r}",
+            next_step=f"use prompt_name= one of {names}, or give the text itself with prompt=",
         )
-    return Prompt(text=prompts[asked] or "")
+    return Prompt(text=prompts[requested] or "")

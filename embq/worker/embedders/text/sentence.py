@@ -86,13 +86,13 @@ def _limit_length(model: SentenceTransformer, spec: ModelSpec) -> None:
     if not readers and spec.param("max_length", ""):
         raise ModelError(f"{spec}: its first module has no limit that could be set", next_step="leave out max_length")
     for reader in readers:
-        asked, held = asked_length(spec, tokens_held(reader.model)), positions_held(reader.model)
-        told = reader.max_seq_length
-        if asked is not None:
-            reader.max_seq_length = asked
-        elif held is not None and (told is None or told > held):
-            known = told if told is not None and told < NO_LIMIT else "none"
-            log.warning("length_limited", model=spec, told=known, to=held)
+        requested, held = asked_length(spec, tokens_held(reader.model)), positions_held(reader.model)
+        declared = reader.max_seq_length
+        if requested is not None:
+            reader.max_seq_length = requested
+        elif held is not None and (declared is None or declared > held):
+            shown = declared if declared is not None and declared < NO_LIMIT else "none"
+            log.warning("length_limited", model=spec, told=shown, to=held)
             reader.max_seq_length = held
 
 
@@ -159,8 +159,8 @@ class SentenceEmbedder(TextEmbedder):
             self._flat.head = head
 
     def _named_prompt(self, name: str) -> str:
-        asked = ModelSpec.parse(self._spec).without_prompt().with_prompt(name, None)
-        text, parts = chosen(asked, self._model.prompts, None).text, self._model.modules()
+        spec = ModelSpec.parse(self._spec).without_prompt().with_prompt(name, None)
+        text, parts = chosen(spec, self._model.prompts, None).text, self._model.modules()
         if self._tokens is None or any(isinstance(part, Pooling) and not part.include_prompt for part in parts):
             raise ModelError(
                 f"{self._spec}: the model needs its prompt beside the text",
@@ -194,11 +194,11 @@ class SentenceEmbedder(TextEmbedder):
             features = self._model.preprocess(list(batch), prompt=self._prompt or None, **self._task)
         else:
             features = {**self._tokens.padded(batch, self._device), **self._extra}
-        moved = {
+        inputs = {
             name: value.to(self._device) if isinstance(value, torch.Tensor) else value
             for name, value in features.items()
         }
-        vectors = self._model(moved, **self._task)["sentence_embedding"]
+        vectors = self._model(inputs, **self._task)["sentence_embedding"]
         return {"text": vectors[:, : self._model.truncate_dim]}
 
 

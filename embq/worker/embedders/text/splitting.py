@@ -82,9 +82,9 @@ class TokenSplitter:
         self._splitter = make(room, chunking.overlap)
         self._piece_chars = max(PIECE_CHARS, PIECE_CHUNKS * CHARS_PER_TOKEN * chunking.tokens)
 
-    def spans(self, text: str, moved: Moved) -> list[tuple[int, int]]:
+    def spans(self, text: str, on_progress: Moved) -> list[tuple[int, int]]:
         """See `Splitter`."""
-        found: list[tuple[int, int]] = []
+        spans: list[tuple[int, int]] = []
         at = 0
         while at < len(text):
             piece = text[at : at + self._piece_chars]
@@ -95,11 +95,11 @@ class TokenSplitter:
             if not is_last and len(cut) > 1 and cut[-1][0] > cut[0][0]:
                 # The last chunk ends where the piece does, and perhaps in the middle of a word: it is cut again.
                 at = cut.pop()[0]
-            found += self._fitting(text, [_trimmed(text, start, start + len(chunk)) for start, chunk in cut])
-            if len(found) > MAX_CHUNKS:
+            spans += self._fitting(text, [_trimmed(text, start, start + len(chunk)) for start, chunk in cut])
+            if len(spans) > MAX_CHUNKS:
                 raise SampleError("too_many_chunks", f"the text has more than {MAX_CHUNKS:,} chunks")
-            moved()
-        return found
+            on_progress()
+        return spans
 
     def _fitting(self, text: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         """The spans, in halves where one has more tokens than it may."""
@@ -150,13 +150,13 @@ class ChunkingEmbedder:
         """See `embq.worker.embedders.base.Embedder`; the model itself does it."""
         return self._embedder.embed_in_fp32(batch)
 
-    def chunks(self, sample: Sample, moved: Moved) -> list[Sample]:
+    def chunks(self, sample: Sample, on_progress: Moved) -> list[Sample]:
         """See `embq.worker.embedders.base.HasChunks`."""
         if sample.error is not None:
             raise SampleError(*sample.error)
         text = text_of(sample)
         with no_panic():
-            spans = self._splitter.spans(text, moved)
+            spans = self._splitter.spans(text, on_progress)
         if not spans:
             raise SampleError("empty_text", "the text has nothing that could be a chunk")
         chunks = []

@@ -41,18 +41,18 @@ def tokens_held(trunk: Any) -> int | None:
     if held is not None:
         return held
     # XLNet says -1 for "no limit".
-    told = getattr(trunk.config, "max_position_embeddings", None)
-    return told if isinstance(told, int) and told > 0 else None
+    declared = getattr(trunk.config, "max_position_embeddings", None)
+    return declared if isinstance(declared, int) and declared > 0 else None
 
 
 def asked_length(spec: ModelSpec, held: int | None) -> int | None:
     """The parameter `max_length`, or None without one; ModelError where the model does not hold as many tokens."""
     if not spec.param("max_length", ""):
         return None
-    asked = whole_number(spec, "max_length", held or 512)
-    if held is not None and asked > held:
+    length = whole_number(spec, "max_length", held or 512)
+    if held is not None and length > held:
         raise ModelError(f"{spec}: the model reads {held} tokens at most", next_step=f"use max_length={held} or less")
-    return asked
+    return length
 
 
 def reads_ids(trunk: Any) -> bool:

@@ -74,8 +74,8 @@ class Tokens:
         self._vocabulary = vocabulary
         # Without a pad token that the model knows any id will do: the attention mask hides it.
         pad_id = tokenizer.pad_token_id
-        known = pad_id is not None and (vocabulary is None or pad_id < vocabulary)
-        self._pad_ids = {"input_ids": int(pad_id) if known else 0}
+        has_pad = pad_id is not None and (vocabulary is None or pad_id < vocabulary)
+        self._pad_ids = {"input_ids": int(pad_id) if has_pad else 0}
         if "token_type_ids" in tokenizer.model_input_names:
             self._pad_ids["token_type_ids"] = int(tokenizer.pad_token_type_id)
         # They depend on the place in the template only, so one text of some tokens shows whether all are 0.
@@ -135,9 +135,9 @@ class Tokens:
         """The rows of what `backend` made of texts."""
         ids = int_arrays([encoding.ids for encoding in encodings])
         if not self._is_typed:
-            return [{"input_ids": one} for one in ids]
+            return [{"input_ids": row} for row in ids]
         types = int_arrays([encoding.type_ids for encoding in encodings])
-        return [{"input_ids": one, "token_type_ids": other} for one, other in zip(ids, types, strict=True)]
+        return [{"input_ids": row, "token_type_ids": other} for row, other in zip(ids, types, strict=True)]
 
     def checked(self, row: TokenRow) -> TokenRow | SampleError:
         """The row, or why the model cannot embed it."""
@@ -187,8 +187,8 @@ class TableTokens:
         return _despite_panics(texts, self._rows)
 
     def _rows(self, texts: Sequence[str]) -> list[TokenRow | SampleError]:
-        found = self._copies.mine().encode_batch_fast(list(texts), add_special_tokens=False)
-        return all_checked([{"input_ids": ids} for ids in int_arrays([one.ids for one in found])], self._vocabulary)
+        encoded = self._copies.mine().encode_batch_fast(list(texts), add_special_tokens=False)
+        return all_checked([{"input_ids": ids} for ids in int_arrays([row.ids for row in encoded])], self._vocabulary)
 
 
 def _despite_panics(
@@ -213,7 +213,7 @@ def int_arrays(lists: Sequence[Sequence[int]]) -> list[np.ndarray]:
     By struct, because numpy takes twice as long to read a list, and holds the interpreter's lock meanwhile.
     """
     ends = list(itertools.accumulate(map(len, lists)))
-    numbers = np.frombuffer(bytearray().join([struct.pack(f"{len(one)}i", *one) for one in lists]), np.int32)
+    numbers = np.frombuffer(bytearray().join([struct.pack(f"{len(row)}i", *row) for row in lists]), np.int32)
     return [numbers[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 

@@ -97,8 +97,8 @@ class TransformerEmbedder(TextEmbedder):
         assert isinstance(self._tokens, Tokens)
         features = self._tokens.padded(batch, self._device)
         states = self._trunk(**features, return_dict=True).last_hidden_state.float()
-        made = self._pooling({"token_embeddings": states, "attention_mask": features["attention_mask"]})
-        return {"text": self._finished(made["sentence_embedding"])}
+        result = self._pooling({"token_embeddings": states, "attention_mask": features["attention_mask"]})
+        return {"text": self._finished(result["sentence_embedding"])}
 
     def _finished(self, vectors: torch.Tensor) -> torch.Tensor:
         return normalize(vectors, dim=1) if self._unit_length else vectors
@@ -117,8 +117,8 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedd
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     add_lora(trunk, spec)
     held = tokens_held(trunk)
-    told = tokenizer.model_max_length if tokenizer.model_max_length < NO_LIMIT else None
-    limit = min((one for one in (held, told) if one is not None), default=None)
+    declared = tokenizer.model_max_length if tokenizer.model_max_length < NO_LIMIT else None
+    limit = min((bound for bound in (held, declared) if bound is not None), default=None)
     # What a model raises at its first text is said as well as what it raises while it is loaded.
     with translated_model_errors(spec, from_hub=False):
         embedder = TransformerEmbedder(
@@ -157,7 +157,7 @@ def _trunk(spec: ModelSpec, source: str, **where: bool) -> Any:
     is_t5gemma = config.model_type == "t5gemma"
     if is_t5gemma:
         config.is_encoder_decoder = False  # or its encoder refuses to be loaded alone
-    trunk, found = read_model(kind, source, config=config, **where)
+    trunk, account = read_model(kind, source, config=config, **where)
     if not reads_ids(trunk):
         raise ModelError(
             f"{spec} does not embed texts alone",
@@ -167,7 +167,7 @@ def _trunk(spec: ModelSpec, source: str, **where: bool) -> Any:
     # transformers only warns of weights that it made up. Nothing reads a pooler.
     absent = sorted(
         str(name)
-        for name in {*found["missing_keys"], *found["mismatched_keys"]}
+        for name in {*account["missing_keys"], *account["mismatched_keys"]}
         if "pooler." not in str(name) and not (decodes and "decoder." in str(name))
     )
     if absent:
