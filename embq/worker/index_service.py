@@ -83,7 +83,7 @@ class IndexService:
         self._beat_at = self._reported_at = 0.0
 
     def serve(self) -> Turn | None:
-        """Work until the turn ends; gives the one that comes after it, if there is one.
+        """Work until the turn ends; returns the one that comes after it, if there is one.
 
         Raises what the broker refuses.
         """
@@ -267,7 +267,7 @@ class IndexAccess:
         self._log = Events("worker")
 
     def able(self, build: IndexBuild) -> bool:
-        """Whether units of the build can be done here; checked again every `LOOK_AGAIN_S` where they cannot."""
+        """Whether units of the build can be done here; checked again every `LOOK_AGAIN_S` if they cannot."""
         now = time.monotonic()
         if build in self._able:
             return True
@@ -325,7 +325,7 @@ class IndexChild(JsonChild):
         self._activity = (0, "")
 
     def leave_gpu(self) -> bool:
-        """Have the processes that are started from now on use the CPU alone; False where they do so already."""
+        """Have the processes that are started from now on use the CPU alone; False if they do so already."""
         if "--gpu" not in self.command:
             return False
         self.command.remove("--gpu")

@@ -41,8 +41,8 @@ log = Events("worker")
 def load_model(model: ModelConfig, context: WorkerContext) -> Embedder:
     """Load a model, warm it up, and tune it for its device.
 
-    Raises ModelError where the model cannot be loaded here, or is too large for the device, ConfigError where the
-    device can serve no model, and DeviceError where it is broken.
+    Raises ModelError if the model cannot be loaded here, or is too large for the device, ConfigError if the
+    device can serve no model, and DeviceError if it is broken.
     """
     check_device(context.options.torch_device)
     attempts = FULL_ATTEMPTS

@@ -61,7 +61,7 @@ def run(options: WorkerOptions, settings: Settings, stopped: StopFlag, report: R
 
 
 def _serve(context: WorkerContext) -> None:
-    """Serve turn after turn; each service gives the next turn, or None where it has to be waited for."""
+    """Serve turn after turn; each service returns the next turn, or None if it has to be waited for."""
     turn: Turn | None = None
     while not context.stopped():
         if turn is None:
@@ -80,7 +80,7 @@ def _serve(context: WorkerContext) -> None:
 
 
 def _serve_model(context: WorkerContext, turn: Turn, model: ModelConfig) -> Turn | None:
-    """Load a model and serve the runs that use it; refuse for good a model that cannot be loaded."""
+    """Load a model and serve the runs that use it; refuse permanently a model that cannot be loaded."""
     began = time.monotonic()
     context = replace(context, options=context.options.with_defaults(context.scheduler.defaults_of(model)))
     context.report.state("loading")

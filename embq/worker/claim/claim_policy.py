@@ -34,12 +34,12 @@ FETCH_AHEAD_S = 30.0
 LEAST_AHEAD_S = 0.1
 """Least work in hand, however near the end is: with less, a fast device would wait for its next unit."""
 UNITS_AHEAD, WINDOWS_AHEAD, MOST_AHEAD = 64, 2, 1024
-"""Units in hand: that many, or as many as fill so many windows, but never more than the last."""
+"""Units in hand: that many, or as many as fill this many windows, but never more than the last."""
 PULL = 32
 """Units claimed at once, at most."""
 LOOK_LEAST_S, LOOK_IDLE_S, LOOK_MOST_S, LOOKS = 0.1, 0.5, 2.0, 20
 """A worker looks at what is left, and at the others, so often in the time that is left, and within these bounds; less
-often where nothing is left."""
+often if nothing is left."""
 REST_LEAST_S, REST_MOST_S, RESTS = 0.01, 0.1, 20
 """A worker that holds enough asks itself again after such a share of the seconds that it has in hand, within these
 bounds: a request to stop is seen no earlier."""
@@ -54,7 +54,7 @@ STEPS, EXACT_S = 50, 1e-5
 def makespan(unclaimed: int, workers: Sequence[WorkerSpeed], *, since_s: float = 0.0) -> float:
     """Seconds until `unclaimed` units can be done, where each goes to the worker that finishes it first.
 
-    The earliest time by which the workers, of which there is one at least, get so many further units done.
+    The earliest time by which the workers, of which there is one at least, get that many further units done.
 
     Args:
         since_s: that have passed since the workers were looked at.
@@ -136,7 +136,7 @@ class ClaimPolicy:
         return not self.unclaimed
 
     def room(self) -> int:
-        """Units to claim now; 0 where this worker holds enough, or the others finish what is left before it would."""
+        """Units to claim now; 0 if this worker holds enough, or the others finish what is left before it would."""
         held = [unit for unit in self.leases.snapshot() if unit.stage != ASIDE]
         ahead_s, unit_s = self.throughput.ahead_s(held), self.throughput.unit_s
         self._ahead_s = ahead_s or 0.0
@@ -202,7 +202,7 @@ class ClaimPolicy:
         return max(0, min(MOST_AHEAD, most) - held)
 
     def _end_s(self, own: WorkerSpeed) -> float:
-        """Seconds until every unclaimed unit is done; where there is none, until one that may yet come is done."""
+        """Seconds until every unclaimed unit is done; if there is none, until one that may yet come is done."""
         now = self._clock()
         if now >= self._look_at:
             with self.client.pipeline(transaction=False) as pipe:
@@ -224,7 +224,7 @@ class ClaimPolicy:
         return end_s
 
     def _patience(self, own_s: float, *, idle: bool) -> int:
-        """0 while units are left to others; 1 where they are there still when this one would have been done as well."""
+        """0 while units are left to others; 1 if they are there still when this one would have been done as well."""
         now = self._clock()
         if not self.unclaimed:
             self._due_at = None

@@ -27,7 +27,7 @@ RECORDS_MAX_AGE_S = 5.0
 
 
 def check_dims(record: RunRecord, dims: Mapping[str, int]) -> None:
-    """Raise InputError where the rows of a run cannot be made of a model's vectors.
+    """Raise InputError if the rows of a run cannot be made of a model's vectors.
 
     Args:
         dims: output of the model -> how many numbers its vectors have.
@@ -95,9 +95,9 @@ class Claimer:
         self._read_at = 0.0
 
     def next_units(self) -> Iterator[LeasedUnit]:
-        """Claim units, each as it is asked for; none where enough are in hand, or where no hint comes for a moment.
+        """Claim units, each as it is asked for; none if enough are in hand, or where no hint comes for a moment.
 
-        Raises ConfigError where a run was begun with other weights, preprocessing or precision.
+        Raises ConfigError if a run was begun with other weights, preprocessing or precision.
         """
         self.receiver.beat()
         room = 0 if self.context.locality.rests else self.policy.room()
@@ -118,7 +118,7 @@ class Claimer:
                     yield unit
 
     def _claim(self, hint: Hint) -> LeasedUnit | None:
-        """The unit of a hint, held from now on; None where it is not granted."""
+        """The unit of a hint, held from now on; None if it is not granted."""
         record = self._records(hint.run).get(hint.run)
         if record is None or record.model != self.model:
             self.log.info("hint_not_ours", run=hint.run, u=hint.u)
@@ -163,7 +163,7 @@ class Claimer:
         return [run for run, record in self._records().items() if record.model == self.model and only in ("", run)]
 
     def _records(self, run: str = "") -> dict[str, RunRecord]:
-        """The runs that are not over, read anew where they are old or lack `run`."""
+        """The runs that are not over, read anew if they are old or lack `run`."""
         if (run and run not in self._registered) or time.monotonic() - self._read_at > RECORDS_MAX_AGE_S:
             self._registered = active(self.client)
             self._read_at = time.monotonic()

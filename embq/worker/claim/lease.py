@@ -45,7 +45,7 @@ class Lease:
         self.held_in: Leases | None = None
 
     def begin(self) -> bool:
-        """Charge an attempt, before the first byte is looked at; False where the lease is lost."""
+        """Charge an attempt, before the first byte is looked at; False if the lease is lost."""
         self.lost = self.lost or bool(self.ledger.start([(self.u, self.token)]))
         return not self.lost
 
@@ -78,7 +78,7 @@ class Part(NamedTuple):
     """Samples of one unit that a stage has in hand. A tuple, because one is made for each unit of each batch.
 
     Attributes:
-        first, last: ordinals, or -1 where none is known.
+        first, last: ordinals, or -1 if none is known.
     """
 
     lease: Lease
@@ -159,7 +159,7 @@ class LeasedUnit(Lease):
         self._announced = self.planned = samples
 
     def left_of(self, tokens: float) -> float:
-        """Tokens of samples that are neither a row nor a failure, of so many that all have together."""
+        """Tokens of samples that are neither a row nor a failure, out of the `tokens` that all have together."""
         if self.planned is None:
             return max(0.0, tokens - self.tokens)
         return tokens * (1 - self.handled / self.planned) if self.handled < self.planned else 0.0
@@ -218,7 +218,7 @@ class Leases:
             unit.release()
 
     def wait_until_at_most(self, count: int, *, timeout_s: float) -> bool:
-        """Wait until no more than `count` units are at work; False where that took too long."""
+        """Wait until no more than `count` units are at work; False if that took too long."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: sum(unit.stage != ASIDE for unit in self._held.values()) <= count, timeout_s

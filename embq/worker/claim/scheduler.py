@@ -146,7 +146,7 @@ class Scheduler:
         self.end(turn, spent_s=0.0)
 
     def refuse_run(self, run: str, error: InputError) -> None:
-        """Serve a run no more, for what its user should know; raises the error where there is no other to serve."""
+        """Serve a run no more, for what its user should know; raises the error if there is no other to serve."""
         if self.run:
             raise error
         if run not in self._refused_runs:
@@ -161,11 +161,11 @@ class Scheduler:
         return model in self._survey().unfinished
 
     def defaults_of(self, model: ModelConfig) -> WorkerDefaults:
-        """What the runs of a model ask of their workers, the most where they differ."""
+        """What the runs of a model ask of their workers, the most if they differ."""
         return self._defaults.get(model, WorkerDefaults())
 
     def _choose(self, weights: dict[Work, int], own: Turn | None = None, spent_s: float = 0.0) -> Turn | None:
-        """Book the next slice; None where it is one of `own`, or where there is nothing to choose from."""
+        """Book the next slice; None if it is one of `own`, or if there is nothing to choose from."""
         models = {model.queue_key: model for model in weights}
         by_key = {key: weights[model] for key, model in models.items()}
         if self.run:
@@ -186,7 +186,7 @@ class Scheduler:
         return Turn(models[key], weights[models[key]], self.slice_s) if key else None
 
     def _swap(self, change: Callable[[VirtualTimes], tuple[VirtualTimes, Any]]) -> Any:
-        """Change the virtual times atomically (compare and swap); gives the second value of `change`."""
+        """Change the virtual times atomically (compare and swap); returns the second value of `change`."""
         while True:
             stored = cast("bytes | None", self.client.get(TURNS)) or b""
             turns, result = change(VirtualTimes.from_json(stored))

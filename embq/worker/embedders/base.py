@@ -33,8 +33,8 @@ class PendingVectors(Mapping[str, "np.ndarray"]):
 
     Args:
         names: the outputs.
-        arrive: waits for the vectors and gives them; called once. Raises DeviceError where the device is broken, and
-            DeviceFullError where only now it is seen that its memory is too small.
+        arrive: waits for the vectors and returns them; called once. Raises DeviceError if the device is broken, and
+            DeviceFullError if only now it is seen that its memory is too small.
         ahead: passes that may be begun before these vectors are asked for.
         is_over: whether the device is through with the pass; it waits for nothing, and raises nothing.
 
@@ -71,7 +71,7 @@ class PendingVectors(Mapping[str, "np.ndarray"]):
 
 Cost = Callable[[Sequence[int]], int]
 """Cost of a forward pass in tokens, from the lengths of its samples: `padded_tokens` where each is padded to the
-longest, `sum` where none is."""
+longest, `sum` if none is."""
 
 
 def padded_tokens(lengths: Sequence[int]) -> int:
@@ -106,7 +106,7 @@ class Embedder(Protocol):
         fingerprint: 32 hex digits over weights, configuration, preprocessing and precision. Two embedders with the
             same fingerprint give the same vectors within rounding.
         batch_size: most samples of one forward pass on this device.
-        token_budget: tokens, counted by `cost`, that suit a pass; 0 where only samples bound it.
+        token_budget: tokens, counted by `cost`, that suit a pass; 0 if only samples bound it.
         cost: of a pass.
         window: samples gathered before they are sorted by length and cut into passes; `batch_size` where all are alike.
     """
@@ -136,13 +136,13 @@ class Embedder(Protocol):
 
         Called from one thread only. The answer is `PendingVectors` where the device still computes.
         A vector may hold non-finite values; the caller has those computed once more, by `embed_in_fp32`.
-        Raises DeviceFullError where the device's memory is too small for the batch, DeviceError where it is broken.
+        Raises DeviceFullError if the device's memory is too small for the batch, DeviceError if it is broken.
         """
         ...
 
     def embed_in_fp32(self, batch: Sequence[Prepared]) -> Mapping[str, np.ndarray]:
-        """The same computed in fp32 for this once, for samples of which half precision gave no finite vector; as ever
-        where the model knows no other precision. Slow. Raises as `embed` does.
+        """The same computed in fp32 for this once, for samples of which half precision made no finite vector; the same
+        vectors if the model knows no other precision. Slow. Raises as `embed` does.
         """
         ...
 
@@ -151,7 +151,7 @@ class ChunkableEmbedder(Embedder, Protocol):
     """A model that can tell how texts are split for it."""
 
     def splitter(self, chunking: Chunking) -> Splitter:
-        """The splitter by the model's own tokens; ModelError where `chunking` does not suit the model."""
+        """The splitter by the model's own tokens; ModelError if `chunking` does not suit the model."""
         ...
 
 
@@ -172,11 +172,11 @@ class ImageEmbedder(Embedder, Protocol):
 
     @property
     def images(self) -> ImageBatcher | None:
-        """Prepares them; None where the run wants none embedded."""
+        """Prepares them; None if the run wants none embedded."""
         ...
 
     def with_image(self, sample: Sample, row: Row) -> Prepared:
-        """`prepare` for one sample, whose image has been prepared; SampleError where it cannot be embedded.
+        """`prepare` for one sample, whose image has been prepared; SampleError if it cannot be embedded.
 
         Called from several threads at once.
         """
@@ -193,7 +193,7 @@ class HasVariants(Embedder, Protocol):
         Args:
             compile_s: seconds that compiling may take; 0 spares it.
 
-        Raises DeviceError where the device is broken.
+        Raises DeviceError if the device is broken.
         """
         ...
 
@@ -218,7 +218,7 @@ class VariedEmbedder(Embedder, Protocol):
     def preparing(self, *, prompt_name: str = "", cut: str = "") -> Embedder:
         """An embedder whose `prepare` takes another prompt, or cuts long texts at the "left" or "right"; "": neither.
 
-        What it gives goes into passes of this one. Raises ModelError where the model has no such prompt or cut.
+        What it returns goes into passes of this one. Raises ModelError if the model has no such prompt or cut.
         """
         ...
 
@@ -228,5 +228,5 @@ class HasChunks(Embedder, Protocol):
     """A model whose samples are chunks of texts."""
 
     def chunks(self, sample: Sample, on_progress: Moved) -> list[Sample]:
-        """The chunks of a text, at least one; SampleError where it cannot be embedded."""
+        """The chunks of a text, at least one; SampleError if it cannot be embedded."""
         ...

@@ -227,7 +227,7 @@ class ClipEmbedder:
 
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> ClipEmbedder:
-    """The model of an `open_clip:` spec; ModelError where it cannot be loaded here."""
+    """The model of an `open_clip:` spec; ModelError if it cannot be loaded here."""
     to_unit_length = unit_length(spec, "true")
     check_modalities(config, *EMBEDS[spec.family])
     place = device_of(device)

@@ -130,7 +130,7 @@ Any other could name a file that is not looked at here, as `_configuration_file`
 """
 
 TASK = "feature-extraction"
-"""The only task of a transformer that gives states of tokens; `retrieval` takes any class that a folder names."""
+"""The only task of a transformer that returns states of tokens; `retrieval` takes any class that a folder names."""
 
 METHOD = re.compile(r"forward|get_[a-z]+_features|encode|encode_[a-z]+")
 """Methods of a model that its configuration may have called."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def own_modality(spec: ModelSpec) -> str:
     """Modality of the model: that of its spec, else "image" for a vision model, else "text".
 
-    Raises ModelError where its configuration is not there.
+    Raises ModelError if its configuration is not there.
     """
     if len(spec.can_embed) == 1:
         return spec.can_embed[0]
@@ -27,7 +27,7 @@ def own_modality(spec: ModelSpec) -> str:
 
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedder | VisionEmbedder:
-    """The model of an `hf:` spec; ModelError where it cannot be loaded here."""
+    """The model of an `hf:` spec; ModelError if it cannot be loaded here."""
     check_modalities(config, *EMBEDS[spec.family])
     modality = ", ".join(config.modalities)
     if len(config.modalities) > 1:

@@ -32,7 +32,7 @@ def model_source(spec: ModelSpec) -> str:
 
     The libraries get that folder, never the name: the hub could have other files for it by then.
 
-    Raises ModelError where there is no such model, or its files say what embq does not take.
+    Raises ModelError if there is no such model, or its files say what embq does not take.
     """
     named = named_folder(spec)
     with translated_model_errors(spec, from_hub=named is None), no_progress_bars():

@@ -35,9 +35,9 @@ class ModelLocation:
 
 
 def locate(spec: ModelSpec) -> ModelLocation:
-    """Locate the files of `spec`; the hub is asked only where they are not here, and with HF_HUB_OFFLINE not at all.
+    """Locate the files of `spec`; the hub is asked only if they are not here, and with HF_HUB_OFFLINE not at all.
 
-    Raises ModelError, with a next step, where they can be had from nowhere, ImportError where a package is missing.
+    Raises ModelError, with a next step, if they can be had from nowhere, ImportError if a package is missing.
     """
     if spec.family == "open_clip" and spec.param("init", ""):
         check_architecture(spec, spec.name.replace("/", "-"), open_clip_architectures())
@@ -109,7 +109,7 @@ def repositories(spec: ModelSpec) -> Iterator[str]:
 
 
 def open_clip_parts(spec: ModelSpec) -> tuple[str, str]:
-    """(architecture, tag of the weights) of a model of open_clip; the tag is "" where there is none."""
+    """(architecture, tag of the weights) of a model of open_clip; the tag is "" if there is none."""
     arch, _, tag = spec.name.rpartition("/")
     return (arch.replace("/", "-"), tag) if arch else (tag, "")
 

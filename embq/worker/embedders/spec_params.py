@@ -9,7 +9,7 @@ from embq.core.models import ModelSpec
 
 
 def whole_number(spec: ModelSpec, name: str, default: int, *, least: int = 1) -> int:
-    """A whole number, `least` or more; ModelError where it is not."""
+    """A whole number, `least` or more; ModelError if it is not."""
     text = spec.param(name, str(default))
     if not (text.isascii() and text.isdigit() and int(text) >= least):
         raise ModelError(
@@ -19,7 +19,7 @@ def whole_number(spec: ModelSpec, name: str, default: int, *, least: int = 1) ->
 
 
 def milliseconds_as_s(spec: ModelSpec, name: str) -> float:
-    """A parameter in milliseconds, as seconds (default 0); ModelError where it is not 0 or more."""
+    """A parameter in milliseconds, as seconds (default 0); ModelError if it is not 0 or more."""
     try:
         milliseconds = float(spec.param(name, "0"))
     except ValueError:
@@ -30,7 +30,7 @@ def milliseconds_as_s(spec: ModelSpec, name: str) -> float:
 
 
 def choice(spec: ModelSpec, name: str, default: str, choices: tuple[str, ...]) -> str:
-    """A parameter that must be one of `choices`; ModelError lists them where it is not."""
+    """A parameter that must be one of `choices`; ModelError lists them if it is not."""
     text = spec.param(name, default)
     if text not in choices:
         raise ModelError(f"{spec}: unknown {name} {text!r}", next_step=f"use {name}= one of {', '.join(choices)}")

@@ -106,9 +106,9 @@ class StubEmbedder:
     """Deterministic vectors of bytes; `embed` waits as long as the device it stands for would compute.
 
     Args:
-        token_budget: padded tokens with which a pass starts; 0 where samples alone bound it.
+        token_budget: padded tokens with which a pass starts; 0 if samples alone bound it.
         speed: how many times as fast the device is as one of speed 1.
-        token_budget: padded tokens with which a pass starts; 0 where samples alone bound it.
+        token_budget: padded tokens with which a pass starts; 0 if samples alone bound it.
         max_tokens: padded tokens for which the device has room; 0 for any number.
         look: looks at images; by default each sample only has to have one.
         image_bytes: of what `look` makes of one.
@@ -216,7 +216,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> StubEmbedder:
 def _looking(spec: ModelSpec, config: ModelConfig) -> Look:
     """The function that looks at images: a no-op, a decoder, or one that makes pixels as a real model gets them.
 
-    The code of real models is imported only where it is asked for.
+    The code of real models is imported only if it is asked for.
     """
     size = whole_number(spec, "pixels", 0, least=0)
     if size and config.decode == GPU:

@@ -25,7 +25,7 @@ from embq.worker.meter.stage_times import Stage, StageTimes
 MEMORY_S = 10.0
 """A measurement of that age counts a third: a throttled card is known to be slow after seconds."""
 UNITS_REMEMBERED = 10
-"""The usual unit is the mean of so many."""
+"""The usual unit is the mean of this many."""
 WINDOW_S = 20.0
 LEAST_BATCHES = 4
 """Speeds in reports are those of the last 20 seconds; per run of the last 4 batches if these took longer."""
@@ -174,7 +174,7 @@ class Meter:
             self.failed += failures
 
     def device_per_s(self) -> DeviceRate | None:
-        """Rate of the device while it has work, by its last full passes where there are any; None before the first
+        """Rate of the device while it has work, by its last full passes if there are any; None before the first
         pass. With smaller ones it is the least that the device can do."""
         with self._lock:
             for full, passes in self._passes.items():
@@ -306,11 +306,11 @@ class Throughput:
             return max(0.0, remaining / rate - min(self._clock() - self._last_at, self._last_s))
 
     def outlook(self, held: Sequence[LeasedUnit]) -> dict[str, tuple[float, float]]:
-        """Token -> seconds until a unit is finished, and its size in units of the usual size; empty where not known.
+        """Token -> seconds until a unit is finished, and its size in units of the usual size; empty if not known.
 
         The device finishes them one after the other, in the given order, that of their claims. The time counts from its
-        last batch, or from the claim where it had nothing to do then: where the next batch never ends, the unit is
-        late, and the seconds are below 0. They are 0 where the unit waits for nothing but to be published.
+        last batch, or from the claim if it had nothing to do then: where the next batch never ends, the unit is
+        late, and the seconds are below 0. They are 0 if the unit waits for nothing but to be published.
         """
         unit_s, outlook, left_s = self.unit_s, {}, 0.0
         with self._lock:

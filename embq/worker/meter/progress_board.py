@@ -29,7 +29,7 @@ _HEAD = struct.Struct("<ddI12s")
 """Monotonic seconds of the last advance (0: nothing in hand), longest step of the stage so far in seconds, length of
 the text that follows, stage."""
 PATIENCE = 5
-"""A step is not a hang before it has taken so many times as long as the longest one before it: a batch of a large model
+"""A step is not a hang before it has taken this factor longer than the longest one before it: a batch of a large model
 on a slow device may take minutes."""
 PULSE, PULSE_S, FROZEN_S = "pulse", 1.0, 5.0
 """A pulse that is late by so much is that of a process which does not run at all."""
@@ -42,7 +42,7 @@ class Span(NamedTuple):
     Attributes:
         token: lease of the unit.
         u: index of the unit.
-        first, last: ordinals, or -1 where none is known.
+        first, last: ordinals, or -1 if none is known.
     """
 
     token: str
@@ -184,10 +184,10 @@ class ProgressBoard:
         return steps
 
     def stuck(self, limit_s: float) -> list[InHand]:
-        """The steps that stand still, oldest first, where one has for over `limit_s` seconds and far more than usual.
+        """The steps that stand still, oldest first, if one has for over `limit_s` seconds and far more than usual.
 
         All of them where the pulse stands still too: the process is stopped, or one step keeps all others from running,
-        and which one cannot be told.
+        and which one is unknown.
         """
         now = time.monotonic()
         steps = sorted(self.in_hand(), key=lambda step: step.since)

@@ -58,7 +58,7 @@ class Batch:
 
     def chosen(self, places: Sequence[int]) -> Batch:
         """Samples in another order, or some of them."""
-        if len(places) < 2:  # of one place, `itemgetter` gives no tuple
+        if len(places) < 2:  # of one place, `itemgetter` returns no tuple
             return self.part(places[0], places[0] + 1) if places else Batch()
         pick = itemgetter(*places)
         return Batch(pick(self.leases), pick(self.samples), pick(self.prepared), pick(self.tokens))
@@ -170,7 +170,7 @@ class Batcher:
         self._tokens = sum(sum(batch.tokens) for batch in self._waiting)
 
     def _window(self) -> int:
-        """Number of waiting samples that form a window; 0 where they are too few."""
+        """Number of waiting samples that form a window; 0 if they are too few."""
         embedder = self._embedder
         most = max(embedder.window, embedder.batch_size)
         if not embedder.token_budget:
@@ -204,7 +204,7 @@ SHRINK = 0.75
 
 
 GROWTH, CLEAN_PASSES = 1.1, 100
-"""The budget grows by so much after so many passes that fitted: at worst, one pass of a hundred is tried in vain."""
+"""The budget grows by this factor after this many passes that fit: at worst, one pass of a hundred is tried in vain."""
 
 
 UNBOUNDED = sys.maxsize
@@ -214,7 +214,7 @@ class MemoryBudget:
     """The budget of a forward pass in padded tokens.
 
     Args:
-        most: what it starts with and grows back to; 0 where only samples bound a pass.
+        most: what it starts with and grows back to; 0 if only samples bound a pass.
 
     Attributes:
         tokens: what it is now; `UNBOUNDED` where nothing bounds it.
@@ -227,14 +227,14 @@ class MemoryBudget:
         self._clean = 0
 
     def was_too_small(self, tokens: int) -> None:
-        """A pass of so many padded tokens did not fit."""
+        """A pass of `tokens` padded tokens did not fit."""
         if self.tokens == UNBOUNDED:
             self._most = tokens
         self.tokens = max(1, int(SHRINK * min(self.tokens, tokens)))
         self._clean = 0
 
     def was_enough(self) -> bool:
-        """A pass fitted. Gives True where the budget is now what it was before anything did not fit."""
+        """A pass fitted. Gives True if the budget is now what it was before anything did not fit."""
         if self.tokens == self._start:
             return False
         self._clean += 1

@@ -46,7 +46,7 @@ class EmbedStage:
 
     Args:
         hand_on: takes each complete unit.
-        next_item: gives the next item in order, if there is one for which `can_wait` holds.
+        next_item: returns the next item in order, if there is one for which `can_wait` holds.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class EmbedStage:
         self._finish_if_complete(item.lease)
 
     def _passes(self) -> Iterator[int]:
-        """Embed the next window; gives the number of samples of each pass that was begun."""
+        """Embed the next window; returns the number of samples of each pass that was begun."""
         for batch in self.batcher.batches():
             if owned := self._still_ours(batch):
                 self._embed(owned)
@@ -316,5 +316,5 @@ def store(lease: LeasedUnit, samples: Sequence[Sample], vectors: dict[str, np.nd
 
 
 def _named(faults: Mapping[int, Fault], name: str) -> dict[int, Fault]:
-    """Faults that say whose they are, where there are several models."""
+    """Faults that say whose they are, if there are several models."""
     return {i: replace(fault, message=f"{name}: {fault.message}") for i, fault in faults.items()}

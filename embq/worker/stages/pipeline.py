@@ -49,7 +49,7 @@ class BoundedQueue(Generic[Item]):
         self._changed = threading.Condition()
 
     def put(self, item: Item, share: float, timeout_s: float) -> bool:
-        """Append an item; False where there was no room within `timeout_s`."""
+        """Append an item; False if there was no room within `timeout_s`."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._waiting or self._taken + share <= 1.0, timeout_s):
                 return False
@@ -69,7 +69,7 @@ class BoundedQueue(Generic[Item]):
             return self._first() if self._waiting and suits(self._waiting[0][0]) else None
 
     def get(self, timeout_s: float) -> Item | None:
-        """The first item; None where none came within `timeout_s`."""
+        """The first item; None if none came within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while not self._waiting:
@@ -92,7 +92,7 @@ class Pipeline:
     Args:
         meter: its number of threads prepare samples.
         prefetch: claimed units that wait for the reader.
-        source: gives the samples of a unit; None reads its input.
+        source: returns the samples of a unit; None reads its input.
         roots: folders that inputs may come from; empty allows all.
     """
 
@@ -149,7 +149,7 @@ class Pipeline:
         self._put(self._units, lease, 1 / self._prefetch)
 
     def drain(self, timeout_s: float, *, at_once: Callable[[], bool]) -> bool:
-        """Give queued units back, let begun ones finish; False where they did not within `timeout_s`.
+        """Give queued units back, let begun ones finish; False if they did not within `timeout_s`.
 
         Args:
             at_once: asked all the while; True ends the waiting.

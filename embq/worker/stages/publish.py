@@ -47,7 +47,7 @@ SYNC_BYTES = 32 * 1024 * 1024
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 1.0
 
 PART_BYTES = 16 * 1024 * 1024
-"""Rows of that size are written as a part of the output by the worker, where it may; the writer only names the file."""
+"""Rows of that size are written as a part of the output by the worker, if it may; the writer only names the file."""
 
 AWAY_S = 300.0
 """A store that refused a part, or did not answer, gets none for so long: its client takes a minute to give up."""
@@ -200,7 +200,7 @@ class PublishStage(Publisher):
                 del self._full[run]
 
     def _offer(self, result: _Result) -> bool:
-        """Hand a result to the writer, whatever the answer is; False where there is no room for it now."""
+        """Hand a result to the writer, whatever the answer is; False if there is no room for it now."""
         lease = result.lease
         if lease.lost:
             verdict = PublishVerdict.LOST
@@ -297,7 +297,7 @@ class PublishStage(Publisher):
             result.data, result.part = encode_batches(rows, failure_batch(lease.failures)), None
 
     def _staged(self, result: _Result) -> Place | None:
-        """The staging file of a result, which its fields name then; None where the disk is full.
+        """The staging file of a result, which its fields name then; None if the disk is full.
 
         A full disk is full for every worker of the output, so none could do better with the unit: the result is kept
         and the lease with it. Any other error is this machine's own, and ends the process, which gives its units back.
@@ -335,7 +335,7 @@ class PublishStage(Publisher):
         return path
 
     def _write(self, result: _Result, raw: IO[bytes], *, synced: bool = False) -> str:
-        """Write the file of a result; gives its SHA-256.
+        """Write the file of a result; returns its SHA-256.
 
         Only parts are synced: a result that a power loss destroys fails its hash and is only computed again.
         """
@@ -373,7 +373,7 @@ def shares_storage(folder: Place, nonce: str) -> bool:
     files in it; whether a store takes them shows only when one is put there.
 
     Args:
-        nonce: what the writer has left there, as the broker knows it; "" where there is no writer.
+        nonce: what the writer has left there, as the broker knows it; "" if there is no writer.
     """
     try:
         stored = read_bytes(folder.parent, f"{folder.name}/.shared", most_bytes=1_000).decode()

@@ -61,7 +61,7 @@ class Chunk:
         image_bytes: of what all models together make of an image.
 
     Attributes:
-        prepared: gives the samples in their order, or in place of a text that is cut the chunks of it, none of them
+        prepared: returns the samples in their order, or in place of a text that is cut the chunks of it, none of them
             with its image; and as many answers of `Embedder.prepare`.
         size: bytes that the chunk takes while it waits for the device: what is made of images, and texts.
         expected: about how many samples the device gets of it: of texts that are cut, their chunks.
@@ -101,7 +101,7 @@ class ReadStage:
 
     Args:
         pool: threads that prepare.
-        source: gives the samples of a unit; raises SourceError as `embq.sources.unit_reader.read` does.
+        source: returns the samples of a unit; raises SourceError as `embq.sources.unit_reader.read` does.
         roots: folders that inputs may come from; empty allows all.
         hand_on: takes each chunk in order; it blocks while the device is behind.
         upcoming: the units that wait for this stage, the next one first.
@@ -155,7 +155,7 @@ class ReadStage:
         self.hand_on(EndOfUnit(lease, count, error))
 
     def _read(self, lease: LeasedUnit) -> tuple[int, SourceError | None]:
-        """Hand on the unit's chunks; gives their samples, and why there are no more where that is not the end."""
+        """Hand on the unit's chunks; returns their samples, and why there are no more where that is not the end."""
         count = 0
         size = 1 if lease.careful else min(CHUNK_SAMPLES, self.embedder.batch_size)
         try:
@@ -302,7 +302,7 @@ class EncodedAhead:
             return self._held
 
     def acquire(self, size: int) -> None:
-        """Wait until there is room for so many bytes, and take it."""
+        """Wait until there is room for `size` bytes, and take it."""
         with self._changed:
             self._changed.wait_for(lambda: not self._held or self._held + size <= self._most_bytes)
             self._held += size

@@ -33,10 +33,10 @@ class Gpu:
     Attributes:
         number: N of "cuda:N", its place among the visible ones.
         visible: value of CUDA_VISIBLE_DEVICES with which a process sees this device alone, as its cuda:0.
-        name: its model, such as "NVIDIA H100 PCIe"; "" where it is unknown.
-        capability: (major, minor) of what it computes; None where it is unknown, as for ROCm.
+        name: its model, such as "NVIDIA H100 PCIe"; "" if it is unknown.
+        capability: (major, minor) of what it computes; None if it is unknown, as for ROCm.
         architecture: of an AMD GPU, such as "gfx942:sramecc+:xnack-"; else "".
-        memory_bytes: that it has; 0 where it is unknown.
+        memory_bytes: that it has; 0 if it is unknown.
     """
 
     number: int
@@ -69,7 +69,7 @@ def find_gpus(cuda_visible: str | None) -> tuple[Gpu, ...]:
     the last word on it.
 
     Args:
-        cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set. It is understood as by CUDA (CUDA C++
+        cuda_visible: CUDA_VISIBLE_DEVICES, or None if it is not set. It is understood as by CUDA (CUDA C++
             Programming Guide, environment variables): everything behind the first token that names no device is
             ignored, and a device that is named twice hides all. Beyond CUDA, which shows one MIG instance to a
             process, each instance of a list, or of a divided GPU, is a device.
@@ -83,15 +83,15 @@ def find_gpus(cuda_visible: str | None) -> tuple[Gpu, ...]:
 
 
 def find_devices(option: str, cuda_visible: str | None) -> tuple[str, ...]:
-    """The devices that `--devices` names: "cuda" is every CUDA device, "auto" the same, or the CPU where there is none.
+    """The devices that `--devices` names: "cuda" is every CUDA device, "auto" the same, or the CPU if there is none.
 
     Nothing is initialised on a device here: a CUDA context in the supervisor would outlive every worker.
 
     Args:
         option: "auto", "cuda" or a list of devices.
-        cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
+        cuda_visible: CUDA_VISIBLE_DEVICES, or None if it is not set.
 
-    Raises NoDeviceError where a CUDA device is asked for that is not there, UsageError where a name is unknown.
+    Raises NoDeviceError if a CUDA device is asked for that is not there, UsageError if a name is unknown.
     """
     requested = ["cuda"] if option == "auto" else [part.strip() for part in option.split(",") if part.strip()]
     for name in requested:
@@ -127,7 +127,7 @@ def memory_of(gpu: Gpu) -> tuple[int, int]:
 
 
 def nvml() -> Any:
-    """NVIDIA's library for the state of its GPUs (package nvidia-ml-py), ready to be asked; None where it is not here
+    """NVIDIA's library for the state of its GPUs (package nvidia-ml-py), ready to be asked; None if it is not here
     or finds no driver."""
     try:
         import pynvml as library
@@ -206,7 +206,7 @@ def _chosen(cuda_visible: str, cards: Sequence[_Card]) -> list[Gpu]:
 
 
 def _named(token: str, cards: Sequence[_Card]) -> list[Gpu]:
-    """The devices that one token names: by index, UUID or prefix of a UUID; none where it is ambiguous."""
+    """The devices that one token names: by index, UUID or prefix of a UUID; none if it is ambiguous."""
     if number := re.match(r"\d+", token):  # CUDA reads the digits at the beginning, and no further
         index = int(number[0])
         return cards[index][1] if index < len(cards) else []
@@ -234,7 +234,7 @@ print(json.dumps(found))
 
 @cache
 def torch_architectures() -> tuple[str, ...]:
-    """Architectures of the installed torch, see `torch.cuda.get_arch_list`; () where torch fails."""
+    """Architectures of the installed torch, see `torch.cuda.get_arch_list`; () if torch fails."""
     return tuple(_output_of("import json, torch\nprint(json.dumps(torch.cuda.get_arch_list()))"))
 
 
@@ -245,7 +245,7 @@ def _asked_of_torch(cuda_visible: str | None) -> tuple[Gpu, ...]:
 
 
 def _output_of(program: str, **shown: str) -> list[Any]:
-    """The JSON list that a Python process prints last; [] where it fails, for reasons that `embq doctor` shows."""
+    """The JSON list that a Python process prints last; [] if it fails, for reasons that `embq doctor` shows."""
     try:
         done = subprocess.run(
             python("-c", program),

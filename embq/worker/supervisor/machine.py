@@ -22,7 +22,7 @@ class Machine:
     """Describes the machine of a supervisor. Safe to use from another thread; the first call may take seconds.
 
     Args:
-        cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
+        cuda_visible: CUDA_VISIBLE_DEVICES, or None if it is not set.
     """
 
     def __init__(self, supervisor: Supervisor, cuda_visible: str | None) -> None:
@@ -61,11 +61,11 @@ class Machine:
 def described(devices: Collection[str], cuda_visible: str | None) -> dict[str, Device]:
     """Each device with its name and the precisions that it computes fast, as if its process were being started.
 
-    A GPU for which the installed torch has no code has none. torch is asked, in a process of its own, where there is
+    A GPU for which the installed torch has no code has none. torch is asked, in a process of its own, if there is
     one that current builds have dropped.
 
     Args:
-        cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
+        cuda_visible: CUDA_VISIBLE_DEVICES, or None if it is not set.
     """
     all_gpus = find_gpus(cuda_visible) if any(device.startswith("cuda") for device in devices) else ()
     gpus = {name: gpu for gpu in all_gpus if (name := f"cuda:{gpu.number}") in devices}
@@ -76,7 +76,7 @@ def described(devices: Collection[str], cuda_visible: str | None) -> dict[str, D
 
 def _described(device: str, gpu: Gpu | None, architectures: Sequence[str]) -> Device:
     name = device_name(device) if not device.startswith("cuda") else "" if gpu is None else gpu.name
-    # CPUs compute in bf16 only where they have the instructions, and simulated devices stand for any.
+    # CPUs compute in bf16 only if they have the instructions, and simulated devices stand for any.
     fast = precisions_of(gpu.capability, gpu.architecture) if gpu is not None else ("fp32",)
     if architectures and gpu is not None and gpu.capability is not None and not serves(architectures, gpu.capability):
         fast = ()

@@ -70,8 +70,8 @@ class Slot:
 
     Attributes:
         refused: model that its process cannot load -> why.
-        ended: (reason, next step) that its last process reported; empty where it could not report.
-        why: reason for which the device was given up, in one line; "" where it was not.
+        ended: (reason, next step) that its last process reported; empty if it could not report.
+        why: reason for which the device was given up, in one line; "" if it was not.
     """
 
     def __init__(self, device: str, gpu: Gpu | None = None) -> None:
@@ -186,7 +186,7 @@ class Slot:
                     self.refused[model] = why if self.gpu is None else f"{self.label}: {why}"
 
     def replace_stuck(self, limit_s: float) -> InHand | None:
-        """Kill a process of which one step has not advanced for that long; gives the step.
+        """Kill a process of which one step has not advanced for that long; returns the step.
 
         It may hold the interpreter's lock in a call that never returns, so it is only asked to dump its stacks.
         """
@@ -259,7 +259,7 @@ EXPANDABLE = "expandable_segments"
 
 
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
-"""torch from 2.6 to 2.15 reads this name, and where it is set not the new one, PYTORCH_ALLOC_CONF, which 2.9 ignores
+"""torch from 2.6 to 2.15 reads this name, and if it is set not the new one, PYTORCH_ALLOC_CONF, which 2.9 ignores
 for expandable segments. 2.9 to 2.11 warn once that it is deprecated; later ones do not."""
 
 

@@ -71,7 +71,7 @@ class Supervisor:
     def serve(self, stopped: StopFlag) -> None:
         """Run until stopped or idle for long, until the one run asked for is over, or until no slot can be kept alive.
 
-        A device that cannot serve is given up alone. Raises EmbqError where none is left, with the exit status of the
+        A device that cannot serve is given up alone. Raises EmbqError if none is left, with the exit status of the
         last process.
         """
         self.freer.start()

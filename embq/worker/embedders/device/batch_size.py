@@ -36,7 +36,7 @@ SLOWER_ALONE = 4
 """A sample alone, which tells whether the device is that slow, may have a fraction of the speed of many."""
 
 FEW = 16
-"""Samples of a small pass. A GPU takes as long over one sample of a deep model as over so many: nomic-v1.5 on an H100
+"""Samples of a small pass. A GPU takes as long over one sample of a deep model as over this many: nomic-v1.5 on an H100
 8 ms, at 540,000 tokens a second in larger passes."""
 
 GAIN, NEARLY = 1.05, 0.98
@@ -157,7 +157,7 @@ def best_budget(speeds: Mapping[int, float]) -> int:
 
 
 def _steady_speed(embedder: Embedder, samples: Sequence[Prepared], count: int, *, clock: Callable[[], float]) -> float:
-    """Samples per second of passes of so many, each begun before the vectors of the one before are here."""
+    """Samples per second of passes of `count`, each begun before the vectors of the one before are here."""
     batch = [samples[place % len(samples)] for place in range(count)]
     dict(embedder.embed(batch))  # what happens once is not timed
     began = clock()

@@ -22,7 +22,7 @@ OTHERS = "or leave it to an environment of its own with a second `embq worker`, 
 def check_device(device: str) -> None:
     """Check that torch sees one GPU in this process, the one that the supervisor shows it, and has code for it.
 
-    Raises DeviceError where torch does not see it, as one that has fallen off the bus, and ConfigError where it sees
+    Raises DeviceError if torch does not see it, as one that has fallen off the bus, and ConfigError if it sees
     several, or lacks code.
     """
     if not device.startswith("cuda"):

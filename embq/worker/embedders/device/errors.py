@@ -39,7 +39,7 @@ def translated_device_errors() -> Iterator[None]:
 
 
 def device_error(error: Exception) -> EmbqError | None:
-    """The DeviceFullError or DeviceError that a foreign exception stands for; None where the device is not at fault."""
+    """The DeviceFullError or DeviceError that a foreign exception stands for; None if the device is not at fault."""
     first = (str(error).splitlines() or [""])[0]
     if isinstance(error, torch.OutOfMemoryError) or _says_out_of_memory(error):
         return DeviceFullError(f"the memory of the device is too small: {first}")
@@ -48,7 +48,7 @@ def device_error(error: Exception) -> EmbqError | None:
 
 def _says_out_of_memory(error: Exception) -> bool:
     """cuBLAS and the CPU allocator report it with a plain RuntimeError. So does torch on MIG instances and on Jetson,
-    where it fails to ask NVML for what its message would say (pytorch issues 112377, 185240)."""
+    if it fails to ask NVML for what its message would say (pytorch issues 112377, 185240)."""
     parts = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "NVML_SUCCESS == r INTERNAL ASSERT")
     return isinstance(error, RuntimeError) and any(part in str(error) for part in parts)
 

@@ -11,7 +11,7 @@ import sys
 from embq.core.process.limits import cpu_field
 
 SIMULATED = re.compile(r"sim:(\d{1,6}(?:\.\d{1,6})?)")
-"""A device that only stub models run on: they wait as long as a device would compute that is so many times as fast as
+"""A device that only stub models run on: they wait as long as a device would compute that is this many times as fast as
 one of speed 1. It shows what a fleet of unequal devices does, on a machine that has none."""
 
 BF16_ARCHITECTURES = ("gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")
@@ -51,7 +51,7 @@ def precisions_of(capability: tuple[int, int] | None, architecture: str = "") ->
     of native arithmetic instructions).
 
     Args:
-        capability: of an NVIDIA GPU; None where it is another one, or unknown.
+        capability: of an NVIDIA GPU; None if it is another one, or unknown.
         architecture: of an AMD GPU, such as "gfx942:sramecc+:xnack-".
     """
     if architecture:
@@ -77,7 +77,7 @@ def free_memory(device: str) -> None:
     """Give back what a model held that nobody uses any more, to the device as well.
 
     Its pipeline refers to itself in circles, so it is there until it is collected; and torch keeps freed device memory,
-    which the other processes on the device could not use. Raises DeviceError where the device is broken.
+    which the other processes on the device could not use. Raises DeviceError if the device is broken.
     """
     gc.unfreeze()
     gc.collect()

@@ -56,7 +56,7 @@ class Network(Generic[T]):
         run: one forward pass of prepared samples: output -> tensor of shape (len(batch), dim) on the device.
         example: one prepared sample, which shows how long vectors are.
 
-    Raises DeviceFullError where the device has no room for the model, and DeviceError where it fails.
+    Raises DeviceFullError if the device has no room for the model, and DeviceError if it fails.
 
     Attributes:
         dims: output -> length of its vectors.
@@ -98,8 +98,8 @@ class Network(Generic[T]):
     def embed(self, batch: Sequence[T]) -> Mapping[str, np.ndarray]:
         """See `Embedder.embed`.
 
-        Raises DeviceFullError where the device's memory is too small, and DeviceError for any other error of the
-        device: after one, a CUDA context is broken for good.
+        Raises DeviceFullError if the device's memory is too small, and DeviceError for any other error of the
+        device: after one, a CUDA context stays broken.
         """
         if not batch:
             return {output: np.empty((0, dim), dtype=np.float32) for output, dim in self.dims.items()}
@@ -108,7 +108,7 @@ class Network(Generic[T]):
         return self._pass(batch)
 
     def embed_in_fp32(self, batch: Sequence[T]) -> dict[str, np.ndarray]:
-        """See `Embedder.embed_in_fp32`. The cast back gives the weights of before, bit by bit."""
+        """See `Embedder.embed_in_fp32`. The cast back restores the weights of before, bit by bit."""
         if self._lanes is not None:
             self._lanes.settle()  # or other passes would find half of the weights cast
         with self._in_fp32():

@@ -66,7 +66,7 @@ def sizes_of(device: torch.device) -> PassSizes:
 
 
 def device_of(name: str) -> torch.device:
-    """The torch device called `name`; ConfigError where this machine or this torch has none."""
+    """The torch device called `name`; ConfigError if this machine or this torch has none."""
     if simulated_speed(name):
         raise ConfigError(
             f"{name} is a simulated device, which only stub models run on",
@@ -85,7 +85,7 @@ def device_of(name: str) -> torch.device:
 
 
 def dtype_of(config: ModelConfig, device: torch.device) -> torch.dtype:
-    """The type in which the model computes on the device; ModelError where the device does not compute so.
+    """The type in which the model computes on the device; ModelError if the device does not compute so.
 
     CPUs have no fp16 arithmetic, and NVIDIA GPUs before compute capability 8.0 no bf16 arithmetic: torch would emulate
     it, slowly. For fp32 on CUDA this turns TF32 off for the process, which rounds to 10 bits and is on by default for
@@ -113,7 +113,7 @@ def dtype_of(config: ModelConfig, device: torch.device) -> torch.dtype:
 
 
 def _check_capability(config: ModelConfig, device: torch.device) -> None:
-    """ModelError where an NVIDIA GPU emulates bf16; a warning where it has fp16, and fp32 is faster."""
+    """ModelError if an NVIDIA GPU emulates bf16; a warning if it has fp16, and fp32 is faster."""
     capability = torch.cuda.get_device_capability(device)
     fast = precisions_of(capability)
     if config.precision in fast:

@@ -25,7 +25,7 @@ Encode = Callable[[torch.Tensor], torch.Tensor]
 T = TypeVar("T")
 
 ROUNDS, PASSES = 3, 3
-"""Each variant is timed so often, over so many passes one behind the other, and its fastest round counts."""
+"""Each variant is timed this often, over this many passes one behind the other, and its fastest round counts."""
 
 TRIAL_S = 3.0
 """No further variant is tried if its passes would end later: a device that computes so slowly gains little from any."""
@@ -47,8 +47,8 @@ WORST_RATIO = 10.0
 """The same of the greatest errors. A fault in few samples, such as the last or the longest, hardly moves the mean."""
 
 LEAST_ERROR = 1e-8
-"""An error below this counts as this. Sums in another order in fp32 give 1e-12, TF32 gives 5e-7, and storing vectors as
-float16 gives 4e-8. So it is the bar in fp32, where the usual way has no error, and where there is no room for weights
+"""An error below this counts as this. Sums in another order in fp32 make 1e-12, TF32 makes 5e-7, and storing vectors as
+float16 gives 4e-8. So it is the bar in fp32, where the usual way has no error, and if there is no room for weights
 in fp32: there a variant has to give the vectors of the usual one."""
 
 

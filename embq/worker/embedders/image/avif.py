@@ -42,8 +42,8 @@ def coded_sizes(data: bytes) -> Iterator[tuple[int, int]]:
     """(width, height) of the largest frame that each coded item may hold, as its sequence header says.
 
     A header that allows frames of other sizes than its own counts as large as it allows, which with the headers that
-    encoders write is less than twice as wide and high. Raises ValueError where the boxes or headers are damaged, or
-    where there is nothing coded.
+    encoders write is less than twice as wide and high. Raises ValueError if the boxes or headers are damaged, or
+    if there is nothing coded.
     """
     looked_at = 0
     number = 0
@@ -194,7 +194,7 @@ def _first(reader: _Reader, length: int) -> int:
 
 
 def _first_size(reader: _Reader) -> int:
-    """Size in bytes of the first sample of a track; 0 where it has none."""
+    """Size in bytes of the first sample of a track; 0 if it has none."""
     reader.read_int(4)
     size, count = reader.read_int(4), reader.read_int(4)
     return size if size or not count else reader.read_int(4)
@@ -234,7 +234,7 @@ def _leb128(stream: bytes, at: int) -> tuple[int, int]:
 
 
 class _Bits:
-    """Whole numbers of so many bits, one after the other; ValueError behind the end."""
+    """Whole numbers of any number of bits, one after the other; ValueError behind the end."""
 
     def __init__(self, data: bytes) -> None:
         self._value, self._remaining = int.from_bytes(data, "big"), 8 * len(data)

@@ -89,7 +89,7 @@ class SlabPool:
     def rows(self, count: int) -> list[Row]:
         """The calling thread's next rows, at most `ROWS`, which lie next to each other.
 
-        Raises DeviceError or DeviceFullError where no memory can be page-locked.
+        Raises DeviceError or DeviceFullError if no memory can be page-locked.
         """
         slab, at = getattr(self._mine, "next", None) or (None, ROWS)
         if slab is None or at + count > ROWS:
@@ -132,6 +132,6 @@ def runs(rows: Sequence[Row]) -> Iterator[torch.Tensor]:
 
 
 def gathered(rows: Sequence[Row]) -> torch.Tensor:
-    """The pixels of one row or more, uint8 of shape (rows, height, width, 3): a view where they are one run."""
+    """The pixels of one row or more, uint8 of shape (rows, height, width, 3): a view if they are one run."""
     pieces = list(runs(rows))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

@@ -102,7 +102,7 @@ class Picture:
     def pixels(self) -> np.ndarray | None:
         """The decoded image: uint8 of shape (height, width, 3), or (height, width, 1) of a gray one.
 
-        None where it has another mode, of which only Pillow knows how it becomes RGB. Raises SampleError as
+        None if it has another mode, of which only Pillow knows how it becomes RGB. Raises SampleError as
         `open_image` does.
         """
         image = self.decoded()
@@ -142,7 +142,7 @@ def open_image(data: bytes, about_to_decode: Callable[[int], object] = int, *, l
 
     Args:
         about_to_decode: called with the number of pixels before memory is taken for them.
-        least: where it is not 0, the decoder may make a JPEG smaller, down to so many pixels on its short side.
+        least: if it is not 0, the decoder may make a JPEG smaller, down to this many pixels on its short side.
     """
     headers.check_file(data)
     image = None

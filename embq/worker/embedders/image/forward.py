@@ -59,7 +59,7 @@ class ImageForward:
             compile_s: seconds that compiling may take; 0 spares it.
             model: the spec, for the log.
 
-        Raises DeviceError where the device turns out to be broken, DeviceFullError where it has no room for the batch.
+        Raises DeviceError if the device turns out to be broken, DeviceFullError if it has no room for the batch.
         """
         self._fast = self._suits = None
         ways = [Variant("channels_last", self._channels_last, self._contiguous)]
@@ -80,7 +80,7 @@ class ImageForward:
         )  # fmt: skip
 
     def try_with(self, images: ImageBatcher, dtype: torch.dtype, *, rows: int, compile_s: float, model: str) -> None:
-        """Call `choose_variant` for `rows` images; a no-op on other devices, or without room for so many."""
+        """Call `choose_variant` for `rows` images; a no-op on other devices, or without room for them."""
         if images.device.type != "cuda":
             return
         try:
@@ -96,9 +96,9 @@ class ImageForward:
         return self._encode(batch.contiguous(memory_format=self._layout))
 
     def _in_fp32(self, batch: torch.Tensor) -> torch.Tensor | None:
-        """Vectors of a batch with the weights in fp32; None where the device has no room for these.
+        """Vectors of a batch with the weights in fp32; None if the device has no room for these.
 
-        The cast back gives the weights of before, bit by bit.
+        The cast back restores the weights of before, bit by bit.
         """
         if batch.dtype == torch.float32:
             return None  # the usual way is the exact one
@@ -167,7 +167,7 @@ class Graph:
 
 
 def compiled(encode: Encode, batch: torch.Tensor, limit_s: float) -> Encode:
-    """The pass compiled by torch for batches of this shape, and run once; TimeoutError where that takes longer.
+    """The pass compiled by torch for batches of this shape, and run once; TimeoutError if that takes longer.
 
     What takes too long cannot be stopped, and goes on in a thread that nobody waits for.
     """

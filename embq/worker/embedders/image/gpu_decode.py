@@ -36,7 +36,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 class GpuDecoder:
     """Decodes plain JPEGs on one device. Safe to use from any thread.
 
-    Raises ModelError where nvJPEG or embq-native is missing, or the device has no JPEG engine.
+    Raises ModelError if nvJPEG or embq-native is missing, or the device has no JPEG engine.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -58,7 +58,7 @@ class GpuDecoder:
     ) -> list[bool]:
         """Write the pixels of the images that the engines decode now to rows, for all models; whether each is done.
 
-        Raises DeviceError where the device is broken.
+        Raises DeviceError if the device is broken.
 
         Args:
             rows: for each fit, uint8 of shape (len(images), height, width, 3), contiguous.
@@ -85,9 +85,9 @@ class GpuDecoder:
     def _decode(
         self, call: _Call, files: Pair, sides: Pair, group: np.ndarray, fits: Sequence[Fit], rows: Sequence[np.ndarray]
     ) -> list[int]:
-        """A call for a group of images; where it fails, one for each, so that no image depends on those beside it.
+        """A call for a group of images; if it fails, one for each, so that no image depends on those beside it.
 
-        Gives the places of those that are done.
+        Returns the places of those that are done.
         """
         heights, widths = (side[group] for side in sides)
         addresses, sizes = (of_all[group] for of_all in files)
@@ -116,9 +116,9 @@ class _Call:
         self, addresses: np.ndarray, sizes: np.ndarray, heights: np.ndarray, widths: np.ndarray
     ) -> np.ndarray | None:
         """The decoded images one behind the other: uint8 of shape (all pixels, 4), of which the last channel means
-        nothing, until the next call. None where an image among them cannot be decoded.
+        nothing, until the next call. None if an image among them cannot be decoded.
 
-        Raises DeviceError where the device is broken, and DeviceFullError where it has no room.
+        Raises DeviceError if the device is broken, and DeviceFullError if it has no room.
         """
         lengths = np.multiply(heights, widths, dtype=np.int64)
         ends = np.cumsum(lengths)
@@ -128,7 +128,7 @@ class _Call:
                 rgb = torch.empty(3 * count, dtype=torch.uint8, device=self._device)
                 rgbx = torch.empty(4 * count, dtype=torch.uint8, device=self._device)
                 host = torch.empty(4 * count, dtype=torch.uint8, pin_memory=True)
-                self._rgb, self._rgbx, self._host = rgb, rgbx, host  # all of them, or none where there is no room
+                self._rgb, self._rgbx, self._host = rgb, rgbx, host  # all of them, or none if there is no room
             starts = 3 * (ends - lengths)
             status = self._engines.decode(self._state, addresses, sizes, self._rgb, starts, widths)
             if not status:
@@ -141,7 +141,7 @@ class _Call:
 
 
 def gpu_decoder(device: torch.device) -> GpuDecoder:
-    """The decoder of a worker on this device; ModelError where that is not a CUDA device."""
+    """The decoder of a worker on this device; ModelError if that is not a CUDA device."""
     if device.type != "cuda":
         raise ModelError(f"--decode gpu needs a CUDA device, not {device}", next_step="use --decode cpu-exact")
     return _shared(device)

@@ -94,7 +94,7 @@ def check_size(size: tuple[int, int], pixels_max: int) -> None:
 def without_texts(data: bytes) -> bytes:
     """A PNG without its profile and texts; other data as it is.
 
-    They change no pixel, and Pillow refuses the image where they are large (`PngImagePlugin.MAX_TEXT_CHUNK`).
+    They change no pixel, and Pillow refuses the image if they are large (`PngImagePlugin.MAX_TEXT_CHUNK`).
     """
     pieces, begun, at = [], 0, len(_PNG)
     while data.startswith(_PNG) and (name := data[at + 4 : at + 8]) not in (b"", b"IEND"):
@@ -178,7 +178,7 @@ def _webp_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _is_cut(data: bytes) -> bool:
-    """Whether a file ends before it should, where its decoder gives no reason for a failure."""
+    """Whether a file ends before it should, if its decoder names no reason for a failure."""
     if data[:4] == b"RIFF":
         return len(data) < int.from_bytes(data[4:8], "little") + 8
     if data.startswith(b"\x89PNG"):

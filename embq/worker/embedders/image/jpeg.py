@@ -25,9 +25,9 @@ class Frame(NamedTuple):
         kind: low byte of its marker: 0xC0 baseline, 0xC2 progressive.
         bits: per channel.
         components: 1 gray, 3 colour, 4 CMYK or YCCK.
-        in_first_scan: how many of them the first scan holds; 0 where the data ends before it, or has something
+        in_first_scan: how many of them the first scan holds; 0 if the data ends before it, or has something
             between two markers.
-        scan_at: offset of the first scan's marker; 0 where `in_first_scan` is.
+        scan_at: offset of the first scan's marker; 0 if `in_first_scan` is.
     """
 
     kind: int
@@ -45,12 +45,12 @@ class Frame(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether libjpeg-turbo gives the very pixels that Pillow gives: with four components they differ."""
+        """Whether libjpeg-turbo returns the very pixels that Pillow returns: with four components they differ."""
         return self.kind in PLAIN_FRAMES and self.bits == 8 and self.components in (1, 3)
 
 
 def frame_of(data: bytes) -> Frame | None:
-    """The first frame of a JPEG; None where the data ends before it. What stands between two markers is skipped."""
+    """The first frame of a JPEG; None if the data ends before it. What stands between two markers is skipped."""
     frame, is_clean = None, True
     at = 2
     while (match := _MARKER.search(data, at)) and (start := match.start()) + 10 <= len(data):

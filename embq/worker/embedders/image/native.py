@@ -114,7 +114,7 @@ class Native:
         return [int(place) for place in places if not statuses[place]]
 
     def resize(self, pixels: np.ndarray, fit: Fit, row: np.ndarray) -> bool:
-        """Resize one decoded image; False where it would have no height or width.
+        """Resize one decoded image; False if it would have no height or width.
 
         Args:
             pixels: uint8 of shape (height, width, 4), contiguous; the last channel is not read.
@@ -136,7 +136,7 @@ def _pointers(fits: Sequence[Fit], rows: Sequence[np.ndarray]) -> tuple[ctypes.A
 
 @cache
 def native() -> Native | None:
-    """The library; None where it is not installed, or Pillow's libjpeg does not suit it, which is logged once."""
+    """The library; None if it is not installed, or Pillow's libjpeg does not suit it, which is logged once."""
     if (library := native_library()) is None:
         log.warning("no_native_images", why="embq-native is not installed, or of another version")
         return None

@@ -44,7 +44,7 @@ class State:
 class NvJpeg:
     """The engines of the current CUDA device. States are for one thread at a time, all else for any.
 
-    Raises ModelError where the library is missing, or the device has no engine.
+    Raises ModelError if the library is missing, or the device has no engine.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class NvJpeg:
         starts: np.ndarray,
         widths: np.ndarray,
     ) -> int:
-        """Begin to decode encoded images on the current stream; gives 0, or why nothing can be said of any of them.
+        """Begin to decode encoded images on the current stream; returns 0, or why nothing can be said of any of them.
 
         Args:
             addresses, sizes: of the encoded images, uint64; they may go when the stream is done.

@@ -1,7 +1,7 @@
 """Pixels that a model reads, from an encoded image: uint8, of one size, not normalised.
 
 Four paths to the same picture. `reference` is what the model's own library does with Pillow. `cpu-exact` decodes plain
-JPEGs and resizes all images by a library of our own, where it is installed: three times as fast, and off by at most 2
+JPEGs and resizes all images by a library of our own, if it is installed: three times as fast, and off by at most 2
 of 255. `cpu-fast` has the decoder make large JPEGs smaller, where at least twice the wanted size is left. `gpu` has the
 JPEG engines of a GPU decode plain JPEGs, many at a time, and is `cpu-exact` but for that. What these do not know
 (palettes, alpha, 16 bits, CMYK) takes the first path, bit by bit.
@@ -38,7 +38,7 @@ class Pixels:
     Attributes:
         fit: the geometry.
         shape: of the pixels.
-        native: what prepares whole chunks; None where Pillow does.
+        native: what prepares whole chunks; None if Pillow does.
         is_fast: whether the decoder may make large images smaller.
     """
 

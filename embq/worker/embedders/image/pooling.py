@@ -61,7 +61,7 @@ def given_by(model: Any, numbers: torch.Tensor) -> Any:
 
 
 def asked_pooling(spec: ModelSpec) -> tuple[str, ...]:
-    """The parameter `pooling`: names of `POOLINGS`, () where it is not given; ModelError for any other."""
+    """The parameter `pooling`: names of `POOLINGS`, () if it is not given; ModelError for any other."""
     names = tuple(name for name in spec.param("pooling", "").split("+") if name)
     unknown = [name for name in names if name not in POOLINGS]
     if unknown or (len(names) > 1 and "projection" in names):
@@ -82,7 +82,7 @@ def pooling_for(
         image: one that is normalised, to try it with: (1, 3, height, width).
         absent: names of weights that the checkpoint lacks.
 
-    Raises ModelError where the model has not what it needs, or gives an image another vector each time.
+    Raises ModelError if the model has not what it needs, or returns another vector of an image each time.
     """
     with torch.inference_mode():
         given, again = given_by(model, image), given_by(model, image)

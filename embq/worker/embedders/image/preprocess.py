@@ -55,7 +55,7 @@ class Fit:
         return round(height / ratio), round(width / ratio)
 
     def corner(self, height: int, width: int) -> tuple[int, int]:
-        """(top, left) of what is cut out of a resized image; negative where it is filled up instead."""
+        """(top, left) of what is cut out of a resized image; negative if it is filled up instead."""
         return self._offset(height, self.height), self._offset(width, self.width)
 
     def _offset(self, have: int, want: int) -> int:
@@ -123,7 +123,7 @@ def of_open_clip(transform: Any, configured: Mapping[str, Any], model: str) -> P
         configured: the `preprocess_cfg` of the loaded model's visual tower; never a guess from a model's name.
         model: whose it is, for errors.
 
-    Raises ModelError where the transform is of another kind, as that of the NaFlex models.
+    Raises ModelError if the transform is of another kind, as that of the NaFlex models.
     """
     steps: Sequence[Any] = getattr(transform, "transforms", ())
     size = configured.get("size", 224)

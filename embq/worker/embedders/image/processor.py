@@ -25,7 +25,7 @@ def is_of_timm(processor: Any) -> bool:
 def of_timm(processor: Any, model: str) -> Preprocess:
     """Preprocessing of a wrapped timm transform, whose images timm's own pipelines convert to RGB first.
 
-    Raises ModelError where its last steps are not to scale pixels of three channels.
+    Raises ModelError if its last steps are not to scale pixels of three channels.
     """
     steps = list(processor.val_transforms.transforms)
     config: Mapping[str, Any] = processor.data_config
@@ -80,14 +80,14 @@ PIL_INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 def of_image_processor(processor: Any, model: str) -> Preprocess:
     """Preprocessing of an image processor of transformers.
 
-    Its pixels are those that it gives when it is told to neither rescale nor normalise. The geometry is what its
-    settings say, and no more than that: `difference` tells whether it gives these pixels.
+    Its pixels are those that it returns when it is set to neither rescale nor normalise. The geometry is what its
+    settings say, and no more than that: `difference` tells whether it returns these pixels.
 
     Args:
         processor: a loaded one; nothing is taken from a model's name.
         model: whose it is, for errors.
 
-    Raises ModelError where its images have no one size, or where there is more to them than bytes that are scaled by
+    Raises ModelError if its images have no one size, or if there is more to them than bytes that are scaled by
     numbers of each channel.
     """
     if is_of_timm(processor):
@@ -149,7 +149,7 @@ def _scaling(processor: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check(processor: Any, literal: Any, mean: np.ndarray, std: np.ndarray, model: str) -> tuple[int, int]:
-    """Height and width of every image; ModelError where they differ, or `literal` and scaling are not all there is."""
+    """Height and width of every image; ModelError if they differ, or `literal` and scaling are not all there is."""
     sizes: set[tuple[int, int]] = set()
     try:
         for image in _made_up():

@@ -62,7 +62,7 @@ class Page(NamedTuple):
 
 
 def first_page(data: bytes) -> Page:
-    """Header of the first page of a TIFF; EOFError where it ends before, ValueError where it is damaged."""
+    """Header of the first page of a TIFF; EOFError if it ends before, ValueError if it is damaged."""
     order = "<" if data[:2] == b"II" else ">"
     big = data[2:4] in (b"+\0", b"\0+")
     (at,) = _unpack(order + "Q", data, 8) if big else _unpack(order + "I", data, 4)
@@ -88,7 +88,7 @@ def first_page(data: bytes) -> Page:
 
 
 def ends_behind(tags: Mapping[int, Any], length: int) -> bool:
-    """Whether a strip or tile of a page with these tags ends behind so many bytes."""
+    """Whether a strip or tile of a page with these tags ends behind `length` bytes."""
     for offsets, lengths in ((273, 279), (324, 325)):
         places = zip(tags.get(offsets, ()), tags.get(lengths, ()), strict=False)
         if any(start + size > length for start, size in places):

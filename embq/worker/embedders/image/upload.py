@@ -31,7 +31,7 @@ class ImageBatcher:
         pixels: the path.
         row_bytes: of a prepared image.
 
-    Raises ModelError where the path is not for this device, or lacks what it needs.
+    Raises ModelError if the path is not for this device, or lacks what it needs.
     """
 
     def __init__(self, preprocess: Preprocess, decode: str, device: torch.device) -> None:

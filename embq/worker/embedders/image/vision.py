@@ -130,8 +130,8 @@ class VisionEmbedder:
 
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> VisionEmbedder:
-    """The model of an `hf:` spec for images; ModelError where it cannot be loaded here."""
-    # Before anything else, or a model of texts would be told that its parameters are unknown.
+    """The model of an `hf:` spec for images; ModelError if it cannot be loaded here."""
+    # Before anything else, or a model of texts would be refused for unknown parameters.
     kind = vision_class(spec)
     if kind is None:
         raise ModelError(
@@ -198,7 +198,7 @@ def _model(spec: ModelSpec, kind: Any, source: str, requested: Sequence[str], **
 
 
 def vision_class(spec: ModelSpec) -> Any:
-    """The class of a model that embeds images, None of any other; ModelError where its configuration is not there."""
+    """The class of a model that embeds images, None of any other; ModelError if its configuration is not there."""
     source = model_source(spec)
     with translated_model_errors(spec, from_hub=False):
         return _class_of(AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False))

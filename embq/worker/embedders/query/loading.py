@@ -30,14 +30,14 @@ QUERY_OF_DOCUMENT = "query"
 
 
 class QueryModel(Protocol):
-    """Gives vectors of single texts or images, float32 of shape (dim,), as the model makes them."""
+    """Returns vectors of single texts or images, float32 of shape (dim,), as the model makes them."""
 
     def text(self, text: str) -> np.ndarray:
-        """The vector of a text; SampleError where it has none."""
+        """The vector of a text; SampleError if it has none."""
         ...
 
     def image(self, data: bytes) -> np.ndarray:
-        """The vector of an encoded image; SampleError where it has none."""
+        """The vector of an encoded image; SampleError if it has none."""
         ...
 
 
@@ -86,7 +86,7 @@ def open_query_model(
         on_load: called with the spec before a model is loaded that takes long.
         noted: False looks at no note of an earlier load, which may have been that of another library version.
 
-    Raises ModelError where the model cannot be loaded here, or does not embed this modality beside that of the rows.
+    Raises ModelError if the model cannot be loaded here, or does not embed this modality beside that of the rows.
     """
     check_modality(output, modality)
     here = query_spec(relocated_spec(ModelSpec.parse(output.spec), spec), prompt_name, prompt)
@@ -110,7 +110,7 @@ def open_query_model(
 
 
 def check_modality(output: Output, modality: str) -> None:
-    """Raise ModelError where a model does not bring a modality into the space of an output."""
+    """Raise ModelError if a model does not bring a modality into the space of an output."""
     if modality == output.modality:
         return
     spec = ModelSpec.parse(output.spec)

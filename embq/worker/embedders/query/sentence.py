@@ -37,7 +37,7 @@ class Bert:
         positions: most tokens that it reads.
         vocabulary: how many token ids it knows.
 
-    Raises ValueError or KeyError where it is another architecture, or where weights are missing.
+    Raises ValueError or KeyError if it is another architecture, or where weights are missing.
     """
 
     def __init__(self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> None:
@@ -113,7 +113,7 @@ def gelu(x: np.ndarray) -> np.ndarray:
 def mapped_weights(path: Path) -> dict[str, np.ndarray]:
     """Name -> float32 array of each tensor of that type; others are left out. Nothing is read but the header.
 
-    Raises as `weights_header`, and ValueError where the file is cut off.
+    Raises as `weights_header`, and ValueError if the file is cut off.
     """
     header, begin = weights_header(path)
     numbers = np.asarray(np.memmap(path, dtype=np.uint8, mode="r", offset=begin))
@@ -141,7 +141,7 @@ class LightSentence:
         folder: as sentence-transformers saves a model.
         spec: its parameters count as they do in `embq.worker.embedders.text.sentence`.
 
-    Raises OSError, ValueError, KeyError or TypeError where the folder holds anything else, ModelError for a prompt
+    Raises OSError, ValueError, KeyError or TypeError if the folder holds anything else, ModelError for a prompt
     that the model does not have.
     """
 

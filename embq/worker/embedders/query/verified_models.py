@@ -53,7 +53,7 @@ def note_path(folder: Path, rows: ModelConfig, spec: ModelSpec) -> Path:
         rows: the config whose fingerprint is noted.
         spec: that of the query, with its prompt.
 
-    Raises OSError where the folder cannot be read.
+    Raises OSError if the folder cannot be read.
     """
     files = []
     for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
@@ -68,7 +68,7 @@ def note_path(folder: Path, rows: ModelConfig, spec: ModelSpec) -> Path:
 
 
 def read_note(note: Path) -> str | None:
-    """The fingerprint of a note; None where there is none."""
+    """The fingerprint of a note; None if there is none."""
     try:
         return str(json.loads(note.read_bytes())["fingerprint"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -76,7 +76,7 @@ def read_note(note: Path) -> str | None:
 
 
 def prove(light: LightSentence, embed: Callable[[str], np.ndarray], note: Path, fingerprint: str) -> bool:
-    """True where both ways give the same vectors; then it is noted, if the cache folder can be written.
+    """True if both ways give the same vectors; then it is noted, if the cache folder can be written.
 
     Args:
         embed: the library's way.

@@ -84,8 +84,8 @@ class ClipTokens:
     """Rows of token ids, and their numbers. Safe to share between threads.
 
     Args:
-        tokenizer: what `open_clip.get_tokenizer` gives.
-        vocabulary: how many ids the tower has a vector for; None where that is not known.
+        tokenizer: what `open_clip.get_tokenizer` returns.
+        vocabulary: how many ids the tower has a vector for; None if that is not known.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int | None) -> None:
@@ -113,7 +113,7 @@ class ClipTokens:
         return row, is_cut
 
     def count(self, text: str) -> int:
-        """Tokens of a text with the special ones, nothing cut off; 0 where that cannot be told."""
+        """Tokens of a text with the special ones, nothing cut off; 0 if that is unknown."""
         if self._words is not None:
             return len(self._words.of(text)) + 2
         tokenizer = self._copies.mine()
@@ -123,7 +123,7 @@ class ClipTokens:
         return 0 if inner is None else len(inner(_cleaned(tokenizer, text)).input_ids)
 
     def splitter(self, chunking: Chunking, model: str) -> TokenSplitter:
-        """The splitter of a model by these tokens; ModelError where they cannot be counted."""
+        """The splitter of a model by these tokens; ModelError if they cannot be counted."""
         tokenizer = self._copies.mine()
         if _inner_of(tokenizer) is None and not isinstance(tokenizer, SimpleTokenizer):
             raise no_splitter(model, f"the tokens of its {type(tokenizer).__name__} cannot be counted")
@@ -162,6 +162,6 @@ def _inner_of(tokenizer: Any) -> Any:
 
 
 def _cleaned(tokenizer: Any, text: str) -> str:
-    """A text as open_clip's wrapper gives it to the tokeniser in it."""
+    """A text as open_clip's wrapper passes it to the tokeniser in it."""
     clean: Callable[[str], str] | None = getattr(tokenizer, "clean_fn", None)
     return canonicalize_text(basic_clean(text)) if clean is None else clean(text)

@@ -51,7 +51,7 @@ class CausalTower:
 
 
 def causal_tower(model: Any) -> CausalTower | None:
-    """The text tower of an open_clip model; None where it is of another kind, and needs its whole context.
+    """The text tower of an open_clip model; None if it is of another kind, and needs its whole context.
 
     SigLIP has no mask at all, so that its padding takes part; CoCa puts a token of its own behind the text.
     """
@@ -68,7 +68,7 @@ def causal_tower(model: Any) -> CausalTower | None:
 
 
 def tower_vocabulary(model: Any) -> int | None:
-    """Vocabulary size of an open_clip text tower; None where it is unknown."""
+    """Vocabulary size of an open_clip text tower; None if it is unknown."""
     tower = getattr(model, "text", model)
     table = getattr(tower, "token_embedding", None)
     return vocabulary_of(tower.transformer) if table is None else int(table.num_embeddings)

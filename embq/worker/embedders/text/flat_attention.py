@@ -37,7 +37,7 @@ class Kernel(Protocol):
             as many heads of the query in a row.
         texts: where each text begins.
         scale: what scores are multiplied by; None for 1 / sqrt(dim of a head).
-        window: a token looks at so many tokens before it and after it; None for all.
+        window: a token looks at this many tokens before it and after it; None for all.
 
     Returns:
         of shape (tokens, heads of the query, dim of a head of the value).

@@ -23,7 +23,7 @@ class FlatTexts:
 
     Attributes:
         ids: of all tokens; int64 of shape (tokens,).
-        types: their token types, or None where all are 0; int64 of shape (tokens,).
+        types: their token types, or None if all are 0; int64 of shape (tokens,).
         starts: where each text begins, and where the last one ends; int32 of shape (texts + 1,).
         lengths: tokens of each text, on the host.
     """
@@ -44,7 +44,7 @@ class FlatTexts:
 
     def of_each(self, values: torch.Tensor) -> torch.Tensor:
         """Repeat a value per text for each of its tokens; int64 of shape (tokens,)."""
-        # The size is told, because the device would be waited for otherwise.
+        # The size is passed, because the device would be waited for otherwise.
         counts = self.starts.diff()
         return torch.repeat_interleave(values.long(), counts.long(), output_size=len(self.ids))
 

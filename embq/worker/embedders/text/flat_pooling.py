@@ -23,7 +23,7 @@ VECTOR = "sentence_embedding"
 
 
 def flat_head(model: SentenceTransformer, prompt_length: int, *, by_mean: bool = False) -> Head | None:
-    """The modules of a model after its first, for states without padding; None where that may not be the same.
+    """The modules of a model after its first, for states without padding; None if that may not be the same.
 
     Args:
         prompt_length: tokens of the prompt that stands before each text; a pooling may leave them out.
@@ -56,7 +56,7 @@ def flat_head(model: SentenceTransformer, prompt_length: int, *, by_mean: bool =
 
 
 def _reads_vectors(module: torch.nn.Module) -> bool:
-    """Whether a module takes and gives vectors of texts: a Dense layer may be one of tokens."""
+    """Whether a module takes and returns vectors of texts: a Dense layer may be one of tokens."""
     return all(getattr(module, name, VECTOR) == VECTOR for name in ("module_input_name", "module_output_name"))
 
 
@@ -68,7 +68,7 @@ def pooled(states: torch.Tensor, texts: FlatTexts, modes: Sequence[str], *, skip
 
     Args:
         modes: names of `MODES`; their vectors are put one after the other.
-        skipped: so many tokens at the beginning of each text, those of a prompt, are left out.
+        skipped: this many tokens at the beginning of each text, those of a prompt, are left out.
     """
     tokens = PooledTokens(states, texts, skipped)
     of_mode: dict[str, Callable[[], torch.Tensor]] = {
@@ -87,7 +87,7 @@ class PooledTokens:
 
     Attributes:
         places: of each token in its text, from 0; shape (tokens,).
-        mask: 1.0 where a token counts, 0.0 where it is skipped; shape (tokens,).
+        mask: 1.0 if a token counts, 0.0 if it is skipped; shape (tokens,).
     """
 
     def __init__(self, states: torch.Tensor, texts: FlatTexts, skipped: int) -> None:
@@ -98,12 +98,12 @@ class PooledTokens:
         self.mask = (self.places >= skipped).float()
 
     def first(self) -> torch.Tensor:
-        """The first token that counts; the very first one where none does."""
+        """The first token that counts; the very first one if none does."""
         lengths = self._starts.diff()
         return self._states[self._starts[:-1] + torch.where(lengths > self._skipped, self._skipped, 0)]
 
     def last(self) -> torch.Tensor:
-        """The last token; zeros where it does not count."""
+        """The last token; zeros if it does not count."""
         at = self._starts[1:] - 1
         return self._states[at] * self.mask[at, None]
 

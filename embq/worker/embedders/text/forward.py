@@ -86,7 +86,7 @@ def is_flattenable(trunk: Any) -> bool:
 
 
 def _position_of_padding(trunk: Any) -> int | None:
-    """In models of RoBERTa's kind, whose positions begin after it; None where they begin at 0.
+    """In models of RoBERTa's kind, whose positions begin after it; None if they begin at 0.
 
     They alone have it beside a table of positions; sentence-transformers tells them by the same.
     """
@@ -238,13 +238,13 @@ class TextEmbedder:
         return Windower(self._tokens, self._prompt, model=self._spec)
 
     def flatten(self, kernel: Kernel | None) -> None:
-        """Leave out padding from now on, where that gives vectors as good as the padded ones; the log says whether.
+        """Leave out padding from now on, if that makes vectors as good as the padded ones; the log says whether.
 
         Args:
-            kernel: computes attention within each text of a flat batch; None where the device has none for this
+            kernel: computes attention within each text of a flat batch; None if the device has none for this
                 precision.
 
-        Raises DeviceError where the device is broken, perhaps by the kernel.
+        Raises DeviceError if the device is broken, perhaps by the kernel.
         """
         if not isinstance(self._tokens, Tokens):
             return
@@ -339,10 +339,10 @@ class TextEmbedder:
         raise NotImplementedError
 
     def _trunk_and_head(self, *, of_chunks: bool = False) -> tuple[Any, Head | None]:
-        """The trunk, and what makes vectors of its flat states; None where the model needs padded states.
+        """The trunk, and what makes vectors of its flat states; None if the model needs padded states.
 
         Args:
-            of_chunks: the head is for states of chunks without the prompt; None where it does not pool by the mean.
+            of_chunks: the head is for states of chunks without the prompt; None if it does not pool by the mean.
         """
         raise NotImplementedError
 

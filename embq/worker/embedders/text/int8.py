@@ -36,7 +36,7 @@ from embq.worker.embedders.text.int8_calibration import CALIBRATION_TEXTS
 from embq.worker.embedders.text.tokens import Tokens
 
 Batch = Mapping[str, torch.Tensor]
-"""int64 tensors of shape (texts, tokens): `input_ids`, `attention_mask` and, where they are not 0, `token_type_ids`."""
+"""int64 tensors of shape (texts, tokens): `input_ids`, `attention_mask` and, if they are not 0, `token_type_ids`."""
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """Inputs of a converted trunk, in this order."""
@@ -45,7 +45,7 @@ GROUP = 4
 """Texts that are measured at once."""
 
 LEAST_COSINE = 0.9
-"""Between what a trunk gives in int8 and in fp32, its states averaged over each calibration text. MiniLM has 0.99; a
+"""Between what a trunk returns in int8 and in fp32, its states averaged over each calibration text. MiniLM has 0.99; a
 trunk that was converted wrongly, or whose activations have no common range, is far below."""
 
 
@@ -83,7 +83,7 @@ class Int8Trunk(torch.nn.Module):
         token_type_ids: torch.Tensor | None = None,
         **options: Any,
     ) -> BaseModelOutput:
-        """ModelError where more is asked for than the last hidden states of token ids."""
+        """ModelError if more is asked for than the last hidden states of token ids."""
         if unknown := [name for name, value in options.items() if name != "return_dict" and value is not None]:
             raise ModelError(
                 f"in int8 a model's trunk gives its last hidden states of token ids only, not with {unknown[0]}",
@@ -117,7 +117,7 @@ def int8_trunk(trunk: Any, tokens: Tokens, prompt: str, model: str) -> Int8Trunk
         prompt: what comes before each text.
         model: its spec, for the error.
 
-    Raises ModelError where it cannot be converted, or is too far from fp32 afterwards; ImportError without a runtime.
+    Raises ModelError if it cannot be converted, or is too far from fp32 afterwards; ImportError without a runtime.
     """
     rows = [
         row for row in tokens.rows([prompt + text for text in CALIBRATION_TEXTS]) if not isinstance(row, SampleError)
@@ -168,9 +168,9 @@ def _quantised(
 
 
 def products_behind_attention(converted: Any) -> list[str]:
-    """Names of the matrix products in a model of OpenVINO that take what an attention gives.
+    """Names of the matrix products in a model of OpenVINO that take what an attention returns.
 
-    None where attention is not one operation there, as in T5, where it has a bias of its own.
+    None if attention is not one operation there, as in T5, which has a bias of its own.
     """
     names = []
     reached = [op for op in converted.get_ops() if op.get_type_name() == "ScaledDotProductAttention"]
@@ -230,7 +230,7 @@ class _LastHiddenStates(torch.nn.Module):
 
 
 def check_cosines(trunk: Any, quantised: Int8Trunk, batches: Sequence[Batch], model: str) -> None:
-    """Raise ModelError where the cosine of a text's vectors in int8 and in fp32 is below `LEAST_COSINE`, or is none."""
+    """Raise ModelError if the cosine of a text's vectors in int8 and in fp32 is below `LEAST_COSINE`, or is none."""
     least = 1.0
     with torch.inference_mode():
         for batch in batches:

@@ -84,10 +84,10 @@ def places_of_chunks(windows: Sequence[Window]) -> tuple[np.ndarray, np.ndarray]
 
 @runtime_checkable
 class PoolsChunks(ChunkableEmbedder, Protocol):
-    """A model that gives vectors of `LateChunk`s, where they are in a batch in place of other prepared samples."""
+    """A model that gives vectors of `LateChunk`s, if they are in a batch in place of other prepared samples."""
 
     def windower(self) -> Windower:
-        """Makes them; ModelError where the model cannot pool chunks."""
+        """Makes them; ModelError if the model cannot pool chunks."""
         ...
 
 

@@ -21,11 +21,11 @@ FACTOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.w
 
 
 def add_lora(trunk: Any, spec: ModelSpec) -> None:
-    """Add the adapter that a spec names in `lora=` to the weights of a trunk in fp32; nothing where it names none.
+    """Add the adapter that a spec names in `lora=` to the weights of a trunk in fp32; nothing if it names none.
 
     Each layer W becomes W + scale * B A, as PEFT's `merge_and_unload` has it.
 
-    Raises ModelError where the adapter is another kind, of another model, or holds more than factors of layers.
+    Raises ModelError if the adapter is another kind, of another model, or holds more than factors of layers.
     """
     if not (named := spec.param("lora", "")):
         return

@@ -29,7 +29,7 @@ class Prompt:
 
 
 def check_prompt(spec: ModelSpec) -> None:
-    """Raise ModelError where a spec names a prompt and gives one."""
+    """Raise ModelError if a spec names a prompt and has one."""
     if {"prompt_name", "prompt"} <= {name for name, _ in spec.params}:
         raise ModelError(f"{spec} names a prompt and gives another one", next_step="leave out one of the two")
 

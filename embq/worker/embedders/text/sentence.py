@@ -42,10 +42,10 @@ log = Events("worker")
 
 
 def loaded(spec: ModelSpec, *, keep_length: bool) -> SentenceTransformer:
-    """The model in fp32, on the CPU; ModelError where it cannot be loaded, or not be what the spec says.
+    """The model in fp32, on the CPU; ModelError if it cannot be loaded, or not be what the spec says.
 
     Args:
-        keep_length: whether its vectors keep the length that the trunk gives them.
+        keep_length: whether its vectors keep the length that they have from the trunk.
     """
     source = model_source(spec)
     with no_progress_bars(), translated_model_errors(spec, from_hub=False), complete_weights(spec):
@@ -75,7 +75,7 @@ def loaded(spec: ModelSpec, *, keep_length: bool) -> SentenceTransformer:
 def _limit_length(model: SentenceTransformer, spec: ModelSpec) -> None:
     """Give the model's tokenisers the length that the spec asks for, and none that the positions do not hold.
 
-    sentence-transformers takes the length that the files say. Where it is too long, `encode` fails with an IndexError
+    sentence-transformers takes the length that the files say. If it is too long, `encode` fails with an IndexError
     at the first text that is as long; texts that it can embed get the same vector here.
     """
     readers = [
@@ -97,7 +97,7 @@ def _limit_length(model: SentenceTransformer, spec: ModelSpec) -> None:
 
 
 def _leave_out_normalizing(model: SentenceTransformer, spec: ModelSpec) -> None:
-    """Take off the modules at the end that bring vectors to length 1; ModelError where one is inside another module."""
+    """Take off the modules at the end that bring vectors to length 1; ModelError if one is inside another module."""
     while len(model) > 1 and isinstance(model[-1], Normalize):
         del model[-1]
     within = [module for part in model for module in part.modules() if module is not part]
@@ -116,7 +116,7 @@ class SentenceEmbedder(TextEmbedder):
     """The vectors of `SentenceTransformer.encode`, with its prompts, truncation and modules, for one modality: text.
 
     Where the model begins with a plain tokeniser, texts are tokenised in `prepare`, on any thread. Any other first
-    module (a chat template, a bag of words) gets the texts themselves, in `embed`, exactly as `encode` gives them.
+    module (a chat template, a bag of words) gets the texts themselves, in `embed`, exactly as `encode` passes them.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class SentenceEmbedder(TextEmbedder):
 
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
-    """The model of a `minilm` or `st:` spec; ModelError where it cannot be loaded here."""
+    """The model of a `minilm` or `st:` spec; ModelError if it cannot be loaded here."""
     spec.check_params("batch_size", "tokens", "normalize", "prompt_name", "prompt", "max_length", "lora")
     check_prompt(spec)
     keep_length = not unit_length(spec, "true")
@@ -228,7 +228,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
 
 
 def _asked_prompt(model: SentenceTransformer, spec: ModelSpec) -> list[str] | None:
-    """Text and task of the prompt that a spec asks for; None where it asks for none."""
+    """Text and task of the prompt that a spec asks for; None if it asks for none."""
     if not {"prompt_name", "prompt"} & {name for name, _ in spec.params}:
         return None
     prompt = chosen(spec, model.prompts, model.default_prompt_name)

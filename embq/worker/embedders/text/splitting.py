@@ -30,19 +30,19 @@ PIECE_CHARS = 16 * 1024
 """Characters that the library gets at once: 0.05 s of work; 1 s without words, and that grows with the square."""
 
 PIECE_CHUNKS = 8
-"""A piece holds at least so many chunks, at `CHARS_PER_TOKEN`: at the end of a piece one is cut twice."""
+"""A piece holds at least this many chunks, at `CHARS_PER_TOKEN`: at the end of a piece one is cut twice."""
 
 CHARS_PER_TOKEN = 4
 
 LEAST_TOKENS = 8
-"""A chunk has room for so many tokens of its own: no character makes more."""
+"""A chunk has room for this many tokens of its own: no character makes more."""
 
 Count = Callable[[Sequence[str]], Sequence[int]]
 """Number of tokens of each text as the model sees it, with special tokens and prompt, nothing cut off."""
 
 
 class TokenSplitter:
-    """Chunks of at most so many tokens, special tokens and prompt included.
+    """Chunks of at most `chunking.tokens` tokens, special tokens and prompt included.
 
     Args:
         make: a splitter of the library from the most tokens of a chunk and of its overlap, both without special tokens.
@@ -102,7 +102,7 @@ class TokenSplitter:
         return spans
 
     def _fitting(self, text: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-        """The spans, in halves where one has more tokens than it may."""
+        """The spans, in halves if one has more tokens than it may."""
         counts = self._count([text[start:end] for start, end in spans]) if spans else []
         for (start, end), count in zip(spans, counts, strict=True):
             if count <= self._tokens:
@@ -169,7 +169,7 @@ class ChunkingEmbedder:
 def backend_splitter(
     tokenizer: Any, chunking: Chunking, *, prompt: str, longest: int | None, model: str
 ) -> TokenSplitter:
-    """A splitter for a transformers tokeniser; ModelError where it has no fast backend.
+    """A splitter for a transformers tokeniser; ModelError if it has no fast backend.
 
     Args:
         tokenizer: a `PreTrainedTokenizerBase`; it is copied.
@@ -204,7 +204,7 @@ def backend_splitter(
 def counted_splitter(
     count_one: Callable[[str], int], chunking: Chunking, *, extra: int, longest: int, model: str
 ) -> TokenSplitter:
-    """A splitter for a tokeniser that only Python can ask: `count_one` gives a text's tokens without special ones."""
+    """A splitter for a tokeniser that only Python can ask: `count_one` counts a text's tokens without special ones."""
     from semantic_text_splitter import TextSplitter
 
     return TokenSplitter(

@@ -18,7 +18,7 @@ NO_LIMIT = 1_000_000
 
 
 def positions_held(trunk: Any) -> int | None:
-    """Most tokens for which a table of positions has a row each; None where positions are computed, without a limit."""
+    """Most tokens for which a table of positions has a row each; None if positions are computed, without a limit."""
     held = [
         module.num_embeddings - _rows_before_the_first(module)
         for name, module in trunk.named_modules()
@@ -36,7 +36,7 @@ def _rows_before_the_first(table: nn.Embedding) -> int:
 
 
 def tokens_held(trunk: Any) -> int | None:
-    """Most tokens that a trunk was made for; None where it does not say. More than `positions_held` it cannot read."""
+    """Most tokens that a trunk was made for; None if it does not say. More than `positions_held` it cannot read."""
     held = positions_held(trunk)
     if held is not None:
         return held
@@ -46,7 +46,7 @@ def tokens_held(trunk: Any) -> int | None:
 
 
 def asked_length(spec: ModelSpec, held: int | None) -> int | None:
-    """The parameter `max_length`, or None without one; ModelError where the model does not hold as many tokens."""
+    """The parameter `max_length`, or None without one; ModelError if the model does not hold as many tokens."""
     if not spec.param("max_length", ""):
         return None
     length = whole_number(spec, "max_length", held or 512)
@@ -61,7 +61,7 @@ def reads_ids(trunk: Any) -> bool:
 
 
 def vocabulary_of(trunk: Any) -> int | None:
-    """Vocabulary size of the model; None where it is unknown."""
+    """Vocabulary size of the model; None if it is unknown."""
     try:
         table = trunk.get_input_embeddings()
     except (AttributeError, NotImplementedError):

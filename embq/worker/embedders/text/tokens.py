@@ -57,11 +57,11 @@ class Tokens:
     Args:
         tokenizer: a `PreTrainedTokenizerBase`; copies of it are used.
         max_length: longest row in tokens with the special ones, or None for the tokeniser's own limit.
-        vocabulary: how many ids the model has a vector for; None where that is not known.
+        vocabulary: how many ids the model has a vector for; None if that is not known.
 
     Attributes:
-        longest: that limit; None where there is none.
-        backend: the object of the tokenizers library that does all of it; None where there is none.
+        longest: that limit; None if there is none.
+        backend: the object of the tokenizers library that does all of it; None if there is none.
     """
 
     def __init__(self, tokenizer: Any, max_length: int | None = None, *, vocabulary: int | None = None) -> None:
@@ -149,7 +149,7 @@ class Tokens:
     def _part(self, text: str) -> str:
         """The text, or so much of a long one, from the end that is kept, as most likely makes more than is read.
 
-        `_by_library` uses it only where it makes over twice as many tokens: then the place where the text was cut, and
+        `_by_library` uses it only if it makes over twice as many tokens: then the place where the text was cut, and
         where a token may be another one than in the whole text, is far from what is kept. Of a text of 10 MB the whole
         would take seconds, and some 100 bytes for each of its tokens.
         """
@@ -226,7 +226,7 @@ def all_checked(rows: Sequence[TokenRow], vocabulary: int | None) -> list[TokenR
 
 
 def checked(row: TokenRow, vocabulary: int | None) -> TokenRow | SampleError:
-    """The row, or why a model with so many vectors cannot embed it."""
+    """The row, or why a model with `vocabulary` vectors cannot embed it."""
     ids = row["input_ids"]
     if not len(ids):
         return SampleError("empty_text", "the model's tokeniser finds no token in the text")
@@ -236,7 +236,7 @@ def checked(row: TokenRow, vocabulary: int | None) -> TokenRow | SampleError:
 
 
 def _backend(tokenizer: Any, limit: int | None) -> Any | None:
-    """The tokenizers library's own object, as the wrapper would set it up; None where the wrapper does more than that.
+    """The tokenizers library's own object, as the wrapper would set it up; None if the wrapper does more than that.
 
     Args:
         limit: longest row in tokens; None for no limit.

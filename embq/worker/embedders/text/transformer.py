@@ -105,7 +105,7 @@ class TransformerEmbedder(TextEmbedder):
 
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedder:
-    """The model of an `hf:` spec for texts; ModelError where it cannot be loaded here."""
+    """The model of an `hf:` spec for texts; ModelError if it cannot be loaded here."""
     spec.check_params("embeds", "pooling", "normalize", "max_length", "prompt", "batch_size", "tokens", "lora")
     pooling = _pooling_of(spec)
     to_unit_length = unit_length(spec, "false")
