@@ -104,7 +104,7 @@ def operations(folder: Path, count: int, times: int) -> dict[str, dict[str, floa
                 feeder._look_at = 0.0
                 feeder.tick()
                 found = cost(client, look, times)
-                if policy._others:
+                if policy._peers:
                     return found
                 # The sum of speeds is valid for three seconds, and a busy machine did not give us as long.
 

@@ -161,7 +161,7 @@ class Worker:
                     self.stats.batch_done(rows, {"r": rows}, processed=rows, took_s=device, full=full)
                 with stages.at("embed", "starved"):
                     self.clock.advance(1 - device)
-            self.said = self.attribution.look()
+            self.said = self.attribution.report()
 
     @contextmanager
     def preparing(self, threads: int) -> Iterator[None]:

@@ -263,12 +263,12 @@ def together(
                 continue
             if meter.last_batch_at is not None and (not passes or passes[-1][0] != meter.last_batch_at):
                 if not passes:
-                    attribution.look()
+                    attribution.report()
                     deadline = time.monotonic() + seconds
                 passes.append((meter.last_batch_at, meter.rows))
             time.sleep(0.002)
             poll()
-        report = attribution.look()
+        report = attribution.report()
     finally:
         for work in leases.snapshot():
             work.lost = True  # so that the reader stops in the middle of its unit

@@ -100,7 +100,7 @@ class InputLocality:
         blind = {worker.get("host") for worker in live_workers(self._client) if run in worker.get("unseen", ())}
         hosts = {
             service.host
-            for service in (heard.service for heard in services(self._client))
+            for service in (report.service for report in services(self._client))
             if service.role == "worker"
             and service.state == "running"
             and service.protocol == keys.VERSION
