@@ -17,9 +17,9 @@ from embq.core.service.metrics import MetricSamples
 from embq.worker.supervisor import devices
 from embq.worker.supervisor.devices import (
     Gpu,
-    alone,
     find_devices,
     find_gpus,
+    isolated_device,
     no_gpu,
     why_no_gpu,
 )
@@ -213,9 +213,9 @@ def test_a_gpu_that_is_not_here_is_told_with_those_that_are(monkeypatch: pytest.
 def test_a_process_of_ours_that_computes_on_a_gpu_sees_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     show(monkeypatch, H100, L4)
     environment = {"CUDA_VISIBLE_DEVICES": "GPU-bbbb-2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert alone("cuda:1", None) == alone("cuda:0", "1") == ("cuda:0", environment)
-    assert alone("cpu", None) == ("cpu", {})
-    assert alone("cuda:7", None) == ("cuda:7", {})  # which is an error when it is used
+    assert isolated_device("cuda:1", None) == isolated_device("cuda:0", "1") == ("cuda:0", environment)
+    assert isolated_device("cpu", None) == ("cpu", {})
+    assert isolated_device("cuda:7", None) == ("cuda:7", {})  # which is an error when it is used
 
 
 def test_finding_gpus_imports_no_torch() -> None:
