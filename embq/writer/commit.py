@@ -97,7 +97,7 @@ class Committer:
 
     Args:
         swept: number of a record up to which earlier writers have left nothing to sweep.
-        moved: called as a part is sent to an object store, which may take long.
+        on_progress: called as a part is sent to an object store, which may take long.
         writer: random id of this process.
         version: embq version, for the record.
     """

@@ -296,7 +296,7 @@ class _TableReader:
     """Reads streams of one schema, one batch and an end.
 
     Args:
-        wanted: the schema; lengths of vectors are not compared.
+        expected: the schema; lengths of vectors are not compared.
     """
 
     def __init__(self, expected: pa.Schema) -> None:

@@ -55,7 +55,7 @@ class HashingFile:
     """A file object that hashes what it writes, so that a part is read by nobody to be hashed. Also one for pyarrow.
 
     Args:
-        moved: called after each write.
+        on_progress: called after each write.
 
     Attributes:
         size: bytes written so far.

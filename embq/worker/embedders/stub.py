@@ -110,8 +110,8 @@ class StubEmbedder:
         speed: how many times as fast the device is as one of speed 1.
         token_budget: padded tokens with which a pass starts; 0 if samples alone bound it.
         max_tokens: padded tokens for which the device has room; 0 for any number.
-        look: looks at images; by default each sample only has to have one.
-        image_bytes: of what `look` makes of one.
+        decode: decodes images; by default each sample only has to have one.
+        image_bytes: of what `decode` makes of one.
     """
 
     def __init__(
