@@ -206,8 +206,8 @@ def bound(address: Address, *, taken: str, example: str) -> socket.socket:
     """A socket on an address. It does not listen yet.
 
     Args:
-        taken: what to do where another program has the port.
-        example: what to do where the address cannot be used.
+        taken: what to do if another program has the port.
+        example: what to do if the address cannot be used.
 
     Raises:
         TryLaterError: `port_in_use`.

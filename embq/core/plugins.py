@@ -82,7 +82,7 @@ def installed(group: str) -> tuple[Plugin, ...]:
 
 
 def how_to_enable(group: str, name: str) -> str:
-    """The next step where an installed package has a plug-in that EMBQ_PLUGINS does not name; "" for no such one."""
+    """The next step if an installed package has a plug-in that EMBQ_PLUGINS does not name; "" for no such one."""
     for plugin in installed(group):
         if plugin.name == name:
             return f"the package {plugin.package} has it: EMBQ_PLUGINS={plugin.package} enables it, also on workers"

@@ -99,7 +99,7 @@ class Retry:
             "12+" for the rest of a shard, from that ordinal to its end, in place of the one failure with this ordinal.
         keys: `key_digest` of its samples; "" if their positions identify them. For the rest of a shard the
             `SamplesDigest` of the samples before it, which have rows or failures already.
-        samples: number of samples of the original unit, where known; a source with another number was not repaired
+        samples: number of samples of the original unit, if known; a source with another number was not repaired
             but changed.
     """
 
@@ -185,7 +185,7 @@ class Unit:
         items: for "files": (path relative to `source`, size in bytes) of each file, in order; for "hdf5": (dataset,
             rows of it).
         options: reader options that change the samples, such as the text column, as sorted pairs. `FILE_NAME` is the
-            name in keys by row number of a file below a named folder, where that is not the file's own.
+            name in keys by row number of a file below a named folder, if that is not the file's own.
         retry: the samples of an earlier unit that are retried here; None for a unit of the inputs. The other fields
             describe the source as it is now; `items` of a folder are those of these samples alone.
         size: estimated bytes of its rows in a table; 0 if unknown. No part of the description: only the manifest

@@ -80,7 +80,7 @@ class Differences:
     vanished: FirstNames = field(default_factory=FirstNames)
 
     def refuse_changed(self, output: Place, existing_run: RunInfo, requested: PlanRecord) -> None:
-        """InputError `input_changed` where inputs differ from those that the run `existing_run` was planned for."""
+        """InputError `input_changed` if inputs differ from those that the run `existing_run` was planned for."""
         if not self.changed.count:
             return
         options = dict(requested.options)

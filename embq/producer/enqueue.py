@@ -87,7 +87,7 @@ def prepare(request: Request, *, relocate: Callable[[Unit], Unit] | None = None)
     Args:
         relocate: returns each unit as workers will find it, if its files are sent elsewhere.
 
-    Raises InputError for inputs that cannot be used, or have changed since they were planned, and where the folder
+    Raises InputError for inputs that cannot be used, or have changed since they were planned, and if the folder
     holds another run or foreign files. Then nothing of the run is changed.
     """
     layout, planned, config = plan_of(request)
@@ -192,7 +192,7 @@ def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
 
 
 def additions_to(layout: Layout, request: Request, planned: Plan, existing_run: RunInfo) -> Iterator[Unit]:
-    """The units that would be added to a run; InputError, at the end, where inputs have changed."""
+    """The units that would be added to a run; InputError, at the end, if inputs have changed."""
     additions = Additions(Manifest(layout))
     yield from additions.of(planned.units, request.options.unit_samples)
     additions.differences(()).refuse_changed(request.output, existing_run, request.record)

@@ -241,7 +241,7 @@ class _Planning:
         return named, [row for row in rows if row not in named_rows]
 
     def _narrowed(self, u: int, unit: Unit, again: Retry, rows: list[Row], *, by_key: bool) -> Iterator[Unit]:
-        """Units for single samples, as many as it takes to describe them; `by_key` where their keys are compared."""
+        """Units for single samples, as many as it takes to describe them; `by_key` if their keys are compared."""
         if not rows:
             return
         if unit.kind == "files":

@@ -54,7 +54,7 @@ class SourceCheck:
         return existing, replace(unit, items=tuple(items), samples=len(items), retry=None)
 
     def current_units(self, u: int, unit: Unit) -> list[Unit]:
-        """The unit as its source is now; several units where the source could not be cut when it was planned.
+        """The unit as its source is now; several units if the source could not be cut when it was planned.
 
         Empty if it is missing, or cannot be cut in this way any more.
         """

@@ -19,7 +19,7 @@ IMAGE_COLUMNS = ("image", "img", "image_bytes", "jpg", "jpeg", "png", "webp", "b
 """Columns of bytes with such a name hold images, whatever else the table has."""
 
 LINK_COLUMNS = ("image_path", "image_file", "image")
-"""Columns of strings with such a name hold the paths of images. URLs are read only where the user names the column."""
+"""Columns of strings with such a name hold the paths of images. URLs are read only if the user names the column."""
 
 _KEYS = ("text", "integer", "exact")
 """Roles of columns that can hold keys."""
@@ -123,7 +123,7 @@ def _as_text(column: Column, options: Mapping[str, str]) -> Column:
 
 
 def refuse_duplicates(chosen: Iterable[str], names: Sequence[str], path: str) -> None:
-    """Raise SourceError `ambiguous_column` where a wanted name is that of several columns."""
+    """Raise SourceError `ambiguous_column` if a wanted name is that of several columns."""
     counts = Counter(names)
     for name in chosen:
         if counts[name] > 1:

@@ -133,7 +133,7 @@ def digest_in(key: str) -> str:
 def rest(samples: Iterator[Sample], unit: Unit, retry: Retry) -> Iterator[Sample]:
     """The samples of a mended shard behind those that were kept.
 
-    Raises SourceError `source_changed` where other samples are before them than were kept, and `damaged_rest` where
+    Raises SourceError `source_changed` if other samples are before them than were kept, and `damaged_rest` where
     the shard is damaged before that place.
     """
     digest = SamplesDigest()

@@ -63,7 +63,7 @@ class Source(Protocol):
         ...
 
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
-        """The modalities of one input: a subset of `modalities` where its content decides.
+        """The modalities of one input: a subset of `modalities` if its content decides.
 
         Raises SourceError if the columns cannot be chosen, or the input is damaged or cannot be read.
         """

@@ -41,7 +41,7 @@ def read(unit: Unit, roots: Sequence[str], *, on_progress: Moved = unwatched, im
         images: False leaves out images that are files of their own, which are neither read nor fetched.
 
     Raises SourceError `shard_scheme_denied`, `source_denied` or `unknown_kind` at once, later what the source raises,
-    and `too_large` where the texts of the unit are more than a unit may have.
+    and `too_large` if the texts of the unit are more than a unit may have.
     """
     require_allowed(unit.source, roots)
     source_for(unit.kind)
@@ -158,7 +158,7 @@ def is_here(unit: Unit, roots: Sequence[str]) -> bool:
 
 
 def _bounded(unit: Unit, samples: Iterator[Sample]) -> Iterator[Sample]:
-    """The samples; SourceError `too_large` where their texts together are more than `unit_bytes`."""
+    """The samples; SourceError `too_large` if their texts together are more than `unit_bytes`."""
     remaining = most = unit_bytes()
     try:
         for sample in samples:

@@ -374,7 +374,7 @@ def _check_rest(result: Result, unit: Unit, u: int) -> None:
 
 
 def _check_chunks(result: Result, u: int, selected: Sequence[int] | None, expected: int | None, start: int) -> None:
-    """Each text of the unit once, as many as are expected where that is known: as a failure, or as its chunks, each of
+    """Each text of the unit once, as many as are expected if that is known: as a failure, or as its chunks, each of
     which is a row or a failure.
 
     Where a text has rows, they say how many chunks it has; a failure of one of them has its key.

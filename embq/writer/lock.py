@@ -117,7 +117,7 @@ class RunLock:
         self._renewed = self._clock()
 
     def renew(self) -> None:
-        """Renew the lock where that is due; TryLaterError if another writer has taken the run over."""
+        """Renew the lock if that is due; TryLaterError if another writer has taken the run over."""
         now = self._clock()
         if now - self._renewed > RENEW_S:
             self._renewed = now

@@ -59,7 +59,7 @@ class RunWriter:
         client: a patient client.
         record: the run, as the broker knows it.
         takeover: fence out a writer whose lock is alive.
-        rebuild: rebuild the queue even where the broker knows the run, because no earlier worker is alive.
+        rebuild: rebuild the queue even if the broker knows the run, because no earlier worker is alive.
         patience_s: longest wait for the lock of a writer that may be dead.
         keeper: renews the lock where one step takes long; None leaves that to `step`.
         counts: counters to add to.
@@ -207,7 +207,7 @@ class RunWriter:
                 self.queue.repair(len(self.manifest), self.acceptor.fingerprint, self.control)
 
     def _grow(self) -> None:
-        """Take up the units of a generation that was added since the last look, also where the log was closed."""
+        """Take up the units of a generation that was added since the last look, also if the log was closed."""
         if not generations.exists(self.layout.manifest, len(self.manifest.generations) + 1):
             return
         self.manifest = self.acceptor.manifest = Manifest(self.layout)

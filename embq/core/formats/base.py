@@ -34,7 +34,7 @@ class PartFile(Protocol):
         rows: number of rows in it.
         schema: its columns as a table has them; its metadata has what the writer noted of the run, as text.
 
-    Opening and reading raise one of `FORMAT_ERRORS` where the file is damaged.
+    Opening and reading raise one of `FORMAT_ERRORS` if the file is damaged.
     """
 
     rows: int
@@ -87,7 +87,7 @@ class PartName:
 
 @contextmanager
 def whole_or_none(drafts: Sequence[Path], path: Place) -> Iterator[None]:
-    """Remove the unfinished files where the block fails; an OSError becomes the OutputError for `path`."""
+    """Remove the unfinished files if the block fails; an OSError becomes the OutputError for `path`."""
     try:
         yield
     except BaseException as error:

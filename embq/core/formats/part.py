@@ -102,7 +102,7 @@ class Part:
             columns: the columns to read; None for all.
             stop: None for all rows from `start` on.
 
-        Raises one of `FORMAT_ERRORS` where a file is damaged, or the files are of different lengths.
+        Raises one of `FORMAT_ERRORS` if a file is damaged, or the files are of different lengths.
         """
         names = self.schema.names if columns is None else list(columns)
         if absent := [name for name in names if name not in self.schema.names]:
@@ -238,7 +238,7 @@ def read_unit(format_: str, file: IO[bytes], expected: pa.Schema, *, most_rows: 
         expected: its schema; lengths of vectors are not compared.
         most_rows: columns are not read if it has more.
 
-    Raises one of `FORMAT_ERRORS` where the file is damaged, has other columns, or more rows.
+    Raises one of `FORMAT_ERRORS` if the file is damaged, has other columns, or more rows.
     """
     names = [name for name in SAMPLE_COLUMNS if name in expected.names]
     schema, table = (unit_of_parquet if format_ == "parquet" else unit_of_arrow)(file, names, most_rows)
@@ -256,7 +256,7 @@ def join_parts(info: RunInfo, layout: Layout, files: Iterable[CommittedFile]) ->
     Args:
         files: the committed files of rows, in the order of their records.
 
-    Called before a log is closed, and where a closed one is opened. Raises OutputError.
+    Called before a log is closed, and if a closed one is opened. Raises OutputError.
     """
     if info.format == "hdf5":
         join_hdf5(layout, files)

@@ -106,7 +106,7 @@ _processes = 1
 
 
 def open_files() -> float:
-    """The most files that this process may open, after raising that to `FILES` where the hard limit lets it."""
+    """The most files that this process may open, after raising that to `FILES` if the hard limit lets it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = FILES if hard < 0 else min(FILES, hard)
     if 0 <= soft < target:
@@ -173,7 +173,7 @@ def unit_bytes() -> int:
 
 
 def exhausted(error: BaseException) -> ExhaustedError | None:
-    """The error for a user where memory, threads, processes or files are used up; None for any other error."""
+    """The error for a user if memory, threads, processes or files are used up; None for any other error."""
     is_memory = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
     if is_memory or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):  # of torch
         return ExhaustedError(

@@ -19,7 +19,7 @@ from embq.core.errors import MalformedError
 _Time = Annotated[float, Meta(ge=-1e12, le=1e12)]
 
 STAY = 0.5
-"""A worker stays with its model where that is ahead of the one furthest behind by at most this many of its slices.
+"""A worker stays with its model if that is ahead of the one furthest behind by at most this many of its slices.
 Otherwise two workers would exchange two models at the end of each slice for a difference of milliseconds."""
 
 

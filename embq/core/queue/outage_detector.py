@@ -56,7 +56,7 @@ class OutageDetector:
 
     @contextmanager
     def answered(self) -> Iterator[None]:
-        """Count an outage where the block takes that long."""
+        """Count an outage if the block takes that long."""
         start = self._clock()
         yield
         if self._clock() - start > self.outage_s:

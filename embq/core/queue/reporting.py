@@ -47,11 +47,11 @@ TWO_NEXT = {
     "writer": "each run is written by one of them at a time; stop one, or give each stack a broker of its own, "
     "because a writer that does not see a run's folder cannot write it",
 }
-"""Role -> consequence and next step where two services of it serve the same runs."""
+"""Role -> consequence and next step if two services of it serve the same runs."""
 
 
 def versions_next(own: Service, other: Service) -> str:
-    """Consequence and next step where two services have different versions."""
+    """Consequence and next step if two services have different versions."""
     if own.protocol != other.protocol:
         return "they do not see each other's runs: upgrade all machines to one version"
     return "they work together; upgrade the older one when it is convenient"
@@ -106,7 +106,7 @@ RECORDS_S = 60.0
 """The records of all runs are read when their number has changed, and after so long: a thousand of them are 0.4 MB, and
 each machine looks each five seconds."""
 LOGS_AS = {"worker": "supervisor"}
-"""Role -> name of its log, where that differs."""
+"""Role -> name of its log, if that differs."""
 STOP_S = 3.0
 """Time-out of signing off at the end; the report expires by itself as well."""
 

@@ -226,7 +226,7 @@ class Backlog:
     """The waiting part of a run; see `meta` in `embq.core.queue.keys`.
 
     Attributes:
-        state: ABSENT where the broker has no queue of the run, or a malformed one.
+        state: ABSENT if the broker has no queue of the run, or a malformed one.
     """
 
     state: RunState = RunState.ABSENT

@@ -41,7 +41,7 @@ class Script:
         """Run it; returns the server's answer.
 
         Where the server does not know it and the user may not send it, a patient client waits until it is loaded,
-        another one for `WAIT_S`. Raises BrokerError after that, and where a stop was requested.
+        another one for `WAIT_S`. Raises BrokerError after that, and if a stop was requested.
         """
         try:
             return self._run(keys, args, client)

@@ -23,7 +23,7 @@ _NEXT_STEPS = {
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder, renamed to `path` at the end of the block, durably; removed where the block fails.
+    """A temporary folder, renamed to `path` at the end of the block, durably; removed if the block fails.
 
     Raises InputError if `path` exists and is not an empty folder, OutputError if it cannot be made.
     """

@@ -33,7 +33,7 @@ PIECE_BYTES = 8 << 20
 AT_ONCE = 4
 """Parts in flight at a time; together they are the memory of an upload."""
 BUSY_S = (0.2, 0.5, 1.0, 2.0)
-"""Pauses before a retry where another upload of the same name was in progress (409)."""
+"""Pauses before a retry if another upload of the same name was in progress (409)."""
 
 T = TypeVar("T")
 

@@ -75,7 +75,7 @@ class Reach:
         )
 
     def check_addresses(self, host: str, port: int | None, addresses: Sequence[str]) -> None:
-        """RefusedHost where a host has an address that may not be connected to."""
+        """RefusedHost if a host has an address that may not be connected to."""
         if self.names(host, port):
             return
         for address in addresses:

@@ -34,7 +34,7 @@ def etag(status: os.stat_result) -> str:
 def source_errors(path: str) -> Iterator[None]:
     """Translate errors of the operating system about `path` into SourceError.
 
-    Codes: `source_missing`, `source_denied`, `too_large` where memory is short, and `source_unreadable`, which alone is
+    Codes: `source_missing`, `source_denied`, `too_large` if memory is short, and `source_unreadable`, which alone is
     transient: the storage may come back.
     """
     try:
@@ -248,7 +248,7 @@ def open_unchanged(unit: Unit, code: str, on_progress: Moved) -> Iterator[io.Buf
         code: of the error if it is another version.
         on_progress: called for each piece that comes in.
 
-    Raises SourceError with `code` where the file differs from `unit.etag`, else as `source_errors` does.
+    Raises SourceError with `code` if the file differs from `unit.etag`, else as `source_errors` does.
     """
     with open_current(unit, code, on_progress) as (version, file):
         require_same(unit, version, code)
@@ -279,9 +279,9 @@ def open_current(unit: Unit, code: str, on_progress: Moved) -> Iterator[tuple[st
 
 
 def load_unchanged(unit: Unit, code: str, on_progress: Moved) -> Memory:
-    """All of the unit's file in memory, in the planned version; less where it became shorter.
+    """All of the unit's file in memory, in the planned version; less if it became shorter.
 
-    Raises as `open_unchanged` does, and SourceError `too_large` where that is more than a reader may hold.
+    Raises as `open_unchanged` does, and SourceError `too_large` if that is more than a reader may hold.
     """
     if is_url(unit.source):
         data = read_ahead.fetched(unit, on_progress)
@@ -320,7 +320,7 @@ def _require_room(path: str, size: int) -> None:
 
 
 def require_same(unit: Unit, version: str, code: str) -> None:
-    """SourceError with `code` where `version` is not the one that was planned."""
+    """SourceError with `code` if `version` is not the one that was planned."""
     if version != unit.etag:
         what = "ETag, generation or time" if is_url(unit.source) else "modification time in ns"
         raise SourceError(
@@ -336,9 +336,9 @@ _PERMANENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 
 
 def read_inside(root: str, relative: str, size: int | None, on_progress: Moved) -> bytes:
-    """The bytes of a plain file under `root`, of `size` bytes where that is known.
+    """The bytes of a plain file under `root`, of `size` bytes if that is known.
 
-    Raises as `check_inside` does, and SampleError `source_changed` where it changes meanwhile.
+    Raises as `check_inside` does, and SampleError `source_changed` if it changes meanwhile.
     """
     path = os.path.join(root, relative)
     real, size = check_inside(root, relative, size)
@@ -350,7 +350,7 @@ def read_inside(root: str, relative: str, size: int | None, on_progress: Moved) 
 
 
 def check_inside(root: str, relative: str, size: int | None) -> tuple[str, int]:
-    """Real path and size of a plain file under `root`, which must have `size` bytes where that is known.
+    """Real path and size of a plain file under `root`, which must have `size` bytes if that is known.
 
     Raises SampleError `outside_root`, `source_missing`, `source_denied`, `source_changed`, `unsupported_member` or
     `too_large`; SourceError if the storage fails.

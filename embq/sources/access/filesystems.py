@@ -32,7 +32,7 @@ def filesystem(url: str) -> Any:
 
 def bare(url: str) -> str:
     """The URL as its file system wants it."""
-    if names_host(url):  # fsspec takes a question mark in a path for a query, also where it stands for a character
+    if names_host(url):  # fsspec takes a question mark in a path for a query, also if it stands for a character
         return "/" + url.partition("://")[2].partition("/")[2]
     return str(filesystem(url)._strip_protocol(url))
 
@@ -91,7 +91,7 @@ os.register_at_fork(after_in_child=_connect.cache_clear)  # fsspec refuses clien
 
 
 def translate(url: str, error: Exception) -> SourceError:
-    """The SourceError for an error of fsspec or a client library; `transient` where another attempt may help."""
+    """The SourceError for an error of fsspec or a client library; `transient` if another attempt may help."""
     if isinstance(error, ImportError):
         needed = SCHEMES.get(scheme_of(url), "")
         return SourceError(

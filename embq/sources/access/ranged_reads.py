@@ -1,4 +1,4 @@
-"""Reads files behind URLs by parallel ranged requests, each checked for its length and retried where that may help."""
+"""Reads files behind URLs by parallel ranged requests, each checked for its length and retried if that may help."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WITHOUT_RANGES: set[str] = set()
 
 
 def with_retries(url: str, request: Callable[[], T]) -> T:
-    """The result of `request`, with retries where the storage may only be busy; else SourceError."""
+    """The result of `request`, with retries if the storage may only be busy; else SourceError."""
     for pause in (*PAUSES_S, None):
         try:
             return request()
@@ -100,7 +100,7 @@ def _pieces(url: str, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
 
 
 def read_range(url: str, start: int, stop: int) -> bytes:
-    """The bytes from `start` up to `stop`; SourceError `source_unreadable` (transient) where others came."""
+    """The bytes from `start` up to `stop`; SourceError `source_unreadable` (transient) if others came."""
     if start >= stop:
         return b""
 

@@ -115,7 +115,7 @@ class _Message(NamedTuple):
 def _walk(file: io.BufferedIOBase, path: str) -> tuple[list[_Message], bool]:
     """The record batches of a stream, and whether there are dictionaries.
 
-    Raises SourceError `table_damaged` where a message does not fit into the file, or there is no end marker: the stream
+    Raises SourceError `table_damaged` if a message does not fit into the file, or there is no end marker: the stream
     may be cut between two batches.
     """
     size = file.seek(0, os.SEEK_END)

@@ -160,7 +160,7 @@ class Members(io.RawIOBase):
             except (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError) as error:
                 raise self._refused(error) from error
             except Exception as error:
-                if type(error).__name__ != "ZstdError":  # its module is imported only where it is needed
+                if type(error).__name__ != "ZstdError":  # its module is imported only if it is needed
                     raise
                 raise self._refused(error) from error
             if out:

@@ -163,7 +163,7 @@ def _choice(names: list[str], unit: Unit) -> ChosenColumns:
 
 
 def _cuts(rows: Iterator[tuple[int, Row]], start: int, most: int, most_bytes: int) -> Iterator[Cut]:
-    """Slices of `rows` from `start` on: of `most`, or up to the one that reaches `most_bytes` where that is not 0."""
+    """Slices of `rows` from `start` on: of `most`, or up to the one that reaches `most_bytes` if that is not 0."""
     count, stop = 0, start
     for stop, _ in rows:
         count += 1

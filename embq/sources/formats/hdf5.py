@@ -213,7 +213,7 @@ def _dataset(file: Any, path: str, unit: Unit) -> Any:
 
 
 def _rows_at_once(dataset: Any, unit: Unit) -> int:
-    """Rows of a dataset to read at a time; SourceError `too_large` where an item is larger than a sample may be, or a
+    """Rows of a dataset to read at a time; SourceError `too_large` if an item is larger than a sample may be, or a
     chunk larger than a reader may hold."""
     size = int(dataset.dtype.itemsize)
     if size > SAMPLE_MAX_BYTES:

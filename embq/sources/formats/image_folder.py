@@ -46,7 +46,7 @@ class FilesSource(Source):
     """A folder's images in units of at most `unit_samples`, ordered by their paths relative to the folder.
 
     The key is that path, with "/" between its parts. The user may name the extensions of images and of captions. What
-    `walk` leaves out is not entered; a linked file is read only where it stays inside the folder.
+    `walk` leaves out is not entered; a linked file is read only if it stays inside the folder.
     """
 
     kind = "files"
@@ -150,7 +150,7 @@ def _unit(empty: Unit, items: list[tuple[str, int]], first: int) -> Unit:
 
 
 def _inside(path: str, images: Iterator[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    """The images of a local folder, InputError `outside_root` where all of the first are links out of it."""
+    """The images of a local folder, InputError `outside_root` if all of the first are links out of it."""
     first, root = list(islice(images, _LINKS)), os.path.join(os.path.realpath(path), "")
     real = [os.path.realpath(os.path.join(path, name)) for name, _ in first]
     if real and not any(target.startswith(root) for target in real):

@@ -177,7 +177,7 @@ class _TableCursor:
         self._rest: pa.RecordBatch | None = None
 
     def samples(self, first: int, rows: int, samples: RowSamples) -> Iterator[Sample]:
-        """The samples of the rows from `first` on; raises as `batches`, also where a value cannot be converted."""
+        """The samples of the rows from `first` on; raises as `batches`, also if a value cannot be converted."""
         from embq.sources.formats.arrow_values import samples_of, values_of
 
         for batch in self.batches(first, rows):
@@ -186,7 +186,7 @@ class _TableCursor:
             yield from samples_of(values, self.choice, samples)
 
     def batches(self, first: int, rows: int) -> Iterator[pa.RecordBatch]:
-        """The rows from `first` on in pieces; SourceError `table_damaged` where the table has fewer."""
+        """The rows from `first` on in pieces; SourceError `table_damaged` if the table has fewer."""
         stop = first + rows
         while self.position < stop:
             batch = self._rest if self._rest is not None else self._next()

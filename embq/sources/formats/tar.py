@@ -139,7 +139,7 @@ def _warn_of_other_images(unit: Unit) -> None:
 
 
 def _require(path: str, options: ReadOptions) -> None:
-    """SourceError `missing_member` where no member has an extension that the user named; a damaged shard passes."""
+    """SourceError `missing_member` if no member has an extension that the user named; a damaged shard passes."""
     with source_errors(path), open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
             return
@@ -180,7 +180,7 @@ def _load(unit: Unit, on_progress: Moved) -> tuple[Memory, Archive]:
 def unpacked(data: Memory, path: str, on_progress: Moved) -> tuple[Memory, list[Member]]:
     """A shard that is in memory, decompressed if it is compressed, and its members, all of them checked.
 
-    Raises SourceError as `unpack` and `walk`, and `too_large` where all of it is more than a reader may hold.
+    Raises SourceError as `unpack` and `walk`, and `too_large` if all of it is more than a reader may hold.
     """
     content, archive = _unpacked(data, path, on_progress)
     if archive.damage is not None:

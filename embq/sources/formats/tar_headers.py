@@ -163,7 +163,7 @@ def _walk(data: Memory, most: int = sys.maxsize) -> tuple[list[Member], int, _Da
 
 
 class _PlainMembers:
-    """Parses headers of plain files by the native library, twenty times as fast; nothing where that is not here.
+    """Parses headers of plain files by the native library, twenty times as fast; nothing if that is not here.
 
     It stops at the first header that is anything else, or damaged.
     """

@@ -213,7 +213,7 @@ def _after_lines(block: bytes, at: int, lines: int) -> int:
 def read_lines(file: Text, unit: Unit) -> Iterator[bytes | None]:
     """The unit's lines without their ends (LF or CRLF); None for a line above `SAMPLE_MAX_BYTES`.
 
-    Raises SourceError `source_changed` where the slice does not hold the lines that were planned, and what is wrong
+    Raises SourceError `source_changed` if the slice does not hold the lines that were planned, and what is wrong
     with a file that was damaged when it was planned.
     """
     refuse_unreadable(unit)

@@ -83,7 +83,7 @@ class Heartbeat(threading.Thread):
         WORKER_REPORTS.sign_off(self.client, self.worker)
 
     def run(self) -> None:
-        """Report every second, or as often as it beats where that is more often; beat every `beat_s` seconds."""
+        """Report every second, or as often as it beats if that is more often; beat every `beat_s` seconds."""
         beat_s, beat_at = self.settings.beat_s, 0.0
         while not self._stop_requested.wait(min(REPORT_S, beat_s)):
             now = time.monotonic()

@@ -1,7 +1,7 @@
 """Leaves units whose input is not on this machine to the machines that may have it.
 
 Machines without shared storage may lack a file, such as an upload, which only the writer's machine has. A missing file
-is a failure of its unit only where no other machine may have it.
+is a failure of its unit only if no other machine may have it.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Scheduler:
 
         Args:
             spent_s: device seconds since the turn began.
-            idle: the process has had nothing to do for a while. It changes only where its own model has no work.
+            idle: the process has had nothing to do for a while. It changes only if its own model has no work.
         """
         if self.run:
             return None

@@ -70,7 +70,7 @@ class PendingVectors(Mapping[str, "np.ndarray"]):
 
 
 Cost = Callable[[Sequence[int]], int]
-"""Cost of a forward pass in tokens, from the lengths of its samples: `padded_tokens` where each is padded to the
+"""Cost of a forward pass in tokens, from the lengths of its samples: `padded_tokens` if each is padded to the
 longest, `sum` if none is."""
 
 
@@ -92,7 +92,7 @@ class Splitter(Protocol):
         left out.
 
         Called from several threads at once. Calls `on_progress` as it gets on. Raises SampleError `too_many_chunks`
-        for a text beyond `MAX_CHUNKS`, `chunk_too_long` where one character makes more tokens than a chunk may have.
+        for a text beyond `MAX_CHUNKS`, `chunk_too_long` if one character makes more tokens than a chunk may have.
         """
         ...
 
@@ -108,7 +108,7 @@ class Embedder(Protocol):
         batch_size: most samples of one forward pass on this device.
         token_budget: tokens, counted by `cost`, that suit a pass; 0 if only samples bound it.
         cost: of a pass.
-        window: samples gathered before they are sorted by length and cut into passes; `batch_size` where all are alike.
+        window: samples gathered before they are sorted by length and cut into passes; `batch_size` if all are alike.
     """
 
     dims: Mapping[str, int]
@@ -122,7 +122,7 @@ class Embedder(Protocol):
         """Decode and tokenise on the CPU, one answer per sample in the same order.
 
         Called from several threads at once. A sample that cannot be embedded gets a SampleError as its answer
-        (`missing_member` where a modality of the config is absent, `empty_text`, `truncated`, `unidentified`, ...),
+        (`missing_member` if a modality of the config is absent, `empty_text`, `truncated`, `unidentified`, ...),
         one whose text is longer than the model reads a `Truncated`.
         """
         ...
@@ -134,7 +134,7 @@ class Embedder(Protocol):
     def embed(self, batch: Sequence[Prepared]) -> Mapping[str, np.ndarray]:
         """Vectors of one forward pass: output -> float32 array of shape (len(batch), dim), rows in the batch's order.
 
-        Called from one thread only. The answer is `PendingVectors` where the device still computes.
+        Called from one thread only. The answer is `PendingVectors` if the device still computes.
         A vector may hold non-finite values; the caller has those computed once more, by `embed_in_fp32`.
         Raises DeviceFullError if the device's memory is too small for the batch, DeviceError if it is broken.
         """

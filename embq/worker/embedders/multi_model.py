@@ -40,7 +40,7 @@ class Member:
 
 
 Ready = dict[str, Any]
-"""One sample: model's name -> what that model made of it; a `Truncated` where a model does not read all its text."""
+"""One sample: model's name -> what that model made of it; a `Truncated` if a model does not read all its text."""
 
 
 class MultiModelEmbedder:

@@ -148,7 +148,7 @@ class StubEmbedder:
         )
 
     def prepare(self, samples: Sequence[Sample]) -> list[Ready | SampleError]:
-        """One digest per modality of each sample; images are decoded only where the spec asks for it."""
+        """One digest per modality of each sample; images are decoded only if the spec asks for it."""
         images = self._decode(samples) if "image" in self._modalities else [None] * len(samples)
         pairs = zip(samples, images, strict=True)
         return [ready for sample, image in pairs for ready in prepare_each([sample], partial(self._ready, image=image))]

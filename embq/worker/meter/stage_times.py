@@ -57,7 +57,7 @@ class Spent:
 def cause_of(*, read: State, queued: bool, all_preparing: bool, embed: State, publish: State) -> Cause:
     """The cause that limits a worker in one moment: the device while it computes, else what the device waits for.
 
-    Results that find no room come first: the room is large, so it fills up only where the writer is slower than all
+    Results that find no room come first: the room is large, so it fills up only if the writer is slower than all
     before it.
 
     Args:

@@ -25,10 +25,10 @@ WINDOW_S = 8.0
 """Most seconds of work in a window; as much waits behind it. On a CPU with a small model these are 1,000 texts."""
 
 BATCHES_AHEAD = 4
-"""Passes that wait behind the window, at least where that is less than `WINDOW_S`: they ride out a slow file."""
+"""Passes that wait behind the window, at least if that is less than `WINDOW_S`: they ride out a slow file."""
 
 THREAD_SAMPLES = 64
-"""Samples for each thread that prepares, at least where that is less than `WINDOW_S`: two chunks, one in hand and one
+"""Samples for each thread that prepares, at least if that is less than `WINDOW_S`: two chunks, one in hand and one
 to go on with. Many cores before small passes would else wait for each other."""
 
 
@@ -136,7 +136,7 @@ class Batcher:
         return max(embedder.batch_size, min(most, int(rows_per_s * WINDOW_S)))
 
     def batches(self) -> Iterator[Batch]:
-        """The forward passes of the next window, or of all that waits where that is less."""
+        """The forward passes of the next window, or of all that waits if that is less."""
         count = self._window() or self._count
         every = joined(self._waiting)
         taken = every.part(0, count)
@@ -217,7 +217,7 @@ class MemoryBudget:
         most: what it starts with and grows back to; 0 if only samples bound a pass.
 
     Attributes:
-        tokens: what it is now; `UNBOUNDED` where nothing bounds it.
+        tokens: what it is now; `UNBOUNDED` if nothing bounds it.
     """
 
     def __init__(self, most: int) -> None:

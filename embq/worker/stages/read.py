@@ -155,7 +155,7 @@ class ReadStage:
         self.hand_on(EndOfUnit(lease, count, error))
 
     def _read(self, lease: LeasedUnit) -> tuple[int, SourceError | None]:
-        """Hand on the unit's chunks; returns their samples, and why there are no more where that is not the end."""
+        """Hand on the unit's chunks; returns their samples, and why there are no more if that is not the end."""
         count = 0
         size = 1 if lease.careful else min(CHUNK_SAMPLES, self.embedder.batch_size)
         try:

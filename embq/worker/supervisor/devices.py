@@ -263,7 +263,7 @@ def _output_of(program: str, **shown: str) -> list[Any]:
 
 
 def no_gpu(cuda_visible: str | None) -> NoDeviceError:
-    """The error where a CUDA device is asked for and there is none."""
+    """The error if a CUDA device is asked for and there is none."""
     why, remedy = why_no_gpu(cuda_visible)
     cpu = (
         "add COMPOSE_FILE=docker-compose.yml:deploy/docker-compose.cpu.yml to .env, and `docker compose up -d`"

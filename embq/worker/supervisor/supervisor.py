@@ -152,7 +152,7 @@ class Supervisor:
             slot.start_at = time.monotonic() + RESTART_PAUSE_S * slot.idle_deaths
 
     def _give_up(self, slot: Slot, status: int, why: str, next_step: str = "its messages stand in the log") -> None:
-        """Stop using a device; raises where no other is left."""
+        """Stop using a device; raises if no other is left."""
         slot.give_up(why, next_step)
         name = slot.gpu.name if slot.gpu is not None else ""
         self.log.error("device_given_up", device=slot.device, name=name, worker=slot.name, why=slot.why)

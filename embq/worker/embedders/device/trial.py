@@ -89,7 +89,7 @@ class AccuracyCheck:
 
 
 def _errors(vectors: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """1 - cosine of each row, infinite where that is no number; float64 on the CPU."""
+    """1 - cosine of each row, infinite if that is no number; float64 on the CPU."""
     cosines = cosine_similarity(vectors.double(), exact.to(vectors.device).double())
     return torch.where(cosines.isfinite(), 1 - cosines, torch.inf).clamp(min=LEAST_ERROR).cpu()
 

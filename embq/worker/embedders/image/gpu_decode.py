@@ -135,7 +135,7 @@ class _Call:
                 rgbx = self._rgbx[: 4 * count].view(-1, 4)
                 rgbx[:, :3] = self._rgb[: 3 * count].view(-1, 3)
                 self._host[: 4 * count].copy_(rgbx.view(-1), non_blocking=True)
-            # Raises where the device is broken, which nvJPEG may report as it reports a damaged image.
+            # Raises if the device is broken, which nvJPEG may report as it reports a damaged image.
             self._stream.synchronize()
         return None if status else self._host[: 4 * count].view(-1, 4).numpy()
 

@@ -28,7 +28,7 @@ class Fit:
         edge: before the cut, in the mode "shortest" length of the short side, in the mode "squash" of both sides; 0
             where the sides are as long as their sides of the result.
         even: whether half a pixel of the cut is rounded to the even side, as torchvision does; else it is left out.
-        pillow: whether the model's library resizes by Pillow, which goes through the columns first where that leaves it
+        pillow: whether the model's library resizes by Pillow, which goes through the columns first if that leaves it
             less to do; else by torch, which begins with the rows.
         fill: value of what is filled up, of each channel.
     """

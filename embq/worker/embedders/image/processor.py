@@ -173,7 +173,7 @@ def _check(processor: Any, literal: Any, mean: np.ndarray, std: np.ndarray, mode
 
 
 def _fit(processor: Any, height: int, width: int) -> Fit:
-    """The fit that the settings describe, to this height and width; a guess where `Fit` has no words for them."""
+    """The fit that the settings describe, to this height and width; a guess if `Fit` has no words for them."""
     size = _sizes(processor, "size")
     resample = getattr(processor, "resample", None)
     by_torch = getattr(processor, "backend", "") == "torchvision"

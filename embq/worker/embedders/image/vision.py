@@ -136,7 +136,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> VisionEmbedder:
     if kind is None:
         raise ModelError(
             f"{spec} does not embed images",
-            next_step="add --modality text where it is a model of texts, or use an open_clip model",
+            next_step="add --modality text if it is a model of texts, or use an open_clip model",
         )
     spec.check_params("embeds", "pooling", "normalize", "batch_size")
     requested = asked_pooling(spec)

@@ -1,1 +1,1 @@
-"""Models for queries, on the CPU and without torch where that is possible."""
+"""Models for queries, on the CPU and without torch if that is possible."""

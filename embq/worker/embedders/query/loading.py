@@ -80,7 +80,7 @@ def open_query_model(
         rows: the config of the run.
         output: one of `rows.outputs`.
         modality: what is asked: "text" or "image".
-        prompt_name: name of the query's prompt; None for the prompt of the rows, or "query" where that is "document".
+        prompt_name: name of the query's prompt; None for the prompt of the rows, or "query" if that is "document".
         prompt: the prompt itself.
         spec: where the model is on this machine, if not where the run had it.
         on_load: called with the spec before a model is loaded that takes long.

@@ -106,7 +106,7 @@ class ClipTokens:
         else:
             with no_panic():
                 row = self._copies.mine()([text])[0].numpy()
-            # Counted again only where the row is full: padding is the same token over and over.
+            # Counted again only if the row is full: padding is the same token over and over.
             is_cut = bool(row[-1] != row[-2]) and self.count(text) > len(row)
         if self._vocabulary is not None and (most := int(row.max())) >= self._vocabulary:
             raise unknown_token(most, self._vocabulary)

@@ -27,7 +27,7 @@ def flat_head(model: SentenceTransformer, prompt_length: int, *, by_mean: bool =
 
     Args:
         prompt_length: tokens of the prompt that stands before each text; a pooling may leave them out.
-        by_mean: None also where it pools in another way.
+        by_mean: None also if it pools in another way.
     """
     modules: list[Any] = list(model)
     first, *rest = modules

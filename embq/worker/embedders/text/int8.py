@@ -127,7 +127,7 @@ def int8_trunk(trunk: Any, tokens: Tokens, prompt: str, model: str) -> Int8Trunk
     batches = [tokens.padded(group, torch.device("cpu")) for group in groups]
     takes = [name for name in INPUTS if name in inspect.signature(trunk.forward).parameters]
     # A plug-in of OpenVINO 2026.4 gives the thread that makes it a stack for signals, and frees that stack with itself,
-    # also where the thread has it still: the next signal with a handler ends the process. A thread that ends before its
+    # also if the thread has it still: the next signal with a handler ends the process. A thread that ends before its
     # plug-ins has no use for it. The options are read here, because torch has a number of threads for each thread.
     with ThreadPoolExecutor(1) as short_lived:
         compiled = short_lived.submit(_quantised, trunk, takes, batches, model, _runtime_options()).result()

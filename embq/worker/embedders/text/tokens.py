@@ -194,7 +194,7 @@ class TableTokens:
 def _despite_panics(
     texts: Sequence[str], rows: Callable[[Sequence[str]], list[TokenRow | SampleError]]
 ) -> list[TokenRow | SampleError]:
-    """`rows` of the texts, in halves where one of them makes the tokeniser panic, until that one is alone."""
+    """`rows` of the texts, in halves if one of them makes the tokeniser panic, until that one is alone."""
     if not texts:
         return []
     try:

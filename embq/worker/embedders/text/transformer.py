@@ -161,7 +161,7 @@ def _trunk(spec: ModelSpec, source: str, **where: bool) -> Any:
     if not reads_ids(trunk):
         raise ModelError(
             f"{spec} does not embed texts alone",
-            next_step="add --modality image where it is a model of images; for images and texts use open_clip:",
+            next_step="add --modality image if it is a model of images; for images and texts use open_clip:",
         )
     decodes = kind is AutoModel and bool(getattr(config, "is_encoder_decoder", False))
     # transformers only warns of weights that it made up. Nothing reads a pooler.
