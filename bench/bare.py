@@ -150,7 +150,7 @@ def write(root: Path, results: Connection) -> tuple[int, float]:
 
     def flush() -> None:
         nonlocal last_commit
-        if not (taken := buffer.take()):
+        if not (taken := buffer.drain()):
             return
         committer.fingerprint = acceptor.fingerprint
         committer.commit(taken)
