@@ -103,7 +103,7 @@ def _attempt(child: JsonChild, unit: IndexUnit, halt: threading.Event) -> None:
     """Have a process do a unit; raises its EmbqError. Returns early where `halt` is set: no caller waits for it."""
     why = ""
     for _ in range(ATTEMPTS):
-        child.ask(to_json(unit))
+        child.send(to_json(unit))
         try:
             while (reply := child.answer(LOOK_S)) is None:
                 if halt.is_set():
